@@ -1,0 +1,80 @@
+# `make help` lists what there is. Needs Linux x86-64, Python 3.11 or 3.12 and a network or a folder of wheels;
+# no GPU, no compiler, no administrator.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+# An environment keeps the Python that it was made with; `make clean` before changing it.
+PYTHON ?= $(or $(shell sed -n 's/^executable = //p' $(VENV)/pyvenv.cfg 2>/dev/null),python3)
+UV_VERSION := 0.13.8
+PACKAGES := . plugins/slime-grpo plugins/slime-ppo plugins/slime-searchr1 plugins/slime-models
+
+# The environment is what these files and the place of this checkout say; a change in either makes `setup` run again.
+STAMP := $(VENV)/.setup
+INPUTS := Makefile $(wildcard requirements/*) $(addsuffix /pyproject.toml,$(PACKAGES))
+KEY = $(CURDIR) $(shell cat $(INPUTS) | cksum)
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## make .venv: the pinned CPU environment and the five packages, editable
+	@if [ "$$(cat $(STAMP) 2>/dev/null)" != "$(KEY)" ]; then $(MAKE) environment; fi
+
+.PHONY: demo
+demo: setup ## train a tiny model with GRPO on this machine's CPU
+	@$(BIN)/slime run --plugin grpo --device cpu
+
+.PHONY: test
+test: setup lint types contracts ## everything that must hold: lint, types, import contracts, tests
+	$(BIN)/python -m pytest
+
+.PHONY: lint
+lint: setup ## ruff: rules and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+.PHONY: types
+types: setup ## mypy, strict
+	$(BIN)/mypy
+
+.PHONY: contracts
+contracts: setup ## which room may import which
+	$(BIN)/lint-imports
+
+.PHONY: learn
+learn: setup ## three seeds and three controls of the embedded run, and the tables of docs/results.md
+	$(BIN)/python bench/learn.py outputs/learn
+
+.PHONY: warm-up
+warm-up: setup ## make the embedded checkpoint again, into outputs/warm-up
+	$(BIN)/python examples/arithmetic/warm_up.py outputs/warm-up
+
+.PHONY: wheels
+wheels: setup ## build the five wheels into dist/
+	@rm -rf dist
+	@for package in $(PACKAGES); do \
+	    (cd $$package && "$(CURDIR)/$(BIN)/python" -m hatchling build --directory "$(CURDIR)/dist" --target wheel >/dev/null); \
+	done
+	@ls -l dist
+
+.PHONY: pins
+pins: setup ## resolve requirements/cpu.in again into requirements/cpu.txt
+	@requirements/pins.sh "$$(command -v $(CURDIR)/$(BIN)/uv uv | head -n 1)"
+
+.PHONY: clean
+clean: ## remove .venv, caches and what was built
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find slime_core plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Internal: the stamp goes first and comes back last, so that what was interrupted is never taken for finished.
+.PHONY: environment
+environment:
+	@rm -f $(STAMP)
+	@requirements/setup.sh "$(PYTHON)" "$(VENV)" "$(UV_VERSION)" $(PACKAGES)
+	@printf '%s\n' "$(KEY)" >$(STAMP)

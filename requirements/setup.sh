@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Makes or mends the environment that cpu.txt pins. `make setup` calls it when something has changed; it may be interrupted
+# and run again.
+#
+#   setup.sh PYTHON VENV UV_VERSION PACKAGE...
+set -euo pipefail
+python=$1 venv=$2 uv_version=$3
+shift 3
+here=$(dirname "${BASH_SOURCE[0]}")
+
+fail() {
+    printf '%s\n' "$@" >&2
+    exit 1
+}
+
+tag_of() { "$1" -c 'import sys; print("cp%d%d" % sys.version_info[:2])'; }
+
+command -v "$python" >/dev/null || fail \
+    "make setup: no '$python' was found on PATH." \
+    "Python 3.11 or 3.12 is needed. Next step: install one, then  make setup PYTHON=python3.12"
+tag=$(tag_of "$python")
+case $tag in
+cp311 | cp312) ;;
+*) fail \
+    "make setup: '$python' is $("$python" --version 2>&1); Python 3.11 or 3.12 is needed." \
+    "(Older ones lack what the core uses; newer ones have no ready-made wheels of megatron-core or outlines-core.)" \
+    "Next step: install one, then  make setup PYTHON=python3.12" ;;
+esac
+
+# An environment of another Python, or from another place (console scripts carry their path), cannot be mended: it is made anew.
+usable() { [ "$(tag_of "$venv/bin/python" 2>/dev/null)" = "$tag" ] && [ "$(cat "$venv/.place" 2>/dev/null || pwd)" = "$PWD" ]; }
+make_venv() {
+    "$python" -m venv "$@" "$venv" || fail \
+        "make setup: '$python -m venv' failed." "Next step: on Debian or Ubuntu, apt install python3-venv"
+}
+if ! usable; then
+    make_venv --clear
+elif ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
+    make_venv
+fi
+printf '%s\n' "$PWD" >"$venv/.place"
+
+uv=$venv/bin/uv
+if ! [ -x "$uv" ]; then
+    uv=$(command -v uv || true)
+fi
+if [ -z "$uv" ]; then
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "uv==$uv_version"
+    uv=$venv/bin/uv
+fi
+
+source "$here/torch-source.sh" "$tag"
+
+"$uv" pip install --python "$venv/bin/python" --no-deps "${torch_source[@]}" -r "$here/cpu.txt"
+
+# Byte code, whatever PYTHONDONTWRITEBYTECODE says: without it an SGLang server takes twice as long to start. A step of its own,
+# because an installer that finds everything in place compiles nothing. Templates that are no Python fail to compile: no matter.
+"$venv/bin/python" -m compileall -qq -j 0 "$venv/lib" || true
+
+# Editable, with the build backend that cpu.txt has just installed.
+editable=()
+for package in "$@"; do
+    editable+=(-e "$package")
+done
+"$uv" pip install --python "$venv/bin/python" --no-deps --no-build-isolation "${editable[@]}"
