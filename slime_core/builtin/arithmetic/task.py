@@ -1,0 +1,229 @@
+"""Sums of two numbers from 0 to 99, written as people write them: the problems, their split and the files made of them.
+
+The prompt is ``37+45``, the answer ``82``; operands carry no leading zeros, so a prompt has 3 to 5 characters. Each
+problem knows its *carries*, 0 to 2: how many columns add up to ten or more, the one carried into them included.
+Accuracy by carries and by operand length tells adding from knowing the format: a model that drops carries is right
+exactly where there are none.
+
+The 10,000 problems are split once and for all: 9,000 to train on, 500 held out to be evaluated during runs, 500 in
+reserve that nobody tunes against. A sum and its mirror image, ``37+45`` and ``45+37``, are always on the same side,
+so that nothing held out can be read off a training row. No training file and no warm-up contains a problem of the
+last two.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+__all__ = [
+    "CHAT_TEMPLATE",
+    "EOS_ID",
+    "PAD_ID",
+    "VOCABULARY",
+    "Problem",
+    "Split",
+    "all_problems",
+    "data_files",
+    "split",
+    "tokenizer_files",
+    "write_files",
+]
+
+OPERAND_LIMIT = 100
+SPLIT_SEED = 20
+PAIRS_HELD_OUT = {
+    ("1+1", 0): 5,
+    ("1+1", 1): 5,
+    ("1+2", 0): 24,
+    ("1+2", 1): 18,
+    ("1+2", 2): 4,
+    ("2+2", 0): 48,
+    ("2+2", 1): 89,
+    ("2+2", 2): 57,
+}
+"""How many mirrored pairs of each (digits, carries) are held out, and as many again kept in reserve: 250 pairs are 500
+problems. About a twentieth of each stratum, and more of the two smallest, which would else hold five problems."""
+
+SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>", "<|user|>", "<|assistant|>")
+VOCABULARY = (*SPECIAL_TOKENS, *"0123456789", "+")
+"""Sixteen tokens, in the order of their ids; every id the model can sample is one of them."""
+PAD_ID = VOCABULARY.index("<pad>")
+EOS_ID = VOCABULARY.index("<eos>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One sum.
+
+    Example: ``Problem(37, 45)`` has the prompt ``"37+45"``, the answer ``"82"``, the digits ``"2+2"`` and one carry.
+
+    Arguments:
+        left, right: the operands, 0 to 99.
+    """
+
+    left: int
+    right: int
+
+    @property
+    def prompt(self) -> str:
+        """The sum as text, without leading zeros."""
+        return f"{self.left}+{self.right}"
+
+    @property
+    def answer(self) -> str:
+        """The right answer as text."""
+        return str(self.left + self.right)
+
+    @property
+    def digits(self) -> str:
+        """The lengths of the operands, such as ``"1+2"``."""
+        return f"{len(str(self.left))}+{len(str(self.right))}"
+
+    @property
+    def carries(self) -> int:
+        """In how many of the two columns a ten is carried out, 0 to 2."""
+        from_units = self.left % 10 + self.right % 10 >= 10
+        from_tens = self.left // 10 + self.right // 10 + from_units >= 10
+        return from_units + from_tens
+
+    @property
+    def answer_without_carries(self) -> str:
+        """The answer of somebody who adds each column on its own and drops what would be carried: 37+45 is ``"72"``."""
+        units = (self.left + self.right) % 10
+        tens = (self.left // 10 + self.right // 10) % 10
+        return str(10 * tens + units)
+
+    def row(self) -> dict[str, object]:
+        """The data row: prompt, label, and what to report accuracy by."""
+        return {
+            "prompt": self.prompt,
+            "label": self.answer,
+            "metadata": {"digits": self.digits, "carries": self.carries},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Three disjoint, shuffled lists that together hold every problem once: 9,000, 500 and 500 of them."""
+
+    train: tuple[Problem, ...]
+    held_out: tuple[Problem, ...]
+    reserve: tuple[Problem, ...]
+
+
+def all_problems() -> list[Problem]:
+    """Every problem once, ordered by the left operand, then by the right one."""
+    return [Problem(left, right) for left in range(OPERAND_LIMIT) for right in range(OPERAND_LIMIT)]
+
+
+def split() -> Split:
+    """The one split of the task, the same everywhere.
+
+    The hundred doubles such as ``7+7`` have no mirror image; all of them are trained on.
+    """
+    rng = random.Random(SPLIT_SEED)
+    held_out: list[Problem] = []
+    reserve: list[Problem] = []
+    train = [problem for problem in all_problems() if problem.left == problem.right]
+    for stratum, pairs in sorted(_mirrored_pairs().items()):
+        share = PAIRS_HELD_OUT[stratum]
+        rng.shuffle(pairs)
+        held_out += chain.from_iterable(pairs[:share])
+        reserve += chain.from_iterable(pairs[share : 2 * share])
+        train += chain.from_iterable(pairs[2 * share :])
+    for part in (train, held_out, reserve):
+        rng.shuffle(part)
+    return Split(train=tuple(train), held_out=tuple(held_out), reserve=tuple(reserve))
+
+
+def _mirrored_pairs() -> dict[tuple[str, int], list[tuple[Problem, Problem]]]:
+    strata: dict[tuple[str, int], list[tuple[Problem, Problem]]] = {}
+    for problem in all_problems():
+        if problem.left < problem.right:
+            mirrored = Problem(problem.right, problem.left)
+            strata.setdefault((problem.digits, problem.carries), []).append((problem, mirrored))
+    return strata
+
+
+def data_files() -> dict[str, str]:
+    """The data files by name: JSON lines, one problem's :meth:`Problem.row` each."""
+    parts = split()
+    return {
+        "train.jsonl": _lines(parts.train),
+        "held_out.jsonl": _lines(parts.held_out),
+        "reserve.jsonl": _lines(parts.reserve),
+    }
+
+
+def _lines(problems: Iterable[Problem]) -> str:
+    return "".join(json.dumps(problem.row()) + "\n" for problem in problems)
+
+
+def tokenizer_files() -> dict[str, str]:
+    """The tokenizer's files by name, as ``transformers.AutoTokenizer`` reads them: one token a character, no merges."""
+    return {
+        "tokenizer.json": json.dumps(_tokenizer(), indent=2) + "\n",
+        "tokenizer_config.json": json.dumps(_tokenizer_config(), indent=2) + "\n",
+    }
+
+
+def _tokenizer() -> dict[str, object]:
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_special_token(token) for token in SPECIAL_TOKENS],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False},
+        "post_processor": None,
+        "decoder": {"type": "Fuse"},
+        "model": {
+            "type": "WordLevel",
+            "vocab": {token: index for index, token in enumerate(VOCABULARY)},
+            "unk_token": "<unk>",
+        },
+    }
+
+
+def _special_token(content: str) -> dict[str, object]:
+    return {
+        "id": VOCABULARY.index(content),
+        "content": content,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+
+
+def _tokenizer_config() -> dict[str, object]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": "<pad>",
+        "eos_token": "<eos>",
+        "unk_token": "<unk>",
+        "additional_special_tokens": ["<|user|>", "<|assistant|>"],
+        "model_max_length": 128,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def write_files(folder: Path, *, files: Mapping[str, str]) -> None:
+    """Write each file of ``files`` into ``folder``, which is made if it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content.encode("utf-8"))

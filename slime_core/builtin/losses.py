@@ -1,0 +1,53 @@
+"""The policy losses ``clipped`` and ``sft``; per token, masked tokens are exactly 0 and pass no gradient."""
+
+from __future__ import annotations
+
+from slime_core import LossOutput, LossTerms
+from slime_core.ops.policy import clipped_surrogate
+
+__all__ = ["Clipped", "NegativeLogLikelihood"]
+
+
+class Clipped:
+    """The clipped surrogate of PPO with token-level ratios; see :func:`slime_core.ops.policy.clipped_surrogate`.
+
+    Metrics a token: ``ratio``, ``clip_fraction``, ``dual_clip_fraction``, and ``ppo_kl``, the k1 estimate of how far
+    the actor has moved from the one before this rollout's first step.
+    """
+
+    def __init__(self, options: object | None = None) -> None:
+        del options
+
+    def __call__(self, terms: LossTerms) -> LossOutput:
+        """The loss of each token, float32 [T].
+
+        Raises:
+            ValueError: the columns differ in length, or a clip setting is out of range.
+        """
+        trained_T = terms.mask_T != 0
+        log_ratio_T = (terms.log_probs_T - terms.old_log_probs_T).where(trained_T, 0.0)
+        surrogate = clipped_surrogate(
+            log_ratio_T,
+            advantages_T=terms.advantages_T.where(trained_T, 0.0),
+            eps_clip=terms.settings.eps_clip,
+            eps_clip_high=terms.settings.eps_clip_high,
+            eps_clip_c=terms.settings.eps_clip_c,
+        )
+        metrics_T = {
+            "ratio": surrogate.ratio_T,
+            "clip_fraction": surrogate.clipped_T,
+            "dual_clip_fraction": surrogate.dual_clipped_T,
+            "ppo_kl": -log_ratio_T.detach(),
+        }
+        return LossOutput(surrogate.loss_T, metrics_T)
+
+
+class NegativeLogLikelihood:
+    """Minus the log-probability of each trained token: supervised fine-tuning on the responses."""
+
+    def __init__(self, options: object | None = None) -> None:
+        del options
+
+    def __call__(self, terms: LossTerms) -> LossOutput:
+        """The loss of each token, float32 [T]."""
+        return LossOutput(-terms.log_probs_T.where(terms.mask_T != 0, 0.0), {})

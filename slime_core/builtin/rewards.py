@@ -1,0 +1,58 @@
+"""Reward models that need no model: ``exact_match`` and ``random``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from slime_core.errors import DataError
+from slime_core.types import Sample
+
+__all__ = ["ExactMatch", "Random"]
+
+
+class ExactMatch:
+    """1.0 where the response equals the label, both without surrounding white space; else 0.0."""
+
+    def __init__(self, options: object | None = None) -> None:
+        del options
+
+    async def score(self, samples: Sequence[Sample]) -> list[float]:
+        """One reward a sample, in order.
+
+        Raises:
+            DataError: a sample has no label.
+        """
+        return [float(sample.response.strip() == _label(sample)) for sample in samples]
+
+
+class Random:
+    """A fair coin a sample, 0.0 or 1.0, that falls the same way for the same seed, group and index.
+
+    Arguments:
+        options: not used.
+        seed: another seed is another set of coins.
+    """
+
+    def __init__(self, options: object | None = None, *, seed: int = 0) -> None:
+        del options
+        self._seed = seed
+
+    async def score(self, samples: Sequence[Sample]) -> list[float]:
+        """One reward a sample, in order; what the response says does not matter."""
+        return [float(self._coin(sample)) for sample in samples]
+
+    def _coin(self, sample: Sample) -> int:
+        # A hash, not a generator: the coin must not depend on which process scores, or in what order.
+        key = f"{self._seed}/{sample.group_index}/{sample.index}"
+        return hashlib.sha256(key.encode()).digest()[0] & 1
+
+
+def _label(sample: Sample) -> str:
+    if sample.label is None:
+        raise DataError(
+            f"reward model 'exact_match': sample {sample.index} of group {sample.group_index} has no label to compare "
+            "with.\n"
+            "Name the label's field with --label-key, or choose another reward model."
+        )
+    return sample.label.strip()

@@ -1,0 +1,93 @@
+"""Writes full weights as a Hugging Face folder: safetensors, config, tokenizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+__all__ = ["write"]
+
+SHARD_BYTES = 5 * 10**9
+"""Size at which a new file is begun, as transformers does."""
+
+COPIED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+
+
+def write(folder: Path, weights: Iterable[tuple[str, torch.Tensor]], *, template: Path, writes: bool) -> None:
+    """A folder that transformers and SGLang load, made of ``weights`` and the small files of ``template``.
+
+    At most one file's worth of weights is held at a time.
+
+    Arguments:
+        weights: full tensors under Hugging Face names; every rank iterates to the end, because gathering is collective.
+        template: folder whose config and tokenizer belong to the weights.
+        writes: whether this rank writes; the others only take part.
+    """
+    if not writes:
+        for _ in weights:
+            continue
+        return
+    folder.mkdir(parents=True)
+    parts = [_write_part(folder, number, held) for number, held in enumerate(_parts(weights))]
+    _name(folder, parts)
+    for name in COPIED:
+        if (template / name).is_file():
+            shutil.copyfile(template / name, folder / name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A file that was written under a provisional name, because its final one holds the number of files."""
+
+    path: Path
+    names: tuple[str, ...]
+    nbytes: int
+
+
+def _parts(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
+    held: dict[str, torch.Tensor] = {}
+    size = 0
+    for name, weight in weights:
+        if held and size + weight.nbytes > SHARD_BYTES:
+            yield held
+            held, size = {}, 0
+        held[name] = weight.detach().to("cpu", copy=True).contiguous()
+        size += weight.nbytes
+    yield held
+
+
+def _write_part(folder: Path, number: int, held: dict[str, torch.Tensor]) -> _Part:
+    path = folder / f".part-{number:05d}"
+    save_file(held, path, metadata={"format": "pt"})
+    return _Part(path, tuple(held), sum(tensor.nbytes for tensor in held.values()))
+
+
+def _name(folder: Path, parts: Sequence[_Part]) -> None:
+    """Give every file its final name, and write the index where there are several."""
+    if len(parts) == 1:
+        parts[0].path.rename(folder / "model.safetensors")
+        return
+    places: dict[str, str] = {}
+    for number, part in enumerate(parts, start=1):
+        final = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        part.path.rename(folder / final)
+        places |= dict.fromkeys(part.names, final)
+    index = {"metadata": {"total_size": sum(part.nbytes for part in parts)}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")

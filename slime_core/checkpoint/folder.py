@@ -1,0 +1,176 @@
+"""Where checkpoints lie and what makes one whole.
+
+    checkpoints/step-000040/
+        state.json     the step, the data cursor, the plugins; written last
+        torch_dist/    model, optimizer and schedule, in any parallel layout
+        hf/            the weights as a Hugging Face folder (unless --save-hf is off)
+
+A checkpoint is written under a name that starts with a dot and renamed when all of it is there, so a folder with a
+checkpoint's name is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import CheckpointError, ConfigError
+from slime_core.track.record import numbered, write_atomically
+
+__all__ = ["Checkpoint", "RunState", "drafted", "find", "newest", "set_aside", "write_state"]
+
+NAME = re.compile(r"step-(\d{6,})")
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """How far a run has come.
+
+    Arguments:
+        step: rollouts that were trained; also the version of the weights.
+        cursor: the data source's state after the rollouts that were *trained*, whatever was sampled ahead.
+        plugins: the manifest of the plugins that ran, as JSON-ready values.
+    """
+
+    step: int = 0
+    cursor: dict[str, Any] = field(default_factory=dict)
+    plugins: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A whole checkpoint on disk."""
+
+    path: Path
+    state: RunState
+
+    @property
+    def sharded(self) -> Path:
+        """Megatron's part."""
+        return self.path / "torch_dist"
+
+    @property
+    def hf(self) -> Path:
+        """The Hugging Face part; may be missing."""
+        return self.path / "hf"
+
+    @property
+    def home(self) -> Path | None:
+        """The folder of the run that wrote it; None where it does not lie in one."""
+        checkpoints = Path(os.path.abspath(self.path)).parent
+        is_run = checkpoints.name == "checkpoints" and (checkpoints.parent / "config.toml").is_file()
+        return checkpoints.parent if is_run else None
+
+
+@contextmanager
+def drafted(folder: Path, step: int) -> Iterator[Path]:
+    """A draft folder to write into; it becomes ``folder/step-NNNNNN`` when the block ends, and is removed when it
+    fails. An older checkpoint of that name goes only when the new one has taken its place.
+
+    Raises:
+        CheckpointError: the folder cannot be written.
+    """
+    final = folder / f"step-{step:06d}"
+    draft = folder / f".{final.name}.draft"
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        yield draft
+        _sync(draft)
+        _replace(draft, final)
+    except OSError as problem:
+        raise CheckpointError(
+            f"checkpoint {final} cannot be written: {problem}. Free space or choose another --output-dir, "
+            "then resume with --load."
+        ) from problem
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def write_state(draft: Path, state: RunState) -> None:
+    """Write ``state`` into a draft; it is on the disk when this returns."""
+    write_atomically(draft / "state.json", json.dumps(asdict(state), indent=2) + "\n")
+
+
+def set_aside(folder: Path, *, after: int) -> list[Path]:
+    """Give the checkpoints of later steps than ``after`` names that nothing finds; returns where they are now.
+
+    A run that went back to ``after`` has left them behind: the newest checkpoint must be one of the run as it is.
+    """
+    later = [path for step, path in sorted(_by_step(folder).items()) if step > after]
+    return [path.rename(_unused(path.with_name(f".abandoned-{path.name}"))) for path in later]
+
+
+def newest(folder: Path) -> Checkpoint | None:
+    """The checkpoint of the highest step in ``folder``, or None."""
+    found = _by_step(folder)
+    return _read(found[max(found)]) if found else None
+
+
+def find(path: Path) -> Checkpoint:
+    """The checkpoint that ``path`` names: a checkpoint itself, a run folder, or a folder of checkpoints (then the
+    newest).
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if (path / "state.json").is_file():
+        return _read(path)
+    for folder in (path / "checkpoints", path):
+        checkpoint = newest(folder) if folder.is_dir() else None
+        if checkpoint is not None:
+            return checkpoint
+    raise ConfigError(
+        f"{path} holds no checkpoint: neither state.json nor a folder step-NNNNNN. Give a run folder, its checkpoints "
+        "folder, or one checkpoint."
+    )
+
+
+def _by_step(folder: Path) -> dict[int, Path]:
+    return {int(match[1]): path for path in folder.glob("step-*") if (match := NAME.fullmatch(path.name))}
+
+
+def _unused(path: Path) -> Path:
+    return next(name for name in numbered(path) if not name.exists())
+
+
+def _replace(draft: Path, final: Path) -> None:
+    """``final`` is what ``draft`` was; one that was there before goes only when the new one has its name."""
+    old = final.with_name(f".{final.name}.old")
+    if final.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+    try:
+        draft.rename(final)
+    except OSError:
+        if old.exists():
+            old.rename(final)
+        raise
+    _sync(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    """The names in ``folder`` are on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _read(path: Path) -> Checkpoint:
+    try:
+        values = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        return Checkpoint(path, RunState(**values))
+    except (OSError, ValueError, TypeError) as problem:
+        raise CheckpointError(
+            f"{path / 'state.json'} cannot be read: {problem}. Name another checkpoint of the run."
+        ) from problem

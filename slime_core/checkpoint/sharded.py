@@ -1,0 +1,83 @@
+"""Model, optimizer and schedule of a learner in Megatron's torch_dist format; loads in any parallel layout.
+
+Random state is left out: training draws nothing (no dropout, data order comes from the seed and the cursor). Reading
+such a folder may unpickle parts of it (torch's planner does), so resume only from checkpoints of people you trust.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from megatron.core import dist_checkpointing, parallel_state
+from torch.distributed.checkpoint.api import CheckpointException
+
+from slime_core.errors import CheckpointError
+
+__all__ = ["load", "save"]
+
+
+def save(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) -> None:
+    """Write the learner's state into ``folder``, which exists and is empty. Collective over all ranks.
+
+    Raises:
+        CheckpointError: a rank could not write its part.
+    """
+    state = _state(chunks, optimizer, loading=False) | {"schedule": schedule.state_dict()}
+    try:
+        dist_checkpointing.save(state, str(folder))
+    except (CheckpointException, OSError, RuntimeError) as problem:  # torch's file writer raises a bare RuntimeError
+        cause = _first(problem) if isinstance(problem, CheckpointException) else problem
+        raise CheckpointError(f"{folder} cannot be written: {cause}. Free space, then resume.") from problem
+
+
+def load(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) -> None:
+    """Put the state in ``folder`` into the learner. Collective over all ranks.
+
+    The learning rate follows the settings of this run, from the step at which the checkpoint was taken.
+
+    Raises:
+        CheckpointError: the folder is no such checkpoint, or is of another model.
+    """
+    wanted = _state(chunks, optimizer, loading=True) | {"schedule": schedule.state_dict()}
+    try:
+        found: Any = dist_checkpointing.load(wanted, str(folder))
+    except (dist_checkpointing.core.CheckpointingException, CheckpointException, KeyError) as problem:
+        cause = _first(problem) if isinstance(problem, CheckpointException) else problem
+        raise CheckpointError(f"{folder} cannot be loaded: {cause}. Give a checkpoint of this very model.") from problem
+    for key, chunk in zip(_keys(chunks), chunks, strict=True):
+        chunk.load_state_dict(found[key])
+    optimizer.load_state_dict(found["optimizer"])
+    _continue_schedule(schedule, optimizer, num_steps=found["schedule"]["num_steps"])
+
+
+def _continue_schedule(schedule: Any, optimizer: Any, *, num_steps: int) -> None:
+    # Megatron's load_state_dict adds to the steps counted since construction, and asserts that no setting has changed.
+    for group in optimizer.param_groups:
+        group["max_lr"], group["min_lr"] = schedule.max_lr, schedule.min_lr
+    schedule.num_steps = 0
+    schedule.step(increment=num_steps)
+
+
+def _first(problem: CheckpointException) -> BaseException:
+    """What the first rank that failed says; the exception itself is no Exception and prints a traceback."""
+    return next(iter(problem.failures.values()))[0]
+
+
+def _state(chunks: Sequence[Any], optimizer: Any, *, loading: bool) -> dict[str, Any]:
+    metadata = {
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+        "chained_optim_avoid_prefix": True,
+        "singleton_local_shards": False,
+    }
+    model = {key: chunk.sharded_state_dict(metadata=metadata) for key, chunk in zip(_keys(chunks), chunks, strict=True)}
+    whole = (
+        model["model"] if len(chunks) == 1 else {name: value for part in model.values() for name, value in part.items()}
+    )
+    return {**model, "optimizer": optimizer.sharded_state_dict(whole, is_loading=loading, metadata=metadata)}
+
+
+def _keys(chunks: Sequence[Any]) -> list[str]:
+    return ["model"] if len(chunks) == 1 else [f"model{position}" for position in range(len(chunks))]

@@ -1,0 +1,184 @@
+"""``slime``: finds the command, turns errors that slime raises on purpose into a message and an exit code.
+
+Commands are imported when they are asked for, so that ``slime --help`` needs none of what they need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from slime_core import __version__
+from slime_core.errors import SlimeError, UserError
+
+if TYPE_CHECKING:
+    from slime_core.config.load import Peek, Resolved
+    from slime_core.plugins.registry import ActivePlugins
+
+__all__ = ["activate_named", "main"]
+
+INTERRUPTED = 130
+"""What shells return for a program that Ctrl-C ended."""
+
+OVERVIEW = """\
+slime: reinforcement learning of language models, with Megatron-core and SGLang
+
+  slime run --plugin grpo            train; without a model and prompts, a small embedded task
+  slime eval RUN                     measure a run's newest checkpoint, or a model, on held-out prompts
+  slime plugins list                 what is installed
+  slime plugins show NAME            what one plugin offers
+  slime config explain KEY           what one setting does, its value, and where that came from
+  slime config show                  all settings as TOML; takes what slime run takes
+
+  slime COMMAND --help               more about one command
+  slime --version"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Arguments:
+        argv: the words after ``slime``; None: those of this process.
+
+    Returns:
+        The exit code: 0, 1 if something failed, 2 if something was asked wrongly, 130 after Ctrl-C.
+    """
+    try:
+        return _dispatch(list(sys.argv[1:] if argv is None else argv))
+    except SlimeError as error:
+        print(f"slime: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("slime: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has left; without this, the interpreter complains again when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def activate_named(peek: Peek) -> ActivePlugins:
+    """The plugins that the command line names and, where needed, the one that claims the model's architecture.
+
+    Raises:
+        PluginError: one cannot be found or loaded.
+    """
+    from slime_core.plugins.registry import activate
+
+    return activate(peek.plugins, architecture=_architecture(peek.hf_checkpoint))
+
+
+def _dispatch(argv: list[str]) -> int:
+    command, rest = (argv[0], argv[1:]) if argv else ("--help", [])
+    if command in ("--help", "-h", "help"):
+        print(OVERVIEW)
+        return 0
+    if command == "--version":
+        print(f"slime {__version__}")
+        return 0
+    if command not in _COMMANDS:
+        raise UserError(f"{command!r} is no command; commands are {', '.join(_COMMANDS)}. See slime --help.")
+    return _COMMANDS[command](rest)
+
+
+def _run(argv: list[str]) -> int:
+    if _asks_help(argv):
+        return _help("run", argv)
+    resolved, active = _resolve(argv, purpose="run")
+    from slime_core.cli import run
+
+    return run.execute(resolved, active, architecture=_architecture(resolved.config.model.hf_checkpoint) or "")
+
+
+def _eval(argv: list[str]) -> int:
+    if _asks_help(argv):
+        return _help("eval", argv)
+    from slime_core.cli import evaluate
+
+    resolved, active = _resolve(evaluate.expand(argv), purpose="eval")
+    return evaluate.execute(resolved, active, architecture=_architecture(resolved.config.model.hf_checkpoint) or "")
+
+
+def _config(argv: list[str]) -> int:
+    from slime_core.config.explain import explain, to_toml
+
+    match argv:
+        case ["explain", name, *flags] if not _asks_help([name]):
+            print(explain(name, _resolve_unchecked(flags)))
+        case ["show", *flags] if not _asks_help(flags):
+            print(to_toml(_resolve(flags)[0]), end="")
+        case _:
+            usage = "slime config explain KEY [flags of slime run]\nslime config show [flags of slime run]"
+            if not _asks_help(argv):
+                raise UserError(f"slime config {' '.join(argv)}: accepted are\n{usage}")
+            print(usage)
+    return 0
+
+
+def _plugins(argv: list[str]) -> int:
+    from slime_core.cli.plugins import add_commands
+
+    parser = argparse.ArgumentParser(prog="slime", allow_abbrev=False)
+    add_commands(parser.add_subparsers(required=True))
+    arguments = parser.parse_args(["plugins", *argv])
+    return int(arguments.handler(arguments))
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {"run": _run, "eval": _eval, "plugins": _plugins, "config": _config}
+
+
+def _resolve(argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run") -> tuple[Resolved, ActivePlugins]:
+    from slime_core.cli import run
+    from slime_core.config.load import load, peek
+    from slime_core.plugins.selection import check_selection
+
+    argv = run.expand(argv) if purpose == "run" else argv
+    active = activate_named(peek(argv))
+    resolved = load(argv, presets=active.presets, plugin_options=active.options, purpose=purpose)
+    check_selection(resolved.config, active.registry, trains=purpose == "run")
+    return resolved, active
+
+
+def _resolve_unchecked(argv: Sequence[str]) -> Resolved:
+    """For reading about settings: neither the rules between them nor a plugin for the model is needed."""
+    from slime_core.cli import run
+    from slime_core.config.load import load, named_plugins
+    from slime_core.plugins.registry import activate
+
+    argv = run.expand(argv)
+    active = activate(named_plugins(argv))
+    return load(argv, presets=active.presets, plugin_options=active.options, check_rules=False)
+
+
+def _asks_help(argv: Sequence[str]) -> bool:
+    return "--help" in argv or "-h" in argv
+
+
+def _help(command: str, argv: Sequence[str]) -> int:
+    """Print the short page, or the topic after ``--help``; plugins named beside it bring their options."""
+    from slime_core.config.explain import help_page, help_topic
+    from slime_core.config.load import named_plugins
+    from slime_core.plugins.registry import activate
+
+    place = next(place for place, word in enumerate(argv) if word in ("--help", "-h"))
+    topic = [word for word in argv[place + 1 : place + 2] if not word.startswith("--")]
+    flags = [*argv[:place], *argv[place + 1 + len(topic) :]]
+    options = activate(named_plugins(flags)).options
+    print(help_topic(topic[0], options) if topic else help_page(command, options))
+    return 0
+
+
+def _architecture(folder: Path | None) -> str | None:
+    """What the start weights' ``config.json`` names; None if it cannot be read, which ``load`` reports."""
+    from slime_core.config.embedded import ARITHMETIC
+
+    try:
+        described = json.loads(((folder or ARITHMETIC / "model") / "config.json").read_text(encoding="utf-8"))
+        return str(described["architectures"][0])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

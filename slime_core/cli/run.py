@@ -1,0 +1,170 @@
+"""``slime run``: makes the run folder, shows progress, and trains."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from slime_core.checkpoint.folder import Checkpoint, find, set_aside
+from slime_core.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, summary
+from slime_core.config.explain import to_toml
+from slime_core.config.flags import read_command_line
+from slime_core.config.schema import RunConfig
+from slime_core.config.settings import core_settings
+from slime_core.errors import ConfigError
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.component import Kind
+from slime_core.track.events import EvalFinished, Event
+from slime_core.track.record import RunRecord, numbered
+from slime_core.track.track import Sink, Track
+
+if TYPE_CHECKING:
+    from slime_core.config.load import Resolved
+    from slime_core.plugins.registry import ActivePlugins
+
+__all__ = ["execute", "expand", "open_record"]
+
+
+def expand(argv: Sequence[str]) -> list[str]:
+    """``argv``, and where ``--load`` stands in it without ``--config``, the settings of the run that is resumed.
+
+    Raises:
+        ConfigError: the folder to load holds no checkpoint.
+    """
+    line = read_command_line(argv, core_settings())
+    folder = Path(*line.words.get("load", [])).expanduser()
+    if line.config or "load" not in line.words or not folder.is_dir():
+        return list(argv)
+    home = find(folder).home
+    return [*argv] if home is None else [*argv, "--config", str(home / "config.toml")]
+
+
+def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> int:
+    """Train as resolved; returns the exit code."""
+    begun_s = time.monotonic()
+    config = resolved.config
+    resume = find(config.model.load) if config.model.load else None
+    if resume is not None:
+        _refuse_finished(config, resume)
+    trackers = _trackers(resolved, active)
+    record = open_record(config, resume)
+    record.write_text("config.toml", to_toml(resolved))
+    record.write_text("plugins.json", active.manifest.to_json() + "\n")
+    # Importing what starts processes takes a second: not before the settings are known to be right.
+    from slime_core.launch import Job, run
+
+    job = Job(
+        config=config,
+        registry=active.registry,
+        manifest=active.manifest,
+        architecture=architecture,
+        logs=record.logs,
+        samples=record.samples,
+        options=dict(resolved.plugin_options),
+    )
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    evaluations = _Evaluations()
+    _announce(record, active)
+    with _progress(config) as progress, Track(record, trackers=trackers, listeners=[progress, evaluations]) as track:
+        run(job, track=track, resume=resume)
+    summary(
+        start=evaluations.first,
+        end=evaluations.last,
+        seconds=time.monotonic() - begun_s,
+        paths=[
+            ("run", record.directory),
+            ("metrics", record.metrics),
+            ("samples", record.samples),
+            ("checkpoint", record.checkpoints),
+            ("curves", Path(f"tensorboard --logdir {record.tensorboard}")),
+        ],
+    )
+    return 0
+
+
+class _Evaluations:
+    """Remembers the first and the last evaluation, for the summary."""
+
+    def __init__(self) -> None:
+        self.first: dict[str, float] = {}
+        self.last: dict[str, float] = {}
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, EvalFinished):
+            self.last = dict(event.metrics)
+            self.first = self.first or self.last
+
+
+def open_record(config: RunConfig, resume: Checkpoint | None) -> RunRecord:
+    """The run folder: the one that was asked for, that of the run that is resumed, or a new one.
+
+    A run that resumes in its own folder goes back to the checkpoint: later rows go, later checkpoints are set aside.
+
+    Raises:
+        ConfigError: the folder holds something else.
+    """
+    asked, home = config.run.output_dir, resume.home if resume is not None else None
+    if resume is None or home is None or (asked is not None and asked.resolve() != home.resolve()):
+        return RunRecord(asked or _new_folder(config.run.job_name))
+    record = RunRecord(asked or home, resumed_step=resume.state.step)
+    for path in set_aside(record.checkpoints, after=resume.state.step):
+        print(f"set aside, because the run goes back to step {resume.state.step}: {path}")
+    return record
+
+
+def _new_folder(job_name: str) -> Path:
+    """A folder that this call made, so that two runs that start in the same second do not share one."""
+    for folder in numbered(Path("outputs") / f"{job_name}-{datetime.now():%Y%m%d-%H%M%S}"):
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+    raise AssertionError("numbers do not end")
+
+
+def _refuse_finished(config: RunConfig, resume: Checkpoint) -> None:
+    total, done = config.rollout.num_rollout, resume.state.step
+    if total <= done:
+        raise ConfigError(
+            f"num_rollout = {total}, and {resume.path} has done {done} of them, so nothing is left to do. "
+            f"Give --num-rollout more than {done}, or load an earlier checkpoint."
+        )
+
+
+def _trackers(resolved: Resolved, active: ActivePlugins) -> dict[str, Sink]:
+    """Every tracker that an active plugin offers: naming the plugin is asking for it."""
+    registry = active.registry
+    made = {}
+    for name in registry.names(Kind.TRACKER):
+        owner = registry.owner(Kind.TRACKER, name)
+        target = registry.load(Kind.TRACKER, name)
+        with boundary(owner, f"making tracker {name!r}"):
+            made[name] = target(resolved.plugin_options.get(owner.name))
+    return made
+
+
+def _progress(config: RunConfig) -> Progress:
+    steps, chosen = config.rollout.num_rollout, config.run.progress
+    if chosen == "none":
+        return SilentProgress()
+    live = chosen == "live" or (chosen == "auto" and sys.stdout.isatty())
+    return LiveProgress(steps=steps) if live else PlainProgress(steps=steps)
+
+
+def _announce(record: RunRecord, active: ActivePlugins) -> None:
+    names = ", ".join(f"{entry.plugin} {entry.version}" for entry in active.manifest.entries)
+    print(f"plugins: {names}")
+    if active.by_need is not None:
+        print(f"  {active.by_need.name} is here because the model's architecture needs it")
+    print(f"run folder: {record.directory}", flush=True)
+
+
+def _as_interrupt(signum: int, frame: FrameType | None) -> None:
+    # A scheduler's SIGTERM deserves the same orderly end as Ctrl-C.
+    raise KeyboardInterrupt

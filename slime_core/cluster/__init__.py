@@ -1,0 +1,16 @@
+"""The only room that asks Ray for machines.
+
+    session.py    a Ray cluster for the length of a run: its own, or one that is running
+    layout.py     what a run needs and how that is cut into bundles; plain arithmetic, no Ray
+    placement.py  the one placement group, and which bundle is whose
+    actors.py     one actor: started in a slot, watched, called by name
+    group.py      several actors called as one
+    waiting.py    every wait knows what it waits for, reports who is late, and ends
+    lending.py    who may use the devices now
+    failures.py   what a remote failure becomes on the driver
+    stacks.py     what every thread and every task of this process is doing
+
+The rule between them: nothing outside this room calls ``ray.get`` or ``ray.wait``. A started call is a
+:class:`~.actors.Call` that knows its actor, and only :func:`~.waiting.wait` takes its result, so no wait is anonymous
+and none is endless. ``layout``, ``lending`` and ``stacks`` import no Ray.
+"""

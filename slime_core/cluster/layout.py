@@ -1,0 +1,190 @@
+"""What a run needs and how that is cut into bundles: arithmetic, without a cluster.
+
+A *bundle* is one device (and the core that drives it), or on a CPU a share of the cores. A *seat* is where a bundle
+landed. The learner's ranks take the first seats and each engine takes ``devices_per_engine`` seats of one node, so
+tensor-parallel traffic stays inside a node. The sampler and the router ask for nothing: they mostly wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from slime_core.errors import PlacementError
+
+__all__ = ["Assignment", "Capacity", "Device", "Layout", "Plan", "Seat", "assign", "plan"]
+
+Device = Literal["cpu", "gpu"]
+
+FINEST_SHARE = 10_000
+"""Ray counts resources in ten-thousandths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a run asks for.
+
+    Example, 4 learner ranks beside 2 engines of 2 GPUs each, 8 bundles: ``Layout(learner_ranks=4, engines=2,
+    devices_per_engine=2, device="gpu")``.
+
+    Arguments:
+        learner_ranks: processes that train, one device each.
+        engines: inference servers; 0 only trains.
+        devices_per_engine: devices of one server; on a CPU 1.
+        device: ``"cpu"`` or ``"gpu"``.
+    """
+
+    learner_ranks: int
+    engines: int
+    devices_per_engine: int = 1
+    device: Device = "cpu"
+
+    @property
+    def bundles(self) -> int:
+        """Number of bundles."""
+        return self.learner_ranks + self.engines * self.devices_per_engine
+
+    def __str__(self) -> str:
+        engines = f"{self.engines} x {self.devices_per_engine}"
+        return f"{self.learner_ranks} (learner ranks) + {engines} (engines x devices) = {self.bundles}"
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a cluster has in total, and the GPUs of its largest node."""
+
+    cpus: float
+    gpus: float = 0
+    largest_node_gpus: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a layout is asked for: ``count`` equal bundles of ``cpus`` cores and ``gpus`` GPUs each."""
+
+    layout: Layout
+    count: int
+    cpus: float
+    gpus: float
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """One bundle in Ray's words."""
+        return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
+
+    def __str__(self) -> str:
+        kind = f"{self.gpus:g} GPU + {self.cpus:g} CPU" if self.gpus else f"{self.cpus:g} CPU"
+        shared = " (the processes share cores)" if self.cpus < 1 else ""
+        return f"{self.layout} bundles of {kind}{shared}"
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where one bundle landed.
+
+    Arguments:
+        bundle: index in the placement group.
+        node: the cluster's name of the node.
+        address: IP address of the node.
+        device: the GPU's index or identifier on its node, as CUDA_VISIBLE_DEVICES takes it; None on a CPU.
+    """
+
+    bundle: int
+    node: str
+    address: str
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Whose seat is whose: one for each learner rank, in rank order, and a row for each engine."""
+
+    learner: tuple[Seat, ...]
+    engines: tuple[tuple[Seat, ...], ...]
+
+
+def plan(layout: Layout, *, capacity: Capacity) -> Plan:
+    """The bundles that hold ``layout``, or an error with the arithmetic when the cluster cannot hold them.
+
+    On a CPU each bundle asks for ``min(1, cores / processes)``: more processes than cores share them rather than fail.
+    On GPUs nothing is shared.
+
+    Raises:
+        PlacementError: the cluster has too few devices or cores, or no node with enough GPUs for one engine.
+    """
+    if layout.bundles < 1:
+        raise PlacementError(f"Asked for no process at all: {layout}. Give --actor-num-gpus-per-node at least 1.")
+    return _gpu_plan(layout, capacity) if layout.device == "gpu" else _cpu_plan(layout, capacity)
+
+
+def _cpu_plan(layout: Layout, capacity: Capacity) -> Plan:
+    if layout.devices_per_engine != 1:
+        raise PlacementError(
+            f"Asked for {layout.devices_per_engine} devices an engine on a CPU, where an engine is one process. "
+            "Set --rollout-num-gpus-per-engine to 1."
+        )
+    share = min(1.0, math.floor(capacity.cpus / layout.bundles * FINEST_SHARE) / FINEST_SHARE)
+    if share <= 0:
+        raise PlacementError(f"Asked for {layout} processes; the cluster has {capacity.cpus:g} CPU cores. Add a node.")
+    return Plan(layout, count=layout.bundles, cpus=share, gpus=0)
+
+
+def _gpu_plan(layout: Layout, capacity: Capacity) -> Plan:
+    needed = layout.bundles
+    if needed > capacity.gpus:
+        raise PlacementError(
+            f"Asked for {layout} GPUs; the cluster has {capacity.gpus:g}, {needed - capacity.gpus:g} too few. "
+            "Lower --actor-num-nodes, --actor-num-gpus-per-node or --rollout-num-gpus, or add nodes to the cluster."
+        )
+    if layout.engines and layout.devices_per_engine > capacity.largest_node_gpus:
+        raise PlacementError(
+            f"Asked for engines of {layout.devices_per_engine} GPUs; the largest node has "
+            f"{capacity.largest_node_gpus:g}, and an engine stays on one node. Lower --rollout-num-gpus-per-engine."
+        )
+    if needed > capacity.cpus:
+        raise PlacementError(
+            f"Asked for {needed} CPU cores, one to drive each of {layout} GPUs; the cluster has {capacity.cpus:g}. "
+            "Start Ray with --num-cpus, or lower --rollout-num-gpus."
+        )
+    return Plan(layout, count=needed, cpus=1, gpus=1)
+
+
+def assign(layout: Layout, *, seats: Sequence[Seat]) -> Assignment:
+    """Seats ordered by node and device: engines take whole blocks from the last node backwards, the learner the rest.
+
+    Engines choose first because they must not straddle nodes, and from the end so that the learner's ranks stay
+    together.
+
+    Raises:
+        PlacementError: the free seats of the nodes do not add up to whole engines.
+    """
+    free: dict[str, list[Seat]] = {}
+    for seat in sorted(seats, key=_order):
+        free.setdefault(seat.node, []).append(seat)
+    engines = [_take(free, layout) for _ in range(layout.engines)]
+    learner = [seat for node in free.values() for seat in node]
+    return Assignment(learner=tuple(learner), engines=tuple(reversed(engines)))
+
+
+def _take(free: dict[str, list[Seat]], layout: Layout) -> tuple[Seat, ...]:
+    size = layout.devices_per_engine
+    for node in reversed(free.values()):
+        if len(node) >= size:
+            block, node[-size:] = node[-size:], []
+            return tuple(block)
+    found = ", ".join(f"{node[0].address}: {len(node)}" for node in free.values() if node)
+    raise PlacementError(
+        f"Asked for {layout.engines} engines of {size} GPUs, each on one node; the devices left are {found or 'none'}. "
+        "Choose --rollout-num-gpus-per-engine and --actor-num-gpus-per-node so that they divide a node's devices."
+    )
+
+
+def _order(seat: Seat) -> tuple[list[tuple[int, str]], str, list[tuple[int, str]], int]:
+    return _natural(seat.address), seat.node, _natural(seat.device or ""), seat.bundle
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    # 10.0.0.9 before 10.0.0.10, device 2 before device 10, and names among themselves.
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in text.split(".")]

@@ -1,0 +1,122 @@
+"""The one placement group of a run, and which bundle of it is whose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from slime_core.cluster.layout import Capacity, Layout, Plan, Seat, assign, plan
+from slime_core.errors import PlacementError
+
+__all__ = ["Placement", "Slot", "place"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A seat that an actor can be started in: what it takes of the bundle, and the devices it sees.
+
+    Arguments:
+        group: the placement group.
+        seat: which bundle, where.
+        cpus, gpus: what the actor takes.
+        env: environment variables that show the actor its devices, all those of its engine.
+    """
+
+    group: PlacementGroup
+    seat: Seat
+    cpus: float
+    gpus: float
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One slot a learner rank, in rank order, and one an engine; as a context manager it gives them back at the end."""
+
+    plan: Plan
+    learner: tuple[Slot, ...]
+    engines: tuple[Slot, ...]
+    group: PlacementGroup
+
+    def __enter__(self) -> Placement:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Give all bundles back; every actor in them dies."""
+        remove_placement_group(self.group)
+
+
+def place(layout: Layout, *, timeout_s: float = 60.0) -> Placement:
+    """Bundles for everything in ``layout``, all or none.
+
+    Arguments:
+        timeout_s: how long to wait for devices that the cluster has but that others hold.
+
+    Raises:
+        PlacementError: at once when the cluster is too small; after ``timeout_s`` when others hold what is missing.
+    """
+    wanted = plan(layout, capacity=capacity())
+    group = placement_group([dict(wanted.bundle) for _ in range(wanted.count)], strategy="PACK")
+    if not group.wait(timeout_s):
+        remove_placement_group(group)
+        raise PlacementError(_held_by_others(wanted, timeout_s))
+    seats = assign(layout, seats=_seats(group, wanted))
+    learner = tuple(_slot(group, wanted, (seat,)) for seat in seats.learner)
+    engines = tuple(_slot(group, wanted, block) for block in seats.engines)
+    return Placement(wanted, learner, engines, group)
+
+
+def capacity() -> Capacity:
+    """What the cluster's living nodes have in total, in use or not."""
+    nodes: list[dict[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    gpus = [node.get("GPU", 0.0) for node in nodes]
+    cpus = sum(node.get("CPU", 0.0) for node in nodes)
+    return Capacity(cpus=cpus, gpus=sum(gpus), largest_node_gpus=max(gpus, default=0.0))
+
+
+def _held_by_others(wanted: Plan, timeout_s: float) -> str:
+    free = ray.available_resources()
+    return (
+        f"Asked for {wanted}; the cluster is large enough but has {free.get('CPU', 0):g} CPU and "
+        f"{free.get('GPU', 0):g} GPU free, and nobody gave any back within {timeout_s:g} s. "
+        "`ray status` shows who holds them; wait for them or ask for less."
+    )
+
+
+def _seats(group: PlacementGroup, wanted: Plan) -> list[Seat]:
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    devices = _devices(group, count=wanted.count) if wanted.gpus else [None] * wanted.count
+    return [Seat(index, nodes[index], addresses[nodes[index]], devices[index]) for index in range(wanted.count)]
+
+
+def _devices(group: PlacementGroup, *, count: int) -> Sequence[str | None]:
+    # Ray decides which GPU a bundle holds only when something runs in it, so a task in each bundle looks.
+    look: Any = ray.remote(num_cpus=0, num_gpus=1)(_visible_device)
+    strategies = [PlacementGroupSchedulingStrategy(group, index) for index in range(count)]
+    devices: list[str] = ray.get([look.options(scheduling_strategy=s).remote() for s in strategies], timeout=120)
+    return devices
+
+
+def _visible_device() -> str:
+    return str(ray.get_runtime_context().get_accelerator_ids()["GPU"][0])
+
+
+def _slot(group: PlacementGroup, wanted: Plan, block: tuple[Seat, ...]) -> Slot:
+    return Slot(group, block[0], wanted.cpus, wanted.gpus, env=_visible(block))
+
+
+def _visible(block: tuple[Seat, ...]) -> dict[str, str]:
+    devices = [seat.device for seat in block if seat.device is not None]
+    if not devices:
+        return {}
+    # An actor runs in one bundle but its engine owns several devices: Ray must not narrow what it sees to that one.
+    return {"CUDA_VISIBLE_DEVICES": ",".join(devices), "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}

@@ -1,0 +1,165 @@
+"""A Ray cluster for the length of a run: its own, or one that is running already.
+
+Its own cluster takes 4 to 5 seconds to start on two cores, most of it Ray's agents coming up one after the other; no
+public setting shortens it, so start it first and load other things meanwhile. Stopping takes 1 to 2 seconds.
+
+Whoever reaches Ray's ports can run code in its processes, so its own cluster listens on loopback only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+import ray
+from ray._private import ray_constants
+
+from slime_core.errors import PlacementError
+
+__all__ = ["Session", "cluster_has_gpus", "head_address"]
+
+SMALL_MACHINE_BYTES = 64 * 2**30
+SMALL_STORE_BYTES = 256 * 2**20
+"""Shards of a small run are megabytes; Ray's own default would take a third of the memory from the engines."""
+
+LEFTOVER_GRACE_S = 5.0
+KNOCK_LIMIT_S = 10.0
+
+
+class Session:
+    """``with Session(...):`` connects this process to a Ray cluster; after the block no process of its own one is left.
+
+    Arguments:
+        address: None: the cluster that this process was submitted to (``ray job submit`` says so in ``RAY_ADDRESS``),
+            or else a cluster of its own; ``"local"``: always its own; ``"auto"`` or ``host:port``: that running one.
+        namespace: where the run's named actors live; give every run its own.
+        num_cpus: cores of its own cluster; None: those that this process may use.
+        num_gpus: GPUs of its own cluster; None: those that Ray finds.
+
+    Raises:
+        PlacementError: there is no cluster at ``address``.
+    """
+
+    def __init__(
+        self, address: str | None = None, *, namespace: str, num_cpus: int | None = None, num_gpus: int | None = None
+    ) -> None:
+        self.address = address or os.environ.get("RAY_ADDRESS") or "local"
+        self.namespace = namespace
+        self.num_cpus = num_cpus or len(os.sched_getaffinity(0))
+        self.num_gpus = num_gpus
+        self._services: list[psutil.Process] = []
+
+    @property
+    def own(self) -> bool:
+        """Whether the cluster lives and ends with this session."""
+        return self.address == "local"
+
+    def __enter__(self) -> Session:
+        before = psutil.Process().children()
+        with _sigterm_kept():
+            if self.own:
+                self._start()
+            else:
+                self._join()
+        self._services = [child for child in psutil.Process().children() if child not in before]
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        tree = [one for service in self._services for one in _family(service)] if self.own else []
+        try:
+            ray.shutdown()
+        finally:
+            _end(tree)
+
+    def _start(self) -> None:
+        # Ray reads this nowhere but in the environment; a run does not report to anyone without being asked.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        with _on_loopback():
+            self._init(
+                address="local",
+                num_cpus=self.num_cpus,
+                num_gpus=self.num_gpus,
+                include_dashboard=False,
+                object_store_memory=SMALL_STORE_BYTES if psutil.virtual_memory().total < SMALL_MACHINE_BYTES else None,
+            )
+
+    def _join(self) -> None:
+        try:
+            if self.address != "auto":
+                _knock(self.address)
+            self._init(address=self.address)
+        except (OSError, ValueError) as error:
+            raise PlacementError(
+                f"Asked to join the Ray cluster at {self.address!r}; none answers there ({error}). Start one with "
+                "`ray start --head`, give its host:port, or leave the address out to run on this machine alone."
+            ) from error
+
+    def _init(self, **options: Any) -> None:
+        ray.init(namespace=self.namespace, log_to_driver=False, logging_level=logging.ERROR, **options)
+
+
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    # Ray puts its own handler in place of whatever the program had; Python allows both in the main thread only.
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    # ray 2.60: `_node_ip_address="127.0.0.1"` is replaced by the node's outer address, and with that everything but one
+    # agent listens on all interfaces. Where Ray expects no second node, as on a Mac, it keeps to 127.0.0.1 altogether.
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _knock(address: str) -> None:
+    # Ray itself tries for minutes where nobody listens.
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_LIMIT_S):
+        return
+
+
+def _family(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _end(processes: Iterable[psutil.Process]) -> None:
+    # Ray ends its workers but not what a worker put into a session of its own, as some servers do. Handles compare
+    # start times, so a process id that was used again is not mistaken for one of ours.
+    _, alive = psutil.wait_procs(processes, timeout=LEFTOVER_GRACE_S)
+    for process in alive:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(alive, timeout=LEFTOVER_GRACE_S)
+
+
+def cluster_has_gpus() -> bool:
+    """Whether any node of the joined cluster has a GPU."""
+    return bool(ray.cluster_resources().get("GPU", 0) > 0)
+
+
+def head_address() -> str | None:
+    """The address of the node that this process runs on, head or not; None where the cluster is this node alone."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    return str(ray.util.get_node_ip_address()) if len(nodes) > 1 else None

@@ -1,0 +1,79 @@
+"""What every thread and every task of this process is doing, as text a person can read."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from types import CoroutineType, FrameType
+from typing import Any
+
+__all__ = ["process_stacks", "task_stacks", "thread_stacks"]
+
+DEEPEST = 12
+"""Innermost frames kept of one stack: enough to leave a library's event loop and reach its caller."""
+
+SCAFFOLDING = ("/site-packages/ray/", "/threading.py", "/asyncio/runners.py", "/asyncio/base_events.py")
+"""Files whose frames are in every stack and explain nothing; what has no other frame is idle and left out."""
+
+
+def process_stacks() -> str:
+    """The stacks of all threads, then of all unfinished asyncio tasks, of this process."""
+    return "\n".join(part for part in (thread_stacks(), task_stacks()) if part)
+
+
+def thread_stacks() -> str:
+    """The stack of every busy thread but the one that asks, innermost frame last."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    asking = threading.get_ident()
+    frames = {ident: frame for ident, frame in sys._current_frames().items() if ident != asking}
+    stacks = {names.get(ident, str(ident)): _frames(frame) for ident, frame in frames.items()}
+    return "\n".join(f"thread {name}:\n{stack}" for name, stack in stacks.items() if stack)
+
+
+def task_stacks() -> str:
+    """Where every unfinished asyncio task of this process is suspended, over all event loops."""
+    stacks = {task.get_name(): "".join(_suspended(task)).rstrip() for task in _tasks()}
+    return "\n".join(f"task {name}:\n{stack}" for name, stack in stacks.items() if stack)
+
+
+def _tasks() -> list[asyncio.Task[Any]]:
+    # asyncio.all_tasks() sees one loop, and an actor has one for each concurrency group, each in its own thread.
+    return [found for found in gc.get_objects() if type(found) is asyncio.Task and not found.done()]
+
+
+def _suspended(task: asyncio.Task[Any]) -> Iterator[str]:
+    waiting: object = task.get_coro()
+    for _ in range(DEEPEST):
+        frame = waiting.cr_frame if isinstance(waiting, CoroutineType) else None
+        if frame is not None and _is_told(frame.f_code.co_filename):
+            yield _line(frame)
+        waiting = _awaited(waiting)
+
+
+def _awaited(waiting: object) -> object:
+    # Ray runs an actor's coroutine inside a compiled one, which has no frame but knows what it awaits: a wrapper (or a
+    # task) that only the collector can look into.
+    found: object = getattr(waiting, "cr_await", None)
+    if found is None or isinstance(found, CoroutineType):
+        return found
+    return next((inner for inner in gc.get_referents(found) if isinstance(inner, CoroutineType)), found)
+
+
+def _frames(frame: FrameType) -> str:
+    told = [entry for entry in traceback.extract_stack(frame) if _is_told(entry.filename)]
+    return "".join(traceback.format_list(told[-DEEPEST:])).rstrip()
+
+
+def _is_told(filename: str) -> bool:
+    return not any(part in filename for part in SCAFFOLDING)
+
+
+def _line(frame: FrameType) -> str:
+    info = inspect.getframeinfo(frame, context=1)
+    source = "".join(info.code_context or ()).strip()
+    return f'  File "{info.filename}", line {info.lineno}, in {info.function}\n    {source}\n'

@@ -1,0 +1,177 @@
+"""Every wait knows what it waits for, reports who is late, and ends.
+
+A run that hangs without a word is the most common complaint about distributed training, so there is no wait without a
+name: after ``warn_after_s`` the watchdog says who is pending, since when, and what each of them is doing (asked through
+the actors' control threads); after ``fail_after_s`` it raises the same as an error. An actor that died or raised ends
+the wait at once, even while others are still working, and so does a background task that failed. Waiting happens in
+short slices, so Ctrl-C passes at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from slime_core.cluster.actors import Call
+from slime_core.cluster.failures import local_error
+from slime_core.errors import WaitTimeout
+
+__all__ = ["FAIL_AFTER_S", "WARN_AFTER_S", "Late", "PendingCall", "report", "wait"]
+
+WARN_AFTER_S = 60.0
+"""Seconds after which a wait is reported first; then again whenever the time waited has doubled."""
+
+FAIL_AFTER_S = 1800.0
+"""Seconds after which a wait is an error: longer than a collective's own limit in torch (10 to 30 minutes)."""
+
+SLICE_S = 0.5
+"""Longest time in Ray's own code between two looks at the clock and at Ctrl-C."""
+
+STACKS_LIMIT_S = 3.0
+"""An actor whose control threads do not answer within this many seconds holds its interpreter, or has not started."""
+
+FETCH_LIMIT_S = 300.0
+"""Seconds to copy a finished result from the node that holds it; results are small, data stays where it is."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCall:
+    """One call that has not ended: who runs what, and what that process is doing."""
+
+    who: str
+    method: str
+    stacks: str
+
+    def __str__(self) -> str:
+        return f"  {self.who}: {self.method}()\n" + "\n".join(f"    {line}" for line in self.stacks.splitlines())
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A wait that takes long: what for, for how many seconds so far, how many calls have ended, and who has not."""
+
+    what: str
+    waited_s: float
+    finished: int
+    pending: tuple[PendingCall, ...]
+
+    @property
+    def headline(self) -> str:
+        """One line."""
+        names = ", ".join(call.who for call in self.pending)
+        return f"Waiting for {self.what} for {self.waited_s:.0f} s; {self.finished} done, pending: {names}"
+
+    def __str__(self) -> str:
+        return "\n".join([self.headline, *map(str, self.pending)])
+
+
+def report(late: Late) -> None:
+    """What a late wait does unless told otherwise: a warning in the log."""
+    log.warning("%s", late)
+
+
+def wait(
+    calls: Sequence[Call],
+    *,
+    what: str,
+    also: Sequence[Call] = (),
+    warn_after_s: float = WARN_AFTER_S,
+    fail_after_s: float = FAIL_AFTER_S,
+    on_warn: Callable[[Late], None] = report,
+) -> list[Any]:
+    """The results of ``calls``, in their order, as soon as all have ended.
+
+    Arguments:
+        what: what is waited for, as it reads after "Waiting for".
+        also: background calls; one that fails meanwhile ends the wait with its error, one that returns is ignored.
+        warn_after_s: report after this many seconds, and again at 2, 4, 8 times that.
+        fail_after_s: give up after this many seconds.
+        on_warn: receives each report.
+
+    Raises:
+        SlimeError: the first error of a call, as it was raised there.
+        RemoteError: a call failed otherwise, or its actor died.
+        WaitTimeout: ``fail_after_s`` have passed; says who is pending, with stacks.
+    """
+    watch = _Watch(what=what, warn_after_s=warn_after_s, fail_after_s=fail_after_s, on_warn=on_warn)
+    waiting: dict[ray.ObjectRef[Any], Call] = {call.ref: call for call in calls}
+    background: dict[ray.ObjectRef[Any], Call] = {call.ref: call for call in also if call.ref not in waiting}
+    results: dict[ray.ObjectRef[Any], Any] = {}
+    while waiting:
+        for ref in _ready([*background, *waiting], within_s=watch.slice_s()):
+            results[ref] = _result((background | waiting)[ref])
+            background.pop(ref, None)
+            waiting.pop(ref, None)
+        if waiting:
+            watch.look(waiting.values(), finished=len(calls) - len(waiting))
+    return [results[call.ref] for call in calls]
+
+
+class _Watch:
+    def __init__(self, *, what: str, warn_after_s: float, fail_after_s: float, on_warn: Callable[[Late], None]) -> None:
+        self.what = what
+        self.fail_after_s = fail_after_s
+        self.on_warn = on_warn
+        self.begun_s = time.monotonic()
+        self.next_warning_s = warn_after_s
+
+    def waited_s(self) -> float:
+        return time.monotonic() - self.begun_s
+
+    def slice_s(self) -> float:
+        due_s = min(self.next_warning_s, self.fail_after_s) - self.waited_s()
+        return max(0.0, min(SLICE_S, due_s))
+
+    def look(self, pending: Iterable[Call], *, finished: int) -> None:
+        waited_s = self.waited_s()
+        if waited_s < min(self.next_warning_s, self.fail_after_s):
+            return
+        late = Late(self.what, waited_s, finished, _describe(list(pending)))
+        if waited_s >= self.fail_after_s:
+            raise WaitTimeout(f"{late}\nGave up after {self.fail_after_s:g} s.")
+        self.next_warning_s = 2 * max(waited_s, self.next_warning_s)
+        self.on_warn(late)
+
+
+def _ready(refs: list[ray.ObjectRef[Any]], *, within_s: float) -> list[ray.ObjectRef[Any]]:
+    # num_returns=1 returns with the first that ends, so a failure is seen while the others still work. Results stay
+    # where they are: only _result() fetches one.
+    ready, _ = ray.wait(refs, num_returns=1, timeout=within_s, fetch_local=False)
+    return ready
+
+
+def _result(call: Call) -> Any:
+    try:
+        return ray.get(call.ref, timeout=FETCH_LIMIT_S)
+    except RayError as error:
+        raise local_error(error, who=str(call)) from error
+
+
+def _describe(pending: Sequence[Call]) -> tuple[PendingCall, ...]:
+    stacks = _ask_stacks(pending)
+    return tuple(PendingCall(call.who, call.method, stacks[call.who]) for call in pending)
+
+
+def _ask_stacks(pending: Sequence[Call]) -> Mapping[str, str]:
+    # All at once under one limit: a group of a hundred silent actors must not take a hundred limits.
+    asked = {call.actor.start("stacks").ref: call.who for call in pending if call.actor is not None}
+    answered = ray.wait(list(asked), num_returns=len(asked), timeout=STACKS_LIMIT_S)[0] if asked else []
+    silent = (
+        f"no stacks in {STACKS_LIMIT_S:g} s: its constructor has not returned, or native code holds its interpreter"
+    )
+    return {call.who: silent for call in pending} | {asked[ref]: _answer(ref) for ref in answered}
+
+
+def _answer(ref: ray.ObjectRef[Any]) -> str:
+    try:
+        return str(ray.get(ref))
+    except RayError as error:
+        return f"no stacks: {type(error).__name__}"

@@ -1,0 +1,256 @@
+"""The rules between settings, and whether the files they name are there; quick, and without anything heavy imported.
+
+Each rule is a function that yields what is wrong. The tables at the end name the settings it reads: a rule stays silent
+where one of those has no usable value, because that was reported already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.mistakes import Mistake
+from slime_core.config.schema import RunConfig
+
+__all__ = ["mistakes"]
+
+Rule = Callable[[RunConfig], Iterator[str]]
+
+
+def mistakes(config: RunConfig, *, purpose: str = "run", broken: frozenset[str] = frozenset()) -> list[Mistake]:
+    """Every rule that ``config`` breaks.
+
+    Arguments:
+        purpose: ``run``, or ``eval``, which trains nothing.
+        broken: settings whose value is not what the user meant.
+    """
+    rules = _ALWAYS | (_OF_EVAL if purpose == "eval" else _OF_RUN)
+    sound = (rule for rule, reads in rules.items() if not broken.intersection(reads.split()))
+    return [Mistake(message) for rule in sound for message in rule(config)]
+
+
+def _estimator_is_named(config: RunConfig) -> Iterator[str]:
+    if config.algorithm.advantage_estimator is None:
+        yield (
+            "advantage_estimator: nothing says how rewards become advantages; name a plugin that does, "
+            "--plugin grpo, or a component, --advantage-estimator NAME"
+        )
+
+
+def _batches_add_up(config: RunConfig) -> Iterator[str]:
+    prompts, responses = config.rollout.rollout_batch_size, config.rollout.n_samples_per_prompt
+    size, steps = config.learner.global_batch_size, config.learner.num_steps_per_rollout
+    total = config.samples_per_rollout
+    left = f"rollout_batch_size x n_samples_per_prompt = {prompts} x {responses} = {total}"
+    if size and steps and size * steps != total:
+        right = f"global_batch_size x num_steps_per_rollout = {size} x {steps} = {size * steps}"
+        yield f"{left}, but {right}; they must be equal, or leave one of the latter two out"
+    elif size and not steps and total % size:
+        yield f"{left}, which global_batch_size = {size} does not divide; choose a divisor of {total}"
+    elif steps and not size and total % steps:
+        yield f"{left}, which num_steps_per_rollout = {steps} does not divide; choose a divisor of {total}"
+
+
+def _every_rank_has_samples(config: RunConfig) -> Iterator[str]:
+    if config.samples_per_step < config.num_learner_ranks:
+        nodes, each = config.cluster.actor_num_nodes, config.cluster.actor_num_gpus_per_node
+        yield (
+            f"{config.samples_per_step} samples an optimizer step, for actor_num_nodes x actor_num_gpus_per_node = "
+            f"{nodes} x {each} = {config.num_learner_ranks} learner ranks; each needs at least one, "
+            "so raise global_batch_size"
+        )
+
+
+def _engines_fill_their_gpus(config: RunConfig) -> Iterator[str]:
+    gpus, each = config.cluster.rollout_num_gpus, config.cluster.rollout_num_gpus_per_engine
+    if gpus % each:
+        yield f"rollout_num_gpus = {gpus} is no multiple of rollout_num_gpus_per_engine = {each}; choose one"
+
+
+def _responses_fit_the_context(config: RunConfig) -> Iterator[str]:
+    context = config.engine.sglang_context_length
+    longest = max(config.rollout.rollout_max_response_len, config.eval.eval_max_response_len or 0)
+    if context is not None and longest >= context:
+        yield (
+            f"sglang_context_length = {context} has no room for a prompt and a response of {longest} tokens; "
+            "raise it, or lower the longest response"
+        )
+
+
+def _responses_fit_the_model(config: RunConfig) -> Iterator[str]:
+    yield from _too_long(config, "rollout_max_response_len", config.rollout.rollout_max_response_len)
+    yield from _too_long(config, "eval_max_response_len", config.eval.eval_max_response_len)
+
+
+def _evaluated_responses_fit_the_model(config: RunConfig) -> Iterator[str]:
+    if config.eval.eval_max_response_len is None:
+        yield from _too_long(config, "rollout_max_response_len", config.rollout.rollout_max_response_len)
+    yield from _too_long(config, "eval_max_response_len", config.eval.eval_max_response_len)
+
+
+def _kl_is_used(config: RunConfig) -> Iterator[str]:
+    coefficient = config.algorithm.kl_loss_coef
+    if coefficient and not config.algorithm.use_kl_loss:
+        yield f"kl_loss_coef = {coefficient} has no effect without use_kl_loss; add --use-kl-loss, or leave it out"
+
+
+def _reference_is_used(config: RunConfig) -> Iterator[str]:
+    folder = config.model.ref_load
+    if folder is not None and not config.algorithm.use_kl_loss:
+        yield f"ref_load = {folder} has no effect without use_kl_loss; add --use-kl-loss, or leave it out"
+
+
+def _schedule_is_possible(config: RunConfig) -> Iterator[str]:
+    settings = config.optimizer
+    if settings.min_lr > settings.lr:
+        yield f"min_lr = {settings.min_lr} is above lr = {settings.lr}; the learning rate falls from lr to min_lr"
+    if settings.lr_decay_iters is not None and settings.lr_decay_iters <= settings.lr_warmup_iters:
+        decay, warmup = settings.lr_decay_iters, settings.lr_warmup_iters
+        yield f"lr_decay_iters = {decay} must be above lr_warmup_iters = {warmup}; both count from the first step"
+
+
+def _waits_warn_first(config: RunConfig) -> Iterator[str]:
+    if config.watch.wait_warn_s > config.watch.wait_fail_s:
+        warn, fail = config.watch.wait_warn_s, config.watch.wait_fail_s
+        yield f"wait_warn_s = {warn:g} is above wait_fail_s = {fail:g}; a wait is reported before it fails"
+
+
+def _interval_has_data(config: RunConfig) -> Iterator[str]:
+    if config.eval.eval_interval is not None and not config.eval.eval_prompt_data:
+        interval = config.eval.eval_interval
+        yield (
+            f"eval_interval = {interval}, but there is nothing to evaluate on; "
+            "add --eval-prompt-data NAME FILE, or --eval-interval none"
+        )
+
+
+def _there_is_eval_data(config: RunConfig) -> Iterator[str]:
+    if not config.eval.eval_prompt_data:
+        yield "eval_prompt_data: there is nothing to evaluate on; add --eval-prompt-data NAME FILE"
+
+
+def _eval_names_differ(config: RunConfig) -> Iterator[str]:
+    counts = Counter(name for name, _ in config.eval.eval_prompt_data)
+    for name in (name for name, count in counts.items() if count > 1):
+        yield f"eval_prompt_data: {counts[name]} files are named {name!r}; metrics carry the name, each needs its own"
+
+
+def _eval_files_are_readable(config: RunConfig) -> Iterator[str]:
+    for name, path in config.eval.eval_prompt_data:
+        yield from _unreadable(path, f"eval_prompt_data {name}")
+
+
+def _prompts_are_readable(config: RunConfig) -> Iterator[str]:
+    if config.data.prompt_data is not None:
+        yield from _unreadable(config.data.prompt_data, "prompt_data")
+
+
+def _checkpoint_is_a_model(config: RunConfig) -> Iterator[str]:
+    yield from _no_model(config.model.hf_checkpoint, "hf_checkpoint")
+
+
+def _reference_is_a_model(config: RunConfig) -> Iterator[str]:
+    yield from _no_model(config.model.ref_load, "ref_load")
+
+
+def _load_exists(config: RunConfig) -> Iterator[str]:
+    folder = config.model.load
+    if folder is not None and not folder.is_dir():
+        yield f"load: {folder} is no folder; accepted: a run folder, or one of its checkpoints"
+
+
+def _output_is_writable(config: RunConfig) -> Iterator[str]:
+    folder = config.run.output_dir or Path.cwd() / "outputs"
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not nearest.is_dir():
+        yield f"output_dir: {nearest} is a file, so {folder} cannot be a folder; choose another with --output-dir"
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        yield f"output_dir: {nearest} is not writable, so {folder} cannot be written; choose another with --output-dir"
+
+
+def _unreadable(path: Path, what: str) -> Iterator[str]:
+    if not path.is_file():
+        found = "is a folder" if path.is_dir() else "does not exist"
+        yield f"{what}: {path} {found}; accepted: a prompt file"
+    elif not os.access(path, os.R_OK):
+        yield f"{what}: {path} may not be read by this user"
+
+
+def _no_model(folder: Path | None, what: str) -> Iterator[str]:
+    if folder is None:
+        return
+    accepted = "accepted: a Hugging Face folder on this machine (download a hub model first)"
+    if not (folder / "config.json").is_file():
+        found = "holds no config.json" if folder.is_dir() else "is no folder"
+        yield f"{what}: {folder} {found}; {accepted}"
+    elif (described := _described(folder)) is None:
+        yield f"{what}: {folder / 'config.json'} is no JSON object; {accepted}"
+    elif not _names_an_architecture(described):
+        yield f"{what}: {folder / 'config.json'} names no architecture; {accepted}"
+
+
+def _described(folder: Path) -> dict[str, Any] | None:
+    """What ``config.json`` says; None: it cannot be read, which another rule reports."""
+    try:
+        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return described if isinstance(described, dict) else None
+
+
+def _names_an_architecture(described: dict[str, Any]) -> bool:
+    match described.get("architectures"):
+        case [str(), *_]:
+            return True
+    return False
+
+
+def _too_long(config: RunConfig, name: str, longest: int | None) -> Iterator[str]:
+    described = _described(config.model.hf_checkpoint or ARITHMETIC / "model") or {}
+    context = described.get("max_position_embeddings")
+    # With scaled rotary embeddings a model reads further than this number says; how far is the engine's to know.
+    if longest is None or not isinstance(context, int) or described.get("rope_scaling"):
+        return
+    if longest >= context:
+        yield (
+            f"{name} = {longest}, but the model reads at most max_position_embeddings = {context} tokens, "
+            f"prompt and response together; give less than {context}"
+        )
+
+
+_BATCH = "rollout_batch_size n_samples_per_prompt global_batch_size num_steps_per_rollout"
+
+_ALWAYS: dict[Rule, str] = {
+    _engines_fill_their_gpus: "rollout_num_gpus rollout_num_gpus_per_engine",
+    _responses_fit_the_context: "sglang_context_length rollout_max_response_len eval_max_response_len",
+    _waits_warn_first: "wait_warn_s wait_fail_s",
+    _eval_names_differ: "eval_prompt_data",
+    _eval_files_are_readable: "eval_prompt_data",
+    _checkpoint_is_a_model: "hf_checkpoint",
+    _load_exists: "load",
+    _output_is_writable: "output_dir",
+}
+
+_OF_EVAL: dict[Rule, str] = {
+    _there_is_eval_data: "eval_prompt_data",
+    _evaluated_responses_fit_the_model: "hf_checkpoint rollout_max_response_len eval_max_response_len",
+}
+
+_OF_RUN: dict[Rule, str] = {
+    _estimator_is_named: "advantage_estimator plugins",
+    _batches_add_up: _BATCH,
+    _every_rank_has_samples: f"{_BATCH} actor_num_nodes actor_num_gpus_per_node",
+    _responses_fit_the_model: "hf_checkpoint rollout_max_response_len eval_max_response_len",
+    _kl_is_used: "kl_loss_coef use_kl_loss",
+    _reference_is_used: "ref_load use_kl_loss",
+    _schedule_is_possible: "lr min_lr lr_decay_iters lr_warmup_iters",
+    _interval_has_data: "eval_interval eval_prompt_data",
+    _prompts_are_readable: "prompt_data",
+    _reference_is_a_model: "ref_load",
+}
+"""Rule -> the settings it reads."""

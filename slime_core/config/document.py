@@ -1,0 +1,107 @@
+"""Reads a TOML file of settings: one table a section, one a named plugin."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_core.config.mistakes import Mistake, nearest
+from slime_core.config.settings import Setting
+from slime_core.errors import ConfigError
+
+__all__ = ["Document", "read_document"]
+
+Places = Mapping[tuple[str, str], Setting]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A parsed file.
+
+    Arguments:
+        path: of the file; its folder is what paths in it are relative to.
+        tables: table name -> key -> value, as TOML types.
+        lines: (table, key) -> line number, where a key stands on a line of its own.
+    """
+
+    path: Path
+    tables: Mapping[str, Any]
+    lines: Mapping[tuple[str, str], int]
+
+    def place(self, table: str, key: str = "") -> str:
+        """Where the key stands, for messages: ``run.toml:12 [optimizer] lr``."""
+        line = self.lines.get((table, key))
+        file = f"{self.path.name}:{line}" if line else self.path.name
+        return " ".join(filter(None, [file, f"[{table}]" if table else "", key]))
+
+    def values(self, settings: Mapping[str, Setting], mistakes: list[Mistake]) -> Iterator[tuple[Setting, object]]:
+        """Every setting in the file with its TOML value; keys and tables that are none are added to ``mistakes``."""
+        by_place = {(setting.section, setting.name): setting for setting in settings.values()}
+        for table, entries in self.tables.items():
+            if not isinstance(entries, dict):
+                mistakes.append(Mistake(f"{self.place('', table)}: stands in no section{_home(table, by_place)}"))
+            elif not any(section == table for section, _ in by_place):
+                mistakes.append(Mistake(f"{self.place(table)}: {_no_table(table, by_place)}"))
+            else:
+                yield from self._of_table(table, entries, by_place, mistakes)
+
+    def _of_table(
+        self, table: str, entries: Mapping[str, object], by_place: Places, mistakes: list[Mistake]
+    ) -> Iterator[tuple[Setting, object]]:
+        for key, value in entries.items():
+            setting = by_place.get((table, key))
+            if setting is not None:
+                yield setting, value
+            else:
+                mistakes.append(Mistake(f"{self.place(table, key)}: no such setting{_home(key, by_place)}"))
+
+
+def read_document(path: Path) -> Document:
+    """The file's tables.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not TOML; with the line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}; accepted: the path of a TOML file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--config {path}: byte {error.start} is not UTF-8; TOML files are") from None
+    try:
+        return Document(path, tomllib.loads(text), _lines(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+
+
+def _lines(text: str) -> dict[tuple[str, str], int]:
+    """Best effort, for messages only: tomllib tells no positions."""
+    table = ""
+    found: dict[tuple[str, str], int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[\s*([\w-]+)\s*\]", line):
+            table = header[1]
+            found.setdefault((table, ""), number)
+        elif key := re.match(r"\s*([\w-]+)\s*=", line):
+            found.setdefault((table, key[1]), number)
+    return found
+
+
+def _home(key: str, by_place: Places) -> str:
+    """Which section a misplaced key belongs to, or which key a misspelt one resembles."""
+    homes = [section for section, name in by_place if name == key]
+    if homes:
+        return f"; it belongs to [{homes[0]}]"
+    return nearest(key, [name for _, name in by_place])
+
+
+def _no_table(table: str, by_place: Places) -> str:
+    sections = list(dict.fromkeys(section for section, _ in by_place))
+    return (
+        f"neither a section nor a named plugin with options{nearest(table, sections)}\n"
+        f"sections: {', '.join(sections)}; a plugin is named with --plugin, or in [run] plugins"
+    )

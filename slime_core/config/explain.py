@@ -1,0 +1,206 @@
+"""Writes settings for people: as a TOML file that repeats the run, as help, and one setting in full."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from slime_core.config.load import DEFAULT, Resolved
+from slime_core.config.mistakes import nearest
+from slime_core.config.schema import RunConfig
+from slime_core.config.settings import Setting, core_settings, plugin_settings
+from slime_core.errors import ConfigError
+
+__all__ = ["explain", "help_page", "help_topic", "to_toml"]
+
+WIDTH: Final = 100
+"""Columns of help."""
+
+_LEFT: Final = 33
+_RIGHT: Final = WIDTH - _LEFT - 3
+
+_COMMON_NAMES = """
+    hf_checkpoint load bf16 device actor_num_gpus_per_node rollout_num_gpus prompt_data input_key label_key
+    apply_chat_template num_rollout rollout_batch_size n_samples_per_prompt rollout_temperature
+    rollout_max_response_len rm_type eval_prompt_data eval_interval advantage_estimator eps_clip use_kl_loss
+    kl_loss_coef lr global_batch_size max_tokens_per_gpu save_interval output_dir seed plugins progress
+"""
+
+COMMON: Final = frozenset(_COMMON_NAMES.split())
+"""Settings that the short help describes; the others it only names."""
+
+CONFIG_HELP: Final = "TOML file of settings, one table a section; flags win over it"
+
+
+def to_toml(resolved: Resolved) -> str:
+    """A file that resolves to the same settings again (``slime run --config FILE``), with each value's source."""
+    lines = ["# All settings of a run. slime run --config THIS_FILE repeats it with the same plugins installed."]
+    section = ""
+    for key, (setting, value) in resolved.values().items():
+        if setting.section != section:
+            section = setting.section
+            lines += ["", f"[{section}]"]
+        lines.append(_toml_line(setting, value, source=str(resolved.provenance[key])))
+    return "\n".join(lines) + "\n"
+
+
+def explain(name: str, resolved: Resolved) -> str:
+    """One setting: its value, where that came from, what it accepts and does.
+
+    Arguments:
+        name: as a key (``lr``, ``optimizer.lr``, ``grpo.std_normalization``) or a flag (``--lr``).
+
+    Raises:
+        ConfigError: there is no such setting; with the nearest.
+    """
+    values = resolved.values()
+    names = {spelling: key for key, (setting, _) in values.items() for spelling in _spellings(setting)}
+    wanted = name.removeprefix("--").replace("-", "_")
+    if wanted not in names:
+        raise ConfigError(f"{name}: no such setting{nearest(wanted, names)}; slime run --help all lists them")
+    key = names[wanted]
+    setting, value = values[key]
+    rows = {
+        "from": str(resolved.provenance[key]),
+        "accepts": setting.accepts,
+        "default": _plain(setting.default),
+        "flag": f"{setting.flag} {setting.placeholder}".rstrip(),
+        "file": f"[{setting.section}] {setting.name}",
+    }
+    listed = "\n".join(f"  {label:<8} {text}" for label, text in rows.items())
+    return f"{setting.section}.{setting.name} = {_plain(value)}\n{listed}\n{_wrapped(_does(setting), indent=2)}"
+
+
+def help_page(command: str, options: Mapping[str, type[BaseModel]] | None = None) -> str:
+    """``slime run --help``: what is set most, described; the rest by name; the named plugins' options in full."""
+    usage = f"slime {command} [--plugin NAME] [--config FILE.toml] [--setting value ...]"
+    parts = [usage, *_rows([("--config PATH", CONFIG_HELP)])]
+    for section, settings in _by_section(core_settings().values()).items():
+        common = [setting for setting in settings if setting.name in COMMON]
+        others = [setting.flag for setting in settings if setting.name not in COMMON]
+        parts += ["", _title(section), *_rows(map(_short_row, common))]
+        parts += [_wrapped("also " + " ".join(others), indent=2, hanging=7)] if others else []
+    parts += _plugin_parts(options or {})
+    parts += ["", f"slime {command} --help SECTION describes all of a section, --help all everything."]
+    return "\n".join(parts)
+
+
+def help_topic(topic: str, options: Mapping[str, type[BaseModel]] | None = None) -> str:
+    """``slime run --help SECTION``: every setting of one section or named plugin, or of ``all``.
+
+    Raises:
+        ConfigError: there is no such section.
+    """
+    everything = {**core_settings(), **plugin_settings(options or {})}
+    sections = _by_section(everything.values())
+    wanted = list(sections) if topic == "all" else [topic]
+    if wanted[0] not in sections:
+        accepted = ", ".join(["all", *sections])
+        raise ConfigError(f"--help {topic}: no such section{nearest(topic, sections)}; accepted: {accepted}")
+    parts = [line for section in wanted for line in ["", _title(section), *_rows(map(_row, sections[section]))]]
+    return "\n".join(parts[1:])
+
+
+def _toml_line(setting: Setting, value: object, *, source: str) -> str:
+    if value is None and source == str(DEFAULT):
+        return f"# {setting.name} is not set"
+    return f"{setting.name} = {_toml(value)}  # {source}"
+
+
+def _toml(value: object) -> str:
+    match value:
+        case None:
+            return '"none"'
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)
+        case str() | Path():
+            # TOML's basic strings are JSON's, but for one control character.
+            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+        case list() | tuple():
+            return f"[{', '.join(map(_toml, value))}]"
+        case dict():
+            return f"{{ {', '.join(f'{_toml(key)} = {_toml(entry)}' for key, entry in value.items())} }}"
+    raise TypeError(f"a setting of type {type(value).__name__} cannot be written as TOML")
+
+
+def _plain(value: Any) -> str:
+    """The value as one would write it after its flag."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return str(value).lower()
+        case tuple():
+            return " ".join(map(_plain, value)) or "(empty)"
+        case float():
+            return f"{value:g}"
+    return str(value)
+
+
+def _spellings(setting: Setting) -> list[str]:
+    return [setting.key, f"{setting.section}.{setting.name}", setting.flag.removeprefix("--").replace("-", "_")]
+
+
+def _does(setting: Setting) -> str:
+    return " ".join((setting.info.description or "").split())
+
+
+def _by_section(settings: Iterable[Setting]) -> dict[str, list[Setting]]:
+    found: dict[str, list[Setting]] = {}
+    for setting in settings:
+        found.setdefault(setting.section, []).append(setting)
+    return found
+
+
+def _title(section: str) -> str:
+    info = RunConfig.model_fields.get(section)
+    if info is None:
+        return f"[{section}] options of plugin {section}"
+    kind: Any = info.annotation
+    return f"[{section}] {kind.__doc__.splitlines()[0].removesuffix('.')}"
+
+
+def _plugin_parts(options: Mapping[str, type[BaseModel]]) -> Iterator[str]:
+    for plugin, settings in _by_section(plugin_settings(options).values()).items():
+        yield from ["", _title(plugin), *_rows(map(_row, settings))]
+
+
+def _row(setting: Setting) -> tuple[str, str]:
+    default = _plain(setting.default)
+    tail = "" if default in ("none", "(empty)") else f" [{default}]"
+    return f"{setting.flag} {setting.placeholder}".rstrip(), _does(setting) + tail
+
+
+def _short_row(setting: Setting) -> tuple[str, str]:
+    """The row with as much of what it says as stays on one line: the first sentence, or its first clause."""
+    left, _ = _row(setting)
+    default = _plain(setting.default)
+    tail = "" if default in ("none", "false", "(empty)") else f" [{default}]"
+    sentence = _does(setting).split(". ")[0].removesuffix(".")
+    if len(sentence + tail) > _RIGHT:
+        sentence = sentence.split("; ")[0]
+    return left, sentence + tail
+
+
+def _rows(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    for left, right in rows:
+        head = f"  {left:<{_LEFT}} "
+        if len(left) > _LEFT:
+            yield head.rstrip()
+            head = " " * (_LEFT + 3)
+        first, *others = textwrap.wrap(right, _RIGHT, break_on_hyphens=False) or [""]
+        yield (head + first).rstrip()
+        yield from (" " * (_LEFT + 3) + line for line in others)
+
+
+def _wrapped(text: str, *, indent: int, hanging: int | None = None) -> str:
+    later = " " * (indent if hanging is None else hanging)
+    wrapper = textwrap.TextWrapper(WIDTH, initial_indent=" " * indent, subsequent_indent=later, break_on_hyphens=False)
+    return wrapper.fill(text)

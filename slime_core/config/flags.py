@@ -1,0 +1,108 @@
+"""Reads a command line into words for each flag; what the words mean is ``settings``' part.
+
+Accepted are ``--flag value``, ``--flag=value``, several values where the setting is a sequence (and the flag again for
+more), and for switches ``--flag``, ``--flag false`` and ``--no-flag``. Abbreviations are not: a flag that is added
+later must not change what a script means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from slime_core.config.mistakes import Mistake, nearest
+from slime_core.config.settings import Setting
+
+__all__ = ["CONFIG_FLAG", "CommandLine", "read_command_line"]
+
+CONFIG_FLAG = "--config"
+"""Names the TOML file; the only flag that is no setting."""
+
+
+@dataclass(slots=True)
+class CommandLine:
+    """What stood on a command line.
+
+    Example, ``--lr 1e-4 --no-save-hf``: ``words = {"lr": ["1e-4"], "save_hf": ["false"]}``.
+
+    Arguments:
+        words: setting key -> the words given for it; a switch that stood alone has none.
+        config: words after ``--config``.
+        mistakes: what could not be understood.
+    """
+
+    words: dict[str, list[str]] = field(default_factory=dict)
+    config: list[str] = field(default_factory=list)
+    mistakes: list[Mistake] = field(default_factory=list)
+
+    def blame(self, message: str, key: str = "") -> None:
+        """Collect one mistake."""
+        self.mistakes.append(Mistake(message, key))
+
+
+def read_command_line(argv: Sequence[str], settings: Mapping[str, Setting]) -> CommandLine:
+    """Every flag of ``argv`` with its words; mistakes are collected, not raised.
+
+    Arguments:
+        settings: by key, those of the core and of the named plugins.
+    """
+    line = CommandLine()
+    by_flag = {setting.flag: setting for setting in settings.values()}
+    switches = {setting.flag.replace("--", "--no-", 1): setting for setting in settings.values() if setting.is_switch}
+    for flag, words in _flags_with_words(argv, line):
+        if flag == CONFIG_FLAG:
+            _take_config(words, line)
+        elif flag in by_flag:
+            _take(by_flag[flag], words, line)
+        elif flag in switches:
+            _switch_off(switches[flag], flag, words, line)
+        else:
+            line.blame(_unknown(flag, by_flag))
+    return line
+
+
+def _flags_with_words(argv: Sequence[str], line: CommandLine) -> Iterator[tuple[str, list[str]]]:
+    starts = [place for place, word in enumerate(argv) if word.startswith("--") and word != "--"]
+    for word in argv[: starts[0] if starts else None]:
+        line.blame(f"{word!r} belongs to no flag; settings are given as --flag value")
+    for start, end in pairwise([*starts, len(argv)]):
+        flag, equals, value = argv[start].partition("=")
+        yield flag, [*([value] if equals else []), *argv[start + 1 : end]]
+
+
+def _take_config(words: Sequence[str], line: CommandLine) -> None:
+    line.config += words
+    if len(line.config) != 1 or not words:
+        line.blame(f"{CONFIG_FLAG}: found {' '.join(line.config) or 'nothing'}; accepted: the path of one TOML file")
+
+
+def _take(setting: Setting, words: list[str], line: CommandLine) -> None:
+    if not words and not setting.is_switch:
+        line.blame(f"{setting.flag}: no value given; accepted: {setting.accepts}", setting.key)
+    elif setting.is_sequence:
+        line.words.setdefault(setting.key, []).extend(words)
+    elif len(words) > 1:
+        line.blame(f"{setting.flag}: found {' '.join(words)!r}; accepted: one value, {setting.accepts}", setting.key)
+    else:
+        _take_once(setting, words, line)
+
+
+def _take_once(setting: Setting, words: list[str], line: CommandLine) -> None:
+    if setting.key in line.words:
+        first, second = (" ".join(given) or "true" for given in (line.words[setting.key], words))
+        line.blame(f"{setting.flag}: given twice, as {first} and as {second}; accepted: once", setting.key)
+    line.words[setting.key] = words
+
+
+def _switch_off(setting: Setting, flag: str, words: Sequence[str], line: CommandLine) -> None:
+    if words:
+        line.blame(f"{flag}: found {' '.join(words)!r}; it takes no value, {setting.flag} does", setting.key)
+    _take_once(setting, ["false"], line)
+
+
+def _unknown(flag: str, by_flag: Mapping[str, Setting]) -> str:
+    plugin, dot, _ = flag.removeprefix("--").partition(".")
+    if dot and not any(setting.of_plugin and setting.section == plugin for setting in by_flag.values()):
+        return f"{flag}: the run names no plugin {plugin!r} that has options; add --plugin {plugin}"
+    return f"{flag}: no such setting{nearest(flag, [*by_flag, CONFIG_FLAG])}"

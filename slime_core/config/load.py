@@ -1,0 +1,227 @@
+"""Lays the layers of settings over each other: default < embedded default < plugin preset < file < flag.
+
+Two passes, because plugins bring settings: :func:`peek` finds out which plugins are named, without judging anything;
+whoever calls activates them and hands their presets and options classes to :func:`load`, which judges everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from slime_core.config import check
+from slime_core.config.document import Document, read_document
+from slime_core.config.embedded import EMBEDDED_DEFAULTS
+from slime_core.config.flags import CommandLine, read_command_line
+from slime_core.config.mistakes import Mistake, nearest, report
+from slime_core.config.schema import RunConfig
+from slime_core.config.settings import Setting, Unacceptable, core_settings, plugin_settings
+from slime_core.errors import ConfigError
+
+__all__ = ["Peek", "Provenance", "Resolved", "load", "named_plugins", "peek"]
+
+Presets = Mapping[str, tuple[object, str]]
+Options = Mapping[str, type[BaseModel]]
+Purpose = Literal["run", "eval"]
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where a value came from; prints as ``flag --lr``, ``file run.toml:3``, ``preset of plugin grpo``, ``default``.
+
+    Arguments:
+        layer: which layer said it.
+        where: the flag, the file with line, or the plugin; empty for the two kinds of default.
+    """
+
+    layer: Literal["default", "embedded default", "preset", "file", "flag"]
+    where: str = ""
+
+    def __str__(self) -> str:
+        joint = " of plugin " if self.layer == "preset" else " "
+        return f"{self.layer}{joint}{self.where}" if self.where else self.layer
+
+
+DEFAULT = Provenance("default")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """All settings of a run, and where each came from.
+
+    Arguments:
+        config: the core's settings.
+        plugin_options: plugin -> its options object, for every named plugin that has options.
+        provenance: setting key (``lr``, ``grpo.std_normalization``) -> where its value came from; every key is there.
+    """
+
+    config: RunConfig
+    plugin_options: Mapping[str, BaseModel] = field(default_factory=dict)
+    provenance: Mapping[str, Provenance] = field(default_factory=dict)
+
+    def values(self) -> dict[str, tuple[Setting, Any]]:
+        """Setting key -> (setting, value), the core's in the order of ``schema``, then the plugins'."""
+        kinds = {plugin: type(options) for plugin, options in self.plugin_options.items()}
+        settings = {**core_settings(), **plugin_settings(kinds)}
+        return {key: (setting, self._value(setting)) for key, setting in settings.items()}
+
+    def _value(self, setting: Setting) -> Any:
+        holder = self.plugin_options[setting.section] if setting.of_plugin else dict(self.config)[setting.section]
+        return dict(holder)[setting.name]
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """What must be known of a command line before plugins are activated.
+
+    Arguments:
+        plugins: the named plugins; those on the command line replace those of the file.
+        hf_checkpoint: the folder of the start weights, whose architecture may need a plugin; None: the embedded model.
+    """
+
+    plugins: tuple[str, ...] = ()
+    hf_checkpoint: Path | None = None
+
+
+def peek(argv: Sequence[str]) -> Peek:
+    """The plugins and the model that flags or file name; mistakes are left for :func:`load` to report."""
+    wanted = {key: core_settings()[key] for key in ("plugins", "hf_checkpoint")}
+    reading = _Reading(core_settings())
+    line = read_command_line(argv, core_settings())
+    document = _document(line, reading)
+    reading.read_file(document, only=wanted)
+    reading.read_flags(line, only=wanted)
+    return Peek(**reading.values)
+
+
+def named_plugins(argv: Sequence[str]) -> tuple[str, ...]:
+    """The plugins that flags or file name; mistakes are left for :func:`load` to report."""
+    return peek(argv).plugins
+
+
+def load(
+    argv: Sequence[str],
+    *,
+    presets: Presets | None = None,
+    plugin_options: Options | None = None,
+    purpose: Purpose = "run",
+    check_rules: bool = True,
+) -> Resolved:
+    """The settings that ``argv`` and the file it names mean, validated.
+
+    Arguments:
+        argv: flags after the command word.
+        presets: setting name -> (value, plugin that sets it), of the named plugins.
+        plugin_options: plugin -> its options class, of the named plugins.
+        purpose: whose rules to check; an evaluation needs no advantage estimator.
+        check_rules: False leaves out the rules between settings and the look at files.
+
+    Raises:
+        ConfigError: lists every mistake in flags, file, presets and rules.
+    """
+    options = plugin_options or {}
+    reading = _Reading({**core_settings(), **plugin_settings(options)})
+    line = read_command_line(argv, reading.settings)
+    document = _document(line, reading)
+    reading.read_presets(presets or {})
+    reading.read_file(document)
+    reading.mistakes += line.mistakes
+    reading.read_flags(line)
+    reading.fill_embedded()
+    config, plugins = reading.build(options)
+    if check_rules and not reading.file_is_unreadable:
+        reading.mistakes += check.mistakes(config, purpose=purpose, broken=reading.broken)
+    if reading.mistakes:
+        raise report(reading.mistakes)
+    return Resolved(config, plugins, {key: reading.provenance.get(key, DEFAULT) for key in reading.settings})
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Values as far as they are read, later layers over earlier ones, and what was wrong on the way."""
+
+    settings: Mapping[str, Setting]
+    values: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Provenance] = field(default_factory=dict)
+    mistakes: list[Mistake] = field(default_factory=list)
+    file_is_unreadable: bool = False
+
+    @property
+    def broken(self) -> frozenset[str]:
+        """Settings whose value is not what the user meant, so that no rule should be built on it."""
+        return frozenset(mistake.key for mistake in self.mistakes if mistake.key)
+
+    def read_presets(self, presets: Presets) -> None:
+        for key, (value, plugin) in presets.items():
+            if key not in self.settings:
+                close = nearest(key, self.settings)
+                message = f"preset {key} of plugin {plugin}: no such setting{close}; report it to the plugin's author"
+                self.mistakes.append(Mistake(message))
+                continue
+            where = f"{key}, set by plugin {plugin}"
+            setting = self.settings[key]
+            self._put(setting, Provenance("preset", plugin), partial(setting.read_python, value), where)
+
+    def read_file(self, document: Document | None, *, only: Mapping[str, Setting] | None = None) -> None:
+        if document is None:
+            return
+        for setting, value in document.values(self.settings, self.mistakes):
+            if only is None or setting.key in only:
+                place = document.place(setting.section, setting.name)
+                origin = Provenance("file", place.split(" ")[0])
+                read = partial(setting.read_toml, value, base=document.path.parent)
+                self._put(setting, origin, read, place)
+
+    def read_flags(self, line: CommandLine, *, only: Mapping[str, Setting] | None = None) -> None:
+        for key, words in line.words.items():
+            if only is None or key in only:
+                setting = self.settings[key]
+                origin = Provenance("flag", setting.flag)
+                self._put(setting, origin, partial(setting.read_flag, words), setting.flag)
+
+    def fill_embedded(self) -> None:
+        """Embedded defaults for what nothing has said, where neither a model nor prompts are named."""
+        if any(self.values.get(key) is not None or key in self.broken for key in ("hf_checkpoint", "prompt_data")):
+            return
+        for key, value in EMBEDDED_DEFAULTS.items():
+            if key not in self.values:
+                self.values[key] = value
+                self.provenance[key] = Provenance("embedded default")
+
+    def build(self, options: Options) -> tuple[RunConfig, dict[str, BaseModel]]:
+        sections: dict[str, dict[str, Any]] = {}
+        for key, value in self.values.items():
+            setting = self.settings[key]
+            sections.setdefault(setting.section, {})[setting.name] = value
+        plugins = {plugin: self._options(plugin, kind, sections.pop(plugin, {})) for plugin, kind in options.items()}
+        return RunConfig.model_validate(sections), plugins
+
+    def _options(self, plugin: str, kind: type[BaseModel], values: Mapping[str, Any]) -> BaseModel:
+        try:
+            return kind.model_validate(values)
+        except ValidationError as error:  # a rule of the plugin's own between its options
+            self.mistakes += [Mistake(f"[{plugin}]: {problem['msg']}") for problem in error.errors()]
+            return kind.model_construct()
+
+    def _put(self, setting: Setting, origin: Provenance, read: Callable[[], Any], where: str) -> None:
+        try:
+            self.values[setting.key] = read()
+            self.provenance[setting.key] = origin
+        except Unacceptable as error:
+            self.mistakes.append(Mistake(f"{where}: {error}", setting.key))
+
+
+def _document(line: CommandLine, reading: _Reading) -> Document | None:
+    if not line.config:
+        return None
+    try:
+        return read_document(Path(line.config[0]))
+    except ConfigError as error:
+        reading.mistakes.append(Mistake(str(error)))
+        reading.file_is_unreadable = True
+        return None

@@ -1,0 +1,40 @@
+"""Mistakes in settings, collected so that a user sees all of them in one error."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from slime_core.errors import ConfigError
+
+__all__ = ["Mistake", "nearest", "report"]
+
+_NEXT_STEP = "slime config explain KEY says what a setting does and accepts."
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One thing that is wrong.
+
+    Arguments:
+        message: where it stands, what was found, what would be accepted.
+        key: the setting that has no usable value because of it, so that rules which read it stay silent; empty: none.
+    """
+
+    message: str
+    key: str = ""
+
+
+def report(mistakes: Sequence[Mistake]) -> ConfigError:
+    """One error that lists all of them, each once, and says where to read more."""
+    messages = list(dict.fromkeys(mistake.message for mistake in mistakes))
+    count = "1 mistake" if len(messages) == 1 else f"{len(messages)} mistakes"
+    listed = "\n".join(f"  - {message}".replace("\n", "\n    ") for message in messages)
+    return ConfigError(f"{count} in the settings:\n{listed}\n{_NEXT_STEP}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``; did you mean x?`` where one of ``known`` is close to ``name``, else nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,323 @@
+"""Every setting of a run, typed and frozen: one class a section, one field a setting.
+
+A section is a TOML table of the same name. The flag of a field is its name with dashes (``lr_warmup_iters`` is
+``--lr-warmup-iters``); names are unique across sections, so flags need no prefix. Fields keep slime's names, and
+Megatron's where slime took them from there.
+
+A field says its unit and what None and 0 mean in its description, which is also its line in ``slime run --help``.
+There is no field for a feature that does not exist.
+
+Example, as a file and as flags::
+
+    [optimizer]
+    lr = 1e-6                         --lr 1e-6
+    [eval]
+    eval_prompt_data = [["aime", "aime.jsonl"]]      --eval-prompt-data aime aime.jsonl
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "AlgorithmConfig",
+    "CheckpointConfig",
+    "ClusterConfig",
+    "DataConfig",
+    "EngineConfig",
+    "EvalConfig",
+    "JobConfig",
+    "LearnerConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "Section",
+    "WatchConfig",
+    "WeightsConfig",
+]
+
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+All = Annotated[int, Field(ge=-1, le=-1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Name = Annotated[str, Field(min_length=1)]
+
+
+class Section(BaseModel):
+    """A frozen group of settings; unknown names are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+class ModelConfig(Section):
+    """The weights a run starts from."""
+
+    hf_checkpoint: Path | None = None
+    """Hugging Face folder: start weights, config.json, tokenizer. None: the embedded arithmetic model."""
+    ref_load: Path | None = None
+    """Hugging Face folder of the reference model that the KL term compares with. None: the start weights."""
+    load: Path | None = None
+    """Run folder or checkpoint to resume from; optimizer, step and data cursor too. None: start at step 0.
+
+    Without --config, the settings are those of that run. Such a folder can hold pickled parts, which run code when they
+    are read: resume only from checkpoints of people you trust.
+    """
+    bf16: bool = False
+    """Compute in bfloat16; the optimizer keeps float32 masters. False: float32."""
+    trust_remote_code: bool = False
+    """Let transformers run Python code that the checkpoint folder carries."""
+
+
+class ClusterConfig(Section):
+    """Which processes run where."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where learner and engines compute. auto: cuda if the cluster has GPUs and this torch is a CUDA build; or cpu."""
+    actor_num_nodes: Count = 1
+    """Machines that train."""
+    actor_num_gpus_per_node: Count = 1
+    """Learner ranks a machine, one GPU each; on a CPU, processes."""
+    rollout_num_gpus: Count = 1
+    """GPUs that generate, over all engines; on a CPU, one a server process."""
+    rollout_num_gpus_per_engine: Count = 1
+    """GPUs one engine spans (its tensor parallel size)."""
+    ray_address: Name | None = None
+    """Ray cluster to join: "auto" or an address. None: start a local one and stop it at the end."""
+
+
+class DataConfig(Section):
+    """Where prompts come from."""
+
+    prompt_data: Path | None = None
+    """JSON Lines file of prompts. None: the embedded arithmetic problems."""
+    input_key: Name = "prompt"
+    """Field of a row with the prompt: text, or chat messages."""
+    label_key: Name | None = "label"
+    """Field of a row with the ground truth for the reward. None: rows have none."""
+    metadata_key: Name = "metadata"
+    """Field of a row with an object that becomes the sample's metadata; rows may lack it."""
+    apply_chat_template: bool = False
+    """Render prompts with the tokenizer's chat template; a text prompt becomes one user message."""
+    rollout_shuffle: bool = True
+    """Shuffle the prompts anew each epoch, by the seed. False: file order."""
+    rollout_max_prompt_len: Count | None = None
+    """Leave out prompts longer than this many tokens. None: keep all."""
+    data_source: Name = "prompts"
+    """Component that hands out prompts; of kind data_source."""
+
+
+class RolloutConfig(Section):
+    """How responses are generated and rewarded."""
+
+    num_rollout: Count = 200
+    """Rollouts of the run; each is generated, trained on and published once."""
+    rollout_batch_size: Count = 32
+    """Prompts a rollout."""
+    n_samples_per_prompt: Count = 8
+    """Responses a prompt; together they are its group."""
+    rollout_temperature: Positive = 1.0
+    """Sampling temperature; the learner divides its logits by the same number."""
+    rollout_top_p: Share = 1.0
+    """Nucleus sampling: keep the likeliest tokens up to this probability mass. 1: all."""
+    rollout_top_k: All | Count = -1
+    """Keep the k likeliest tokens. -1: all."""
+    rollout_max_response_len: Count = 1024
+    """Longest response in tokens; longer ones are cut and marked truncated."""
+    rollout_stop: tuple[Name, ...] = ()
+    """Texts that end a response. Empty: only the end-of-sequence token does."""
+    rollout_stop_token_ids: tuple[CountOrZero, ...] = ()
+    """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
+    generate_function: Name = "single_turn"
+    """Component that turns a prompt into a response; of kind generate_function."""
+    rm_type: Name = "exact_match"
+    """Component that rewards responses; of kind reward_model."""
+    reward_key: Name | None = None
+    """Which of a reward model's named numbers trains. None: rewards are plain numbers."""
+    sglang_server_concurrency: Count = 64
+    """Requests in flight an engine; the rest wait in the sampler."""
+    rollout_request_timeout_s: Positive = 300.0
+    """Seconds after which one generation request counts as failed."""
+
+
+class EvalConfig(Section):
+    """Measuring on held-out prompts."""
+
+    eval_prompt_data: tuple[tuple[Name, Path], ...] = ()
+    """Named files of prompts to evaluate on: NAME FILE. Empty: no evaluation."""
+    eval_interval: Count | None = None
+    """Evaluate after every so many rollouts, and at the end. None: only before the first."""
+    skip_eval_before_train: bool = False
+    """Do not evaluate the start weights."""
+    n_samples_per_eval_prompt: Count = 1
+    """Responses an evaluation prompt; the score is their mean."""
+    eval_temperature: PositiveOrZero = 0.0
+    """Sampling temperature of evaluation. 0: greedy."""
+    eval_max_response_len: Count | None = None
+    """Longest evaluation response in tokens. None: rollout_max_response_len."""
+
+
+class AlgorithmConfig(Section):
+    """What is optimized."""
+
+    advantage_estimator: Name | None = None
+    """Component that turns rewards into advantages. None: a plugin must preset it, as --plugin grpo does."""
+    eps_clip: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """How far below 1 the importance ratio counts before it is clipped."""
+    eps_clip_high: PositiveOrZero | None = None
+    """How far above 1 the importance ratio counts before it is clipped. None: eps_clip."""
+    eps_clip_c: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """Dual clip: bound of the loss, in multiples of a negative advantage. None: no bound."""
+    use_kl_loss: bool = False
+    """Add the divergence from the reference model to the loss; a second model is kept in memory."""
+    kl_loss_coef: PositiveOrZero = 0.0
+    """Weight of that divergence. 0 with use_kl_loss: it is measured only."""
+    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "low_var_kl"
+    """Estimator of the divergence. low_var_kl: k3, clamped.
+
+    k1 measures and does not pull: on samples of the actor itself its gradient has expectation 0.
+    """
+    entropy_coef: PositiveOrZero = 0.0
+    """Weight of the entropy bonus. 0: entropy is measured only."""
+    calculate_per_token_loss: bool = False
+    """Average the loss over all tokens of a step. False: over each response, then over responses."""
+
+
+class OptimizerConfig(Section):
+    """Adam and the learning-rate schedule."""
+
+    lr: PositiveOrZero = 1e-6
+    """Learning rate after warm-up."""
+    min_lr: PositiveOrZero = 0.0
+    """Learning rate at the end of the decay; not used by a constant schedule."""
+    lr_warmup_iters: CountOrZero = 0
+    """Optimizer steps over which the learning rate rises linearly from 0. 0: no warm-up."""
+    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls after warm-up."""
+    lr_decay_iters: Count | None = None
+    """Optimizer steps until min_lr is reached. None: all steps of the run."""
+    weight_decay: PositiveOrZero = 0.1
+    """Decoupled weight decay."""
+    adam_beta1: Fraction = 0.9
+    """Decay of the mean of gradients."""
+    adam_beta2: Fraction = 0.999
+    """Decay of the mean of squared gradients."""
+    adam_eps: Positive = 1e-8
+    """Added to the denominator of the Adam update."""
+    clip_grad: PositiveOrZero = 1.0
+    """Largest global norm of the gradient; larger ones are scaled down. 0: no clipping."""
+
+
+class LearnerConfig(Section):
+    """How a rollout is cut into optimizer steps and micro-batches."""
+
+    global_batch_size: Count | None = None
+    """Samples an optimizer step. None: rollout_batch_size x n_samples_per_prompt / num_steps_per_rollout."""
+    num_steps_per_rollout: Count | None = None
+    """Optimizer steps a rollout. None: what global_batch_size implies, or 1."""
+    max_tokens_per_gpu: Count = 8192
+    """Most tokens of one packed micro-batch on one rank; one longer sample still goes alone."""
+
+
+class WeightsConfig(Section):
+    """Publishing the learner's weights to the engines."""
+
+    update_weights_interval: CountOrZero = 1
+    """Publish after every so many rollouts. 0: only before the first."""
+    update_weight_buffer_size: Count = 512 * 1024**2
+    """Bytes of weights sent at once; one larger tensor still goes alone."""
+
+
+class CheckpointConfig(Section):
+    """Saving; a checkpoint is always written at the end of a run."""
+
+    save_interval: Count | None = None
+    """Save after every so many rollouts. None: only at the end."""
+    save_hf: bool = True
+    """Also write each checkpoint's weights as a Hugging Face folder."""
+
+
+class EngineConfig(Section):
+    """The SGLang servers."""
+
+    sglang_mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of an engine's memory for weights and KV cache. None: SGLang decides."""
+    sglang_context_length: Count | None = None
+    """Longest prompt plus response in tokens. None: what the model's config.json says."""
+    engine_start_timeout_s: Positive = 300.0
+    """Seconds until a starting engine must answer."""
+
+
+class WatchConfig(Section):
+    """Limits on waiting, so that nothing hangs silently."""
+
+    wait_warn_s: Positive = 60.0
+    """Seconds after which a wait is reported, with who waits for what."""
+    wait_fail_s: Positive = 1800.0
+    """Seconds after which a wait ends the run."""
+
+
+class JobConfig(Section):
+    """The run itself."""
+
+    output_dir: Path | None = None
+    """Folder for metrics, config and checkpoints. None: outputs/JOB-TIME in the working directory."""
+    job_name: Name = "run"
+    """Name of the run in its folder and its records."""
+    seed: CountOrZero = 1234
+    """Seed of initialisation, data order and sampling."""
+    plugins: tuple[Name, ...] = ()
+    """Plugins of the run, by name, module or .py file; named by flag, they replace those of the file."""
+    progress: Literal["auto", "live", "lines", "none"] = "auto"
+    """What is printed while running. auto: live on a terminal, else one line a step."""
+
+
+class RunConfig(Section):
+    """All settings of a run; hashable by value, picklable, and never changed after validation."""
+
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    learner: LearnerConfig = Field(default_factory=LearnerConfig)
+    weights: WeightsConfig = Field(default_factory=WeightsConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    watch: WatchConfig = Field(default_factory=WatchConfig)
+    run: JobConfig = Field(default_factory=JobConfig)
+
+    @property
+    def samples_per_rollout(self) -> int:
+        """Samples of one rollout: prompts times responses a prompt."""
+        return self.rollout.rollout_batch_size * self.rollout.n_samples_per_prompt
+
+    @property
+    def steps_per_rollout(self) -> int:
+        """Optimizer steps of one rollout, from whichever of the two settings was given; 1 if neither was."""
+        if self.learner.num_steps_per_rollout is not None:
+            return self.learner.num_steps_per_rollout
+        return max(1, self.samples_per_rollout // (self.learner.global_batch_size or self.samples_per_rollout))
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of one optimizer step: ``global_batch_size``, or what the rollout gives."""
+        return self.learner.global_batch_size or self.samples_per_rollout // self.steps_per_rollout
+
+    @property
+    def num_learner_ranks(self) -> int:
+        """Processes that train."""
+        return self.cluster.actor_num_nodes * self.cluster.actor_num_gpus_per_node
+
+    @property
+    def num_engines(self) -> int:
+        """Inference servers."""
+        return self.cluster.rollout_num_gpus // self.cluster.rollout_num_gpus_per_engine

@@ -1,0 +1,245 @@
+"""One setting: its names, what it accepts, and how a value is read from a flag or from TOML.
+
+The settings of the core come from ``schema``; those of a plugin from its options class, as ``--grpo.std-normalization``
+and ``[grpo] std_normalization``. Both are read by the same code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from slime_core.config.schema import RunConfig
+
+__all__ = ["Setting", "Unacceptable", "core_settings", "plugin_settings"]
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
+_PLUGINS = "plugins"
+_BOUNDS = {Ge: "of at least", Gt: "greater than", Le: "at most", Lt: "less than"}
+
+
+class Unacceptable(ValueError):
+    """A value is not one that the setting accepts; the message says what is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of a section, or of a plugin's options class.
+
+    Example: ``Setting("optimizer", "lr", ...)`` has the flag ``--lr`` and the key ``lr``; the plugin's
+    ``Setting("grpo", "std_normalization", ..., of_plugin=True)`` has ``--grpo.std-normalization`` and
+    ``grpo.std_normalization``.
+    """
+
+    section: str
+    name: str
+    info: FieldInfo
+    of_plugin: bool = False
+
+    @property
+    def key(self) -> str:
+        """Name in records of where values came from; unique in a run."""
+        return f"{self.section}.{self.name}" if self.of_plugin else self.name
+
+    @property
+    def flag(self) -> str:
+        """How the command line spells it."""
+        if self.key == _PLUGINS:
+            return "--plugin"
+        return "--" + (f"{self.section}." if self.of_plugin else "") + self.name.replace("_", "-")
+
+    @property
+    def default(self) -> Any:
+        """Its value where nothing else says one."""
+        return self.info.get_default(call_default_factory=True)
+
+    @property
+    def optional(self) -> bool:
+        """Whether None, written ``none``, is a value."""
+        return NoneType in get_args(self.info.annotation)
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the flag alone means true."""
+        return self.info.annotation is bool
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether the flag takes several values and may be repeated."""
+        return get_origin(self.info.annotation) is tuple
+
+    @property
+    def is_pairs(self) -> bool:
+        """Whether its values come in pairs."""
+        return self.is_sequence and get_origin(get_args(self.info.annotation)[0]) is tuple
+
+    @property
+    def accepts(self) -> str:
+        """What may be written, in words."""
+        return _in_words(self.info.annotation, self.info.metadata)
+
+    @property
+    def placeholder(self) -> str:
+        """What stands for the value in help."""
+        return _placeholder(self.info.annotation)
+
+    def read_flag(self, words: Sequence[str]) -> Any:
+        """The value that the words after the flag mean; paths are relative to the working directory.
+
+        Raises:
+            Unacceptable: they mean none.
+        """
+        if self.optional and list(words) == ["none"]:
+            return None
+        if self.is_pairs and list(words) == ["none"]:
+            return ()
+        if self.is_pairs and len(words) % 2:
+            raise Unacceptable(f"found {len(words)} values, {' '.join(words)!r}; {self._accepted()}")
+        if self.is_switch:
+            return self._switch(words)
+        return self._read(self._shaped(words), found=repr(" ".join(words)))
+
+    def read_toml(self, value: object, *, base: Path) -> Any:
+        """The value that a TOML value means; paths are relative to ``base``, the folder of the file.
+
+        Raises:
+            Unacceptable: it means none; ``"5"`` is no number and 1 is not true.
+        """
+        if self.optional and value == "none":
+            return None
+        try:
+            as_json = json.dumps(value)
+        except TypeError:  # dates and times, which no setting takes
+            raise Unacceptable(f"found {value}; {self._accepted()}") from None
+        try:
+            return self._placed(_adapter(self).validate_json(as_json, strict=True), base)
+        except ValidationError as error:
+            raise Unacceptable(f"found {json.dumps(value, ensure_ascii=False)}; {self._accepted(error)}") from None
+
+    def read_python(self, value: object) -> Any:
+        """The value that a plugin's preset means.
+
+        Raises:
+            Unacceptable: it means none.
+        """
+        return self._read(value, found=repr(value))
+
+    def _switch(self, words: Sequence[str]) -> bool:
+        known = {(): True, ("true",): True, ("false",): False}
+        if tuple(words) not in known:
+            raise Unacceptable(f"found {' '.join(words)!r}; {self._accepted()}")
+        return known[tuple(words)]
+
+    def _shaped(self, words: Sequence[str]) -> object:
+        if self.is_pairs:
+            return list(zip(words[::2], words[1::2], strict=True))
+        return list(words) if self.is_sequence else words[0]
+
+    def _read(self, value: object, *, found: str) -> Any:
+        try:
+            return self._placed(_adapter(self).validate_python(value), Path())
+        except ValidationError as error:
+            raise Unacceptable(f"found {found}; {self._accepted(error)}") from None
+
+    def _placed(self, value: Any, base: Path) -> Any:
+        if self.key == _PLUGINS:
+            return tuple(str(_absolute(Path(name), base)) if name.endswith(".py") else name for name in value)
+        return _anchored(value, base)
+
+    def _accepted(self, error: ValidationError | None = None) -> str:
+        words = self.accepts
+        if not words and error is not None:  # a plugin's own type: only pydantic can say
+            return error.errors()[0]["msg"]
+        return f"accepted: {words}"
+
+
+@cache
+def core_settings() -> Mapping[str, Setting]:
+    """Every setting of the core by its name, in the order of ``schema``."""
+    return {setting.name: setting for setting in _fields_of_sections()}
+
+
+def plugin_settings(options: Mapping[str, type[BaseModel]]) -> Mapping[str, Setting]:
+    """Every setting of these plugins' options classes, by key (``grpo.std_normalization``)."""
+    fields = ((plugin, name, info) for plugin, kind in options.items() for name, info in kind.model_fields.items())
+    found = (Setting(plugin, name, info, of_plugin=True) for plugin, name, info in fields)
+    return {setting.key: setting for setting in found}
+
+
+def _fields_of_sections() -> Iterator[Setting]:
+    for section, holder in RunConfig.model_fields.items():
+        kind: Any = holder.annotation
+        for name, info in kind.model_fields.items():
+            yield Setting(section, name, info)
+
+
+def _adapter(setting: Setting) -> TypeAdapter[Any]:
+    annotated: Any = Annotated[setting.info.annotation, setting.info]
+    return TypeAdapter(annotated)
+
+
+def _anchored(value: Any, base: Path) -> Any:
+    """``value`` with every path in it absolute."""
+    if isinstance(value, Path):
+        return _absolute(value, base)
+    return tuple(_anchored(entry, base) for entry in value) if isinstance(value, tuple) else value
+
+
+def _absolute(path: Path, base: Path) -> Path:
+    # abspath and not resolve: a checkpoint folder is often a link, and its own name is the one to show.
+    return Path(os.path.abspath(base / os.path.expanduser(path)))
+
+
+def _in_words(annotation: Any, metadata: Sequence[object] = ()) -> str:
+    """The annotation in words; empty for types that have none here."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _in_words(arguments[0], _flat(arguments[1:]))
+    if origin in (Union, UnionType):
+        return " or ".join(["none" if kind is NoneType else _in_words(kind, metadata) for kind in arguments])
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    if origin is tuple and get_origin(arguments[0]) is tuple:
+        return "pairs of a name and a path, or none"
+    if origin is tuple:
+        return f"any number of values, each {_in_words(arguments[0])}"
+    match _flat(metadata):
+        case [Ge(ge=int(low)), Le(le=int(high))] if low == high:
+            return str(low)
+    return " ".join(filter(None, [_WORDS.get(annotation, ""), _bounds(metadata)]))
+
+
+def _flat(metadata: Sequence[object]) -> list[object]:
+    return [entry for item in metadata for entry in (item.metadata if isinstance(item, FieldInfo) else [item])]
+
+
+def _bounds(metadata: Sequence[object]) -> str:
+    found = []
+    for entry in _flat(metadata):
+        match entry:
+            case Ge(ge=limit) | Gt(gt=limit) | Le(le=limit) | Lt(lt=limit):
+                found.append(f"{_BOUNDS[type(entry)]} {limit}")
+    return " and ".join(found)
+
+
+def _placeholder(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _placeholder(arguments[0])
+    if origin in (Union, UnionType):
+        return _placeholder(next(kind for kind in arguments if kind is not NoneType))
+    if origin is Literal:
+        return "|".join(map(str, arguments))
+    if origin is tuple:
+        return "NAME FILE ..." if get_origin(arguments[0]) is tuple else f"{_placeholder(arguments[0])} ..."
+    return {bool: "", int: "N", float: "X", Path: "PATH"}.get(annotation, "NAME")

@@ -1,0 +1,30 @@
+"""Which device a process computes on."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+from slime_core.errors import ConfigError
+
+__all__ = ["Accelerator", "accelerator"]
+
+Accelerator = Literal["cuda", "cpu"]
+
+
+def accelerator(requested: str = "auto") -> Accelerator:
+    """The device type to compute on: ``requested``; with ``"auto"`` a GPU where torch sees one, else the CPU.
+
+    Raises:
+        ConfigError: ``requested`` is none of ``auto``, ``cuda``, ``cpu``, or a GPU was asked for and torch sees none.
+    """
+    import torch
+
+    if requested not in ("auto", "cuda", "cpu"):
+        raise ConfigError(f"device {requested!r} was asked for; it can be auto, cuda or cpu")
+    if requested == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if requested == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"device cuda was asked for, but torch {torch.__version__} sees no GPU; check the driver, or ask for cpu"
+        )
+    return cast(Accelerator, requested)

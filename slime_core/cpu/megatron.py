@@ -1,0 +1,386 @@
+"""Lets Megatron-core and mbridge run on CPU tensors with gloo, after one explicit call to :func:`install`.
+
+While a source file of ``megatron.core`` or ``mbridge`` is imported, its syntax tree is rewritten:
+
+    torch.cuda.x                      x of :data:`CUDA`, a stand-in that only these files see
+    "cuda"                            "cpu"      (``device="cuda"``)
+    "torch.cuda.FloatTensor"          "torch.FloatTensor"      (the optimizers compare ``parameter.type()`` with it)
+    x.cuda(...), x.pin_memory()       x.cpu()
+    pin_memory=True                   pin_memory=False
+
+Line numbers stay, so a traceback points at the installed file. torch and every other library stay as they are: a
+global patch of ``torch.cuda`` would disturb Ray and transformers, and would not reach the ``"cuda"`` literals.
+
+A few modules are patched after their import as well; every patch names its upstream line (megatron-core 0.16.1) and
+says when it can go. The whole file can go once Megatron-core takes its device from the process group.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.abc
+import importlib.machinery
+import logging
+import multiprocessing
+import pickle
+import sys
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from multiprocessing.context import SpawnProcess
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, ClassVar, Self
+
+import torch
+
+from slime_core.errors import RunError
+
+__all__ = ["install"]
+
+_PREFIXES = ("megatron.core.", "mbridge.")
+_NAME = "_slime_cuda"
+_CPU = torch.device("cpu")
+
+
+def install() -> None:
+    """Megatron-core and mbridge imported from now on run without a GPU.
+
+    Does nothing where torch sees a GPU, or when called again.
+
+    Call it first thing in every process that imports Megatron: a learner rank, a Ray actor, a conversion. Processes
+    that Megatron's checkpointing spawns call it by themselves.
+
+    Raises:
+        RunError: Megatron-core is already imported, so its modules hold CUDA calls that nothing rewrites any more.
+    """
+    if torch.cuda.is_available() or any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    early = sorted(name for name in sys.modules if f"{name}.".startswith("megatron.core."))
+    if early:
+        raise RunError(
+            f"slime_core.cpu.megatron.install() came too late: {early[0]} and {len(early) - 1} more modules are "
+            "already imported; call it before anything imports megatron.core or mbridge"
+        )
+    sys.meta_path.insert(0, _Finder())
+
+
+# --- The stand-in for torch.cuda --------------------------------------------------------------------------------------
+
+
+class _Inert:
+    """A stream, event, graph or memory pool: on a CPU a call returns when its work is done, nothing needs order."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _: object) -> float:
+        return 0.0
+
+    def record(self, *_: Any) -> None: ...
+
+    def record_event(self, *_: Any) -> _Inert:
+        return _Inert()
+
+    def synchronize(self) -> None: ...
+
+    def wait(self, *_: Any) -> None: ...
+
+    def wait_event(self, *_: Any) -> None: ...
+
+    def wait_stream(self, *_: Any) -> None: ...
+
+
+def _nothing(*_: Any, **__: Any) -> None: ...
+
+
+def _zero(*_: Any, **__: Any) -> int:
+    return 0
+
+
+def _inert(*_: Any, **__: Any) -> _Inert:
+    return _Inert()
+
+
+def _get_rng_state(*_: Any, **__: Any) -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def _set_rng_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
+    torch.set_rng_state(state)
+
+
+def _manual_seed(seed: int) -> None:
+    torch.manual_seed(seed)
+
+
+def _properties(*_: Any, **__: Any) -> types.SimpleNamespace:
+    return types.SimpleNamespace(name="cpu", major=0, minor=0, total_memory=0, multi_processor_count=1)
+
+
+#: What ``torch.cuda`` means in a rewritten file. A name that is missing here raises AttributeError where it is used.
+CUDA = types.SimpleNamespace(
+    is_available=lambda: False,
+    is_initialized=lambda: False,
+    device_count=lambda: 1,
+    current_device=lambda: _CPU,
+    get_device_capability=lambda *_: (0, 0),
+    get_device_properties=_properties,
+    get_rng_state=_get_rng_state,
+    set_rng_state=_set_rng_state,
+    random=types.SimpleNamespace(get_rng_state=_get_rng_state, set_rng_state=_set_rng_state),
+    manual_seed=_manual_seed,
+    manual_seed_all=_manual_seed,
+    default_generators=(torch.default_generator,),
+    set_device=_nothing,
+    set_stream=_nothing,
+    synchronize=_nothing,
+    empty_cache=_nothing,
+    ipc_collect=_nothing,
+    reset_peak_memory_stats=_nothing,
+    memory_allocated=_zero,
+    memory_reserved=_zero,
+    max_memory_allocated=_zero,
+    max_memory_reserved=_zero,
+    memory_stats=lambda *_, **__: {},
+    current_stream=_inert,
+    default_stream=_inert,
+    stream=lambda *_, **__: contextlib.nullcontext(),
+    device=lambda *_, **__: contextlib.nullcontext(),
+    nvtx=types.SimpleNamespace(range_push=_nothing, range_pop=_nothing),
+    Stream=_Inert,
+    ExternalStream=_Inert,
+    Event=_Inert,
+    CUDAGraph=type("CUDAGraph", (_Inert,), {}),
+    MemPool=type("MemPool", (_Inert,), {}),
+    FloatTensor=torch.FloatTensor,
+    HalfTensor=torch.HalfTensor,
+    BFloat16Tensor=torch.BFloat16Tensor,
+    OutOfMemoryError=torch.cuda.OutOfMemoryError,
+    amp=torch.cuda.amp,
+)
+
+
+# --- The import hook --------------------------------------------------------------------------------------------------
+
+
+class _Rewrite(ast.NodeTransformer):
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        self.generic_visit(node)
+        if node.attr == "cuda" and isinstance(node.value, ast.Name) and node.value.id == "torch":
+            return ast.copy_location(ast.Name(_NAME, node.ctx), node)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        for keyword in node.keywords:
+            if keyword.arg == "pin_memory" and isinstance(keyword.value, ast.Constant):
+                keyword.value = ast.copy_location(ast.Constant(False), keyword.value)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("cuda", "pin_memory"):
+            moved = ast.copy_location(ast.Attribute(node.func.value, "cpu", ast.Load()), node)
+            return ast.copy_location(ast.Call(moved, [], []), node)
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        if node.value in _LITERALS:
+            return ast.copy_location(ast.Constant(_LITERALS[node.value]), node)
+        return node
+
+
+_LITERALS = {
+    "cuda": "cpu",
+    "torch.cuda.FloatTensor": "torch.FloatTensor",
+    "torch.cuda.HalfTensor": "torch.HalfTensor",
+    "torch.cuda.BFloat16Tensor": "torch.BFloat16Tensor",
+}
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Compiles the rewritten source on every import: the byte code on disk belongs to processes without the hook."""
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        path = self.get_filename(fullname)
+        tree = _Rewrite().visit(ast.parse(self.get_data(path), path))
+        code: types.CodeType = compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+        return code
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__dict__[_NAME] = CUDA
+        # Some ten notices that Apex and TransformerEngine are absent, as they must be here.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            super().exec_module(module)
+        _PATCHES.get(module.__name__, _nothing)(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not f"{fullname}.".startswith(_PREFIXES):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and type(spec.loader) is importlib.machinery.SourceFileLoader:
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+# --- Patches after an import ------------------------------------------------------------------------------------------
+
+
+def _patch_jit(module: Any) -> None:
+    """jit.py:21 hands some twenty one-line functions to torch.compile, which costs minutes of C++ on a CPU.
+
+    Goes when the choice becomes a setting.
+    """
+    module.disable_jit_fuser()
+
+
+def _patch_random(module: Any) -> None:
+    """tensor_parallel/random.py:40-118 queue the state setters until CUDA starts, which is never.
+
+    Goes when they ask for the device type.
+    """
+    module._get_cuda_rng_state = _get_rng_state
+    module._set_cuda_rng_state = _set_rng_state
+    logging.getLogger(module.__name__).addFilter(lambda record: "CPU RNG state changed" not in record.getMessage())
+
+
+def _patch_moe_utils(module: Any) -> None:
+    """moe/moe_utils.py:1192 reads ``te_general_gemm``, a name that only TransformerEngine brings.
+
+    :1093 returns a CPU tensor as it is though a numpy array was asked for. Goes when upstream binds the name and
+    honours ``as_numpy`` on every device.
+    """
+    module.__dict__.setdefault("te_general_gemm", None)
+
+    def maybe_move_tensor_to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    module.maybe_move_tensor_to_cpu = maybe_move_tensor_to_cpu
+
+
+def _patch_mla(module: Any) -> None:
+    """transformer/multi_latent_attention.py:62 takes TransformerEngine for present, because stubs of it import.
+
+    :185 then asks for the type of a stub. Goes when HAVE_TE is taken from the extension module.
+    """
+    module.HAVE_TE = False
+
+
+def _patch_distributed_optimizer(module: Any) -> None:
+    """Three mistakes of optimizer/distrib_optimizer.py where torch's AdamW stands in for Apex and TransformerEngine.
+
+    :642 wants exactly one step count, which a fresh optimizer has none of. :825 hands *all* parameters one step
+    tensor, which AdamW then increments once for each of them. :939 copies every key of the live state, and "step" is
+    no key of a checkpoint. Goes when torch's AdamW is tested upstream.
+    """
+    optimizer = module.DistributedOptimizer
+    state_dict, load_state_dict = optimizer.state_dict, optimizer.load_state_dict
+
+    def state_dict_of_fresh(self: Any) -> Any:
+        for parameter in (p for group in self.optimizer.param_groups for p in group["params"]):
+            if not self.optimizer.state[parameter]:
+                self.optimizer.state[parameter] = _fresh_state(parameter)
+        return state_dict(self)
+
+    def load_with_own_steps(self: Any, loaded: Any) -> None:
+        load_state_dict(self, loaded)
+        for state in self.optimizer.state.values():
+            if "step" in state:
+                state["step"] = state["step"].clone()
+
+    def set_states(self: Any, model_param: Any, tensors: Any) -> None:
+        group, order = self.model_param_group_index_map[model_param]
+        main = self.optimizer.param_groups[group]["params"][order]
+        live = {"param": main, **self.optimizer.state[main]}
+        for name in live.keys() & tensors.keys() - {"step"}:
+            live[name].copy_(tensors[name])
+
+    optimizer.state_dict = state_dict_of_fresh
+    optimizer.load_state_dict = load_with_own_steps
+    optimizer._set_main_param_and_optimizer_states = set_states
+
+
+def _fresh_state(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {
+        "step": torch.tensor(0.0),
+        "exp_avg": torch.zeros_like(parameter),
+        "exp_avg_sq": torch.zeros_like(parameter),
+    }
+
+
+def copy_before_write(write_buckets: list[Any], non_blocking: bool = True) -> list[Any]:
+    """Copies of the tensors a checkpoint writer was handed; public because a writer process unpickles it by name."""
+    return [
+        (file, key, (content, [(item, tensor.detach().clone()) for item, tensor in tensors]))
+        for file, key, (content, tensors) in write_buckets
+    ]
+
+
+def _patch_filesystem(module: Any) -> None:
+    """dist_checkpointing/strategies/filesystem_async.py:226 moves tensors to the host, which copies nothing here.
+
+    A writer that runs beside the training would see later steps. Goes when the copy is explicit.
+    """
+    module.FileSystemWriterAsync.preload_tensors = staticmethod(copy_before_write)
+
+
+class _InstallingProcess(SpawnProcess):
+    """A spawned process that calls :func:`install` before it unpickles its target, which lives in Megatron-core."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _revive, (bytes(ForkingPickler.dumps(self.__dict__)),)
+
+
+def _revive(state: bytes) -> _InstallingProcess:
+    install()
+    process = _InstallingProcess.__new__(_InstallingProcess)
+    process.__dict__.update(pickle.loads(state))
+    return process
+
+
+class _Multiprocessing:
+    """``multiprocessing`` whose spawned processes install the hook; everything else is the module it stands before."""
+
+    Process: ClassVar[Any] = _InstallingProcess
+
+    def __init__(self, wrapped: Any) -> None:
+        self._wrapped = wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)
+
+    def get_context(self, method: str | None = None) -> Any:
+        context = multiprocessing.get_context(method)
+        return _InstallingContext(context) if method == "spawn" else context
+
+
+class _InstallingContext(_Multiprocessing):
+    """A spawn context whose ``Process`` is :class:`_InstallingProcess`."""
+
+
+def _patch_async(module: Any) -> None:
+    """dist_checkpointing/strategies/async_utils.py:298 and :327 spawn a writer, which starts without the hook.
+
+    It then divides by a device count of 0 (:488). Goes with the hook.
+    """
+    module.mp = _Multiprocessing(module.mp)
+
+
+_PATCHES: dict[str, Callable[[Any], None]] = {
+    "megatron.core.jit": _patch_jit,
+    "megatron.core.tensor_parallel.random": _patch_random,
+    "megatron.core.transformer.moe.moe_utils": _patch_moe_utils,
+    "megatron.core.transformer.multi_latent_attention": _patch_mla,
+    "megatron.core.optimizer.distrib_optimizer": _patch_distributed_optimizer,
+    "megatron.core.dist_checkpointing.strategies.filesystem_async": _patch_filesystem,
+    "megatron.core.dist_checkpointing.strategies.async_utils": _patch_async,
+}

@@ -1,0 +1,108 @@
+"""Makes a package that can be imported in full and used in nothing.
+
+Inference servers import the kernels of every model and device at start, though a CPU server runs none of them. Under a package
+served here every submodule exists and every name can be imported: a capitalised one is an empty class (an exception, if it ends in
+``Error``), any other is a :class:`Missing`, which decorates functions without changing them and raises when it is really
+called. So a path that does need a kernel fails loudly, with the name of what it needed.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+__all__ = ["Missing", "serve"]
+
+
+def serve(package: str) -> Callable[[str], Any]:
+    """Let every submodule of ``package`` be imported; returns what the package binds to its ``__getattr__``."""
+    sys.meta_path.insert(0, _Finder(package))
+    return lambda name: _member(package, name)
+
+
+class _Empty:
+    """Base of every class that is only imported, annotated with or subclassed."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __init_subclass__(cls, **_: Any) -> None: ...
+
+
+class _Enumerable(type):
+    """An empty class whose members are their own names, as far as someone asks: ``InterpolationMode.BICUBIC``."""
+
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name
+
+
+class Missing(types.ModuleType):
+    """A submodule or a function of a served package."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
+        self.__spec__ = importlib.machinery.ModuleSpec(name, _Loader(), is_package=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return _member(self.__name__, name)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        if len(arguments) == 1 and isinstance(arguments[0], types.FunctionType | type):
+            return arguments[0]
+        if not arguments and options:
+            return self
+        raise NotImplementedError(
+            f"{self.__name__} was called, but this server runs on a CPU, where slime only stands in for it; "
+            "choose settings that do not need it, or a machine with a GPU"
+        )
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __contains__(self, _: object) -> bool:
+        return False
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+def _member(module: str, name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    full = f"{module}.{name}"
+    found = sys.modules.get(full) or _new(module, name)
+    setattr(sys.modules[module], name, found)
+    return found
+
+
+def _new(module: str, name: str) -> Any:
+    if name[0].isupper():
+        bases = (Exception,) if name.endswith("Error") else (_Empty,)
+        kind = type if name.endswith("Error") else _Enumerable
+        return kind(name, bases, {"__module__": module})
+    return sys.modules.setdefault(f"{module}.{name}", Missing(f"{module}.{name}"))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, package: str) -> None:
+        self._prefix = f"{package}."
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not fullname.startswith(self._prefix):
+            return None
+        return importlib.machinery.ModuleSpec(fullname, _Loader(), is_package=True)
+
+
+class _Loader(importlib.abc.Loader):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return sys.modules.get(spec.name) or Missing(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None: ...

@@ -1,0 +1,12 @@
+"""Stands in for SGLang's compiled kernels on a CPU without AMX, where SGLang falls back to torch for all it needs.
+
+It must not register ``torch.ops.sgl_kernel.convert_weight_packed``: by that operator SGLang 0.5.23 (srt/utils/common.py:358) tells whether the
+packed AMX kernels are there. Goes when the CPU build of sgl_kernel is on PyPI.
+"""
+
+from __future__ import annotations
+
+from _slime_stand_in import serve
+
+__version__ = "0.0.0"
+__getattr__ = serve(__name__)

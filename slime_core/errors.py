@@ -1,0 +1,103 @@
+"""Every error that slime raises on purpose.
+
+    SlimeError                     the root; the command line prints its message and no traceback
+    ├── UserError                  a mistake in what was asked; exit code 2
+    │   ├── ConfigError            settings: unknown, missing, out of range, contradictory (also a ValueError)
+    │   ├── DataError              a data file, with file and line number (also a ValueError)
+    │   └── PluginError            a plugin that cannot be found, loaded or trusted (also a ValueError)
+    │       └── ManifestMismatch   a process holds other plugins than the driver
+    └── RunError                   something failed while running; exit code 1 (also a RuntimeError)
+        ├── PlacementError         the cluster cannot hold the request
+        ├── EngineError            an inference server or the router failed or died
+        │   └── RequestRefused     a request that no engine will ever take; trying again is no use
+        ├── WeightSyncError        learner and engines would not, or do not, hold the same weights
+        ├── CheckpointError        a checkpoint cannot be written or read
+        ├── NonFiniteError         a NaN or an infinity in a loss, a gradient or a weight
+        ├── WaitTimeout            a wait outlived its limit; says who waited for what
+        └── RemoteError            an actor failed; carries the remote message
+
+A message says what was asked, what was found, what would be accepted and the next step. All of them survive pickling,
+because Ray carries them between processes.
+"""
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "EngineError",
+    "ManifestMismatch",
+    "NonFiniteError",
+    "PlacementError",
+    "PluginError",
+    "RemoteError",
+    "RequestRefused",
+    "RunError",
+    "SlimeError",
+    "UserError",
+    "WaitTimeout",
+    "WeightSyncError",
+]
+
+
+class SlimeError(Exception):
+    """The root of all errors that slime raises on purpose."""
+
+    exit_code = 1
+
+
+class UserError(SlimeError):
+    """What was asked cannot be done as asked; raised before anything expensive starts."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError, ValueError):
+    """One or more settings are wrong; the message lists all of them."""
+
+
+class DataError(UserError, ValueError):
+    """A data file is missing, empty or malformed; the message names file and line."""
+
+
+class PluginError(UserError, ValueError):
+    """A plugin cannot be found, loaded or trusted; the message names its distribution and version."""
+
+
+class ManifestMismatch(PluginError):
+    """This process would run other plugin code than the driver does."""
+
+
+class RunError(SlimeError, RuntimeError):
+    """A run failed for a reason other than the user's request."""
+
+
+class PlacementError(RunError):
+    """The cluster cannot hold what was asked for; the message carries the arithmetic."""
+
+
+class EngineError(RunError):
+    """An inference server or the router failed; the message ends with the last lines of its log."""
+
+
+class RequestRefused(EngineError):
+    """An engine will never take this request; the message carries its reason."""
+
+
+class WeightSyncError(RunError):
+    """Learner and engines would not, or do not, hold the same weights."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint cannot be written or read."""
+
+
+class NonFiniteError(RunError):
+    """A loss, a gradient or a weight is NaN or infinite; nothing was published."""
+
+
+class WaitTimeout(RunError):
+    """A wait outlived its limit; the message says who waited for what, with stacks."""
+
+
+class RemoteError(RunError):
+    """An actor failed; the message names the actor and carries its own message."""

@@ -1,0 +1,295 @@
+"""Starts what a run needs, hands it to the loop, and takes it down again, in whatever order things fail.
+
+    Ray session, placement
+      engines    one actor each; the server it starts is a process of its own
+      router     in front of the engines
+      sampler    one actor
+      learner    one actor a rank
+
+Engines, learner and sampler start side by side: the slowest of them, not their sum, is what one waits for.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from slime_core.checkpoint.folder import Checkpoint, RunState
+from slime_core.cluster.actors import Actor, Call, start_actor
+from slime_core.cluster.group import ActorGroup
+from slime_core.cluster.layout import Device, Layout
+from slime_core.cluster.lending import Lending
+from slime_core.cluster.placement import Placement, place
+from slime_core.cluster.session import Session, cluster_has_gpus, head_address
+from slime_core.cluster.waiting import wait
+from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import RunConfig
+from slime_core.errors import RemoteError, WaitTimeout
+from slime_core.learner.actor import LearnerActor, LearnerHandle, Saving, manifest_record
+from slime_core.learner.rank import LearnerSettings
+from slime_core.loop import train
+from slime_core.plugins.component import Kind
+from slime_core.plugins.manifest import Manifest
+from slime_core.plugins.registry import Registry
+from slime_core.rollout.actor import SamplerActor, SamplerHandle
+from slime_core.rollout.engine import EngineSettings
+from slime_core.rollout.engine_actor import start_engine
+from slime_core.rollout.router import RouterSettings
+from slime_core.rollout.router_actor import start_router
+from slime_core.rollout.sampler import SamplerSettings
+from slime_core.track.track import Track
+from slime_core.weights.publisher import PublisherSettings
+
+__all__ = ["Job", "evaluate", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be run.
+
+    Arguments:
+        config: all settings.
+        registry, manifest: the activated plugins.
+        options: plugin name -> its options object.
+        architecture: the start weights' architecture string.
+        logs: folder of the engines' and the router's logs.
+        samples: folder of readable samples; None: none are written.
+    """
+
+    config: RunConfig
+    registry: Registry
+    manifest: Manifest
+    architecture: str
+    logs: Path
+    samples: Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def model(self) -> Path:
+        """Hugging Face folder with the start weights."""
+        return self.config.model.hf_checkpoint or ARITHMETIC / "model"
+
+    @property
+    def prompts(self) -> Path:
+        """The training prompts."""
+        return self.config.data.prompt_data or ARITHMETIC / "data" / "train.jsonl"
+
+
+Warn = Callable[[str], None]
+
+
+def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState:
+    """Train until the run has had all its rollouts; returns where it then stands.
+
+    Arguments:
+        resume: continue from this checkpoint.
+    """
+    with _cluster(job, learner_ranks=job.config.num_learner_ranks, warn=track.warn) as fleet:
+        with track.timer("start"):
+            fleet.start_engines()
+            learner = fleet.start_learner(track.record.checkpoints)
+            sampler = fleet.start_sampler()
+            fleet.join(learner)
+        state = RunState(plugins=manifest_record(job.manifest))
+        if resume is not None:
+            learner.load(resume)
+            sampler.restore(resume.state.cursor)
+            if resume.state.plugins != state.plugins:
+                track.warn(f"{resume.path.name} was written with other plugin code than runs now; see plugins.json")
+            state = replace(resume.state, plugins=state.plugins)
+        state = train(learner, sampler, config=job.config, state=state, track=track, devices=Lending())
+        sampler.close()
+        learner.close()
+        return state
+
+
+def evaluate(job: Job, *, warn: Warn) -> dict[str, float]:
+    """The scores of the weights in ``job.model`` on every evaluation set; no learner is started."""
+    with _cluster(job, learner_ranks=0, warn=warn) as fleet:
+        fleet.start_engines()
+        sampler = fleet.start_sampler()
+        fleet.join(None)
+        scores = sampler.evaluate(0)
+        sampler.close()
+        return scores
+
+
+class _Fleet:
+    """Everything that runs in other processes, with the calls that are still starting it."""
+
+    def __init__(self, job: Job, placement: Placement, *, device: Device, warn: Warn) -> None:
+        self._job, self._placement, self._device, self._warn = job, placement, device, warn
+        self._watch = job.config.watch
+        self._starting: list[Call] = []
+        self._monitors: list[Call] = []
+        self._engines: list[Actor] = []
+        self._address = head_address()
+        self._router = start_router(
+            RouterSettings(log_file=job.logs / "router.log"), reachable=self._address is not None
+        )
+
+    def start_engines(self) -> None:
+        """Begin to start every engine."""
+        self._engines = [
+            start_engine(self._engine_settings(number), slot=slot, reachable=self._address is not None)
+            for number, slot in enumerate(self._placement.engines)
+        ]
+        self._engine_calls = [engine.start("start") for engine in self._engines]
+        self._router_call = self._router.start("start")
+
+    def start_learner(self, checkpoints: Path) -> LearnerHandle:
+        """Begin to start every rank of the learner."""
+        ranks = tuple(
+            start_actor(
+                LearnerActor, self._job.manifest, label=f"learner rank {rank}", slot=slot, env=self._cpu_environment()
+            )
+            for rank, slot in enumerate(self._placement.learner)
+        )
+        config = self._job.config
+        learner = LearnerHandle(
+            ActorGroup(ranks),
+            watch=self._watch,
+            saving=Saving(checkpoints, self._job.model, save_hf=config.checkpoint.save_hf),
+            data_ranks=range(len(ranks)),
+            also=self._monitors,
+            warn=self._warn,
+        )
+        self._starting += learner.setup(self._learner_settings(), reachable=self._address is not None)
+        return learner
+
+    def start_sampler(self) -> SamplerHandle:
+        """Begin to start the sampler, which needs the router's address, not yet the engines."""
+        router_url = self._wait([self._router_call], what="the router to start")[0]
+        self._monitors.append(self._router.start("watch"))
+        actor = start_actor(SamplerActor, self._job.manifest, label="sampler", env=self._cpu_environment())
+        sampler = SamplerHandle(actor, watch=self._watch, also=self._monitors, warn=self._warn)
+        self._starting.append(sampler.setup(self._sampler_settings(router_url)))
+        return sampler
+
+    def join(self, learner: LearnerHandle | None) -> None:
+        """Everything has started, and learner and engines know each other, when this returns."""
+        started = self._wait([*self._engine_calls, *self._starting], what="engines, learner and sampler to start")
+        urls: list[str] = started[: len(self._engines)]
+        self._monitors += [engine.start("watch") for engine in self._engines]
+        self._wait([self._router.start("add", urls)], what="the router to see the engines")
+        if learner is not None:
+            learner.connect(urls, self._publisher_settings())
+
+    def stop(self) -> None:
+        """Stop servers in their own time; whatever does not answer dies with its Ray actor."""
+        calls = [server.start("stop") for server in [*self._engines, self._router]]
+        with suppress(WaitTimeout, RemoteError):
+            wait(calls, what="the engines to stop", fail_after_s=STOP_LIMIT_S)
+
+    def _wait(self, calls: Sequence[Call], *, what: str) -> list[Any]:
+        return wait(
+            list(calls),
+            what=what,
+            also=self._monitors,
+            warn_after_s=self._watch.wait_warn_s,
+            fail_after_s=self._watch.wait_fail_s,
+            on_warn=lambda late: self._warn(str(late)),
+        )
+
+    def _engine_settings(self, number: int) -> EngineSettings:
+        config = self._job.config
+        return EngineSettings(
+            model=self._job.model,
+            log_file=self._job.logs / f"engine-{number}.log",
+            name=f"engine {number}",
+            device="cuda" if self._device == "gpu" else "cpu",
+            dtype=self._dtype,
+            seed=config.run.seed + number,
+            context_length=config.engine.sglang_context_length,
+            mem_fraction=config.engine.sglang_mem_fraction_static,
+            tensor_parallel=config.cluster.rollout_num_gpus_per_engine,
+            trust_remote_code=config.model.trust_remote_code,
+            threads=_cores(),
+            start_timeout_s=config.engine.engine_start_timeout_s,
+        )
+
+    def _publisher_settings(self) -> PublisherSettings:
+        config = self._job.config
+        return PublisherSettings(
+            model=self._job.model,
+            dtype=self._dtype,
+            bytes_limit=config.weights.update_weight_buffer_size,
+            backend="nccl" if self._device == "gpu" else "gloo",
+            devices_per_engine=config.cluster.rollout_num_gpus_per_engine,
+            address=self._address or "127.0.0.1",
+        )
+
+    @property
+    def _dtype(self) -> str:
+        return "bfloat16" if self._job.config.model.bf16 else "float32"
+
+    def _learner_settings(self) -> LearnerSettings:
+        job = self._job
+        estimator = job.registry.find(Kind.ADVANTAGE_ESTIMATOR, str(job.config.algorithm.advantage_estimator))
+        traits: Any = estimator.traits
+        return LearnerSettings(
+            config=self._resolved_device(),
+            folder=job.model,
+            architecture=job.architecture,
+            policy_loss=traits.policy_loss,
+            options=dict(job.options),
+            num_steps=job.config.rollout.num_rollout * job.config.steps_per_rollout,
+            num_threads=_cores() if self._device == "cpu" else 0,
+        )
+
+    def _sampler_settings(self, router_url: str) -> SamplerSettings:
+        job = self._job
+        return SamplerSettings(
+            config=job.config,
+            folder=job.model,
+            prompt_data=job.prompts,
+            router_url=router_url,
+            num_ranks=max(len(self._placement.learner), 1),
+            options=dict(job.options),
+            samples_folder=job.samples,
+            num_engines=job.config.num_engines,
+            trains=bool(self._placement.learner),
+        )
+
+    def _resolved_device(self) -> RunConfig:
+        """The settings with the device decided once, by the cluster, for every process."""
+        device = "cuda" if self._device == "gpu" else "cpu"
+        config = self._job.config
+        return config.model_copy(update={"cluster": config.cluster.model_copy(update={"device": device})})
+
+    def _cpu_environment(self) -> dict[str, str]:
+        # A CPU run on a machine with GPUs must not see them: torch would choose them.
+        return {"OMP_NUM_THREADS": str(_cores()), "CUDA_VISIBLE_DEVICES": ""} if self._device == "cpu" else {}
+
+
+STOP_LIMIT_S = 6.0
+"""Seconds for servers to stop by themselves; Ctrl-C promises an end within ten."""
+
+
+@contextmanager
+def _cluster(job: Job, *, learner_ranks: int, warn: Warn) -> Iterator[_Fleet]:
+    """A fleet on a Ray cluster; nothing of it is left after the block."""
+    cluster = job.config.cluster
+    with ExitStack() as stack:
+        stack.enter_context(Session(cluster.ray_address, namespace=f"slime-{os.getpid()}-{time.time_ns()}"))
+        device: Device = "gpu" if cluster.device == "cuda" or (cluster.device == "auto" and _can_use_gpus()) else "cpu"
+        layout = Layout(learner_ranks, job.config.num_engines, cluster.rollout_num_gpus_per_engine, device)
+        placement = stack.enter_context(place(layout))
+        fleet = _Fleet(job, placement, device=device, warn=warn)
+        stack.callback(fleet.stop)
+        yield fleet
+
+
+def _can_use_gpus() -> bool:
+    # The CPU build of torch says so in its version; importing torch to ask would cost the driver seconds.
+    return cluster_has_gpus() and not metadata.version("torch").endswith("+cpu")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,201 @@
+"""The learner's ranks as Ray actors, and the handle through which the driver calls them all at once."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from slime_core.checkpoint.folder import Checkpoint, RunState, drafted, write_state
+from slime_core.cluster.actors import Call, Watched
+from slime_core.cluster.group import ActorGroup
+from slime_core.cluster.waiting import wait
+from slime_core.config.schema import WatchConfig
+from slime_core.learner.rank import Learner, LearnerSettings
+from slime_core.plugins.manifest import Manifest, attach
+from slime_core.weights.publisher import Publisher, PublisherSettings
+
+__all__ = ["LearnerActor", "LearnerHandle", "Saving"]
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Where checkpoints go and what they hold.
+
+    Arguments:
+        folder: of all checkpoints of the run.
+        hf_template: Hugging Face folder whose config and tokenizer a Hugging Face export is completed with.
+        save_hf: also export the weights as a Hugging Face folder.
+    """
+
+    folder: Path
+    hf_template: Path
+    save_hf: bool = True
+
+
+class LearnerActor(Watched):
+    """Runs a :class:`~slime_core.learner.rank.Learner`."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._learner: Any = None
+        self._publisher: Any = None
+
+    def free_address(self, *, reachable: bool) -> str:
+        """A ``host:port`` of this node where nobody listens now, for the learner's ranks to meet.
+
+        Arguments:
+            reachable: other nodes have to reach it; otherwise it is on loopback.
+        """
+        host = ray.util.get_node_ip_address() if reachable else "127.0.0.1"
+        with socket.socket() as listener:
+            listener.bind((host, 0))
+            return f"{host}:{listener.getsockname()[1]}"
+
+    def setup(self, settings: LearnerSettings) -> None:
+        """Attach exactly the driver's plugins, build the model and load the start weights. Collective."""
+        self._learner = Learner(settings, attach(self._manifest))
+
+    def connect(self, engine_urls: list[str], settings: PublisherSettings) -> None:
+        """Meet the engines for weight transfer. Collective."""
+        learner = self._learner
+        self._publisher = Publisher(
+            engine_urls, settings=settings, weights=learner.export_weights(), sends=learner.is_sender
+        )
+
+    def train(self, shards: list[Any]) -> dict[str, float]:
+        """Train this rank's shard, a reference in a list of one."""
+        metrics: dict[str, float] = self._learner.train(ray.get(shards[0]))
+        return metrics
+
+    def publish(self, version: int) -> float:
+        """Every engine holds the weights of the learner, as ``version``. Collective; see ``Publisher.publish``."""
+        return float(self._publisher.publish(self._learner.export_weights(), version=str(version)))
+
+    def save(self, draft: Path, *, export: bool, template: Path) -> None:
+        """Write this rank's part of a checkpoint. Collective."""
+        from slime_core.checkpoint import export as hf
+        from slime_core.checkpoint import sharded
+
+        learner = self._learner
+        sharded.save(
+            draft / "torch_dist", chunks=learner.chunks, optimizer=learner.optimizer, schedule=learner.schedule
+        )
+        if export:
+            hf.write(draft / "hf", learner.export_weights(), template=template, writes=learner.is_sender)
+
+    def load(self, folder: Path) -> None:
+        """Continue from a checkpoint's ``torch_dist`` folder. Collective."""
+        from slime_core.checkpoint import sharded
+
+        learner = self._learner
+        sharded.load(folder, chunks=learner.chunks, optimizer=learner.optimizer, schedule=learner.schedule)
+
+    def close(self) -> None:
+        """Leave every process group."""
+        if self._publisher is not None:
+            self._publisher.close()
+        self._learner.close()
+
+
+class LearnerHandle:
+    """All ranks as the loop calls them; every wait is watched.
+
+    Arguments:
+        group: actors that run :class:`LearnerActor`, in rank order.
+        watch: limits of waiting.
+        saving: where checkpoints go.
+        data_ranks: which data-parallel shard each rank trains; ranks that share one copy of the model share a shard.
+        also: background calls whose failure ends any wait, such as engine monitors; calls added later count too.
+        warn: receives what a person should read, such as a report of a wait that takes long.
+    """
+
+    def __init__(
+        self,
+        group: ActorGroup,
+        *,
+        watch: WatchConfig,
+        saving: Saving,
+        data_ranks: Sequence[int],
+        also: Sequence[Call] = (),
+        warn: Callable[[str], None],
+    ) -> None:
+        self._group, self._watch, self._saving = group, watch, saving
+        self._warned = False
+        self._data_ranks, self._also, self._warn = list(data_ranks), also, warn
+
+    def setup(self, settings: LearnerSettings, *, reachable: bool) -> list[Call]:
+        """Start building on every rank; the caller waits.
+
+        Arguments:
+            settings: of any rank; rank, world size and address are filled in.
+            reachable: the ranks, or the engines, are on several nodes.
+        """
+        meeting = self._group[0].start("free_address", reachable=reachable)
+        address = self._wait([meeting], what="an address for the learner's ranks")[0]
+        ranks = [
+            replace(settings, rank=rank, world_size=len(self._group), address=address)
+            for rank in range(len(self._group))
+        ]
+        return self._group.start_each("setup", ranks)
+
+    def connect(self, engine_urls: list[str], settings: PublisherSettings) -> None:
+        """Meet the engines for weight transfer."""
+        self._wait(self._group.start("connect", engine_urls, settings), what="learner and engines to meet")
+
+    def train(self, shards: list[Any]) -> dict[str, float]:
+        """All optimizer steps of one rollout; ``shards`` are references, one a data-parallel rank."""
+        wrapped = [[shards[data_rank]] for data_rank in self._data_ranks]
+        metrics: dict[str, float] = self._wait(self._group.start_each("train", wrapped), what="training")[0]
+        return metrics
+
+    def publish(self, version: int) -> None:
+        """Every engine holds the learner's weights, as ``version``, when this returns."""
+        what = f"weights of version {version} to reach the engines"
+        proven = self._wait(self._group.start("publish", version), what=what)[0]
+        if proven < 1 and not self._warned:
+            self._warned = True
+            self._warn(
+                f"{1 - proven:.0%} of the engines' weights have names that cannot be compared with what was sent; "
+                "that all engines agree with each other was checked"
+            )
+
+    def save(self, state: RunState) -> None:
+        """A checkpoint of ``state`` is on disk when this returns, or nothing of it."""
+        saving = self._saving
+        with drafted(saving.folder, state.step) as draft:
+            (draft / "torch_dist").mkdir()
+            self._wait(
+                self._group.start("save", draft, export=saving.save_hf, template=saving.hf_template),
+                what=f"the checkpoint of step {state.step}",
+            )
+            write_state(draft, state)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Continue from ``checkpoint``."""
+        self._wait(self._group.start("load", checkpoint.sharded), what=f"the checkpoint {checkpoint.path.name}")
+
+    def close(self) -> None:
+        """Let every rank leave its process groups."""
+        self._wait(self._group.start("close"), what="the learner to close")
+
+    def _wait(self, calls: list[Call], *, what: str) -> list[Any]:
+        return wait(
+            calls,
+            what=what,
+            also=self._also,
+            warn_after_s=self._watch.wait_warn_s,
+            fail_after_s=self._watch.wait_fail_s,
+            on_warn=lambda late: self._warn(str(late)),
+        )
+
+
+def manifest_record(manifest: Manifest) -> dict[str, Any]:
+    """The manifest as JSON-ready values, for checkpoints."""
+    record: dict[str, Any] = json.loads(manifest.to_json())
+    return record

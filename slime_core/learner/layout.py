@@ -1,0 +1,100 @@
+"""How a model is cut over ranks, and Megatron's record of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slime_core.errors import ConfigError, RunError
+
+__all__ = ["ParallelLayout", "initialize"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelLayout:
+    """Sizes of the axes a model is cut along; what is left of the world is data parallel.
+
+    Example: ``ParallelLayout(tensor=2, pipeline=2)`` on 8 ranks leaves 2 data-parallel replicas.
+
+    Arguments:
+        tensor: ranks that share every matrix.
+        pipeline: ranks that share the stack of layers.
+        context: ranks that share every sequence.
+        expert: ranks that share the experts of a mixture; they lie inside the data-parallel axis.
+        virtual_pipeline: chunks of layers a pipeline rank holds, interleaved; 1: not interleaved.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    virtual_pipeline: int = 1
+
+    def __post_init__(self) -> None:
+        wrong = {name: size for name, size in self._sizes().items() if size < 1}
+        if wrong:
+            raise ConfigError(f"parallel sizes must be at least 1, not {wrong}")
+        if self.virtual_pipeline > 1 and self.pipeline == 1:
+            raise ConfigError(
+                f"virtual pipeline size {self.virtual_pipeline} was asked for with pipeline size 1; "
+                "interleaving needs at least 2 pipeline ranks"
+            )
+
+    @property
+    def model_size(self) -> int:
+        """Ranks that hold one copy of the model."""
+        return self.tensor * self.pipeline * self.context
+
+    def data_size(self, world_size: int) -> int:
+        """Data-parallel replicas on ``world_size`` ranks.
+
+        Raises:
+            ConfigError: the ranks do not divide into whole copies of the model, or the experts not over the replicas.
+        """
+        data, rest = divmod(world_size, self.model_size)
+        if rest or data == 0:
+            raise ConfigError(
+                f"tensor {self.tensor} x pipeline {self.pipeline} x context {self.context} was asked for on "
+                f"{world_size} ranks; the number of ranks must be a multiple of {self.model_size}"
+            )
+        if (data * self.tensor * self.context) % (self.expert * self.tensor):
+            raise ConfigError(
+                f"expert size {self.expert} was asked for with {data * self.context} data- and context-parallel ranks; "
+                "the former must divide the latter"
+            )
+        return data
+
+    def _sizes(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def initialize(layout: ParallelLayout, *, seed: int) -> None:
+    """Cut the default process group of torch.distributed into Megatron's groups, and seed its random number generators.
+
+    Collective over all ranks; a process does it once.
+
+    Arguments:
+        layout: the same on every rank.
+        seed: the same on every rank; Megatron derives different ones for ranks that hold different slices.
+
+    Raises:
+        ConfigError: the layout does not fit the number of ranks.
+        RunError: there is no default process group, or Megatron's groups exist already.
+    """
+    import torch.distributed as dist
+    from megatron.core import parallel_state, tensor_parallel
+
+    if not dist.is_initialized():
+        raise RunError("Megatron's groups were asked for before torch.distributed.init_process_group was called")
+    if parallel_state.model_parallel_is_initialized():
+        raise RunError(
+            "Megatron's groups exist already in this process; it holds one layout, a second one needs other processes"
+        )
+    layout.data_size(dist.get_world_size())
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)

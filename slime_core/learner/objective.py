@@ -1,0 +1,114 @@
+"""From log-probabilities to one number to minimise, and the metrics on the way.
+
+The loss of an optimizer step is a plain sum over response tokens, each already weighted (``MicroBatch.weights_U``):
+this room divides by nothing. Metrics are summed with the same weights, so they are averages of the same kind as the
+loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from slime_core.config.schema import AlgorithmConfig
+from slime_core.errors import RunError
+from slime_core.learner.batches import MicroBatch
+from slime_core.ops.kl import approximate_kl
+from slime_core.plugins.contracts import LossSettings, LossTerms, PolicyLoss
+
+__all__ = ["Objective", "Sums"]
+
+
+@dataclass(slots=True)
+class Sums:
+    """Weighted sums of a micro-batch by metric name, and largest values; without gradient."""
+
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)
+    largest: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class Objective:
+    """Policy loss, plus the divergence from the reference, minus the entropy bonus.
+
+    Arguments:
+        policy_loss: the component that turns log-probabilities and advantages into a loss per token.
+        algorithm: clip ranges and coefficients.
+    """
+
+    def __init__(self, policy_loss: PolicyLoss, algorithm: AlgorithmConfig) -> None:
+        self._policy_loss = policy_loss
+        self._algorithm = algorithm
+        self._settings = LossSettings(
+            eps_clip=algorithm.eps_clip, eps_clip_high=algorithm.eps_clip_high, eps_clip_c=algorithm.eps_clip_c
+        )
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether micro-batches need the reference's log-probabilities."""
+        return self._algorithm.use_kl_loss
+
+    @property
+    def entropy_has_gradient(self) -> bool:
+        """Whether the entropy is part of the loss, or only measured."""
+        return self._algorithm.entropy_coef != 0
+
+    def __call__(
+        self, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: MicroBatch
+    ) -> tuple[torch.Tensor, Sums]:
+        """The weighted loss of one micro-batch (a scalar with gradient) and its metrics."""
+        trained_U, weights_U = micro.mask_U != 0, micro.weights_U
+        old_U = log_probs_U.detach() if micro.old_log_probs_U is None else micro.old_log_probs_U
+        output = self._policy_loss(
+            LossTerms(
+                log_probs_T=log_probs_U,
+                old_log_probs_T=old_U,
+                advantages_T=micro.advantages_U,
+                mask_T=micro.mask_U,
+                settings=self._settings,
+                segments=_Segments(micro),
+            )
+        )
+        if output.loss_T.shape != log_probs_U.shape:
+            raise RunError(
+                f"the policy loss returned shape {tuple(output.loss_T.shape)} for {len(log_probs_U)} response tokens; "
+                "accepted is one number a token"
+            )
+        per_token = {"pg_loss": output.loss_T, "entropy_loss": entropy_U, **output.metrics_T}
+        loss_U = output.loss_T - self._algorithm.entropy_coef * entropy_U
+        if micro.ref_log_probs_U is not None:
+            kl_U = approximate_kl(
+                log_probs_U, base_log_probs_T=micro.ref_log_probs_U, estimator=self._algorithm.kl_loss_type
+            )
+            per_token["kl_loss"] = kl_U
+            loss_U = loss_U + self._algorithm.kl_loss_coef * kl_U
+        loss = _weighted(loss_U, weights_U, trained_U)
+        difference_U = (log_probs_U.detach() - micro.rollout_log_probs_U).abs()
+        per_token["train_rollout_logprob_abs_diff"] = difference_U
+        sums = {name: _weighted(values_U.detach(), weights_U, trained_U) for name, values_U in per_token.items()}
+        sums["loss"] = loss.detach()
+        sums["weight"] = weights_U.sum()
+        largest = difference_U.where(trained_U, 0.0).max() if difference_U.numel() else difference_U.sum()
+        return loss, Sums(sums, {"train_rollout_logprob_max_diff": largest})
+
+
+def _weighted(values_U: torch.Tensor, weights_U: torch.Tensor, trained_U: torch.Tensor) -> torch.Tensor:
+    # A masked token may hold anything, an infinity included; 0 x inf would poison the sum.
+    return (values_U.where(trained_U, 0.0) * weights_U).sum()
+
+
+class _Segments:
+    """Sums over the samples of a micro-batch."""
+
+    def __init__(self, micro: MicroBatch) -> None:
+        self._samples_U = micro.samples_U
+        self._count = micro.cu_seqlens.numel() - 1
+
+    def sums(self, values_T: torch.Tensor) -> torch.Tensor:
+        zeros: Any = values_T.new_zeros(self._count)
+        result: torch.Tensor = zeros.index_add(0, self._samples_U, values_T)
+        return result
+
+    def spread(self, values_b: torch.Tensor) -> torch.Tensor:
+        return values_b.index_select(0, self._samples_U)

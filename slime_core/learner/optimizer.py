@@ -1,0 +1,92 @@
+"""Megatron's DDP, optimizer and learning-rate schedule around the model chunks.
+
+Gradients are *summed* over samples and ranks: every divisor is already in the shard's loss weights. Megatron calls that
+``calculate_per_token_loss``; its own division by a token count is left out in :func:`sum_gradients`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.transformer.module import Float16Module
+
+from slime_core.config.schema import OptimizerConfig as OptimizerSettings
+
+__all__ = ["build_optimizer", "build_schedule", "sum_gradients", "wrap"]
+
+
+def wrap(chunks: list[torch.nn.Module], *, bf16: bool) -> list[Any]:
+    """The chunks under Megatron's DDP, with fp32 gradient reduction and gradients summed over ranks."""
+    settings = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=True,
+        check_for_nan_in_grad=False,
+        average_in_collective=False,
+    )
+    config: Any = chunks[0].config
+    config.calculate_per_token_loss = True
+    config.finalize_model_grads_func = sum_gradients
+    inner = [Float16Module(config, chunk) if bf16 else chunk for chunk in chunks]
+    return [
+        DistributedDataParallel(config=config, ddp_config=settings, module=module, disable_bucketing=position > 0)
+        for position, module in enumerate(inner)
+    ]
+
+
+def sum_gradients(model: list[Any], num_tokens: torch.Tensor | None = None, **options: Any) -> None:
+    """Finish the gradients of a step: summed over data-parallel ranks, shared and replicated parameters made to agree.
+
+    Without it every rank steps on its own samples alone, and nothing complains. ``num_tokens`` is ignored (see above).
+    """
+    finalize_model_grads(model, None, **options)
+
+
+def build_optimizer(model: list[Any], settings: OptimizerSettings, *, bf16: bool) -> Any:
+    """Adam with decoupled weight decay, fp32 master weights, gradient clipping, sharded over data-parallel ranks."""
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=settings.lr,
+        min_lr=settings.min_lr,
+        weight_decay=settings.weight_decay,
+        adam_beta1=settings.adam_beta1,
+        adam_beta2=settings.adam_beta2,
+        adam_eps=settings.adam_eps,
+        clip_grad=settings.clip_grad,
+        bf16=bf16,
+        params_dtype=torch.bfloat16 if bf16 else torch.float32,
+        use_distributed_optimizer=True,
+    )
+    optimizer = get_megatron_optimizer(config, model)
+    model[0].config.grad_scale_func = optimizer.scale_loss
+    return optimizer
+
+
+def build_schedule(optimizer: Any, settings: OptimizerSettings, *, num_steps: int) -> OptimizerParamScheduler:
+    """Linear warm-up, then the decay that was asked for, counted in optimizer steps.
+
+    The schedule is one step ahead of the optimizer: the first step already runs at ``lr / lr_warmup_iters``.
+    """
+    decay = max(settings.lr_decay_iters or num_steps, settings.lr_warmup_iters + 1)
+    schedule = OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=settings.lr,
+        min_lr=settings.min_lr,
+        lr_warmup_steps=settings.lr_warmup_iters,
+        lr_decay_steps=decay,
+        lr_decay_style=settings.lr_decay_style,
+        start_wd=settings.weight_decay,
+        end_wd=settings.weight_decay,
+        wd_incr_steps=decay,
+        wd_incr_style="constant",
+    )
+    schedule.step(increment=1)
+    return schedule

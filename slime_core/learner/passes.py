@@ -1,0 +1,105 @@
+"""Runs micro-batches through the model with Megatron's own schedule: forward only, or forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from slime_core.learner.batches import MicroBatch, packed_sequence
+from slime_core.learner.log_probs import response_entropy, response_log_probs, response_logits
+from slime_core.learner.objective import Objective, Sums
+
+__all__ = ["backward", "log_probs"]
+
+
+def log_probs(model: Sequence[Any], micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+    """Log-probabilities of the response tokens of every micro-batch, without gradient.
+
+    Returns:
+        One float32 [u] a micro-batch on the last pipeline stage; nothing on the others, which do not need them.
+    """
+
+    def collect(micro: MicroBatch, logits_1TV: torch.Tensor, **_: Any) -> torch.Tensor:
+        return response_log_probs(response_logits(logits_1TV, micro), micro)
+
+    with torch.no_grad():
+        collected: list[torch.Tensor] = _schedule(model, micro_batches, collect, forward_only=True)
+    return collected
+
+
+def backward(model: Sequence[Any], micro_batches: Sequence[MicroBatch], objective: Objective) -> dict[str, float]:
+    """Gradients of the summed loss of ``micro_batches`` in the model's buffers, finished over all ranks.
+
+    Returns:
+        The metrics of the step, summed over all data-parallel ranks, the same on every rank.
+    """
+
+    def loss(micro: MicroBatch, logits_1TV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Sums]:
+        logits_UV = response_logits(logits_1TV, micro)
+        with torch.set_grad_enabled(objective.entropy_has_gradient):
+            entropy_U = response_entropy(logits_UV)
+        value, sums = objective(response_log_probs(logits_UV, micro), entropy_U, micro)
+        # The count that Megatron asks for is not used: see optimizer.sum_gradients.
+        return value, torch.ones((), dtype=torch.int, device=value.device), sums
+
+    return _reduce(_schedule(model, micro_batches, loss, forward_only=False), device=_device(model))
+
+
+def _schedule(model: Sequence[Any], micro_batches: Sequence[MicroBatch], last: Any, *, forward_only: bool) -> Any:
+    longest = max(micro.num_tokens for micro in micro_batches)
+    iterators = [iter(micro_batches) for _ in model]
+    return get_forward_backward_func()(
+        forward_step_func=partial(_forward, last),
+        data_iterator=iterators if len(model) > 1 else iterators[0],
+        model=list(model) if len(model) > 1 else model[0],
+        num_microbatches=len(micro_batches),
+        seq_length=longest,
+        micro_batch_size=1,
+        forward_only=forward_only,
+        collect_non_loss_data=forward_only,
+    )
+
+
+def _forward(last: Any, micro_batches: Iterator[MicroBatch], chunk: Any) -> tuple[torch.Tensor, Any]:
+    micro = next(micro_batches)
+    output = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=packed_sequence(micro))
+    return output, lambda logits_1TV, **options: last(micro, logits_1TV, **options)
+
+
+def _reduce(parts: Sequence[Sums], *, device: torch.device) -> dict[str, float]:
+    """Sum over micro-batches and data-parallel ranks, then tell the other pipeline stages."""
+    totals = {name: torch.stack([part.sums[name] for part in parts]).sum() for name in (parts[0].sums if parts else ())}
+    peaks = {
+        name: torch.stack([part.largest[name] for part in parts]).max() for name in (parts[0].largest if parts else ())
+    }
+    replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    result: list[Any] = [{**_all(totals, dist.ReduceOp.SUM, replicas), **_all(peaks, dist.ReduceOp.MAX, replicas)}]
+    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        dist.broadcast_object_list(
+            result,
+            src=parallel_state.get_pipeline_model_parallel_last_rank(),
+            group=parallel_state.get_pipeline_model_parallel_group(),
+            device=device,
+        )
+    metrics: dict[str, float] = result[0]
+    return metrics
+
+
+def _all(values: dict[str, torch.Tensor], operation: Any, group: Any) -> dict[str, float]:
+    if not values:
+        return {}
+    stacked = torch.stack([value.double() for value in values.values()])
+    if group.size() > 1:
+        dist.all_reduce(stacked, op=operation, group=group)
+    return dict(zip(values, stacked.tolist(), strict=True))
+
+
+def _device(model: Sequence[Any]) -> torch.device:
+    device: torch.device = next(model[0].parameters()).device
+    return device

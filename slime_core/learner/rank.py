@@ -1,0 +1,263 @@
+"""One process of the learner: builds its part of the model, trains shards, and hands weights out.
+
+A plain class, so that a recipe can use it without Ray; :mod:`slime_core.learner.actor` makes an actor of it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from slime_core.config.schema import RunConfig
+from slime_core.cpu.accelerator import accelerator
+from slime_core.errors import NonFiniteError, RunError
+from slime_core.learner.layout import ParallelLayout, initialize
+from slime_core.plugins.component import Kind
+from slime_core.plugins.registry import Registry
+from slime_core.types import TrainBatch
+from slime_core.weights.group import listening_store
+
+__all__ = ["Learner", "LearnerSettings"]
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+"""Limit of one collective operation; torch's own default for gloo is half an hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSettings:
+    """What a learner rank needs to know.
+
+    Arguments:
+        config: the run's settings.
+        folder: Hugging Face folder with the start weights.
+        architecture: the checkpoint's architecture string; a plugin's model spec fits it.
+        policy_loss: name of the policy loss component.
+        options: plugin name -> its options object.
+        num_steps: optimizer steps of the whole run, for the schedule.
+        rank, world_size: of the process among the learner's.
+        address: ``host:port`` where rank 0 listens for the others.
+        num_threads: threads of one operation on a CPU; 0: torch decides.
+    """
+
+    config: RunConfig
+    folder: Path
+    architecture: str
+    policy_loss: str
+    options: dict[str, Any]
+    num_steps: int
+    rank: int = 0
+    world_size: int = 1
+    address: str = "127.0.0.1:29500"
+    num_threads: int = 0
+    layout: ParallelLayout = field(default_factory=ParallelLayout)
+
+
+class Learner:
+    """The actor, its optimizer, and the reference if one is needed. Methods are collective over all ranks."""
+
+    def __init__(self, settings: LearnerSettings, registry: Registry) -> None:
+        """Join the process group and build the model with the start weights.
+
+        Raises:
+            ConfigError: the model cannot be built as asked.
+            CheckpointError: the weights do not fit the model.
+        """
+        from slime_core.cpu import megatron
+
+        megatron.install()
+        config = settings.config
+        self._settings, self._config = settings, config
+        self.device = _prepare_process(settings)
+        self._bf16 = config.model.bf16
+        self._spec = _model_spec(settings, registry)
+        self.chunks = self._build(settings)
+        self._objective = _objective(settings, registry)
+        traits: Any = registry.find(Kind.POLICY_LOSS, settings.policy_loss).traits
+        self._reads = traits.reads
+        self._trainable()
+        self._roles = self._remember_reference()
+
+    # --- Building ----------------------------------------------------------------------------------------------------
+
+    def _build(self, settings: LearnerSettings) -> list[torch.nn.Module]:
+        from transformers import AutoConfig
+
+        trusted = settings.config.model.trust_remote_code
+        hf_config = AutoConfig.from_pretrained(settings.folder, trust_remote_code=trusted)
+        dtype = torch.bfloat16 if self._bf16 else torch.float32
+        chunks: list[torch.nn.Module] = self._spec.build(
+            hf_config, dtype=dtype, parallel=settings.layout, overrides={"calculate_per_token_loss": True}
+        )
+        self._spec.load_weights(chunks, settings.folder)
+        return chunks
+
+    def _trainable(self) -> None:
+        from slime_core.learner.optimizer import build_optimizer, build_schedule, wrap
+
+        self.model = wrap(self.chunks, bf16=self._bf16)
+        self.optimizer = build_optimizer(self.model, self._config.optimizer, bf16=self._bf16)
+        self.schedule = build_schedule(self.optimizer, self._config.optimizer, num_steps=self._settings.num_steps)
+
+    def _remember_reference(self) -> Any:
+        from slime_core.learner.roles import Roles
+
+        roles = Roles(self.chunks)
+        if not self._objective.uses_reference:
+            return roles
+        other = self._config.model.ref_load
+        if other is None:
+            roles.remember("reference")
+            return roles
+        roles.remember("actor")
+        self._spec.load_weights(self.chunks, other)
+        roles.remember("reference")
+        roles.restore("actor")
+        return roles
+
+    # --- Training ----------------------------------------------------------------------------------------------------
+
+    def train(self, shard: TrainBatch) -> dict[str, float]:
+        """Run every optimizer step of ``shard``; only numbers come back.
+
+        Returns:
+            ``train/...`` metrics, averaged over the optimizer steps, the same on every rank.
+
+        Raises:
+            NonFiniteError: a loss or a gradient is NaN or infinite; the weights of this process are spoilt from then
+            on.
+        """
+        from slime_core.learner.batches import cut
+        from slime_core.learner.passes import log_probs
+
+        steps = cut(shard, device=self.device)
+        every = [micro for step in steps for micro in step]
+        if self._objective.uses_reference:
+            with self._roles.playing("reference"):
+                for micro, values_U in zip(every, log_probs(self.model, every), strict=False):
+                    micro.ref_log_probs_U = values_U
+        if len(steps) > 1 and "old_log_probs" in self._reads:
+            # With one step the current log-probabilities are the old ones; a second pass would find the same numbers.
+            for micro, values_U in zip(every, log_probs(self.model, every), strict=False):
+                micro.old_log_probs_U = values_U
+        results = [self._step(step, rollout=shard.rollout) for step in steps]
+        return {f"train/{name}": _over_steps(name, [result[name] for result in results]) for name in results[0]}
+
+    def _step(self, micro_batches: list[Any], *, rollout: int) -> dict[str, float]:
+        from slime_core.learner.passes import backward
+
+        for chunk in self.model:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        metrics = backward(self.model, micro_batches, self._objective)
+        _refuse_non_finite(metrics, rollout)
+        _refuse_wrong_weights(metrics.pop("weight"), rollout)
+        learning_rate = float(self.optimizer.param_groups[0]["lr"])
+        _, grad_norm, _ = self.optimizer.step()
+        metrics |= {"grad_norm": float(grad_norm), "lr": learning_rate}
+        _refuse_non_finite(metrics, rollout)
+        self.schedule.step(increment=1)
+        return metrics
+
+    # --- Weights -----------------------------------------------------------------------------------------------------
+
+    def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All weights under their Hugging Face names, gathered over ranks; views, valid until the next step."""
+        weights: Iterator[tuple[str, torch.Tensor]] = self._spec.export_weights(self.chunks)
+        return weights
+
+    @property
+    def is_sender(self) -> bool:
+        """Whether this rank is the one that talks to the engines and writes shared files."""
+        return self._settings.rank == 0
+
+    def close(self) -> None:
+        """Leave the process group."""
+        from megatron.core import parallel_state
+
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def _prepare_process(settings: LearnerSettings) -> torch.device:
+    kind = accelerator(settings.config.cluster.device)
+    if settings.num_threads:
+        torch.set_num_threads(settings.num_threads)
+    device = torch.device("cpu")
+    if kind == "cuda":
+        # Ray shows every actor its own device only, which is then number 0.
+        device = torch.device("cuda", 0)
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if kind == "cuda" else "gloo",
+        store=_meeting_point(settings),
+        rank=settings.rank,
+        world_size=settings.world_size,
+        timeout=COLLECTIVE_TIMEOUT,
+    )
+    seed = settings.config.run.seed
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    initialize(settings.layout, seed=seed)
+    return device
+
+
+def _meeting_point(settings: LearnerSettings) -> Any:
+    """The store where the ranks find each other; rank 0 serves it, on the agreed address only."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    host, _, port = settings.address.rpartition(":")
+    if settings.rank == 0:
+        return listening_store(host, world_size=settings.world_size, timeout=COLLECTIVE_TIMEOUT, port=int(port))
+    return TCPStore(host, int(port), settings.world_size, is_master=False, timeout=COLLECTIVE_TIMEOUT)
+
+
+def _model_spec(settings: LearnerSettings, registry: Registry) -> Any:
+    component = registry.model_spec(settings.architecture)
+    if component is None:
+        raise RunError(
+            f"no active plugin has a model spec for {settings.architecture}; the driver should have refused this"
+        )
+    owner = registry.owner(Kind.MODEL_SPEC, component.name).name
+    return registry.load(Kind.MODEL_SPEC, component.name)(settings.options.get(owner))
+
+
+def _objective(settings: LearnerSettings, registry: Registry) -> Any:
+    from slime_core.learner.objective import Objective
+
+    owner = registry.owner(Kind.POLICY_LOSS, settings.policy_loss).name
+    policy_loss = registry.load(Kind.POLICY_LOSS, settings.policy_loss)(settings.options.get(owner))
+    return Objective(policy_loss, settings.config.algorithm)
+
+
+def _over_steps(name: str, values: list[float]) -> float:
+    """One number for all optimizer steps of a rollout: the largest of what is a largest value, else the mean."""
+    return max(values) if name.endswith("_max_diff") else sum(values) / len(values)
+
+
+def _refuse_non_finite(metrics: dict[str, float], rollout: int) -> None:
+    bad = sorted(name for name, value in metrics.items() if not math.isfinite(value))
+    if bad:
+        raise NonFiniteError(
+            f"rollout {rollout}: not finite (NaN or infinity): {', '.join(bad)}. Nothing of this step was published or "
+            "saved. Look at the samples of this rollout, then lower --lr or --clip-grad, or resume from the last "
+            "checkpoint with --load."
+        )
+
+
+def _refuse_wrong_weights(weight: float, rollout: int) -> None:
+    # The sampler's weights add up to 1 over an optimizer step, or to 0 where every token is masked.
+    if not (math.isclose(weight, 1.0, abs_tol=1e-3) or weight == 0.0):
+        raise RunError(
+            f"rollout {rollout}: the loss weights of a step add up to {weight:.6f} instead of 1; "
+            "a shard is missing or doubled"
+        )

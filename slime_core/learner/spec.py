@@ -1,0 +1,322 @@
+"""Builds a Megatron model from a Hugging Face config and maps its weights both ways.
+
+Public: model-spec components start here.
+A family that mbridge knows takes three lines::
+
+    class Qwen3(MBridgeSpec):
+        pass
+
+and declares its Hugging Face architecture in the traits of its component. A family that mbridge does not know brings
+its own class with the same three methods.
+
+mbridge 0.15.1 was written for transformers 4 and for layers of TransformerEngine. What that takes here: the config it
+sees is a copy in the old form (:func:`_classic_config`), the weights it sees carry TransformerEngine's names
+(:class:`_NamedForMBridge`), and its bridge is subclassed, never patched (:func:`_local_bridge`). All three go when
+mbridge builds the local spec itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slime_core.cpu.accelerator import accelerator
+from slime_core.errors import CheckpointError, ConfigError, RunError
+from slime_core.learner.layout import ParallelLayout
+
+__all__ = ["MBridgeSpec", "ParallelLayout", "local_layers"]
+
+#: Fused kernels that the local layers lack, and dropout, which would make two passes over the same tokens differ.
+PLAIN_LAYERS: Mapping[str, Any] = {
+    "apply_rope_fusion": False,
+    "attention_dropout": 0.0,
+    "bias_activation_fusion": False,
+    "bias_dropout_fusion": False,
+    "cuda_graph_scope": None,  # the default is deprecated upstream and warns
+    "gradient_accumulation_fusion": False,
+    "hidden_dropout": 0.0,
+    "masked_softmax_fusion": False,
+    "moe_grouped_gemm": False,
+    "moe_permute_fusion": False,
+    "moe_shared_expert_overlap": False,
+    "mtp_num_layers": None,
+    "persist_layer_norm": False,
+}
+
+
+class MBridgeSpec:
+    """A model family that mbridge maps, with Megatron's local layers and attention over packed sequences.
+
+    One object serves one model: :meth:`build` first, then the weights of the chunks it returned.
+
+    Arguments:
+        options: the options of the plugin that registered it; this class reads none.
+    """
+
+    def __init__(self, options: object | None = None) -> None:
+        self._bridge: Any = None
+
+    def build(
+        self,
+        hf_config: Any,
+        *,
+        dtype: torch.dtype,
+        parallel: ParallelLayout,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> list[torch.nn.Module]:
+        """The chunks of the model that this rank holds, with random weights, wrapped neither in DDP nor Float16Module.
+
+        A chunk's forward takes ``(input_ids [1, t], position_ids [1, t], None, packed_seq_params=...)`` and returns
+        logits ``[1, t, vocabulary / tensor size]`` on the last pipeline stage. Collective.
+
+        Arguments:
+            hf_config: the transformers config of the checkpoint; it is not changed.
+            dtype: of the parameters.
+            parallel: what Megatron was initialised with (:func:`slime_core.learner.layout.initialize`).
+            overrides: fields of Megatron's TransformerConfig, by their names; they win over the checkpoint's.
+
+        Raises:
+            ConfigError: the model needs something that is not built here, or an override names no field.
+            RunError: Megatron's parallel state is not the one of ``parallel``.
+        """
+        _refuse_unsupported(hf_config, parallel)
+        _refuse_other_state(parallel)
+        bridge_class = _local_bridge(hf_config.model_type)
+        _refuse_unknown(overrides or {}, bridge_class.TransformerConfigClass)
+        self._bridge = bridge_class(_classic_config(hf_config), dtype, {**PLAIN_LAYERS, **(overrides or {})})
+        return [_build_chunk(self._bridge, stage, parallel) for stage in range(parallel.virtual_pipeline)]
+
+    def load_weights(self, chunks: Sequence[torch.nn.Module], folder: str | Path) -> None:
+        """Give the chunks the weights of the Hugging Face checkpoint in ``folder``, in their dtype. Collective.
+
+        Raises:
+            CheckpointError: the folder holds weights that the model has no place for, or lacks weights of the model.
+            RunError: nothing was built yet.
+        """
+        bridge = self._built()
+        views = [_NamedForMBridge(chunk) for chunk in chunks]
+        _refuse_mismatch(bridge, views, Path(folder))
+        with torch.no_grad():
+            bridge.load_weights(views, str(folder))
+
+    def export_weights(self, chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight of the whole model once, under its Hugging Face name, gathered over tensor and pipeline ranks.
+
+        Collective: all ranks iterate to the end, and all of them get all weights, in the same order. A tensor may be a
+            view of
+        the live parameter: copy what must outlive the next optimizer step. Tied output weights come as the embedding
+        only.
+
+        Raises:
+            RunError: nothing was built yet.
+        """
+        views = [_NamedForMBridge(chunk) for chunk in chunks]
+        seen = set()
+        with torch.no_grad():
+            for name, weight in self._built().export_weights(views):
+                if name not in seen:
+                    seen.add(name)
+                    yield name, weight.detach()
+
+    def _built(self) -> Any:
+        if self._bridge is None:
+            raise RunError("weights were asked for before build() was called on this model spec; call build() first")
+        return self._bridge
+
+
+def _build_chunk(bridge: Any, stage: int, parallel: ParallelLayout) -> torch.nn.Module:
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_parallel_attributes
+
+    place: dict[str, Any] = {"ignore_virtual": True}
+    if parallel.virtual_pipeline > 1:
+        place = {"ignore_virtual": False, "vp_stage": stage}
+    # Upstream's own layers build their MLP in a way that transformer/mlp.py:95 deprecates.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "MLP requires ffn_hidden_size", DeprecationWarning)
+        chunk: torch.nn.Module = bridge._model_provider([])(
+            pre_process=parallel_state.is_pipeline_first_stage(**place),
+            post_process=parallel_state.is_pipeline_last_stage(**place),
+            vp_stage=place.get("vp_stage"),
+        )
+    for parameter in chunk.parameters():
+        set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+    return chunk.to(accelerator())
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+
+def _refuse_unsupported(hf_config: Any, parallel: ParallelLayout) -> None:
+    model = f"{hf_config.model_type} model"
+    rope = (hf_config.rope_parameters or {}).get("rope_type", "default")
+    if rope != "default":
+        raise ConfigError(f"the {model} asks for rotary positions of type {rope!r}; only 'default' is built")
+    if "sliding_attention" in (getattr(hf_config, "layer_types", None) or ()):
+        raise ConfigError(f"the {model} asks for sliding-window attention; only full attention is built")
+    if hf_config.hidden_act != "silu":
+        raise ConfigError(f"the {model} asks for activation {hf_config.hidden_act!r}; only 'silu' is built")
+    if hf_config.vocab_size % parallel.tensor:
+        raise ConfigError(
+            f"the {model} has {hf_config.vocab_size} vocabulary entries, which tensor parallel size "
+            f"{parallel.tensor} does not divide; choose a size that does"
+        )
+
+
+def _refuse_other_state(parallel: ParallelLayout) -> None:
+    from megatron.core import parallel_state as state
+
+    held = ParallelLayout(
+        tensor=state.get_tensor_model_parallel_world_size(),
+        pipeline=state.get_pipeline_model_parallel_world_size(),
+        context=state.get_context_parallel_world_size(),
+        expert=state.get_expert_model_parallel_world_size(),
+        virtual_pipeline=state.get_virtual_pipeline_model_parallel_world_size() or 1,
+    )
+    if held != parallel:
+        raise RunError(f"a model was asked for in {parallel}, but Megatron was initialised with {held} in this process")
+
+
+def _refuse_unknown(overrides: Mapping[str, Any], config_class: Any) -> None:
+    known = {field.name for field in fields(config_class)}
+    for name in overrides.keys() - known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{name!r} was asked for, but {config_class.__name__} has no such field{hint}")
+
+
+def _refuse_mismatch(bridge: Any, views: Iterable[_NamedForMBridge], folder: Path) -> None:
+    """Compare the names of all ranks with those in the folder: mbridge ignores what it has no place for."""
+    import torch.distributed as dist
+
+    mine = {name for view in views for name in _hf_names(bridge, view)}
+    of_all: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_all, mine)
+    wanted = set().union(*of_all)
+    held = set(bridge._get_safetensor_io(str(folder)).load_hf_weight_names())
+    if bridge.hf_config.tie_word_embeddings:
+        held.discard("lm_head.weight")  # some checkpoints store the tied weight twice
+    if held != wanted:
+        raise CheckpointError(
+            f"{folder} does not fit the {bridge.hf_config.model_type} model: it lacks {sorted(wanted - held)[:5]}, "
+            f"and the model has no place for {sorted(held - wanted)[:5]}; check config.json against the weights"
+        )
+
+
+def _hf_names(bridge: Any, view: _NamedForMBridge) -> Iterator[str]:
+    for name in bridge._weight_name_mapping_mcore_local_to_global(view).values():
+        yield from bridge._weight_name_mapping_mcore_to_hf(name)
+
+
+# --- What mbridge is shown --------------------------------------------------------------------------------------------
+
+
+def _classic_config(hf_config: Any) -> Any:
+    """A copy in the form of transformers 4: transformers 5 moved ``rope_theta`` into ``rope_parameters``."""
+    classic = copy.deepcopy(hf_config)
+    for name, value in (hf_config.rope_parameters or {}).items():
+        if name in ("rope_theta", "partial_rotary_factor"):
+            setattr(classic, name, value)
+    return classic
+
+
+@cache
+def _local_bridge(model_type: str) -> Any:
+    """mbridge's class for ``model_type``, made to build local layers and to keep its name table to itself."""
+    from mbridge.core.bridge import _MODEL_REGISTRY
+
+    if model_type not in _MODEL_REGISTRY:
+        raise ConfigError(
+            f"model type {model_type!r} was asked for, but mbridge maps only {', '.join(sorted(_MODEL_REGISTRY))}; "
+            "another family needs a plugin whose model spec brings its own mapping"
+        )
+    registered: Any = _MODEL_REGISTRY[model_type]
+
+    class LocalBridge(registered):  # type: ignore[misc]
+        has_vp_stage = True
+
+        def __init__(self, hf_config: Any, dtype: torch.dtype, settings: Mapping[str, Any]) -> None:
+            # A tied model writes into the table of its *class* (models/qwen2.py:60), for every later model.
+            self._DIRECT_MAPPING = dict(registered._DIRECT_MAPPING)
+            self._settings = settings
+            super().__init__(hf_config, dtype=dtype)
+
+        def _build_base_config(self, **derived: Any) -> Any:
+            return super()._build_base_config(**{**derived, **self._settings})
+
+        def _get_transformer_layer_spec(self, vp_stage: int | None = None) -> Any:
+            return local_layers(self.config, vp_stage=vp_stage)
+
+    return LocalBridge
+
+
+def local_layers(config: Any, *, vp_stage: int | None = None) -> Any:
+    """Megatron's local layers for this pipeline stage, with our norm and attention over packed sequences.
+
+    Arguments:
+        config: Megatron's TransformerConfig.
+        vp_stage: which chunk of an interleaved pipeline; None: not interleaved.
+    """
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.transformer.attention import SelfAttention
+    from megatron.core.transformer.identity_op import IdentityOp
+
+    from slime_core.learner.attention import PackedAttention, PackedSelfAttention
+    from slime_core.learner.norm import RMSNorm
+
+    block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage)
+    block.layer_norm = RMSNorm
+    for layer in block.layer_specs:
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+        attention = layer.submodules.self_attention
+        attention.submodules.core_attention = PackedAttention
+        for norm in ("q_layernorm", "k_layernorm", "kv_layernorm"):
+            if getattr(attention.submodules, norm, IdentityOp) is not IdentityOp:
+                setattr(attention.submodules, norm, RMSNorm)
+        if attention.module is SelfAttention:
+            attention.module = PackedSelfAttention
+    return block
+
+
+class _NamedForMBridge:
+    """A chunk whose parameters carry the names of TransformerEngine's layers, the only ones that mbridge maps."""
+
+    def __init__(self, chunk: Any) -> None:
+        state = {name: tensor for name, tensor in chunk.state_dict().items() if "_extra_state" not in name}
+        self.decoder = chunk.decoder
+        self._names = {name: _engine_name(name, state) for name in state}
+        self._state = {self._names[name]: tensor for name, tensor in state.items()}
+        self._parameters = [(self._names[name], parameter) for name, parameter in chunk.named_parameters()]
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self._state
+
+    def named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return self._parameters
+
+
+def _engine_name(name: str, state: Mapping[str, Any]) -> str:
+    """The name a parameter has in TransformerEngine's layers, which fuse a norm into the matrix that follows it."""
+    layer = re.sub(r"^(decoder\.layers\.\d+\.).*", r"\1", name)
+    name = re.sub(r"\.local_experts\.(\d+)\.(linear_fc\d)\.weight$", r".\2.weight\1", name)
+    for norm, matrix in _FUSED_NORMS.items():
+        if name.startswith(f"{layer}{norm}.") and f"{layer}{matrix}.weight" in state:
+            return name.replace(f"{norm}.", f"{matrix}.layer_norm_")
+    return name
+
+
+_FUSED_NORMS: Mapping[str, str] = {
+    "input_layernorm": "self_attention.linear_qkv",
+    "pre_mlp_layernorm": "mlp.linear_fc1",
+    "self_attention.q_layernorm": "self_attention.linear_q_up_proj",
+    "self_attention.kv_layernorm": "self_attention.linear_kv_up_proj",
+}

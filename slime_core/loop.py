@@ -1,0 +1,104 @@
+"""The training loop. Start here.
+
+One step is a sentence: sample, train, save, publish, evaluate. Training borrows the devices and gives them back only
+when its weights are published. Overlap of sampling and training is the sampler's business, sharing of devices the
+lending's: neither needs a second loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Protocol
+
+from slime_core.checkpoint.folder import RunState
+from slime_core.cluster.lending import Lending
+from slime_core.config.schema import RunConfig
+from slime_core.track.track import Track
+
+__all__ = ["Learner", "Rollout", "Sampler", "train"]
+
+
+class Rollout(Protocol):
+    """One sampled rollout, as the driver sees it."""
+
+    @property
+    def refs(self) -> list[Any]:
+        """References to one shard a data-parallel rank."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What its samples look like."""
+
+    @property
+    def cursor(self) -> dict[str, Any]:
+        """Where the data stands behind it."""
+
+
+class Sampler(Protocol):
+    """What the loop asks of the rollout side."""
+
+    def sample(self, rollout: int) -> Rollout:
+        """The next rollout; waits until it is there."""
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Scores of the weights that the engines hold."""
+
+
+class Learner(Protocol):
+    """What the loop asks of the training side."""
+
+    def train(self, shards: list[Any]) -> dict[str, float]:
+        """All optimizer steps of one rollout."""
+
+    def publish(self, version: int) -> None:
+        """Every engine holds the learner's weights, as ``version``, when this returns."""
+
+    def save(self, state: RunState) -> None:
+        """A checkpoint of ``state`` is on disk when this returns."""
+
+
+def train(
+    learner: Learner, sampler: Sampler, *, config: RunConfig, state: RunState, track: Track, devices: Lending
+) -> RunState:
+    """Run the steps that are left; returns where the run then stands. Engines never serve what the learner does not
+    hold."""
+    total = config.rollout.num_rollout
+    served = publish(learner, track, version=state.step)
+    if config.eval.eval_prompt_data and not config.eval.skip_eval_before_train:
+        evaluate(sampler, track, step=state.step, served=served)
+    for step in range(state.step, total):
+        with track.step(step) as metrics:
+            with track.timer("rollout"):
+                rollout = sampler.sample(step)
+            metrics.update(rollout.metrics)
+            with devices.lend("learner"):
+                with track.timer("train"):
+                    metrics.update(learner.train(rollout.refs))
+                state = replace(state, step=step + 1, cursor=rollout.cursor)
+                if is_due(config.checkpoint.save_interval, state.step) or state.step == total:
+                    with track.timer("save"):
+                        learner.save(state)
+                if is_due(config.weights.update_weights_interval, state.step):
+                    served = publish(learner, track, version=state.step)
+        if is_due(config.eval.eval_interval, state.step) or (config.eval.eval_interval and state.step == total):
+            evaluate(sampler, track, step=state.step, served=served)
+    return state
+
+
+def publish(learner: Learner, track: Track, *, version: int) -> int:
+    """Hand the learner's weights to every engine; returns the version that the engines now serve."""
+    with track.timer("update_weights"):
+        learner.publish(version)
+    return version
+
+
+def evaluate(sampler: Sampler, track: Track, *, step: int, served: int) -> None:
+    """Measure what the engines serve after ``step`` steps: weights of version ``served``, older if updates are rare."""
+    with track.timer("eval"):
+        scores = sampler.evaluate(step)
+    track.evaluation(step, {**scores, "eval/weight_version": float(served)})
+
+
+def is_due(interval: int | None, count: int) -> bool:
+    """Whether something that happens every ``interval`` steps happens after ``count`` steps; None and 0: never."""
+    return bool(interval) and count % int(interval or 1) == 0

@@ -1,0 +1,1 @@
+"""Tensor mathematics that knows nothing of engines, processes or files: torch only."""

@@ -1,0 +1,77 @@
+"""Which rank trains which sample, and which samples share a packed micro-batch. Plain Python over lengths.
+
+Nothing is dropped: every sample lands on exactly one rank, in exactly one micro-batch of exactly one step. A sample
+longer than the token budget runs alone. Ranks may run different numbers of micro-batches: no collective spans
+data-parallel ranks inside one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+__all__ = ["balance", "pack", "split_steps"]
+
+
+def split_steps(samples: Sequence[int], num_steps: int) -> list[list[int]]:
+    """Cut ``samples`` into ``num_steps`` consecutive parts whose sizes differ by at most one.
+
+    Raises:
+        ValueError: there are fewer samples than steps.
+    """
+    if len(samples) < num_steps:
+        raise ValueError(
+            f"{len(samples)} samples cannot fill {num_steps} optimizer steps; every step needs at least one"
+        )
+    size, rest = divmod(len(samples), num_steps)
+    starts = [step * size + min(step, rest) for step in range(num_steps + 1)]
+    return [list(samples[a:b]) for a, b in pairwise(starts)]
+
+
+def balance(samples: Sequence[int], lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Give every sample to one of ``num_ranks`` ranks so that their token counts come out close (longest first, to the
+    lightest).
+
+    Arguments:
+        samples: positions into ``lengths``.
+        lengths: tokens of each sample.
+
+    Returns:
+        One list of positions a rank, in ascending order. No rank is empty while there are at least as many samples as
+        ranks.
+    """
+    loads = [(0, 0, rank) for rank in range(num_ranks)]
+    ranks: list[list[int]] = [[] for _ in range(num_ranks)]
+    for sample in sorted(samples, key=lambda position: (-lengths[position], position)):
+        tokens, count, rank = min(loads)
+        ranks[rank].append(sample)
+        loads[rank] = (tokens + lengths[sample], count + 1, rank)
+    return [sorted(rank) for rank in ranks]
+
+
+def pack(samples: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Group ``samples`` into micro-batches of at most ``max_tokens`` tokens, by first fit over decreasing length.
+
+    First-fit decreasing needs at most 11/9 of the optimal number of bins, plus one (Johnson, 1973).
+
+    Arguments:
+        samples: positions into ``lengths``.
+        max_tokens: tokens of one packed micro-batch; a longer sample runs alone.
+
+    Raises:
+        ValueError: ``max_tokens`` is not positive.
+    """
+    if max_tokens < 1:
+        raise ValueError(
+            f"a micro-batch of {max_tokens} tokens was asked for; at least 1 is needed (--max-tokens-per-gpu)"
+        )
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for sample in sorted(samples, key=lambda position: (-lengths[position], position)):
+        target = next((b for b, free in enumerate(room) if free >= lengths[sample]), len(bins))
+        if target == len(bins):
+            bins.append([])
+            room.append(max_tokens)
+        bins[target].append(sample)
+        room[target] -= lengths[sample]
+    return [sorted(members) for members in bins]

@@ -1,0 +1,28 @@
+"""The one place that catches everything: a plugin's failure leaves it as our error, with the plugin's name on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from slime_core.errors import PluginError, SlimeError
+
+__all__ = ["boundary"]
+
+
+@contextmanager
+def boundary(who: object, action: str, *, error: type[SlimeError] = PluginError, next_step: str = "") -> Iterator[None]:
+    """Whatever the block raises comes out as ``error``, saying who failed at what; cancellation passes through.
+
+    Arguments:
+        who: printed first; a ``PluginIdentity`` prints as name, distribution, version and entry point.
+        action: what was going on, such as ``"importing it"``.
+        error: what is raised, chained to the plugin's own exception.
+        next_step: what the reader should do.
+    """
+    try:
+        yield
+    # SystemExit: a plugin that leaves while it is imported would end the run as if it had succeeded.
+    except (Exception, SystemExit) as failure:
+        text = f"{who}: {action} failed with {type(failure).__name__}: {failure}"
+        raise error(f"{text}\n{next_step}".rstrip()) from failure

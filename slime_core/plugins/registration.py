@@ -1,0 +1,231 @@
+"""Collects what imported plugins declare into one registry; what two plugins both claim is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pluggy
+from pydantic import BaseModel
+
+from slime_core.errors import PluginError
+from slime_core.plugins import hooks
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.component import Component, Kind
+from slime_core.plugins.discovery import PluginIdentity, PluginSource, installed, nearest
+from slime_core.plugins.loading import load_plugin, load_target
+from slime_core.plugins.traits import ModelSpecTraits
+from slime_core.plugins.validation import check_hooks
+
+__all__ = ["Registry", "register"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    plugin: PluginIdentity
+    component: Component
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """The components, presets and options of exactly the plugins that a run activated.
+
+    Arguments:
+        plugins: who is active, ``core`` first, then in the order in which they were named.
+        presets: flag name -> (value, plugin that sets it).
+        options: plugin -> its options class.
+    """
+
+    plugins: tuple[PluginIdentity, ...]
+    presets: Mapping[str, tuple[object, str]]
+    options: Mapping[str, type[BaseModel]]
+    _declared: Mapping[tuple[Kind, str], _Declared]
+
+    def find(self, kind: Kind, name: str) -> Component:
+        """The component of that kind and name, its traits filled in.
+
+        Raises:
+            PluginError: no active plugin offers it; says what they offer and which installed plugins were not named.
+        """
+        return self._find(kind, name).component
+
+    def owner(self, kind: Kind, name: str) -> PluginIdentity:
+        """The plugin that offers the component; raises like :meth:`find`."""
+        return self._find(kind, name).plugin
+
+    def names(self, kind: Kind) -> tuple[str, ...]:
+        """The names of the components of that kind, sorted."""
+        return tuple(sorted(name for found, name in self._declared if found is kind))
+
+    def load(self, kind: Kind, name: str) -> Any:
+        """What the component's target names; imported now, in this process.
+
+        Raises:
+            PluginError: like :meth:`find`; or the import failed, naming distribution, version and entry point.
+        """
+        declared = self._find(kind, name)
+        return load_target(declared.component, declared.plugin)
+
+    def model_spec(self, architecture: str) -> Component | None:
+        """The model spec whose traits hold ``architecture``, or None.
+
+        Raises:
+            PluginError: two active plugins offer one.
+        """
+        found = [entry for entry in self._declared.values() if _fits(entry.component, architecture)]
+        if len(found) > 1:
+            both = " and ".join(f"{entry.component.name!r} of {entry.plugin}" for entry in found)
+            raise PluginError(f"two model specs fit {architecture}: {both}.\nName one of these plugins only.")
+        return found[0].component if found else None
+
+    def _find(self, kind: Kind, name: str) -> _Declared:
+        found = self._declared.get((kind, name))
+        if found is None:
+            raise PluginError(self._unknown(kind, name))
+        return found
+
+    def _unknown(self, kind: Kind, name: str) -> str:
+        offered = self.names(kind)
+        article = "an" if kind.words[0] in "aeiou" else "a"
+        active = [plugin.name for plugin in self.plugins]
+        others = sorted({plugin.name for plugin in installed()} - set(active))
+        step = f"Installed, but not named: {', '.join(others)}." if others else "No other plugin is installed."
+        return (
+            f"no active plugin offers {article} {kind.words} called {name!r}{nearest(name, offered)}. "
+            f"The active plugins ({', '.join(active)}) offer: {', '.join(offered) or 'none'}.\n"
+            f"{step} Name the plugin that has it with --plugin NAME; slime plugins show NAME says what one offers."
+        )
+
+
+def register(sources: Sequence[PluginSource]) -> Registry:
+    """Import the plugins, check their hooks, call each hook once, and collect what they declare.
+
+    Raises:
+        PluginError: a plugin is broken or misuses a hook, or two claim the same plugin name, component or preset.
+    """
+    identities = _by_name(source.plugin for source in sources)
+    manager = pluggy.PluginManager(hooks.PROJECT)
+    manager.add_hookspecs(hooks)
+    for source in sources:
+        _add(manager, source, identities)
+    return Registry(
+        plugins=tuple(source.plugin for source in sources),
+        presets=_presets(manager, identities),
+        options=_options(manager, identities),
+        _declared=_components(manager, identities),
+    )
+
+
+def _by_name(plugins: Iterable[PluginIdentity]) -> dict[str, PluginIdentity]:
+    found: dict[str, PluginIdentity] = {}
+    for plugin in plugins:
+        earlier = found.setdefault(plugin.name, plugin)
+        if earlier is not plugin:
+            raise PluginError(f"two plugins share one name: {earlier} and {plugin}.\nRename one, or name only one.")
+    return found
+
+
+def _add(manager: pluggy.PluginManager, source: PluginSource, identities: Mapping[str, PluginIdentity]) -> None:
+    plugin = source.plugin
+    holder = load_plugin(source)
+    check_hooks(plugin, holder)
+    known = manager.get_name(holder)
+    if known is not None:
+        raise PluginError(f"{plugin} and {identities[known]} are the same code.\nName it once, as {known}.")
+    with boundary(plugin, "registering it"):
+        manager.register(holder, plugin.name)
+        manager.check_pending()
+
+
+def _components(manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]) -> dict[tuple[Kind, str], _Declared]:
+    declared: dict[tuple[Kind, str], _Declared] = {}
+    for hook, kind in hooks.REGISTRATION_HOOKS.items():
+        for plugin, function in _implementations(manager, hook, who):
+            with boundary(plugin, f"calling {hook}"):
+                components = [_checked(kind, found) for found in _iterable(function())]
+            for component in components:
+                _claim(declared, kind, _Declared(plugin, component))
+    return declared
+
+
+def _claim(declared: dict[tuple[Kind, str], _Declared], kind: Kind, new: _Declared) -> None:
+    earlier = declared.setdefault((kind, new.component.name), new)
+    if earlier is not new:
+        raise PluginError(
+            f"the {kind.words} {new.component.name!r} is offered twice: by {earlier.plugin} and by {new.plugin}.\n"
+            "Name only one of these plugins, or ask an author for another component name."
+        )
+
+
+def _presets(manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]) -> dict[str, tuple[object, str]]:
+    presets: dict[str, tuple[object, str]] = {}
+    for plugin, function in _implementations(manager, "slime_presets", who):
+        with boundary(plugin, "calling slime_presets"):
+            own = _checked_presets(function())
+        for key, value in own.items():
+            if key in presets:
+                raise PluginError(
+                    f"the preset {key!r} is set twice: by {who[presets[key][1]]} and by {plugin}.\n"
+                    "Name only one of these plugins; a preset is what naming a plugin sets."
+                )
+            presets[key] = (value, plugin.name)
+    return presets
+
+
+def _options(manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]) -> dict[str, type[BaseModel]]:
+    options = {}
+    for plugin, function in _implementations(manager, "slime_options", who):
+        with boundary(plugin, "calling slime_options"):
+            options[plugin.name] = _checked_options(function())
+    return options
+
+
+def _implementations(
+    manager: pluggy.PluginManager, hook: str, who: Mapping[str, PluginIdentity]
+) -> list[tuple[PluginIdentity, Callable[[], Any]]]:
+    """Who implements ``hook``, by plugin name; called one by one, so that a failure has an owner."""
+    found = {impl.plugin_name: impl.function for impl in manager.subset_hook_caller(hook, ()).get_hookimpls()}
+    return [(plugin, found[name]) for name, plugin in who.items() if name in found]
+
+
+def _iterable(found: Any) -> Iterable[Any]:
+    if isinstance(found, Component):
+        raise TypeError("it returned one Component; yield it, or return a list")
+    if found is None:
+        raise TypeError("it returned None; yield Components")
+    return list(found)
+
+
+def _checked(kind: Kind, component: Any) -> Component:
+    if not isinstance(component, Component):
+        raise TypeError(f"it yielded {component!r}; yield Component(name, target=...)")
+    traits = kind.traits() if component.traits is None else component.traits
+    if not isinstance(traits, kind.traits):
+        found = f"component {component.name!r} carries {type(traits).__name__}"
+        raise TypeError(f"{found}; a {kind.words} carries {kind.traits.__name__}")
+    return replace(component, traits=traits)
+
+
+def _checked_presets(presets: Any) -> Mapping[str, object]:
+    if not isinstance(presets, Mapping):
+        raise TypeError(f"it returned {presets!r}; return a dict from flag names to values")
+    wrong = [key for key in presets if not (isinstance(key, str) and key.isidentifier())]
+    if wrong:
+        raise ValueError(f"the keys {wrong} are no flag names; write them with underscores: 'advantage_estimator'")
+    return presets
+
+
+def _checked_options(options: Any) -> type[BaseModel]:
+    if not (isinstance(options, type) and issubclass(options, BaseModel)):
+        raise TypeError(f"it returned {options!r}; return a pydantic BaseModel class")
+    if not options.model_config.get("frozen"):
+        raise ValueError(f"{options.__name__} is not frozen; give it model_config = ConfigDict(frozen=True)")
+    for name, field in options.model_fields.items():
+        if field.is_required() or not field.description:
+            raise ValueError(f"{options.__name__}.{name} needs a default and help: Field(0.1, description='...')")
+    return options
+
+
+def _fits(component: Component, architecture: str) -> bool:
+    return isinstance(component.traits, ModelSpecTraits) and architecture in component.traits.architectures

@@ -1,0 +1,97 @@
+"""What the core may know about a component before it imports it; the core branches on these, never on names."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = [
+    "AdvantageTraits",
+    "DataTraits",
+    "GenerateTraits",
+    "ModelSpecTraits",
+    "PolicyLossTraits",
+    "RewardTraits",
+    "TrackerTraits",
+    "Traits",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageTraits:
+    """How an advantage estimator is called.
+
+    Arguments:
+        scope: ``sample``: over all samples of a rollout at once, one number a sample; there is no other yet.
+        reads: the columns it needs filled, such as ``rewards``, ``groups`` or ``values``.
+        policy_loss: the policy loss it pairs with.
+    """
+
+    scope: Literal["sample"] = "sample"
+    reads: AbstractSet[str] = frozenset()
+    policy_loss: str = "clipped"
+
+    def __post_init__(self) -> None:
+        _require_choice("AdvantageTraits.scope", self.scope, ("sample",))
+        object.__setattr__(self, "reads", frozenset(self.reads))
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLossTraits:
+    """How a policy loss is called; ``reads`` names the per-token columns it needs, such as ``old_log_probs``."""
+
+    reads: AbstractSet[str] = frozenset({"old_log_probs"})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reads", frozenset(self.reads))
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTraits:
+    """How a reward model is called: ``sample``: as responses finish; ``group``: with whole prompt groups."""
+
+    scope: Literal["sample", "group"] = "sample"
+
+    def __post_init__(self) -> None:
+        _require_choice("RewardTraits.scope", self.scope, ("sample", "group"))
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateTraits:
+    """How a generate function is called: ``sample``: with one sample; ``group``: with a whole prompt group."""
+
+    scope: Literal["sample", "group"] = "sample"
+
+    def __post_init__(self) -> None:
+        _require_choice("GenerateTraits.scope", self.scope, ("sample", "group"))
+
+
+@dataclass(frozen=True, slots=True)
+class DataTraits:
+    """A data source has no traits yet; the class keeps the place typed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpecTraits:
+    """Which checkpoints a model spec fits: ``architectures`` of a Hugging Face ``config.json``."""
+
+    architectures: AbstractSet[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "architectures", frozenset(self.architectures))
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerTraits:
+    """A tracker has no traits yet; the class keeps the place typed."""
+
+
+Traits = (
+    AdvantageTraits | PolicyLossTraits | RewardTraits | GenerateTraits | DataTraits | ModelSpecTraits | TrackerTraits
+)
+
+
+def _require_choice(what: str, found: str, accepted: tuple[str, ...]) -> None:
+    if found not in accepted:
+        raise ValueError(f"{what} is {found!r}; accepted are {', '.join(map(repr, accepted))}")

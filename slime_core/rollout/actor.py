@@ -1,0 +1,112 @@
+"""The sampler as a Ray actor, and the handle through which the driver calls it. Tokens never pass through the
+driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from slime_core.cluster.actors import Actor, Call, Watched
+from slime_core.cluster.waiting import wait
+from slime_core.config.schema import WatchConfig
+from slime_core.plugins.manifest import Manifest, attach
+from slime_core.rollout.sampler import Sampler, SamplerSettings
+
+__all__ = ["SampledShards", "SamplerActor", "SamplerHandle"]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledShards:
+    """One rollout as the driver sees it: references to one shard a data-parallel rank, metrics, and the cursor behind
+    it."""
+
+    refs: list[Any]
+    metrics: dict[str, float]
+    cursor: dict[str, Any]
+    warnings: list[str] = field(default_factory=list)
+
+
+class SamplerActor(Watched):
+    """Runs a :class:`~slime_core.rollout.sampler.Sampler`; shards go into the object store, references come back."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._sampler: Any = None
+
+    async def setup(self, settings: SamplerSettings) -> None:
+        """Attach exactly the driver's plugins and load data, tokenizer and components."""
+        self._sampler = Sampler(settings, attach(self._manifest))
+
+    async def sample(self, rollout: int) -> SampledShards:
+        """Collect and pack one rollout."""
+        sampled = await self._sampler.sample(rollout)
+        # Wrapped in a list, a reference is passed on as it is; bare, Ray would fetch the shard into the driver.
+        refs = [ray.put(shard) for shard in sampled.shards]
+        return SampledShards(refs, sampled.metrics, sampled.cursor, sampled.warnings)
+
+    async def evaluate(self, step: int) -> dict[str, float]:
+        """Measure every evaluation set."""
+        metrics: dict[str, float] = await self._sampler.evaluate(step)
+        return metrics
+
+    async def restore(self, cursor: dict[str, Any]) -> None:
+        """Continue the data where ``cursor`` was taken."""
+        self._sampler.restore(cursor)
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._sampler.close()
+
+
+class SamplerHandle:
+    """The sampler as the loop calls it; every wait is watched.
+
+    Arguments:
+        actor: runs a :class:`SamplerActor`.
+        watch: limits of waiting.
+        also: background calls whose failure ends any wait, such as engine monitors; calls added later count too.
+        warn: receives what a person should read: samples that were lost, waits that take long.
+    """
+
+    def __init__(
+        self, actor: Actor, *, watch: WatchConfig, also: Sequence[Call] = (), warn: Callable[[str], None]
+    ) -> None:
+        self._actor, self._watch, self._also, self._warn = actor, watch, also, warn
+
+    def setup(self, settings: SamplerSettings) -> Call:
+        """Start loading; the caller waits."""
+        return self._actor.start("setup", settings)
+
+    def sample(self, rollout: int) -> SampledShards:
+        """Collect and pack rollout ``rollout``."""
+        result: SampledShards = self._call("sample", rollout, what=f"rollout {rollout}")
+        for warning in result.warnings:
+            self._warn(f"rollout {rollout}: {warning}")
+        return result
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Measure every evaluation set with the weights that the engines hold."""
+        metrics: dict[str, float] = self._call("evaluate", step, what=f"the evaluation after {step} steps")
+        return metrics
+
+    def restore(self, cursor: dict[str, Any]) -> None:
+        """Continue the data where ``cursor`` was taken."""
+        self._call("restore", cursor, what="the data cursor")
+
+    def close(self) -> None:
+        """Let the sampler close its connections."""
+        self._call("close", what="the sampler to close")
+
+    def _call(self, method: str, *arguments: Any, what: str) -> Any:
+        call = self._actor.start(method, *arguments)
+        return wait(
+            [call],
+            what=what,
+            also=self._also,
+            warn_after_s=self._watch.wait_warn_s,
+            fail_after_s=self._watch.wait_fail_s,
+            on_warn=lambda late: self._warn(str(late)),
+        )[0]

@@ -1,0 +1,286 @@
+"""Token ids in, token ids and log-probabilities out, through the router to whichever engine has room.
+
+One connection pool, a bound on the requests in flight, and retries with growing pauses: an engine that dies or restarts
+costs time, not a sample. A refusal (4xx) is the request's own fault and is never sent again. Concurrency: everything
+runs in one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import aiohttp
+
+from slime_core.errors import EngineError, RequestRefused
+
+__all__ = ["FinishReason", "GenerateClient", "Generation", "SamplingParams"]
+
+FinishReason = Literal["stop", "length", "abort"]
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+BODY_SHOWN = 400
+"""Characters of a refusal that an error quotes."""
+
+REFUSED = range(400, 500)
+OVERLOADED = (408, 429)
+"""The two refusals that say nothing about the request: too slow, too many."""
+
+PROMPTS_PER_REQUEST = 32
+"""500 greedy answers of 4 tokens on two cores: 1.0 s one by one, 0.55 s in batches; larger ones gain nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn.
+
+    Arguments:
+        temperature: 0 takes the likeliest token; log-probabilities are those of the distribution *after* this scaling.
+        top_p: keep the likeliest tokens up to this mass; 1 keeps all. Log-probabilities are those before this cut.
+        top_k: keep that many; -1 keeps all.
+        max_new_tokens: longest response in tokens.
+        min_new_tokens: no end before that many.
+        stop: texts that end a response; what matched is kept in the ids.
+        stop_token_ids: ids that end a response, besides the tokenizer's end-of-sequence token; kept in the ids.
+        ignore_eos: go on after the end-of-sequence token.
+        extra: further fields of SGLang's sampling parameters (``json_schema``, ``repetition_penalty``); they win.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    max_new_tokens: int = 1024
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def fields(self, *, n: int) -> dict[str, Any]:
+        """The ``sampling_params`` of a request for ``n`` responses."""
+        return {
+            "n": n,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "max_new_tokens": self.max_new_tokens,
+            "min_new_tokens": self.min_new_tokens,
+            "stop": list(self.stop),
+            "stop_token_ids": list(self.stop_token_ids),
+            "ignore_eos": self.ignore_eos,
+            # Texts are for reading only, and then whole.
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "no_stop_trim": True,
+            **self.extra,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One response.
+
+    Example, ``72`` and the end token, drawn from weights of version 3: ``Generation(array("i", [12, 7, 1]),
+    array("f", [-0.39, -0.0, -0.0]), "stop", ("3",), "72<|end|>")``.
+
+    Arguments:
+        token_ids: int32, exactly what the engine drew.
+        log_probs: float32, natural, one a token.
+        finish_reason: ``stop``: an end token or stop text; ``length``: cut; ``abort``: ended from outside, with what
+            there was.
+        weight_versions: of the weights that drew the tokens, oldest first, each once.
+        text: decoded by the engine; empty when its tokenizer was left out.
+    """
+
+    token_ids: array[int]
+    log_probs: array[float]
+    finish_reason: FinishReason
+    weight_versions: tuple[str, ...] = ()
+    text: str = ""
+
+
+class GenerateClient:
+    """Sends prompts to ``url``; use it from one event loop, and close it there.
+
+    Arguments:
+        url: of the router (or of one engine).
+        max_in_flight: requests under way at once; more wait here.
+        timeout_s: until a request must have succeeded, retries and waiting for an engine included, waiting here
+            excluded.
+        vocab_size: ids must be below it; None: unchecked. An id beyond the embedding kills the server, so check.
+    """
+
+    def __init__(
+        self, url: str, *, max_in_flight: int = 256, timeout_s: float = 300.0, vocab_size: int | None = None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._vocab_size = vocab_size
+        self._room = asyncio.Semaphore(max_in_flight)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        *,
+        sampling: SamplingParams,
+        n: int = 1,
+        timeout_s: float | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> list[Generation]:
+        """``n`` responses to one prompt.
+
+        Arguments:
+            input_ids: the prompt.
+            sampling: how tokens are drawn.
+            n: number of responses.
+            timeout_s: instead of the client's own limit.
+            extra: further fields of SGLang's request (``image_data``, ``lora_path``).
+
+        Raises:
+            EngineError: an id is out of range, the engine refused the request, or no engine answered in time.
+        """
+        answers = await self._request([list(input_ids)], sampling, n, timeout_s, extra or {})
+        return answers[0]
+
+    async def generate_many(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        sampling: SamplingParams,
+        n: int = 1,
+        timeout_s: float | None = None,
+        prompts_per_request: int = PROMPTS_PER_REQUEST,
+    ) -> list[list[Generation]]:
+        """``n`` responses to each prompt, in order; several prompts share a request, which saves half the time of short
+        answers.
+
+        A request comes back with its last response, and fails as a whole: for answers of a similar, short length, as in
+        evaluation.
+
+        Raises:
+            EngineError: see :meth:`generate`.
+        """
+        parts = [
+            [list(ids) for ids in prompts[start : start + prompts_per_request]]
+            for start in range(0, len(prompts), prompts_per_request)
+        ]
+        answers = await asyncio.gather(*(self._request(part, sampling, n, timeout_s, {}) for part in parts))
+        return [group for part in answers for group in part]
+
+    async def close(self) -> None:
+        """Close all connections; requests under way are aborted by the engines."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def __aenter__(self) -> GenerateClient:
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self.close()
+
+    async def _request(
+        self,
+        prompts: list[list[int]],
+        sampling: SamplingParams,
+        n: int,
+        timeout_s: float | None,
+        extra: Mapping[str, Any],
+    ) -> list[list[Generation]]:
+        self._check_ids(prompts)
+        # A single prompt goes flat: the router's cache-aware policy reads it, and errors are reported plainly.
+        ids: Any = prompts if len(prompts) > 1 else prompts[0]
+        body = {"input_ids": ids, "sampling_params": sampling.fields(n=n), "return_logprob": True, **extra}
+        async with self._room:
+            answer = await self._post(json.dumps(body).encode(), self._timeout_s if timeout_s is None else timeout_s)
+        rows = answer if isinstance(answer, list) else [answer]
+        if len(rows) != n * len(prompts):
+            raise EngineError(f"Asked for {n} responses to each of {len(prompts)} prompts; {self.url} sent {len(rows)}")
+        generations = [_generation(row) for row in rows]
+        return [generations[start : start + n] for start in range(0, len(rows), n)]
+
+    def _check_ids(self, prompts: Sequence[Sequence[int]]) -> None:
+        for ids in prompts:
+            if not ids:
+                raise RequestRefused("Asked to continue a prompt of no tokens; a prompt needs at least one")
+            if self._vocab_size is not None and not 0 <= min(ids) <= max(ids) < self._vocab_size:
+                wrong = [one for one in ids if not 0 <= one < self._vocab_size][:5]
+                raise RequestRefused(
+                    f"Asked to continue a prompt with the ids {wrong}; the model knows 0 to {self._vocab_size - 1}. "
+                    "Encode prompts with the tokenizer of the model's folder."
+                )
+
+    async def _post(self, body: bytes, timeout_s: float) -> Any:
+        deadline_s = time.monotonic() + timeout_s
+        attempts = 0
+        while True:
+            attempts += 1
+            failure = await self._attempt(body, deadline_s)
+            if not isinstance(failure, _Failure):
+                return failure
+            pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempts - 1)) * random.uniform(0.5, 1.0)
+            if time.monotonic() + pause_s >= deadline_s:
+                raise EngineError(
+                    f"{self.url}/generate gave no answer within {timeout_s:g} s and {attempts} attempts; "
+                    f"the last one failed with {failure.reason}. Are the engines alive?"
+                )
+            await asyncio.sleep(pause_s)
+
+    async def _attempt(self, body: bytes, deadline_s: float) -> Any:
+        limit = aiohttp.ClientTimeout(total=max(0.001, deadline_s - time.monotonic()))
+        try:
+            async with self._open().post("/generate", data=body, timeout=limit) as response:
+                content = await response.read()
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
+            return _Failure(repr(error))
+        if response.status == 200:
+            return json.loads(content)
+        text = content.decode(errors="replace")[:BODY_SHOWN]
+        if response.status in REFUSED and response.status not in OVERLOADED:
+            raise RequestRefused(
+                f"{self.url}/generate refused the request with status {response.status}: {text}\n"
+                "Leave out long prompts with --rollout-max-prompt-len, or lower --rollout-max-response-len."
+            )
+        return _Failure(f"status {response.status}: {text}")
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                self.url,
+                connector=aiohttp.TCPConnector(limit=0),  # the semaphore is the bound
+                headers={"Content-Type": "application/json"},
+            )
+        return self._session
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why an attempt failed that may be repeated."""
+
+    reason: str
+
+
+def _generation(row: Mapping[str, Any]) -> Generation:
+    meta = row["meta_info"]
+    token_ids, log_probs = row["output_ids"], meta.get("output_token_logprobs") or []
+    if len(token_ids) != len(log_probs):
+        raise EngineError(f"The engine sent {len(token_ids)} tokens with {len(log_probs)} log-probabilities")
+    reason = meta["finish_reason"]["type"]
+    if reason not in ("stop", "length", "abort"):
+        raise EngineError(f"The engine ended a response with {meta['finish_reason']}; known are stop, length and abort")
+    spans = meta.get("weight_versions") or [{"version": meta.get("weight_version", "")}]
+    return Generation(
+        token_ids=array("i", token_ids),
+        log_probs=array("f", (entry[0] for entry in log_probs)),
+        finish_reason=cast(FinishReason, reason),
+        weight_versions=tuple(dict.fromkeys(span["version"] for span in spans)),
+        text=row.get("text") or "",
+    )

@@ -1,0 +1,44 @@
+"""One SGLang server where Ray placed it: the actor holds the seat and the devices, the server uses them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ray
+
+from slime_core.cluster.actors import Actor, start_actor
+from slime_core.cluster.placement import Slot
+from slime_core.rollout.engine import EngineSettings, SGLangServer
+from slime_core.rollout.server_actor import ServerActor
+
+__all__ = ["EngineActor", "start_engine"]
+
+
+class EngineActor(ServerActor):
+    """Runs one :class:`~slime_core.rollout.engine.SGLangServer`; when the actor dies, so does the server.
+
+    Arguments:
+        settings: of the server.
+        reachable: listen on the node's own address, so that other nodes can reach the server; otherwise on
+            ``settings.host``.
+    """
+
+    def __init__(self, settings: EngineSettings, *, reachable: bool = False) -> None:
+        host = ray.util.get_node_ip_address() if reachable else settings.host
+        self._server = SGLangServer(replace(settings, host=host))
+        super().__init__(self._server)
+
+    def start(self) -> str:
+        """The server takes requests at the URL that is returned.
+
+        Raises:
+            EngineError: it died or did not come up in time; the message ends with its last lines. Or it was stopped.
+        """
+        self._server.start()
+        self._server.wait_ready()
+        return self._server.url
+
+
+def start_engine(settings: EngineSettings, *, slot: Slot | None = None, reachable: bool = False) -> Actor:
+    """Start an actor for one server in ``slot`` and return at once; call ``start`` on it, then ``watch``."""
+    return start_actor(EngineActor, settings, reachable=reachable, label=settings.name, slot=slot)

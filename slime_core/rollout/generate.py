@@ -1,0 +1,65 @@
+"""The default generate function, and what every generate function is handed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slime_core.data.chat import PromptEncoder
+from slime_core.errors import RunError
+from slime_core.rollout.client import GenerateClient, Generation, SamplingParams
+from slime_core.types import LogProbs, PromptGroup, Sample, Status, TokenIds
+
+__all__ = ["GenerateContext", "SingleTurn"]
+
+FINISHED = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateContext:
+    """What a generate function works with.
+
+    Arguments:
+        client: sends token ids to the engines and returns token ids with log-probabilities.
+        encoder: prompt to ids, ids to text.
+        evaluation: whether the samples are only measured.
+    """
+
+    client: GenerateClient
+    encoder: PromptEncoder
+    evaluation: bool = False
+
+
+class SingleTurn:
+    """One request a prompt group: all its samples continue the same prompt ids, once.
+
+    Token ids and log-probabilities are kept exactly as the engine returned them; the text is decoded from the ids and
+    never encoded again.
+    """
+
+    def __init__(self, options: object | None = None) -> None:
+        del options
+
+    async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
+        """The same samples, finished.
+
+        Raises:
+            EngineError: no engine answered.
+        """
+        prompt_ids = context.encoder.encode(samples[0].prompt)
+        answers = await context.client.generate(prompt_ids, sampling=sampling, n=len(samples))
+        if len(answers) != len(samples):
+            raise RunError(f"{len(samples)} responses were asked for, the engine returned {len(answers)}")
+        for sample, answer in zip(samples, answers, strict=True):
+            fill(sample, prompt_ids, answer, context.encoder)
+        return samples
+
+
+def fill(sample: Sample, prompt_ids: list[int], answer: Generation, encoder: PromptEncoder) -> None:
+    """Record one answer of the engine in ``sample``."""
+    ids = list(answer.token_ids)
+    sample.tokens = TokenIds([*prompt_ids, *ids])
+    sample.response = encoder.decode(ids)
+    sample.response_length = len(ids)
+    sample.rollout_log_probs = LogProbs(answer.log_probs)
+    sample.weight_versions = list(answer.weight_versions)
+    sample.status = FINISHED[answer.finish_reason]

@@ -1,0 +1,247 @@
+"""A server program as a child process that does not outlive its parent, with a log and a last word.
+
+A keeper thread starts the program and waits for its end. It has to be one that lives as long as the program does: Linux
+sends the parent-death signal when the *thread* that started a child ends, not its process (prctl(2), PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+from slime_core.errors import EngineError
+
+__all__ = ["ServerProcess", "free_ports"]
+
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)
+
+TERMINATE_GRACE_S = 1.0
+"""SGLang takes 4.5 s to end by itself, with or without work, and has nothing to save."""
+
+KILL_GRACE_S = 3.0
+LAST_LINES = 20
+POLL_S = 0.05
+LONGEST_ANSWER_S = 5.0
+"""Seconds that one readiness probe may take."""
+
+TAIL_BYTES = 64 * 1024
+
+ADDRESS_IN_USE = "address already in use"
+"""What the operating system calls it, in lower case."""
+
+SEARCHED_LINES = 200
+"""SGLang says it some 60 lines before its end."""
+
+
+class ServerProcess:
+    """A command runs in a process group of its own from :meth:`start` to :meth:`stop`, or until its parent dies.
+
+    ``stop`` may come at any time, from any thread; no ``start`` that comes later, or at the same time, survives it.
+
+    Arguments:
+        name: what people call it, ``"engine 0"``.
+        env: its whole environment.
+        log_file: receives what it prints; the folder is made.
+    """
+
+    def __init__(self, name: str, *, env: Mapping[str, str], log_file: Path) -> None:
+        self.name = name
+        self.log_file = log_file
+        self._env = dict(env)
+        self._starting = threading.Lock()
+        self._stopped = False
+        self._started = threading.Event()
+        self._ended = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._failure: OSError | None = None
+
+    def start(self, command: Sequence[str]) -> None:
+        """The program is running, though not ready; may be repeated when it has ended by itself.
+
+        Arguments:
+            command: program and arguments.
+
+        Raises:
+            EngineError: it cannot be executed, or was stopped before.
+        """
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with self._starting:
+            if self._stopped:
+                raise EngineError(f"{self.name} was stopped before it was started")
+            self._started.clear()
+            self._ended.clear()
+            threading.Thread(target=self._keep, args=(command,), name=f"{self.name} keeper", daemon=True).start()
+            self._started.wait()
+        if self._failure is not None:
+            raise EngineError(f"{self.name} cannot be started with {command[0]}: {self._failure}")
+
+    def wait_ready(self, url: str, *, timeout_s: float) -> None:
+        """Returns when ``url`` answers 200.
+
+        Raises:
+            EngineError: the program ended, or did not answer within ``timeout_s`` seconds; ends with its last lines.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while not _answers(url):
+            if self._ended.wait(POLL_S):
+                raise self.death()
+            if time.monotonic() > deadline_s:
+                raise EngineError(f"{self.name} did not answer at {url} within {timeout_s:g} s.\n{self._last_word()}")
+
+    def lost_its_address(self) -> bool:
+        """Whether the program ended because another one had taken its port; then a start with another one may do."""
+        if self._stopped or not self._ended.is_set():
+            return False
+        return any(ADDRESS_IN_USE in line.lower() for line in self.last_lines(SEARCHED_LINES))
+
+    def is_alive(self) -> bool:
+        """Whether the program runs."""
+        return self._process is not None and not self._ended.is_set()
+
+    def wait_end(self, timeout_s: float | None = None) -> bool:
+        """Whether the program has ended, after waiting at most ``timeout_s`` seconds for it; None: as long as it
+        takes."""
+        return self._ended.wait(timeout_s)
+
+    def death(self) -> EngineError:
+        """The error to raise for a program that ended on its own."""
+        code = self._process.poll() if self._process else None
+        return EngineError(f"{self.name} ended {_meaning(code)}.\n{self._last_word()}")
+
+    def last_lines(self, count: int = LAST_LINES) -> list[str]:
+        """The last ``count`` lines of its log."""
+        if not self.log_file.exists():
+            return []
+        with self.log_file.open("rb") as stream:
+            stream.seek(max(0, self.log_file.stat().st_size - TAIL_BYTES))
+            return stream.read().decode(errors="replace").splitlines()[-count:]
+
+    def stop(self) -> None:
+        """Nothing of the program is left: it was asked to end, and after 1 second it and all its descendants were
+        killed."""
+        with self._starting:
+            self._stopped = True
+        if self._process is None:
+            self._ended.set()
+            return
+        tree = _tree(self._process.pid)
+        if self.is_alive():
+            self._process.terminate()
+        _wait_gone(tree, TERMINATE_GRACE_S)
+        # Whoever was started meanwhile is in the group, whoever left the group is in the tree.
+        for process in tree:
+            _kill(process)
+        _kill_group(self._process.pid)
+        _wait_gone(tree, KILL_GRACE_S)
+        self._ended.wait(KILL_GRACE_S)
+
+    def _keep(self, command: Sequence[str]) -> None:
+        parent = os.getpid()
+        try:
+            with self.log_file.open("ab") as log:
+                self._process = subprocess.Popen(
+                    list(command),
+                    env=self._env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    process_group=0,
+                    preexec_fn=lambda: _die_with(parent),
+                )
+        except OSError as error:
+            self._failure = error
+            self._ended.set()
+            return
+        finally:
+            self._started.set()
+        self._process.wait()
+        self._ended.set()
+
+    def _last_word(self) -> str:
+        return "\n".join([f"The last lines of {self.log_file}:", *(f"  {line}" for line in self.last_lines())])
+
+
+def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
+    """``count`` different ports of ``host`` on which nobody listens now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind((host, 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _die_with(parent: int) -> None:
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+
+
+def _answers(url: str) -> bool:
+    # http.client knows no proxies: a loopback address must not go through one.
+    address, _, path = url.removeprefix("http://").partition("/")
+    connection = http.client.HTTPConnection(address, timeout=LONGEST_ANSWER_S)
+    try:
+        connection.request("GET", f"/{path}")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _meaning(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"with exit code {code}"
+    return f"by signal {-code} ({signal.Signals(-code).name})" + (
+        ", often the kernel's out-of-memory killer" if code == -9 else ""
+    )
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _wait_gone(processes: Sequence[psutil.Process], timeout_s: float) -> None:
+    # Not psutil.wait_procs: it takes the exit code before subprocess does, and waits for zombies that nobody collects.
+    deadline_s = time.monotonic() + timeout_s
+    while any(map(_runs, processes)) and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:
+        return
+
+
+def _kill_group(group: int) -> None:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return

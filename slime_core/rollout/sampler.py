@@ -1,0 +1,304 @@
+"""Turns prompts into shards: generate, reward, estimate, pack. Runs as one Ray actor with its own event loop.
+
+    collect     groups in flight, rewarded as they finish (:mod:`slime_core.rollout.collect`)
+    sample      a whole rollout, packed into one shard a data-parallel rank; only references leave
+    evaluate    held-out prompts, measured and written down, never trained on
+
+Nothing here knows Megatron or Ray: the actor around it (:mod:`slime_core.rollout.actor`) puts shards into the object
+store.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slime_core.config.schema import RunConfig
+from slime_core.data.chat import PromptEncoder
+from slime_core.data.prompts import PromptFiles
+from slime_core.errors import RunError
+from slime_core.plugins.component import Kind
+from slime_core.plugins.contracts import PromptRequest
+from slime_core.plugins.registry import Registry
+from slime_core.rollout.client import GenerateClient, SamplingParams
+from slime_core.rollout.collect import TRAINABLE, Collector
+from slime_core.rollout.generate import GenerateContext
+from slime_core.rollout.scores import EvalScores, score
+from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
+from slime_core.track.samples import SampleWriter
+from slime_core.types import PromptGroup, Sample, Status, TrainBatch
+
+__all__ = ["Sampled", "Sampler", "SamplerSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerSettings:
+    """What the sampler needs to know.
+
+    Arguments:
+        config: the run's settings.
+        folder: Hugging Face folder with tokenizer and chat template.
+        prompt_data: the training prompts.
+        router_url: where generation requests go.
+        num_ranks: data-parallel ranks of the learner.
+        options: plugin name -> its options object.
+        samples_folder: where readable samples are written; None: nowhere.
+        num_engines: servers behind the router, for the number of requests in flight.
+        trains: False: only evaluations are asked for, so neither prompts nor an advantage estimator are needed.
+    """
+
+    config: RunConfig
+    folder: Path
+    prompt_data: Path
+    router_url: str
+    num_ranks: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+    samples_folder: Path | None = None
+    num_engines: int = 1
+    trains: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One rollout: a shard a data-parallel rank, what its samples look like, and where the data stands behind it.
+
+    ``warnings`` are for people.
+    """
+
+    shards: list[TrainBatch]
+    metrics: dict[str, float]
+    cursor: dict[str, Any]
+    warnings: list[str] = field(default_factory=list)
+
+
+class Sampler:
+    """See the module; every public coroutine has the whole sampler to itself while it runs."""
+
+    def __init__(self, settings: SamplerSettings, registry: Registry) -> None:
+        """Load the tokenizer, the data and the components.
+
+        Raises:
+            DataError: prompts or evaluation prompts cannot be read.
+            PluginError: a component cannot be loaded.
+        """
+        config = settings.config
+        self._settings, self._config, self._registry = settings, config, registry
+        self._encoder = PromptEncoder(
+            settings.folder,
+            apply_chat_template=config.data.apply_chat_template,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+        self._client = GenerateClient(
+            settings.router_url,
+            max_in_flight=config.rollout.sglang_server_concurrency * settings.num_engines,
+            timeout_s=config.rollout.rollout_request_timeout_s,
+            vocab_size=self._encoder.vocab_size,
+        )
+        self._collector = Collector(
+            self._component(Kind.GENERATE_FUNCTION, config.rollout.generate_function),
+            self._component(Kind.REWARD_MODEL, config.rollout.rm_type),
+            registry=registry,
+            rollout=config.rollout,
+        )
+        if settings.trains:
+            self._estimator = self._component(Kind.ADVANTAGE_ESTIMATOR, str(config.algorithm.advantage_estimator))
+            self._source = self._data_source()
+        self._eval_sets = {name: self._eval_groups(path) for name, path in config.eval.eval_prompt_data}
+        self._writer = SampleWriter(settings.samples_folder)
+
+    # --- One rollout -------------------------------------------------------------------------------------------------
+
+    async def sample(self, rollout: int) -> Sampled:
+        """Generate, reward and pack rollout ``rollout``.
+
+        Raises:
+            RunError: no sample of the rollout can be trained on.
+        """
+        begun_s = time.monotonic()
+        groups = self._source.next_groups(self._config.rollout.rollout_batch_size)
+        finished = await self._collector.collect(self._context(evaluation=False), groups, self._sampling())
+        rollout_s = time.monotonic() - begun_s
+        samples = [sample for group in finished for sample in group]
+        self._writer.write("train", rollout, samples)
+        # Ended from outside: nothing is wrong with these prompts, so they come again, and only then are they trained.
+        self._source.put_back([group for group in finished if _was_aborted(group)])
+        whole = [group for group in finished if not _was_aborted(group)]
+        trained = [sample for group in whole for sample in group if sample.status in TRAINABLE]
+        needed = self._config.steps_per_rollout * self._settings.num_ranks
+        if len(trained) < needed:
+            raise RunError(
+                f"rollout {rollout}: {len(trained)} of {len(samples)} samples can be trained on; {needed} are needed, "
+                f"one for each optimizer step and learner rank: {_causes(samples)}"
+            )
+        key = self._config.rollout.reward_key
+        advantages_B = self._advantages(trained, key)
+        shards = make_shards(
+            trained,
+            advantages_B,
+            rollout=rollout,
+            num_ranks=self._settings.num_ranks,
+            num_steps=self._config.steps_per_rollout,
+            max_tokens=self._config.learner.max_tokens_per_gpu,
+            per_token=self._config.algorithm.calculate_per_token_loss,
+            temperature=self._config.rollout.rollout_temperature,
+        )
+        metrics = _metrics(samples, trained, key)
+        metrics["rollout/zero_std_groups"] = _zero_std_share(finished, key)
+        per_second = metrics["rollout/response_tokens"] / rollout_s
+        metrics["perf/tokens_per_gpu_per_sec"] = per_second / self._config.cluster.rollout_num_gpus
+        return Sampled(shards, metrics, self._source.state(), _warnings(samples))
+
+    def _advantages(self, trained: Sequence[Sample], key: str | None) -> NDArray[np.float32]:
+        advantages_B = self._estimator.estimate(grouped_rewards(trained, loss_masks(trained), key=key))
+        shape = np.shape(advantages_B)
+        if shape != (len(trained),) or not np.isfinite(advantages_B).all():
+            name = self._config.algorithm.advantage_estimator
+            raise RunError(
+                f"advantage estimator {name!r} returned shape {shape} for {len(trained)} samples, or NaN or "
+                "infinity; accepted is one finite number a sample"
+            )
+        return np.asarray(advantages_B, np.float32)
+
+    # --- Evaluation --------------------------------------------------------------------------------------------------
+
+    async def evaluate(self, step: int) -> dict[str, float]:
+        """Scores of every evaluation set under the weights the engines hold now, as ``eval/...`` metrics."""
+        metrics: dict[str, float] = {}
+        for name in self._eval_sets:
+            scores = await self.measure(name, step=step)
+            metrics |= scores.metrics(f"eval/{name}")
+        return metrics
+
+    async def measure(self, name: str, *, step: int) -> EvalScores:
+        """The scores of one evaluation set, overall and by the values of its metadata."""
+        groups = [[replace(sample) for sample in group] for group in self._eval_sets[name]]
+        finished = await self._collector.collect(self._context(evaluation=True), groups, self._eval_sampling())
+        samples = [sample for group in finished for sample in group]
+        self._writer.write(f"eval-{name}", step, samples)
+        failed = [sample for sample in samples if sample.reward is None]
+        if failed:
+            raise RunError(
+                f"evaluation {name!r}: {len(failed)} of {len(samples)} samples have no reward: {_causes(failed)}"
+            )
+        return score(samples, key=self._config.rollout.reward_key)
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    def restore(self, cursor: dict[str, Any]) -> None:
+        """Continue the data where ``cursor`` was taken."""
+        self._source.restore(cursor)
+
+    async def close(self) -> None:
+        """Close connections and files."""
+        await self._client.close()
+
+    # --- Parts -------------------------------------------------------------------------------------------------------
+
+    def _component(self, kind: Kind, name: str, **arguments: Any) -> Any:
+        options = self._settings.options.get(self._registry.owner(kind, name).name)
+        return self._registry.load(kind, name)(options, **arguments)
+
+    def _context(self, *, evaluation: bool) -> GenerateContext:
+        return GenerateContext(self._client, self._encoder, evaluation)
+
+    def _data_source(self) -> Any:
+        data = self._config.data
+        request = PromptRequest(
+            path=self._settings.prompt_data,
+            input_key=data.input_key,
+            label_key=data.label_key,
+            metadata_key=data.metadata_key,
+            n_samples_per_prompt=self._config.rollout.n_samples_per_prompt,
+            shuffle=data.rollout_shuffle,
+            seed=self._config.run.seed,
+            keeps=None if data.rollout_max_prompt_len is None else self._is_short_enough,
+        )
+        return self._component(Kind.DATA_SOURCE, data.data_source, request=request)
+
+    def _is_short_enough(self, prompt: str | list[dict[str, Any]]) -> bool:
+        return len(self._encoder.encode(prompt)) <= (self._config.data.rollout_max_prompt_len or 0)
+
+    def _eval_groups(self, path: Path) -> list[PromptGroup]:
+        data = self._config.data
+        request = PromptRequest(
+            path=path,
+            input_key=data.input_key,
+            label_key=data.label_key,
+            metadata_key=data.metadata_key,
+            n_samples_per_prompt=self._config.eval.n_samples_per_eval_prompt,
+            shuffle=False,
+        )
+        source = PromptFiles(request=request)
+        return source.next_groups(len(source))
+
+    def _sampling(self) -> SamplingParams:
+        rollout = self._config.rollout
+        return SamplingParams(
+            temperature=rollout.rollout_temperature,
+            top_p=rollout.rollout_top_p,
+            top_k=rollout.rollout_top_k,
+            max_new_tokens=rollout.rollout_max_response_len,
+            stop=rollout.rollout_stop,
+            stop_token_ids=self._stop_ids(),
+        )
+
+    def _eval_sampling(self) -> SamplingParams:
+        chosen = self._config.eval
+        longest = chosen.eval_max_response_len or self._config.rollout.rollout_max_response_len
+        greedy = chosen.eval_temperature == 0
+        sampling = self._sampling()
+        return replace(
+            sampling,
+            temperature=chosen.eval_temperature,
+            max_new_tokens=longest,
+            top_p=1.0 if greedy else sampling.top_p,
+            top_k=-1 if greedy else sampling.top_k,
+        )
+
+    def _stop_ids(self) -> tuple[int, ...]:
+        end = self._encoder.end_of_sequence
+        return (*self._config.rollout.rollout_stop_token_ids, *(() if end is None else (end,)))
+
+
+def _metrics(samples: Sequence[Sample], trained: Sequence[Sample], key: str | None) -> dict[str, float]:
+    lengths = [sample.response_length for sample in trained]
+    return {
+        "rollout/raw_reward": statistics.fmean(sample.reward_value(key) for sample in trained),
+        "rollout/response_len/mean": statistics.fmean(lengths),
+        "rollout/response_len/max": float(max(lengths)),
+        "rollout/truncated_ratio": _share(sample.status is Status.TRUNCATED for sample in samples),
+        "rollout/failed_ratio": _share(sample.status not in TRAINABLE for sample in samples),
+        "rollout/tokens": float(sum(len(sample.tokens) for sample in trained)),
+        "rollout/response_tokens": float(sum(lengths)),
+    }
+
+
+def _was_aborted(group: PromptGroup) -> bool:
+    return any(sample.status is Status.ABORTED for sample in group)
+
+
+def _warnings(samples: Sequence[Sample]) -> list[str]:
+    lost = [sample for sample in samples if sample.status not in TRAINABLE]
+    return [f"{len(lost)} of {len(samples)} samples are not trained on: {_causes(lost)}"] if lost else []
+
+
+def _share(flags: Iterable[bool]) -> float:
+    return statistics.fmean(float(flag) for flag in flags)
+
+
+def _zero_std_share(groups: Sequence[PromptGroup], key: str | None) -> float:
+    """Share of groups whose rewards are all equal: they teach a group-relative estimator nothing."""
+    rewards = [{sample.reward_value(key) for sample in group if sample.reward is not None} for group in groups]
+    return _share(len(values) == 1 for values in rewards if values)
+
+
+def _causes(samples: Sequence[Sample]) -> str:
+    causes = {sample.error or f"status {sample.status}, reward {sample.reward}" for sample in samples}
+    return "; ".join(sorted(causes)[:3])

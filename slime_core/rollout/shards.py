@@ -1,0 +1,140 @@
+"""From finished samples to one shard a data-parallel rank: loss weights, balance and packing are decided here, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slime_core.ops.packing import balance, pack, split_steps
+from slime_core.plugins.contracts import GroupedRewards
+from slime_core.types import Sample, StepPlan, TrainBatch
+
+__all__ = ["grouped_rewards", "loss_masks", "loss_weights", "make_shards"]
+
+
+def loss_masks(samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
+    """One float32 mask [response length] a sample: its own, all ones without one, all zeros for a removed sample.
+
+    Raises:
+        ValueError: a mask and its response differ in length.
+    """
+    return [_mask(sample) for sample in samples]
+
+
+def _mask(sample: Sample) -> NDArray[np.float32]:
+    if sample.remove_sample:
+        return np.zeros(sample.response_length, np.float32)
+    if sample.loss_mask is None:
+        return np.ones(sample.response_length, np.float32)
+    if len(sample.loss_mask) != sample.response_length:
+        raise ValueError(
+            f"sample {sample.index}: the loss mask has {len(sample.loss_mask)} entries, the response "
+            f"{sample.response_length} tokens; give one entry a response token"
+        )
+    return np.asarray(sample.loss_mask, np.float32)
+
+
+def loss_weights(samples: Sequence[Sample], mask_sums_B: NDArray[np.int64], *, per_token: bool) -> NDArray[np.float32]:
+    """The weight of each sample's masked loss sum, so that the weighted sum over all samples is the average asked for.
+
+    Per response (default): each rollout's mean over its trained tokens, then the mean over rollouts; siblings that
+    share a ``rollout_id`` share one mean. Per token: the mean over all trained tokens (DAPO, 2503.14476, eq. 8).
+    Rollouts without a trained token count in neither divisor; their own weights are finite, and meet only masks of 0.
+
+    Returns:
+        float32 [B], with ``sum(weights * mask_sums) == 1`` unless nothing is trained.
+    """
+    if per_token:
+        return np.full(len(samples), 1.0 / max(int(mask_sums_B.sum()), 1), np.float32)
+    keys = [("rollout", s.rollout_id) if s.rollout_id is not None else ("position", i) for i, s in enumerate(samples)]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    rollout_B = np.array([numbers[key] for key in keys], np.int64)
+    tokens = np.bincount(rollout_B, weights=mask_sums_B)
+    return np.asarray(1.0 / (max(int((tokens > 0).sum()), 1) * np.maximum(tokens[rollout_B], 1)), np.float32)
+
+
+def grouped_rewards(
+    samples: Sequence[Sample], masks: Sequence[NDArray[np.float32]], *, key: str | None
+) -> GroupedRewards:
+    """What a sample-scope advantage estimator sees of these samples."""
+    return GroupedRewards(
+        rewards_B=np.array([sample.reward_value(key) for sample in samples], np.float32),
+        groups_B=np.array([sample.group_index for sample in samples], np.int64),
+        lengths_B=np.array([sample.response_length for sample in samples], np.int64),
+        mask_sums_B=np.array([mask.sum() for mask in masks], np.int64),
+    )
+
+
+def make_shards(
+    samples: Sequence[Sample],
+    advantages_B: NDArray[np.float32],
+    *,
+    rollout: int,
+    num_ranks: int,
+    num_steps: int,
+    max_tokens: int,
+    per_token: bool,
+    temperature: float,
+) -> list[TrainBatch]:
+    """One shard a data-parallel rank, in rank order; together they hold every sample exactly once.
+
+    Arguments:
+        samples: completed or truncated, in the order in which steps take them.
+        num_steps: optimizer steps; consecutive samples share a step.
+        max_tokens: of one packed micro-batch.
+        per_token: see :func:`loss_weights`; weights are computed a step.
+
+    Raises:
+        ValueError: fewer samples than steps x ranks, so that a rank would have nothing to do in a step.
+    """
+    lengths = [len(sample.tokens) for sample in samples]
+    masks = loss_masks(samples)
+    sums_B = np.array([mask.sum() for mask in masks], np.int64)
+    weights_B = np.zeros(len(samples), np.float32)
+    plans: list[list[list[list[int]]]] = [[] for _ in range(num_ranks)]
+    for step in split_steps(range(len(samples)), num_steps):
+        if len(step) < num_ranks:
+            raise ValueError(f"{len(step)} samples in an optimizer step cannot feed {num_ranks} data-parallel ranks")
+        weights_B[step] = loss_weights([samples[i] for i in step], sums_B[step], per_token=per_token)
+        for rank, members in enumerate(balance(step, lengths, num_ranks)):
+            plans[rank].append(pack(members, lengths, max_tokens))
+    return [_shard(samples, masks, weights_B, advantages_B, plan, rollout, temperature) for plan in plans]
+
+
+def _shard(
+    samples: Sequence[Sample],
+    masks: Sequence[NDArray[np.float32]],
+    weights_B: NDArray[np.float32],
+    advantages_B: NDArray[np.float32],
+    plan: list[list[list[int]]],
+    rollout: int,
+    temperature: float,
+) -> TrainBatch:
+    mine = sorted(sample for step in plan for micro in step for sample in micro)
+    place = {sample: position for position, sample in enumerate(mine)}
+    steps = tuple(StepPlan(tuple(tuple(place[sample] for sample in micro) for micro in step)) for step in plan)
+    return TrainBatch(
+        rollout=rollout,
+        tokens_T=np.concatenate([np.asarray(samples[i].tokens, np.int64) for i in mine]),
+        lengths_B=np.array([len(samples[i].tokens) for i in mine], np.int64),
+        response_lengths_B=np.array([samples[i].response_length for i in mine], np.int64),
+        loss_mask_U=np.concatenate([masks[i] for i in mine]),
+        loss_weights_B=weights_B[mine],
+        rollout_log_probs_U=np.concatenate([_log_probs(samples[i]) for i in mine]),
+        columns_B={"advantages": advantages_B[mine]},
+        steps=steps,
+        indices_B=np.array([samples[i].index for i in mine], np.int64),
+        temperature=temperature,
+    )
+
+
+def _log_probs(sample: Sample) -> NDArray[np.float32]:
+    if sample.rollout_log_probs is None or len(sample.rollout_log_probs) != sample.response_length:
+        found = "none" if sample.rollout_log_probs is None else str(len(sample.rollout_log_probs))
+        raise ValueError(
+            f"sample {sample.index}: {sample.response_length} response tokens need as many log-probs of the engine; "
+            f"found {found}"
+        )
+    return np.asarray(sample.rollout_log_probs, np.float32)

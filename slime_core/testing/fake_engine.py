@@ -1,0 +1,226 @@
+"""An inference server without a model: the same endpoints, refusals and pauses as SGLang's, and faults on demand.
+
+It answers with ``(sum of the ids so far) mod (vocabulary - 2) + 2``, ends a response with id 1 after four tokens, and
+gives every token the log-probability -0.5. ``tests/engines/test_engine_contract.py`` runs the same assertions on it and
+on the real server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from aiohttp import web
+
+__all__ = ["FakeEngine"]
+
+END = 1
+ANSWER_LENGTH = 4
+LOG_PROB = -0.5
+START_LIMIT_S = 10.0
+
+Handler = Callable[[dict[str, Any]], Coroutine[Any, Any, tuple[int, Any]]]
+
+
+class FakeEngine:
+    """Listens on a loopback port from :meth:`start` to :meth:`stop`; usable as a context manager.
+
+    Arguments:
+        vocab_size: ids are below it.
+        context_length: a longer prompt plus response is refused.
+
+    Attributes:
+        calls: the paths that were asked for, in order.
+        loaded: names of the weights of the last update.
+        joined: rank and size of the update group that was joined last.
+        fail_with: statuses that the next generate requests are answered with, first one first.
+        delay_s: seconds that every generate request takes.
+        most_in_flight: generate requests that were under way at once.
+    """
+
+    def __init__(self, *, vocab_size: int = 16, context_length: int = 128) -> None:
+        self.url = ""
+        self.calls: list[str] = []
+        self.loaded: list[str] = []
+        self.joined: tuple[int, int] | None = None
+        self.fail_with: list[int] = []
+        self.delay_s = 0.0
+        self.most_in_flight = 0
+        self._vocab_size, self._context_length = vocab_size, context_length
+        self._in_flight = 0
+        self._version = "default"
+        self._updating = False
+        self._groups: set[str] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="fake engine", daemon=True)
+        self._ready = threading.Event()
+        self._stopping = asyncio.Event()
+        self._running = asyncio.Event()
+
+    def start(self) -> None:
+        """It listens at ``url``."""
+        self._thread.start()
+        if not self._ready.wait(START_LIMIT_S):
+            raise TimeoutError("the fake engine did not start")
+
+    def stop(self) -> None:
+        """Nobody listens any more; open requests are cut."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(START_LIMIT_S)
+
+    def __enter__(self) -> FakeEngine:
+        self.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.stop()
+
+    # --- What is answered --------------------------------------------------------------------------------------------
+
+    async def _generate(self, body: dict[str, Any]) -> tuple[int, Any]:
+        if self.fail_with:
+            return self.fail_with.pop(0), {"error": {"message": "asked to fail"}}
+        ids, sampling = body["input_ids"], body["sampling_params"]
+        prompts = ids if ids and isinstance(ids[0], list) else [ids]
+        if not all(prompts):
+            return 400, {"error": {"message": "input_ids cannot be empty."}}
+        if max(map(len, prompts)) + sampling["max_new_tokens"] > self._context_length:
+            return 400, {"error": {"message": "longer than the model's maximum context length"}}
+        await self._work()
+        n = sampling.get("n", 1)
+        rows = [self._respond(prompt, sampling) for prompt in prompts for _ in range(n)]
+        return 200, rows if len(rows) > 1 else rows[0]
+
+    async def _work(self) -> None:
+        self._in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self._in_flight)
+        await asyncio.sleep(self.delay_s)
+        await self._running.wait()
+        self._in_flight -= 1
+
+    def _respond(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        ids: list[int] = []
+        stops = {END, *sampling.get("stop_token_ids", [])}
+        while len(ids) < sampling["max_new_tokens"] and not stops.intersection(ids):
+            ids.append(END if len(ids) == ANSWER_LENGTH else sum([*prompt, *ids]) % (self._vocab_size - 2) + 2)
+        reason = {"type": "stop", "matched": ids[-1]} if ids[-1] in stops else {"type": "length", "length": len(ids)}
+        meta = {
+            "finish_reason": reason,
+            "weight_versions": [{"version": self._version, "start": 0, "end": len(ids)}],
+            "output_token_logprobs": [[LOG_PROB, one, None] for one in ids],
+        }
+        return {"text": "", "output_ids": ids, "meta_info": meta}
+
+    async def _model_info(self, _: dict[str, Any]) -> tuple[int, Any]:
+        return 200, {"weight_version": self._version}
+
+    async def _pause(self, _: dict[str, Any]) -> tuple[int, Any]:
+        self._running.clear()
+        return _success()
+
+    async def _continue(self, _: dict[str, Any]) -> tuple[int, Any]:
+        self._running.set()
+        return _success()
+
+    async def _begin(self, _: dict[str, Any]) -> tuple[int, Any]:
+        if self._updating:
+            return _refusal("a weight-update session is already open")
+        self._updating, self.loaded = True, []
+        return _success()
+
+    async def _end(self, _: dict[str, Any]) -> tuple[int, Any]:
+        if not self._updating:
+            return _refusal("no weight-update session is open")
+        self._updating = False
+        return _success()
+
+    async def _init_group(self, body: dict[str, Any]) -> tuple[int, Any]:
+        self._groups.add(body["group_name"])
+        self.joined = body["rank_offset"], body["world_size"]
+        return _success()
+
+    async def _destroy_group(self, body: dict[str, Any]) -> tuple[int, Any]:
+        if body["group_name"] not in self._groups:
+            return _refusal("The group to be destroyed does not exist.")
+        self._groups.remove(body["group_name"])
+        return _success()
+
+    async def _update(self, body: dict[str, Any]) -> tuple[int, Any]:
+        if not self._updating:
+            return _refusal("must run between begin_weight_update() and end_weight_update()")
+        if body["group_name"] not in self._groups:
+            return _refusal(f"Group {body['group_name']} not in {sorted(self._groups)}")
+        self.loaded += body["names"]
+        self._version = body.get("weight_version") or self._version
+        return _success()
+
+    async def _set_version(self, body: dict[str, Any]) -> tuple[int, Any]:
+        self._version = body["new_version"]
+        return _success()
+
+    async def _checksum(self, _: dict[str, Any]) -> tuple[int, Any]:
+        total = hashlib.sha256(repr((self._version, self.loaded)).encode()).hexdigest()
+        return 200, {"success": True, "ranks": [{"checksums": {"fake": total[:16]}}], "per_engine_checksum": total}
+
+    async def _nothing(self, _: dict[str, Any]) -> tuple[int, Any]:
+        return _success()
+
+    # --- How ---------------------------------------------------------------------------------------------------------
+
+    def _handlers(self) -> dict[str, Handler]:
+        return {
+            "/generate": self._generate,
+            "/model_info": self._model_info,
+            "/server_info": self._model_info,
+            "/pause_generation": self._pause,
+            "/continue_generation": self._continue,
+            "/flush_cache": self._nothing,
+            "/abort_request": self._nothing,
+            "/begin_weight_update": self._begin,
+            "/end_weight_update": self._end,
+            "/init_weights_update_group": self._init_group,
+            "/destroy_weights_update_group": self._destroy_group,
+            "/update_weights_from_distributed": self._update,
+            "/update_weight_version": self._set_version,
+            "/weights_checker": self._checksum,
+            "/release_memory_occupation": self._nothing,
+            "/resume_memory_occupation": self._nothing,
+        }
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        self.calls.append(request.path)
+        handler = self._handlers().get(request.path)
+        if handler is None:
+            return web.json_response({"error": "not found"}, status=404)
+        status, answer = await handler(await request.json() if request.can_read_body else {})
+        return web.json_response(answer, status=status)
+
+    def _serve(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._listen())
+
+    async def _listen(self) -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        server = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await server.setup()
+        site = web.TCPSite(server, "127.0.0.1", 0)
+        await site.start()
+        host, port = server.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        self._running.set()
+        self._ready.set()
+        await self._stopping.wait()
+        await server.cleanup()
+
+
+def _success() -> tuple[int, Any]:
+    return 200, {"success": True, "message": "Success"}
+
+
+def _refusal(message: str) -> tuple[int, Any]:
+    return 400, {"success": False, "message": message}

@@ -1,0 +1,145 @@
+"""The folder of a run.
+
+config.toml     the settings as they were resolved; config-step-000040.toml: those before a resume from step 40
+plugins.json    which plugins ran, with versions and digests
+metrics.jsonl   one row a step
+tensorboard/    the same for TensorBoard
+samples/        what was generated and how it was rewarded
+logs/           one file a process
+checkpoints/    what a resume starts from
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+from slime_core.errors import ConfigError
+from slime_core.track.jsonl import read_rows
+
+__all__ = ["RunRecord", "numbered", "write_atomically"]
+
+FOLDERS = ("tensorboard", "samples", "logs", "checkpoints")
+FILES = ("config.toml", "plugins.json", "metrics.jsonl")
+
+
+class RunRecord:
+    """The folder of one run, made on construction; a fresh run never writes into another one's.
+
+    Arguments:
+        directory: made if it is missing; must be empty unless the run is resumed, or hold no more than a start that
+            failed leaves: neither rows nor checkpoints.
+        resumed_step: the step that a resumed run does next: the rows of earlier steps are kept, later ones dropped,
+            and the settings so far get a name of their own. None: fresh.
+
+    Raises:
+        ConfigError: the directory holds something and the run is not resumed, or it is a file.
+    """
+
+    def __init__(self, directory: Path | str, *, resumed_step: int | None = None) -> None:
+        self.directory = Path(directory).absolute()
+        self.resumed_step = resumed_step
+        self.pending_evaluation: dict[str, float] = {}
+        if resumed_step is None:
+            self._refuse_used()
+        for folder in FOLDERS:
+            (self.directory / folder).mkdir(parents=True, exist_ok=True)
+        if resumed_step is not None:
+            self._keep_config(resumed_step)
+            self._rewind(resumed_step)
+
+    @property
+    def config(self) -> Path:
+        """``config.toml``."""
+        return self.directory / "config.toml"
+
+    @property
+    def plugins(self) -> Path:
+        """``plugins.json``."""
+        return self.directory / "plugins.json"
+
+    @property
+    def metrics(self) -> Path:
+        """``metrics.jsonl``."""
+        return self.directory / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The folder to give to ``tensorboard --logdir``."""
+        return self.directory / "tensorboard"
+
+    @property
+    def samples(self) -> Path:
+        """What was generated."""
+        return self.directory / "samples"
+
+    @property
+    def logs(self) -> Path:
+        """One file a process."""
+        return self.directory / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What a resume starts from."""
+        return self.directory / "checkpoints"
+
+    def write_text(self, name: str, text: str) -> Path:
+        """``directory/name`` holds ``text``, or what it held before, never a part."""
+        return write_atomically(self.directory / name, text)
+
+    def _refuse_used(self) -> None:
+        if self.directory.is_file():
+            raise ConfigError(f"The run folder {self.directory} is a file. Give an empty or a new folder.")
+        if self.directory.is_dir() and not self._is_unused():
+            raise ConfigError(
+                f"The run folder {self.directory} holds another run's files. Give an empty or a new folder, "
+                "or resume that run with --load."
+            )
+
+    def _is_unused(self) -> bool:
+        """Whether all there is, is what a start that failed leaves."""
+        foreign = {path.name for path in self.directory.iterdir()} - {*FOLDERS, *FILES}
+        has_rows = self.metrics.exists() and self.metrics.stat().st_size > 0
+        has_checkpoints = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        return not (foreign or has_rows or has_checkpoints)
+
+    def _keep_config(self, step: int) -> None:
+        if self.config.exists():
+            kept = numbered(self.directory / f"config-step-{step:06d}.toml")
+            write_atomically(next(path for path in kept if not path.exists()), self.config.read_text(encoding="utf-8"))
+
+    def _rewind(self, step: int) -> None:
+        if not self.metrics.exists():
+            return
+        rows = read_rows(self.metrics)
+        kept = [row for row in rows if row["step"] < step]
+        write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
+        # The evaluation after the last step has a row of its own; it measured the weights that the resumed run starts
+        # from.
+        at_step = [row for row in rows if row["step"] == step]
+        at_step_values = [entry for row in at_step for entry in row.items()]
+        self.pending_evaluation = {name: value for name, value in at_step_values if name.startswith("eval/")}
+
+
+def numbered(path: Path) -> Iterator[Path]:
+    """``path``, then ``path`` with -2, -3 ... before its suffix, without end: for names that must not be taken."""
+    yield path
+    yield from (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+
+
+def write_atomically(path: Path, text: str) -> Path:
+    """``path`` holds ``text``, or what it held before, never a part, even after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return path

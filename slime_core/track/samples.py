@@ -1,0 +1,48 @@
+"""Writes samples as people read them: one JSON object a line, one file a rollout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from slime_core.types import Sample
+
+__all__ = ["SampleWriter"]
+
+
+class SampleWriter:
+    """``folder/train-000003.jsonl`` holds the samples of rollout 3 after it was collected.
+
+    Arguments:
+        folder: None: nothing is written.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def write(self, name: str, number: int, samples: Sequence[Sample]) -> Path | None:
+        """Write the samples of one rollout or evaluation; the file of an earlier try is replaced."""
+        if self._folder is None:
+            return None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{name}-{number:06d}.jsonl"
+        lines = (json.dumps(_readable(sample), ensure_ascii=False) for sample in samples)
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return path
+
+
+def _readable(sample: Sample) -> dict[str, object]:
+    row: dict[str, object] = {
+        "group": sample.group_index,
+        "index": sample.index,
+        "prompt": sample.prompt,
+        "response": sample.response,
+        "label": sample.label,
+        "reward": sample.reward,
+        "status": sample.status.value,
+        "response_length": sample.response_length,
+        "weight_versions": sample.weight_versions,
+        "metadata": sample.metadata,
+    }
+    return row if sample.error is None else {**row, "error": sample.error}

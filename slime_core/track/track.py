@@ -1,0 +1,162 @@
+"""What the loop holds: rows, timers, and everybody who watches.
+
+    with Track(record) as track:
+        track.evaluation(0, sampler.evaluate())
+        for step in range(n):
+            with track.step(step) as metrics:
+                with track.timer("rollout"):
+                    shards = sampler.sample(step)
+                ...
+                metrics.update(learner.train(shards))
+            track.evaluation(step + 1, sampler.evaluate())
+
+``track.evaluation`` may also be called inside the step: the version says which row it belongs to (see the package's
+docstring), not the place of the call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from slime_core.track.events import EvalFinished, Event, Listener, PhaseStarted, RunFinished, StepFinished, Warned
+from slime_core.track.jsonl import JsonLines
+from slime_core.track.metrics import Metrics
+from slime_core.track.observers import Observer
+from slime_core.track.record import RunRecord
+
+__all__ = ["Sink", "Track"]
+
+
+class Sink(Protocol):
+    """Where rows go: the shape of a tracker."""
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Receive the row of ``step``; steps rise."""
+
+    def close(self) -> None:
+        """No row follows."""
+
+
+class Track:
+    """Rows to ``metrics.jsonl``, to TensorBoard and to further trackers; events to listeners.
+
+    ``metrics.jsonl`` is the record: failing to write it ends the run. The others only observe: one that fails three
+    times is off for the rest of the run, and :class:`~.events.Warned` says so once.
+
+    Arguments:
+        record: the run folder.
+        tensorboard: also write TensorBoard events.
+        trackers: further trackers by name.
+        listeners: called with every event, in the driver's thread.
+    """
+
+    def __init__(
+        self,
+        record: RunRecord,
+        *,
+        tensorboard: bool = True,
+        trackers: Mapping[str, Sink] | None = None,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
+        self.record = record
+        self._begun_s = time.monotonic()
+        self._rows = JsonLines(record.metrics)
+        self._listeners = [(listener, self._observer(f"Listener {listener!r}")) for listener in listeners]
+        sinks = {**({"tensorboard": _tensorboard(record)} if tensorboard else {}), **(trackers or {})}
+        self._sinks = [(sink, self._observer(f"Tracker {name!r}")) for name, sink in sinks.items()]
+        self._step: int | None = None
+        self._metrics = Metrics()
+        self._last_row = -1
+        self._evaluations: dict[int, dict[str, float]] = {}
+        if record.resumed_step is not None and record.pending_evaluation:
+            self._evaluations[record.resumed_step] = dict(record.pending_evaluation)
+
+    def __enter__(self) -> Track:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.close()
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[Metrics]:
+        """The metrics of ``step``; its row is written when the block ends, and not at all when it fails."""
+        assert self._step is None, f"step {step} begins inside step {self._step}"
+        self._flush_evaluations(before=step)
+        self._step, self._metrics = step, Metrics()
+        begun_s = time.monotonic()
+        try:
+            yield self._metrics
+            self._metrics["perf/step_time"] = time.monotonic() - begun_s
+        finally:
+            self._step = None
+        self._metrics.update(self._evaluations.pop(step, {}))
+        self._write(step, dict(self._metrics))
+        self.emit(StepFinished(step, dict(self._metrics)))
+
+    @contextmanager
+    def timer(self, phase: str) -> Iterator[None]:
+        """Announces ``phase``; its seconds add to ``perf/<phase>_time`` of the step around it."""
+        self.emit(PhaseStarted(phase, self._step))
+        begun_s = time.monotonic()
+        yield
+        if self._step is not None:
+            self._metrics.add(f"perf/{phase}_time", time.monotonic() - begun_s)
+
+    def evaluation(self, version: int, metrics: Mapping[str, float]) -> None:
+        """Keep what was measured with the weights of ``version`` for row ``version``; the last one counts.
+
+        Arguments:
+            metrics: names with ``eval/`` in front.
+
+        Raises:
+            AssertionError: row ``version`` is written already, which is a mistake in the loop.
+        """
+        assert version > self._last_row, f"row {self._last_row} is written; version {version} comes too late"
+        self._evaluations[version] = dict(Metrics(metrics))
+        self.emit(EvalFinished(version, self._evaluations[version]))
+
+    def warn(self, message: str) -> None:
+        """Tell the listeners."""
+        self.emit(Warned(message))
+
+    def emit(self, event: Event) -> None:
+        """Tell ``event`` to every listener that still works."""
+        for listener, observer in self._listeners:
+            if observer.active:
+                with observer:
+                    listener(event)
+
+    def close(self) -> None:
+        """Evaluations that still wait get rows of their own; all trackers are closed."""
+        self._flush_evaluations(before=None)
+        self._rows.close()
+        for sink, observer in self._sinks:
+            with observer:
+                sink.close()
+        self.emit(RunFinished(time.monotonic() - self._begun_s))
+
+    def _flush_evaluations(self, *, before: int | None) -> None:
+        for version in sorted(self._evaluations):
+            if before is None or version < before:
+                self._write(version, self._evaluations.pop(version))
+
+    def _write(self, step: int, metrics: dict[str, float]) -> None:
+        assert step > self._last_row, f"row {step} comes after row {self._last_row}; steps rise"
+        self._last_row = step
+        self._rows.log(step, metrics)
+        for sink, observer in self._sinks:
+            if observer.active:
+                with observer:
+                    sink.log(step, dict(metrics))
+
+    def _observer(self, name: str) -> Observer:
+        return Observer(name, on_give_up=self.warn)
+
+
+def _tensorboard(record: RunRecord) -> Sink:
+    from slime_core.track.tensorboard import TensorBoard  # 0.2 s of imports that a run without it need not pay
+
+    return TensorBoard(record.tensorboard, resumed_step=record.resumed_step)

@@ -1,0 +1,217 @@
+"""The records that cross rooms, and the shape legend of the whole project.
+
+Shapes are read off names: P prompts, G samples of one prompt, B samples, T tokens (ragged or packed), V vocabulary
+entries, R data-parallel ranks. ``rewards_B`` is one number a sample, ``log_probs_T`` one a packed token.
+
+A *prompt group* is the list of samples that answer one prompt. A *rollout* is one generation step over P prompt groups.
+A *shard* (:class:`TrainBatch`) is what one data-parallel rank trains of one rollout.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["PromptGroup", "Sample", "SpecInfo", "Status", "StepPlan", "TrainBatch"]
+
+
+class Status(StrEnum):
+    """Where a sample stands; only ``COMPLETED`` and ``TRUNCATED`` samples are trained on."""
+
+    PENDING = "pending"
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+class _Numbers(array):  # type: ignore[type-arg]
+    """A flat array that reads, adds and compares like a list of numbers, at 1 to 4 bytes an entry."""
+
+    __slots__ = ()
+    code = "i"
+
+    def __new__(cls, values: Iterable[Any] = ()) -> _Numbers:
+        return super().__new__(cls, cls.code, values)
+
+    def __add__(self, other: Iterable[Any]) -> Any:
+        return type(self)([*self, *other])
+
+    def __radd__(self, other: Iterable[Any]) -> Any:
+        return type(self)([*other, *self])
+
+    def __iadd__(self, other: Iterable[Any]) -> Any:
+        self.extend(type(self)(other))
+        return self
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return type(self)(found) if isinstance(index, slice) else found
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence | array) else NotImplemented
+
+    __hash__ = None
+
+    def __copy__(self) -> Any:
+        return type(self)(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return type(self)(self)
+
+
+class TokenIds(_Numbers):
+    """Token ids, int32."""
+
+    code = "i"
+
+
+class LogProbs(_Numbers):
+    """Natural-log probabilities, float32."""
+
+    code = "f"
+
+
+class Mask(_Numbers):
+    """Zeros and ones, int8."""
+
+    code = "b"
+
+
+@dataclass(slots=True)
+class SpecInfo:
+    """Counters of speculative decoding for one sample, as the engine reports them."""
+
+    spec_accept_token_num: int = 0
+    spec_draft_token_num: int = 0
+    spec_verify_ct: int = 0
+    completion_token_num: int = 0
+
+
+@dataclass(slots=True)
+class Sample:
+    """One response to one prompt: what user code sees and what becomes a training example.
+
+    Example: the prompt ``"2+2"`` answered with ``"4"`` by weights of version 7::
+
+        Sample(group_index=0, index=0, prompt="2+2", tokens=[5, 14, 5, 7, 1], response="4", response_length=2,
+               label="4", reward=1.0, loss_mask=[1, 1], status=Status.COMPLETED, weight_versions=["7"],
+               rollout_log_probs=[-0.11, -0.02])
+
+    Arguments:
+        group_index: number of the prompt group within the run; groups are told apart by this, never by position.
+        index: number of the sample within the run.
+        rollout_id: siblings that one generation fanned out into share it and count as one rollout; None: alone.
+        prompt: text, or chat messages ``[{"role": ..., "content": ...}]``.
+        tokens: prompt ids followed by response ids, exactly as the engine saw and returned them.
+        response: the decoded response; for reading, never re-tokenised.
+        response_length: number of response ids at the end of ``tokens``.
+        label: ground truth for the reward.
+        reward: a number, or named numbers.
+        loss_mask: one entry a response id, 1 trains, 0 (tool output) does not; None: all ones.
+        status: see :class:`Status`.
+        metadata: the data row's own fields.
+        weight_versions: the versions of the weights that produced the response, oldest first.
+        rollout_log_probs: the engine's log-probability of each response id, after division by the temperature.
+        remove_sample: keep the sample out of the loss; it still counts in its group's statistics.
+        error: why the sample failed, for ``FAILED``.
+    """
+
+    group_index: int | None = None
+    index: int | None = None
+    rollout_id: int | None = None
+    prompt: str | list[dict[str, Any]] = ""
+    tokens: list[int] | TokenIds = field(default_factory=TokenIds)
+    response: str = ""
+    response_length: int = 0
+    label: str | None = None
+    reward: float | dict[str, float] | None = None
+    loss_mask: list[int] | Mask | None = None
+    status: Status = Status.PENDING
+    metadata: dict[str, Any] = field(default_factory=dict)
+    multimodal_inputs: Any = None
+    multimodal_train_inputs: Any = None
+    weight_versions: list[str] = field(default_factory=list)
+    rollout_log_probs: list[float] | LogProbs | None = None
+    rollout_routed_experts: Any = None
+    remove_sample: bool = False
+    generate_function_path: str | None = None
+    train_metadata: dict[str, Any] | None = None
+    non_generation_time: float = 0.0
+    spec_info: SpecInfo = field(default_factory=SpecInfo)
+    error: str | None = None
+
+    @property
+    def prompt_length(self) -> int:
+        """Number of prompt ids at the start of ``tokens``."""
+        return len(self.tokens) - self.response_length
+
+    def reward_value(self, key: str | None = None) -> float:
+        """The reward as one number: itself, or its entry ``key``.
+
+        Raises:
+            ValueError: the sample has no reward, or holds named rewards and ``key`` is not one of them.
+        """
+        if isinstance(self.reward, dict):
+            if key not in self.reward:
+                raise ValueError(
+                    f"sample {self.index} has rewards {sorted(self.reward)}; reward key {key!r} names none of them"
+                )
+            return float(self.reward[key])
+        if self.reward is None:
+            raise ValueError(f"sample {self.index} has no reward (status {self.status})")
+        return float(self.reward)
+
+
+PromptGroup = list[Sample]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """How one optimizer step of a shard is cut: ``micro_batches[m]`` lists positions of the shard's samples."""
+
+    micro_batches: tuple[tuple[int, ...], ...]
+
+
+@dataclass(slots=True)
+class TrainBatch:
+    """The shard of one data-parallel rank: b samples, t packed tokens, u response tokens; flat arrays and offsets.
+
+    Example, two samples of 3 + 2 and 2 + 1 tokens: ``tokens_T`` has 8 entries, ``lengths_B = [5, 3]``,
+    ``response_lengths_B = [2, 1]``, and the per-token columns ``loss_mask_U`` and ``rollout_log_probs_U`` have 3.
+
+    Arguments:
+        rollout: number of the rollout.
+        tokens_T: int64 [t], all samples one after the other.
+        lengths_B, response_lengths_B: int64 [b].
+        loss_mask_U: float32 [u].
+        loss_weights_B: float32 [b]; the loss of a step is ``sum_b loss_weights_B[b] * sum_u loss_mask_U * loss_U``
+            over the samples of *all* ranks: every divisor (samples, tokens, siblings) is already inside, so packing,
+            order, micro-batches and ranks cannot change it.
+        rollout_log_probs_U: float32 [u], the engine's.
+        columns_B: further per-sample columns by name (``advantages``, ``rewards``), float32 [b].
+        steps: one plan for each optimizer step.
+        indices_B: int64 [b], the samples' ``index``, for records.
+        temperature: what the logits are divided by, as the engine did.
+    """
+
+    rollout: int
+    tokens_T: np.ndarray
+    lengths_B: np.ndarray
+    response_lengths_B: np.ndarray
+    loss_mask_U: np.ndarray
+    loss_weights_B: np.ndarray
+    rollout_log_probs_U: np.ndarray
+    columns_B: dict[str, np.ndarray]
+    steps: tuple[StepPlan, ...]
+    indices_B: np.ndarray
+    temperature: float = 1.0
+
+    def __len__(self) -> int:
+        return len(self.lengths_B)

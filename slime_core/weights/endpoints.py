@@ -1,0 +1,235 @@
+"""What the inference servers are told over HTTP: every engine at the same time, every call with a time limit.
+
+Plain blocking calls, for a learner rank and for the sampler alike. All engines answer 200 or the call raises.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
+
+from slime_core.errors import WeightSyncError
+from slime_core.weights.bucket import Bucket
+
+__all__ = ["EngineControl", "HeldWeights", "PauseMode", "Sending"]
+
+PauseMode = Literal["abort", "retract", "in_place"]
+"""What becomes of requests in flight: ended with what they have; put back and recomputed later, so that the cache can
+be flushed; kept."""
+
+BODY_SHOWN = 400
+"""Characters of a refusal that an error quotes."""
+
+
+class Sending(Protocol):
+    """A broadcast on its way, such as ``torch.distributed.Work``."""
+
+    def wait(self) -> Any:
+        """Returns when it is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldWeights:
+    """What one engine says it holds: ``ranks[r]`` maps its own names of weights to 16 hexadecimal digits.
+
+    The engine's names are those of its fused parameters (``qkv_proj``, ``gate_up_proj``). ``total`` stands for all
+    ranks.
+    """
+
+    url: str
+    total: str
+    ranks: tuple[Mapping[str, str], ...]
+
+
+class EngineControl:
+    """Controls the servers at ``urls`` (``http://host:port``) together.
+
+    Arguments:
+        urls: all engines, in the order of their ranks in an update group.
+        timeout_s: limit of one call.
+        ranks_per_engine: processes of one engine that join an update group (its tensor parallel size).
+    """
+
+    def __init__(self, urls: Sequence[str], *, timeout_s: float = 120.0, ranks_per_engine: int = 1) -> None:
+        if not urls:
+            raise WeightSyncError("Asked to control engines; no engine URL was given")
+        self.urls = tuple(url.rstrip("/") for url in urls)
+        self.ranks_per_engine = ranks_per_engine
+        self._timeout_s = timeout_s
+        # Two calls an engine: a broadcast may still be on its way when the group is torn down.
+        self._threads = ThreadPoolExecutor(2 * len(self.urls), thread_name_prefix="engine-control")
+
+    def close(self) -> None:
+        """Let the threads end; calls on their way are not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # --- Generation --------------------------------------------------------------------------------------------------
+
+    def pause(self, mode: PauseMode = "retract") -> None:
+        """No engine generates from here on; requests are held until :meth:`resume`."""
+        self._all("/pause_generation", {"mode": mode})
+
+    def resume(self) -> None:
+        """All engines generate again, and take up what they held."""
+        self._all("/continue_generation", {})
+
+    def flush_cache(self) -> None:
+        """No engine remembers keys and values of earlier weights. Needs engines that are idle, or paused other than in
+        place."""
+        self._all(f"/flush_cache?timeout={self._timeout_s / 2:g}", {})
+
+    # --- Updates -----------------------------------------------------------------------------------------------------
+
+    def begin_update(self) -> None:
+        """The engines accept weights."""
+        self._all("/begin_weight_update", {})
+
+    def end_update(self) -> None:
+        """The engines have post-processed what they got."""
+        self._all("/end_weight_update", {})
+
+    def init_group(
+        self, *, master_address: str, master_port: int, group: str, backend: str, rank_offset: int = 1
+    ) -> None:
+        """Every engine has joined the update group; engine ``i`` takes ranks ``rank_offset + i * ranks_per_engine`` and
+        up.
+
+        Rank 0 has to join at the same time: :func:`slime_core.weights.group.join` does both.
+        """
+        common = {
+            "master_address": master_address,
+            "master_port": master_port,
+            "world_size": rank_offset + len(self.urls) * self.ranks_per_engine,
+            "group_name": group,
+            "backend": backend,
+        }
+        offsets = [rank_offset + position * self.ranks_per_engine for position in range(len(self.urls))]
+        self._each("/init_weights_update_group", [common | {"rank_offset": offset} for offset in offsets])
+
+    def destroy_group(self, group: str) -> None:
+        """Every engine has left the update group."""
+        self._all("/destroy_weights_update_group", {"group_name": group})
+
+    def update_from_distributed(
+        self,
+        bucket: Bucket,
+        *,
+        group: str,
+        send: Callable[[], Sending],
+        version: str | None = None,
+        flush_cache: bool = False,
+    ) -> None:
+        """Every engine has received and loaded ``bucket``.
+
+        Arguments:
+            bucket: names, dtypes and shapes of what comes.
+            group: name of the update group.
+            send: starts the broadcast of the flattened bucket from rank 0 and returns at once.
+            version: from now on the engines report their tokens under this version; None: unchanged.
+            flush_cache: also forget keys and values.
+
+        Raises:
+            WeightSyncError: an engine refused or died; the broadcast is then not waited for, and the group is of no
+                more use.
+        """
+        body = {
+            "names": bucket.names,
+            "dtypes": bucket.dtypes,
+            "shapes": bucket.shapes,
+            "group_name": group,
+            "load_format": "flattened_bucket",
+            "flush_cache": flush_cache,
+        }
+        body |= {} if version is None else {"weight_version": version}
+        calls = self._start("/update_weights_from_distributed", [body] * len(self.urls))
+        sending = send()
+        self._gather(calls)
+        sending.wait()
+
+    def set_version(self, version: str) -> None:
+        """From now on the engines report their tokens under ``version``."""
+        self._all("/update_weight_version", {"new_version": version, "abort_all_requests": False})
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    def check_alive(self) -> None:
+        """All engines answer."""
+        self._all("/model_info")
+
+    def version(self) -> str:
+        """The version of the weights that every engine serves.
+
+        Raises:
+            WeightSyncError: they serve different ones.
+        """
+        found = [answer["weight_version"] for answer in self._all("/model_info")]
+        if len(set(found)) > 1:
+            raise WeightSyncError(f"The engines serve different weights: {dict(zip(self.urls, found, strict=True))}")
+        return str(found[0])
+
+    def checksum(self) -> tuple[HeldWeights, ...]:
+        """What each engine says it holds. 4 to 8 ms for a model of 0.5 MB; works while paused."""
+        answers = self._all("/weights_checker", {"action": "checksum"})
+        return tuple(
+            HeldWeights(url, answer["per_engine_checksum"], tuple(rank["checksums"] for rank in answer["ranks"]))
+            for url, answer in zip(self.urls, answers, strict=True)
+        )
+
+    # --- Calls -------------------------------------------------------------------------------------------------------
+
+    def _all(self, endpoint: str, body: Mapping[str, Any] | None = None) -> list[Any]:
+        return self._each(endpoint, [body] * len(self.urls))
+
+    def _each(self, endpoint: str, bodies: Sequence[Mapping[str, Any] | None]) -> list[Any]:
+        return self._gather(self._start(endpoint, bodies))
+
+    def _start(self, endpoint: str, bodies: Sequence[Mapping[str, Any] | None]) -> list[Future[Any]]:
+        return [
+            self._threads.submit(call, url, endpoint, body, timeout_s=self._timeout_s)
+            for url, body in zip(self.urls, bodies, strict=True)
+        ]
+
+    def _gather(self, calls: Sequence[Future[Any]]) -> list[Any]:
+        # The call that failed first knows why; others may hang because of it, until their own limit.
+        ended, _ = wait(calls, return_when=FIRST_EXCEPTION)
+        for one in ended:
+            one.result()
+        return [one.result() for one in calls]
+
+
+def call(url: str, endpoint: str, body: Mapping[str, Any] | None = None, *, timeout_s: float) -> Any:
+    """The JSON (or else the text) that ``url`` answers at ``endpoint``; a GET without a body, a POST with one.
+
+    Raises:
+        WeightSyncError: no answer within ``timeout_s`` seconds, or another status than 200.
+    """
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
+    try:
+        if body is None:
+            connection.request("GET", endpoint)
+        else:
+            connection.request("POST", endpoint, json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        text = response.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        raise WeightSyncError(
+            f"engine {url}{endpoint} gave no answer (limit {timeout_s:g} s): {error!r}. Is it alive?"
+        ) from error
+    finally:
+        connection.close()
+    if response.status != http.client.OK:
+        raise WeightSyncError(f"engine {url}{endpoint} refused with status {response.status}: {text[:BODY_SHOWN]}")
+    return _parsed(text)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,133 @@
+"""The process group that spans learner rank 0 and all processes of all engines, beside whatever groups each of them
+has.
+
+A server makes its side with ``init_custom_process_group`` (sglang 0.5.23, srt/utils/common.py:2859): a TCP store, under
+a prefix of the group's name, and torch's private helper for groups outside the default one. Our side meets it there,
+without importing sglang; both run the same torch.
+"""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from slime_core.errors import WeightSyncError
+from slime_core.weights.endpoints import EngineControl, Sending
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+__all__ = ["Backend", "UpdateGroup", "join", "listening_store"]
+
+Backend = Literal["gloo", "nccl"]
+
+
+class UpdateGroup:
+    """Rank 0's end of the group; made by :func:`join`."""
+
+    def __init__(self, name: str, control: EngineControl, process_group: Any, store: Any) -> None:
+        self.name = name
+        self._control = control
+        self._process_group = process_group
+        self._store = store  # rank 0 serves it: it has to live as long as the group
+
+    def broadcast(self, flat: torch.Tensor) -> Sending:
+        """Start sending ``flat`` to every engine; returns at once. Keep the tensor until the result has been waited
+        for."""
+        import torch.distributed as dist
+
+        sending: Sending | None = dist.broadcast(flat, src=0, group=self._process_group, async_op=True)
+        if sending is None:
+            raise WeightSyncError(f"update group {self.name}: this process is not a member")
+        return sending
+
+    def close(self) -> None:
+        """Everyone has left the group; engines that are gone are not an error."""
+        import torch.distributed as dist
+
+        with suppress(WeightSyncError):
+            self._control.destroy_group(self.name)
+        dist.destroy_process_group(self._process_group)
+
+
+def join(
+    control: EngineControl, *, name: str, backend: Backend, address: str = "127.0.0.1", timeout_s: float = 120.0
+) -> UpdateGroup:
+    """Rank 0 and every engine are in one group when this returns.
+
+    Arguments:
+        control: the engines; their ranks start at 1, in its order.
+        name: of the group; unlike any other group of this process or of the engines.
+        backend: ``"nccl"`` where engines and learner have GPUs of their own, else ``"gloo"``.
+        address: of this process as the engines see it; a free port is chosen.
+        timeout_s: limit of the meeting, and of each broadcast.
+
+    Raises:
+        WeightSyncError: an engine refused, or not all came within ``timeout_s``.
+    """
+    control.check_alive()  # rank 0 cannot be called back while it waits for a member that will not come
+    limit = timedelta(seconds=timeout_s)
+    world_size = 1 + len(control.urls) * control.ranks_per_engine
+    store = listening_store(address, world_size=world_size, timeout=limit)
+    with ThreadPoolExecutor(1, thread_name_prefix="update-group") as thread:
+        engines = thread.submit(
+            control.init_group, master_address=address, master_port=store.port, group=name, backend=backend
+        )
+        try:
+            process_group = _create(name, backend=backend, store=store, world_size=world_size, timeout=limit)
+        except (RuntimeError, ValueError) as error:
+            engines.result()  # an engine's own refusal says more than our time-out
+            raise WeightSyncError(f"update group {name} over {address}:{store.port} was not formed: {error}") from error
+        engines.result()
+    return UpdateGroup(name, control, process_group, store)
+
+
+def listening_store(address: str, *, world_size: int, timeout: timedelta, port: int = 0) -> TCPStore:
+    """The store through which ``world_size`` processes meet, served by this one on ``address`` and no other interface.
+
+    Returns at once; the others come with ``TCPStore(address, store.port, world_size, is_master=False)``.
+
+    Arguments:
+        address: IP address of this process as the others see it.
+        world_size: number of processes, this one included.
+        timeout: limit of every later wait in the store.
+        port: to listen on; 0: a free one, which no other process can take in between.
+
+    Raises:
+        OSError: ``address`` is not of this machine, or the port is taken.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    # Left to itself the store listens on all interfaces; it takes the socket over, and closes it at its own end.
+    listener = socket.create_server((address, port), family=family, backlog=world_size)
+    return TCPStore(
+        address,
+        listener.getsockname()[1],
+        world_size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def _create(name: str, *, backend: Backend, store: Any, world_size: int, timeout: timedelta) -> Any:
+    # torch 2.13, distributed_c10d.py: private, but the only way to a group whose members share no default group.
+    from torch.distributed import distributed_c10d as c10d
+
+    process_group, _ = c10d._new_process_group_helper(
+        world_size,
+        0,
+        [],
+        c10d.Backend(backend),
+        c10d.PrefixStore(name, store),
+        group_name=c10d.GroupName(name),
+        timeout=timeout,
+    )
+    c10d._world.pg_group_ranks[process_group] = {rank: rank for rank in range(world_size)}
+    return process_group

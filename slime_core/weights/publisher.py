@@ -1,0 +1,171 @@
+"""One publication from pause to resume: plan once, send in buckets, and let every engine prove what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slime_core.errors import NonFiniteError, WeightSyncError
+from slime_core.weights.bucket import Bucket, flatten, plan, spec_of
+from slime_core.weights.checksums import SentWeights, agree
+from slime_core.weights.endpoints import EngineControl
+from slime_core.weights.group import Backend, UpdateGroup, join
+from slime_core.weights.specs import check, expected_specs, is_tied
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Publisher", "PublisherSettings"]
+
+NamedWeights = Iterable[tuple[str, "torch.Tensor"]]
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherSettings:
+    """How weights travel.
+
+    Arguments:
+        model: Hugging Face folder that the engines were started from.
+        dtype: what engines keep their weights in, torch's name.
+        bytes_limit: largest bucket.
+        backend: ``nccl`` where learner and engines have GPUs, else ``gloo``.
+        devices_per_engine: processes of one engine.
+        address: of the learner's first rank as the engines see it.
+        timeout_s: limit of every call.
+    """
+
+    model: Path
+    dtype: str = "float32"
+    bytes_limit: int = 512 * 1024**2
+    backend: Backend = "gloo"
+    devices_per_engine: int = 1
+    address: str = "127.0.0.1"
+    timeout_s: float = 120.0
+
+
+class Publisher:
+    """Sends from the learner's first rank; the other ranks only take part in gathering.
+
+    Arguments:
+        engine_urls: all engines.
+        settings: see :class:`PublisherSettings`.
+        weights: one pass over the learner's weights, for the plan; iterated by every rank.
+        sends: whether this rank is the one that sends.
+
+    Raises:
+        WeightSyncError: the learner's weights are not what the engines take, found before anything was sent.
+    """
+
+    def __init__(
+        self, engine_urls: Sequence[str], *, settings: PublisherSettings, weights: NamedWeights, sends: bool
+    ) -> None:
+        self._settings = settings
+        specs = [spec_of(name, weight) for name, weight in weights]
+        self._buckets: list[Bucket] = []
+        self._control: EngineControl | None = None
+        if not sends:
+            return
+        check(specs, expected_specs(settings.model), tied=is_tied(settings.model), dtype=settings.dtype)
+        self._buckets = plan(specs, bytes_limit=settings.bytes_limit)
+        self._control = EngineControl(
+            engine_urls, timeout_s=settings.timeout_s, ranks_per_engine=settings.devices_per_engine
+        )
+        self._group: UpdateGroup = join(
+            self._control,
+            name="slime-weights",
+            backend=settings.backend,
+            address=settings.address,
+            timeout_s=settings.timeout_s,
+        )
+
+    def publish(self, weights: NamedWeights, *, version: str) -> float:
+        """Every engine holds ``weights``, reports ``version`` and generates again when this returns.
+
+        Generation is paused meanwhile: requests in flight are put back and go on afterwards, with the new weights.
+
+        Returns:
+            The share of the engines' weights whose bytes were proven equal to what was sent, 1 on a CPU; on GPUs, and
+            on ranks that only take part, 1 as well, because nothing was compared.
+
+        Raises:
+            NonFiniteError: a weight is NaN or infinite; no engine was given a complete update.
+            WeightSyncError: an engine refused, or does not hold what was sent. Engines stay paused: the run must end.
+        """
+        if self._control is None:
+            for _ in weights:
+                continue  # gathering is collective
+            return 1.0
+        self._control.pause("retract")
+        self._control.begin_update()
+        sent = self._send(self._control, weights, version)
+        self._control.end_update()
+        proven = self._prove(self._control, sent, version)
+        self._control.resume()
+        return proven
+
+    def close(self) -> None:
+        """Leave the engines."""
+        if self._control is not None:
+            self._group.close()
+            self._control.close()
+
+    def _send(self, control: EngineControl, weights: NamedWeights, version: str) -> SentWeights | None:
+        # Engines on GPUs report another digest than the one that can be computed here; see checksums.py.
+        sent = SentWeights(dtype=self._settings.dtype) if self._settings.backend == "gloo" else None
+        for number, (bucket, tensors) in enumerate(_filled(self._buckets, weights), start=1):
+            for name, tensor in zip(bucket.names, tensors, strict=True):
+                _refuse_non_finite(name, tensor)
+                if sent is not None:
+                    sent.add(name, tensor)
+            flat, is_last = flatten(tensors), number == len(self._buckets)
+            control.update_from_distributed(
+                bucket,
+                group=self._group.name,
+                send=partial(self._group.broadcast, flat),
+                version=version if is_last else None,
+                flush_cache=is_last,
+            )
+        return sent
+
+    def _prove(self, control: EngineControl, sent: SentWeights | None, version: str) -> float:
+        found = control.version()
+        if found != version:
+            raise WeightSyncError(f"Weights of version {version} were sent; the engines report version {found}")
+        held = control.checksum()
+        agree(held)
+        if sent is None:
+            return 1.0
+        return min(sent.verify(engine) / sum(map(len, engine.ranks)) for engine in held)
+
+
+def _filled(buckets: Sequence[Bucket], weights: NamedWeights) -> Iterator[tuple[Bucket, list[torch.Tensor]]]:
+    """Every bucket with its tensors, as soon as the last of them has come; at most one bucket a dtype is held.
+
+    Raises:
+        WeightSyncError: weights came that were not planned, or planned ones did not come.
+    """
+    home = {spec.name: (number, spec) for number, bucket in enumerate(buckets) for spec in bucket.specs}
+    waiting: dict[int, dict[str, torch.Tensor]] = {}
+    done = 0
+    for name, weight in weights:
+        number, spec = home.get(name, (None, None))
+        if number is None or spec != spec_of(name, weight):
+            raise WeightSyncError(f"{spec_of(name, weight)} was exported as {name}; planned was {spec}")
+        held = waiting.setdefault(number, {})
+        held[name] = weight
+        if len(held) == len(buckets[number].specs):
+            yield buckets[number], [held[planned] for planned in buckets[number].names]
+            del waiting[number]
+            done += 1
+    if done != len(buckets):
+        raise WeightSyncError(f"{len(buckets)} buckets were planned, the weights filled {done}; the export has changed")
+
+
+def _refuse_non_finite(name: str, tensor: torch.Tensor) -> None:
+    if not bool(tensor.isfinite().all()):
+        raise NonFiniteError(
+            f"weight {name} holds NaN or infinity; it was not published. Resume from the last checkpoint with --load."
+        )

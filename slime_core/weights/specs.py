@@ -1,0 +1,164 @@
+"""Name, dtype and shape of every weight: read off a checkpoint, and compared before anything is sent."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import WeightSyncError
+
+__all__ = ["WeightSpec", "check", "expected_specs", "is_tied"]
+
+DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+"""safetensors' names of dtypes -> torch's."""
+
+ITEM_BYTES = {
+    "float64": 8,
+    "int64": 8,
+    "float32": 4,
+    "int32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+
+TIED = "lm_head.weight"
+"""The output weight that a model with tied embeddings may leave out, or repeat."""
+
+SHOWN = 8
+"""Names listed of one kind of mistake: enough to see the pattern."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpec:
+    """One full (unsharded) weight under its Hugging Face name.
+
+    Example: ``WeightSpec("model.norm.weight", "float32", (64,))`` holds 256 bytes.
+
+    Arguments:
+        name: Hugging Face name.
+        dtype: torch's name of the dtype, without ``torch.``.
+        shape: sizes of all dimensions.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def expected_specs(folder: Path | str) -> dict[str, WeightSpec]:
+    """What an engine that was started from ``folder`` takes: every weight of its safetensors files, by name.
+
+    Reads the headers only.
+
+    Raises:
+        WeightSyncError: there is no safetensors file in ``folder``, or a header cannot be read.
+    """
+    files = _files(Path(folder))
+    return {spec.name: spec for file in files for spec in _header(file)}
+
+
+def is_tied(folder: Path | str) -> bool:
+    """Whether the model of ``folder`` uses its embedding as output weight."""
+    config = json.loads((Path(folder) / "config.json").read_text())
+    return bool(config.get("tie_word_embeddings", False))
+
+
+def check(
+    specs: Sequence[WeightSpec], expected: Mapping[str, WeightSpec], *, tied: bool = False, dtype: str | None = None
+) -> None:
+    """Returns if ``specs`` can be sent to engines that expect ``expected``.
+
+    Arguments:
+        specs: what would be sent.
+        expected: what :func:`expected_specs` read.
+        tied: the model uses its embedding as output weight: that one may be absent on either side.
+        dtype: what the engines compute in, if not in the dtype of their checkpoint; both are accepted, an engine casts.
+
+    Raises:
+        WeightSyncError: weights are missing, unknown, twice there, or of another shape or dtype; lists them.
+    """
+    sent = {spec.name: spec for spec in specs}
+    ignored = {TIED} if tied else set()
+    both = [(sent[name], expected[name]) for name in sent if name in expected]
+    mistakes = {
+        "missing": sorted(set(expected) - set(sent) - ignored),
+        "unknown to the engines": sorted(set(sent) - set(expected) - ignored),
+        "sent twice": sorted({spec.name for spec in specs if specs.count(spec) > 1}) if len(sent) < len(specs) else [],
+        "wrong shape": [f"{a.name}: {a} instead of {b}" for a, b in both if a.shape != b.shape],
+        "wrong dtype": [f"{a.name}: {a} instead of {b}" for a, b in both if a.dtype not in (b.dtype, dtype)],
+    }
+    if any(mistakes.values()):
+        raise WeightSyncError(
+            f"Asked to send {len(specs)} weights to engines that expect {len(expected)}; they do not fit, "
+            "so nothing was sent. "
+            + "; ".join(f"{kind}: {_listed(names)}" for kind, names in mistakes.items() if names)
+            + ". The learner has to export the names and shapes of the checkpoint that the engines were started from."
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _files(folder: Path) -> list[Path]:
+    files = sorted(folder.glob("*.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    if not files:
+        raise WeightSyncError(
+            f"Asked for the weights of {folder}; no *.safetensors file was found there. Convert the checkpoint."
+        )
+    return files
+
+
+def _header(file: Path) -> Iterator[WeightSpec]:
+    # The format: 8 bytes of little-endian length, then JSON (safetensors, "Format").
+    try:
+        with file.open("rb") as stream:
+            header: dict[str, Any] = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    except (OSError, ValueError) as error:
+        raise WeightSyncError(
+            f"Asked for the weights of {file}; its safetensors header cannot be read: {error}"
+        ) from error
+    for name, entry in header.items():
+        if name != "__metadata__":
+            yield WeightSpec(name, _dtype(entry["dtype"], file), tuple(entry["shape"]))
+
+
+def _dtype(name: str, file: Path) -> str:
+    if name not in DTYPES:
+        raise WeightSyncError(f"{file} holds weights of dtype {name}; known are {', '.join(DTYPES)}")
+    return DTYPES[name]
