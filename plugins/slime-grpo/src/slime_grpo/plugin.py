@@ -1,0 +1,44 @@
+"""The hooks of plugin ``grpo``; imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slime_core import AdvantageTraits, Component, hookimpl
+from slime_grpo.options import GrpoOptions
+
+__all__: list[str] = []
+
+_TRAITS = AdvantageTraits(scope="sample", reads={"rewards", "groups"}, policy_loss="clipped")
+
+
+@hookimpl
+def slime_register_advantage_estimators() -> Iterator[Component]:
+    yield Component(
+        "grpo",
+        target="slime_grpo.advantage:GroupRelative",
+        traits=_TRAITS,
+        summary="Group-relative advantage (DeepSeekMath, 2402.03300)",
+    )
+    yield Component(
+        "dr_grpo",
+        target="slime_grpo.advantage:GroupCentred",
+        traits=_TRAITS,
+        summary="Group-relative advantage without the standard deviation (Dr. GRPO, 2503.20783)",
+    )
+    yield Component(
+        "rloo",
+        target="slime_grpo.advantage:LeaveOneOut",
+        traits=_TRAITS,
+        summary="Reward minus the mean of the group's other rewards (RLOO, 2402.14740)",
+    )
+
+
+@hookimpl
+def slime_presets() -> dict[str, object]:
+    return {"advantage_estimator": "grpo"}
+
+
+@hookimpl
+def slime_options() -> type[GrpoOptions]:
+    return GrpoOptions

@@ -1,0 +1,18 @@
+"""What this distribution contributes. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slime_core import Component, ModelSpecTraits, hookimpl
+
+
+@hookimpl
+def slime_register_model_specs() -> Iterator[Component]:
+    """One component a family."""
+    yield Component(
+        "qwen3",
+        target="slime_models.qwen3:Qwen3",
+        traits=ModelSpecTraits(architectures=frozenset({"Qwen3ForCausalLM"})),
+        summary="Qwen3 dense models (Qwen3 Technical Report, 2505.09388)",
+    )

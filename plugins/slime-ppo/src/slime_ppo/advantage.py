@@ -1,0 +1,48 @@
+"""REINFORCE++ with a group baseline.
+
+Left out of the paper: the KL penalty inside the reward, which needs a log-probability a token (use the KL loss), and
+the variant without a baseline.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slime_core import GroupedRewards
+
+__all__ = ["ReinforcePlusPlusBaseline"]
+
+# Under the square root, in the reward's unit squared: a batch without any difference gives 0, not a division by zero.
+_EPS = 1e-8
+
+
+class ReinforcePlusPlusBaseline:
+    """Reward minus group mean, then whitened over the whole batch: mean 0 and variance 1 over its trained tokens.
+
+    Every trained token of a sample carries the sample's advantage, so mean and variance weigh a sample by its number of
+    trained tokens. Unlike grpo's, the scale is one for the batch: a group of nearly equal rewards is not blown up.
+
+    Source: REINFORCE++ (2501.03262), the variant with a group-mean baseline and global advantage normalisation.
+    """
+
+    def __init__(self, options: object | None = None) -> None:
+        del options
+
+    def estimate(self, batch: GroupedRewards) -> NDArray[np.float32]:
+        """Advantages, float32 [B], in the order of ``batch``; all 0 where no token is trained."""
+        tokens_B = batch.mask_sums_B.astype(np.float64)
+        if not tokens_B.any():
+            return np.zeros(len(batch), dtype=np.float32)
+        centred_B = _minus_group_mean(batch.rewards_B.astype(np.float64), batch.groups_B)
+        shifted_B = centred_B - float(np.average(centred_B, weights=tokens_B))
+        variance = float(np.average(np.square(shifted_B), weights=tokens_B))
+        return (shifted_B / math.sqrt(variance + _EPS)).astype(np.float32)
+
+
+def _minus_group_mean(rewards_B: NDArray[np.float64], groups_B: NDArray[np.int64]) -> NDArray[np.float64]:
+    _, group_B, sizes_P = np.unique(groups_B, return_inverse=True, return_counts=True)
+    means_P = np.bincount(group_B, weights=rewards_B) / sizes_P
+    return np.asarray(rewards_B - means_P[group_B])

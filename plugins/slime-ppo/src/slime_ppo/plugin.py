@@ -1,0 +1,19 @@
+"""The hooks of plugin ``ppo``; imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slime_core import AdvantageTraits, Component, hookimpl
+
+__all__: list[str] = []
+
+
+@hookimpl
+def slime_register_advantage_estimators() -> Iterator[Component]:
+    yield Component(
+        "reinforce_plus_plus_baseline",
+        target="slime_ppo.advantage:ReinforcePlusPlusBaseline",
+        traits=AdvantageTraits(scope="sample", reads={"rewards", "groups", "mask_sums"}, policy_loss="clipped"),
+        summary="Reward minus group mean, whitened over the whole batch (REINFORCE++, 2501.03262)",
+    )
