@@ -1,0 +1,59 @@
+"""Whole runs of the command, as a user starts them; the expensive ones once a session."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIMIT_S = 240
+"""A run of a few steps takes half a minute on two idle cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A command that has ended, and the run folder it was given."""
+
+    code: int
+    output: str
+    errors: str
+    folder: Path
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of ``metrics.jsonl``."""
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    def samples(self, name: str) -> list[dict[str, Any]]:
+        """The rows of one file of samples."""
+        return [json.loads(line) for line in (self.folder / "samples" / name).read_text().splitlines()]
+
+
+def command(*words: str | Path) -> list[str]:
+    """``slime`` of the environment that runs the tests."""
+    return [sys.executable, "-m", "slime_core", *map(str, words)]
+
+
+def slime(folder: Path, *words: str | Path) -> Finished:
+    """Run ``slime`` with ``words`` to its end."""
+    ended = subprocess.run(command(*words), capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    return Finished(ended.returncode, ended.stdout, ended.stderr, folder)
+
+
+def train(folder: Path, *words: str | Path) -> Finished:
+    """``slime run --plugin grpo`` into ``folder``, which has to succeed."""
+    run = slime(folder, "run", "--plugin", "grpo", "--output-dir", folder, "--progress", "lines", *words)
+    assert run.code == 0, run.errors + run.output
+    return run
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Four steps of the embedded run, with checkpoints after the second and the fourth."""
+    folder = tmp_path_factory.mktemp("runs") / "trained"
+    return train(folder, "--num-rollout", "4", "--save-interval", "2", "--eval-interval", "2", "--seed", "3")

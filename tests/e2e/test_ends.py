@@ -1,0 +1,89 @@
+"""How runs end that do not end by themselves: nothing may be left behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.conftest import command, slime
+
+END_LIMIT_S = 10
+
+
+@contextmanager
+def running(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A run in the background; killed with all it started if the test fails."""
+    words = ("run", "--plugin", "grpo", "--output-dir", str(folder), "--progress", "lines", *words)
+    process = subprocess.Popen(
+        command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            for one in [*family(process), process]:
+                one.kill()
+
+
+def wait_for(path: Path, process: subprocess.Popen[str], *, limit_s: float = 120) -> None:
+    """Returns when ``path`` exists and holds something."""
+    deadline = time.monotonic() + limit_s
+    while not (path.exists() and path.stat().st_size):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"{path} did not appear within {limit_s} s"
+        time.sleep(0.1)
+
+
+def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("moment", "asked_by"),
+    [("logs/engine-0.log", signal.SIGINT), ("metrics.jsonl", signal.SIGINT), ("metrics.jsonl", signal.SIGTERM)],
+    ids=["Ctrl-C while starting", "Ctrl-C while training", "SIGTERM while training"],
+)
+def test_a_run_that_is_asked_to_end_does_so_within_ten_seconds(tmp_path: Path, moment: str, asked_by: signal.Signals):
+    with running(tmp_path / "run") as process:
+        wait_for(tmp_path / "run" / moment, process)
+        started = family(process)
+        begun = time.monotonic()
+        process.send_signal(asked_by)
+        _, errors = process.communicate(timeout=60)
+        assert time.monotonic() - begun < END_LIMIT_S
+    assert process.returncode == 130
+    assert errors.strip() == "slime: interrupted"
+    assert len(started) > 5
+    _, alive = psutil.wait_procs(started, timeout=1)
+    assert alive == []
+
+
+@pytest.mark.parametrize(("victim", "name"), [("sglang::scheduler", "engine 0"), ("router", "router")])
+def test_a_server_that_dies_ends_the_run_with_its_last_lines(tmp_path: Path, victim: str, name: str):
+    with running(tmp_path / "run") as process:
+        wait_for(tmp_path / "run" / "metrics.jsonl", process)
+        started = family(process)
+        next(one for one in started if victim in " ".join(one.cmdline()) and "ray::" not in one.cmdline()[0]).kill()
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert f"{name} ended" in errors
+    assert "The last lines of" in errors
+    assert "Traceback" not in errors.split("The last lines of")[0]
+    _, alive = psutil.wait_procs(started, timeout=1)
+    assert alive == []
+
+
+def test_a_second_run_into_the_same_folder_is_refused_at_once(tmp_path: Path):
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    begun = time.monotonic()
+    run = slime(tmp_path, "run", "--plugin", "grpo", "--output-dir", tmp_path)
+    assert (run.code, time.monotonic() - begun < 5) == (2, True)
+    assert "holds another run's files" in run.errors
+    assert "Traceback" not in run.errors

@@ -1,0 +1,140 @@
+"""What a run prints and leaves, on the real engines."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.load import load
+from slime_core.plugins.manifest import Manifest, attach
+from slime_core.plugins.registry import activate
+from tests.e2e.conftest import Finished, slime, train
+
+PROMISED = {
+    "step",
+    "rollout/raw_reward",
+    "rollout/response_len/mean",
+    "rollout/truncated_ratio",
+    "train/loss",
+    "train/pg_loss",
+    "train/grad_norm",
+    "train/train_rollout_logprob_abs_diff",
+    "perf/rollout_time",
+    "perf/train_time",
+    "perf/update_weights_time",
+    "perf/step_time",
+    "perf/tokens_per_gpu_per_sec",
+}
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in load_file(folder / "model.safetensors").items()}
+
+
+def test_every_step_has_a_row_with_the_promised_metrics(trained: Finished):
+    rows = trained.rows
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert all(row.keys() >= PROMISED for row in rows[:4])
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+
+
+def test_evaluation_stands_in_the_row_of_the_weights_it_measured(trained: Finished):
+    evaluated = {row["step"]: row["eval/arithmetic"] for row in trained.rows if "eval/arithmetic" in row}
+    assert sorted(evaluated) == [0, 2, 4]
+    assert 0.30 <= evaluated[0] <= 0.45
+    assert {"eval/arithmetic/carries=1", "eval/arithmetic/digits=1+1"} <= trained.rows[0].keys()
+
+
+def test_trainer_and_engine_agree_on_log_probs_in_fp32(trained: Finished):
+    assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-5 for row in trained.rows[:4])
+    assert all(row["train/train_rollout_logprob_max_diff"] < 1e-3 for row in trained.rows[:4])
+
+
+def test_every_sample_carries_the_version_of_the_weights_that_made_it(trained: Finished):
+    for step in range(4):
+        samples = trained.samples(f"train-{step:06d}.jsonl")
+        assert len(samples) == 256
+        assert {tuple(sample["weight_versions"]) for sample in samples} == {(str(step),)}
+
+
+def test_rewards_are_what_the_samples_say(trained: Finished):
+    samples = trained.samples("train-000000.jsonl")
+    assert all(sample["reward"] == float(sample["response"] == sample["label"]) for sample in samples)
+    mean = sum(sample["reward"] for sample in samples) / len(samples)
+    assert trained.rows[0]["rollout/raw_reward"] == pytest.approx(mean)
+
+
+def test_the_written_config_repeats_the_run(trained: Finished):
+    active = activate(["grpo"])
+    again = load(["--config", str(trained.folder / "config.toml")], plugin_options=active.options)
+    assert again.config.rollout.num_rollout == 4
+    assert again.config.run.seed == 3
+    assert again.config.run.plugins == ("grpo",)
+    assert again.config.algorithm.advantage_estimator == "grpo"
+
+
+def test_the_manifest_names_the_plugins_that_ran(trained: Finished):
+    manifest = Manifest.from_json((trained.folder / "plugins.json").read_text())
+    assert [entry.plugin for entry in manifest.entries] == ["core", "grpo", "models"]
+    assert {plugin.name for plugin in attach(manifest).plugins} == {"core", "grpo", "models"}
+
+
+def test_a_run_leaves_tensorboard_events_logs_and_whole_checkpoints(trained: Finished):
+    folder = trained.folder
+    assert list((folder / "tensorboard").glob("events.out.tfevents.*"))
+    assert (folder / "logs" / "engine-0.log").stat().st_size > 0
+    found = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert found == ["step-000002", "step-000004"]
+
+
+def test_the_summary_shows_start_and_end(trained: Finished):
+    assert "evaluation of weights 0: arithmetic 0." in trained.output
+    assert "step 4/4" in trained.output
+    assert "carries=2" in trained.output
+    assert str(trained.folder) in trained.output
+
+
+def test_eval_of_a_run_gives_the_same_accuracy_again(trained: Finished):
+    again = slime(trained.folder, "eval", trained.folder)
+    assert again.code == 0, again.errors
+    assert f"eval/arithmetic: {trained.rows[-1]['eval/arithmetic']:.4f}" in again.output
+
+
+def test_a_resumed_run_continues_steps_data_and_schedule(trained: Finished, tmp_path: Path):
+    folder = tmp_path / "resumed"
+    shutil.copytree(trained.folder, folder)
+    shutil.rmtree(folder / "checkpoints" / "step-000004")
+    words = ("run", "--config", folder / "config.toml", "--load", folder, "--output-dir", folder)
+    run = slime(folder, *words)
+    assert run.code == 0, run.errors
+    assert [row["step"] for row in run.rows] == [0, 1, 2, 3, 4]
+    assert run.rows[2]["eval/arithmetic"] == trained.rows[2]["eval/arithmetic"]
+    assert run.rows[3]["train/lr"] == trained.rows[3]["train/lr"]
+    prompts = [[sample["prompt"] for sample in one.samples("train-000003.jsonl")] for one in (run, trained)]
+    assert prompts[0] == prompts[1]
+
+
+def test_learning_rate_zero_leaves_the_weights_bit_identical_on_two_ranks_and_two_engines(tmp_path: Path):
+    kl = ("--use-kl-loss", "--kl-loss-coef", "0.1", "--kl-loss-type", "k3")
+    twice = ("--actor-num-gpus-per-node", "2", "--rollout-num-gpus", "2")
+    run = train(tmp_path / "still", "--lr", "0", "--num-rollout", "2", "--skip-eval-before-train", *kl, *twice)
+    assert weights(run.folder / "checkpoints" / "step-000002" / "hf") == weights(ARITHMETIC / "model")
+    assert [row["train/kl_loss"] for row in run.rows[:2]] == [0.0, 0.0]
+    assert all(row["train/train_rollout_logprob_max_diff"] < 1e-3 for row in run.rows[:2])
+    assert all((run.folder / "logs" / f"engine-{number}.log").exists() for number in (0, 1))
+
+
+def test_without_weight_updates_the_engine_serves_what_it_started_with(tmp_path: Path):
+    words = ("--update-weights-interval", "0", "--num-rollout", "3", "--eval-interval", "3")
+    run = train(tmp_path / "unpublished", *words, "--num-steps-per-rollout", "2")
+    scores = [row["eval/arithmetic"] for row in run.rows if "eval/arithmetic" in row]
+    assert scores[0] == scores[1]
+    assert {tuple(sample["weight_versions"]) for sample in run.samples("train-000002.jsonl")} == {("0",)}
+    assert weights(run.folder / "checkpoints" / "step-000003" / "hf") != weights(ARITHMETIC / "model")
+    # The learner has moved away from the weights that sampled: the metric that watches for it says so.
+    assert run.rows[2]["train/train_rollout_logprob_abs_diff"] > 1e-4

@@ -1,0 +1,65 @@
+"""Fixtures of the tests that run real engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import slime_core
+from slime_core.cluster.session import Session
+from slime_core.learner.layout import ParallelLayout
+from slime_core.rollout.engine import EngineSettings, SGLangServer
+from slime_core.rollout.router import Router, RouterSettings
+
+MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
+
+
+@pytest.fixture(scope="session")
+def megatron() -> Iterator[ParallelLayout]:
+    """Megatron in this process: gloo, one rank, nothing parallel. Use it before importing anything of Megatron."""
+    import torch
+    import torch.distributed as dist
+
+    from slime_core.cpu.megatron import install
+    from slime_core.learner.layout import initialize
+
+    install()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    layout = ParallelLayout()
+    initialize(layout, seed=1)
+    yield layout
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[Session]:
+    """A Ray cluster of two cores on this machine; about five seconds."""
+    with Session("local", namespace="tests", num_cpus=2) as session:
+        yield session
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running server, the router before it, and what it serves."""
+
+    server: SGLangServer
+    router: Router
+    model: Path
+    logs: Path
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A real server with the embedded checkpoint in fp32, behind a real router; about ten seconds, once a session."""
+    logs = tmp_path_factory.mktemp("logs")
+    with SGLangServer(EngineSettings(MODEL, logs / "engine.log", dtype="float32")) as server:
+        settings = RouterSettings(logs / "router.log", health_interval_s=1, health_failures=1)
+        with Router(settings) as router:
+            server.wait_ready()
+            router.wait_ready()
+            router.add(server.url)
+            yield Engine(server, router, MODEL, logs)

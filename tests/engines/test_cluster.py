@@ -1,0 +1,326 @@
+"""The cluster room against real Ray: actors that hang, die and raise, and what is left when a session ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+import ray
+from ray import cloudpickle
+
+from slime_core.cluster.actors import Actor, Call, Watched, start_actor
+from slime_core.cluster.group import ActorGroup
+from slime_core.cluster.layout import Layout
+from slime_core.cluster.placement import Placement, place
+from slime_core.cluster.session import Session
+from slime_core.cluster.waiting import Late, wait
+from slime_core.errors import ConfigError, EngineError, PlacementError, RemoteError, WaitTimeout
+
+pytestmark = pytest.mark.timeout(120)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the actors' processes cannot import test files
+
+
+class Worker(Watched):
+    def __init__(self, number: int = 0) -> None:
+        if number < 0:
+            raise ConfigError(f"number is {number}; 0 or more would do")
+        self.number = number
+
+    def answer(self) -> int:
+        time.sleep(0.3 * (2 - self.number))
+        return self.number
+
+    def add(self, other: int) -> int:
+        return self.number + other
+
+    def nap(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "rested"
+
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    def refuse(self) -> None:
+        raise EngineError("engine 3 answered 503; look at its log")
+
+    def stumble(self) -> None:
+        raise KeyError("no such column")
+
+    def vanish(self) -> None:
+        os._exit(7)
+
+    def wait_for(self, actor: Actor) -> list[object]:
+        return wait([actor.start("refuse")], what="the other actor")
+
+
+class AsyncWorker(Watched):
+    async def linger(self) -> None:
+        await self.inner()
+
+    async def inner(self) -> None:
+        await asyncio.sleep(3600)
+
+
+@pytest.fixture(scope="module")
+def workers(ray_session: Session) -> Iterator[ActorGroup]:
+    group = ActorGroup(tuple(start_actor(Worker, rank, label=f"rank {rank}") for rank in range(3)))
+    yield group
+    for actor in group:
+        ray.kill(actor.handle)
+
+
+@pytest.fixture
+def worker(ray_session: Session) -> Iterator[Actor]:
+    actor = start_actor(Worker, label="loner")
+    yield actor
+    ray.kill(actor.handle)
+
+
+def test_results_come_in_rank_order_whoever_finishes_first(workers: ActorGroup) -> None:
+    assert wait(workers.start("answer"), what="answers") == [0, 1, 2]
+
+
+def test_each_actor_gets_its_own_argument(workers: ActorGroup) -> None:
+    assert wait(workers.start_each("add", [10, 20, 30]), what="sums") == [10, 21, 32]
+
+
+def test_arguments_that_do_not_match_the_group_are_refused(workers: ActorGroup) -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        workers.start_each("add", [10, 20])
+
+
+def test_a_slime_error_of_an_actor_keeps_its_class_and_message(worker: Actor) -> None:
+    with pytest.raises(EngineError) as caught:
+        wait([worker.start("refuse")], what="a refusal")
+    assert type(caught.value) is EngineError
+    assert str(caught.value) == "engine 3 answered 503; look at its log"
+
+
+def test_a_slime_error_passes_through_two_actors(workers: ActorGroup, worker: Actor) -> None:
+    with pytest.raises(EngineError, match=r"^engine 3 answered 503; look at its log$"):
+        wait([worker.start("wait_for", workers[0])], what="a relay")
+
+
+def test_another_error_becomes_a_remote_error_with_the_traceback(worker: Actor) -> None:
+    with pytest.raises(RemoteError) as caught:
+        wait([worker.start("stumble")], what="a column")
+    assert str(caught.value).startswith("loner: stumble() failed with KeyError: 'no such column'\n")
+    assert 'raise KeyError("no such column")' in str(caught.value)
+
+
+def test_a_slime_error_of_a_constructor_keeps_its_class_and_message(ray_session: Session) -> None:
+    actor = start_actor(Worker, -1, label="misfit")
+    with pytest.raises(ConfigError) as caught:
+        wait([actor.start("answer")], what="a misfit")
+    assert type(caught.value) is ConfigError
+    assert str(caught.value) == "number is -1; 0 or more would do"
+
+
+def test_a_constructor_that_fails_otherwise_is_a_remote_error(ray_session: Session) -> None:
+    actor = start_actor(Worker, "three", label="misfit")  # compares a string with a number
+    with pytest.raises(RemoteError, match=r"(?s)^misfit: answer\(\) died\..*TypeError"):
+        wait([actor.start("answer")], what="a misfit")
+
+
+def test_a_late_call_is_reported_with_the_stack_of_who_is_pending(workers: ActorGroup) -> None:
+    seen: list[Late] = []
+    wait(workers.start("add", 1), what="their start")
+    calls = [workers[0].start("add", 1), workers[1].start("nap", 1.7)]
+    assert wait(calls, what="naps", warn_after_s=0.5, on_warn=seen.append) == [1, "rested"]
+    assert (seen[0].what, seen[0].finished) == ("naps", 1)
+    assert [call.who for call in seen[0].pending] == ["rank 1"]
+    assert "time.sleep(seconds)" in seen[0].pending[0].stacks
+    assert len(seen) == 2  # at 0.5 s and 1 s; the next would be at 2 s or later
+
+
+def test_a_wait_that_outlives_its_limit_says_who_and_where(worker: Actor) -> None:
+    wait([worker.start("add", 1)], what="its start")
+    begun = time.monotonic()
+    with pytest.raises(WaitTimeout) as caught:
+        wait([worker.start("nap", 60)], what="the longest nap", warn_after_s=9, fail_after_s=1.6)
+    assert 1.6 < time.monotonic() - begun < 4
+    assert "Waiting for the longest nap for 2 s; 0 done, pending: loner\n  loner: nap()\n" in str(caught.value)
+    assert "in nap" in str(caught.value)
+
+
+def test_a_silent_actor_does_not_silence_the_report(ray_session: Session) -> None:
+    class Slow(Watched):
+        def __init__(self) -> None:
+            time.sleep(60)
+
+    actor = start_actor(Slow, label="slow starter")
+    with pytest.raises(WaitTimeout, match="its constructor has not returned"):
+        wait([actor.start("ping")], what="a slow start", fail_after_s=0.2)
+    ray.kill(actor.handle)
+
+
+def test_an_actor_that_dies_ends_the_wait_while_others_work(workers: ActorGroup, worker: Actor) -> None:
+    begun = time.monotonic()
+    napping = workers[2].start("nap", 5)
+    with pytest.raises(RemoteError, match=r"^loner: vanish\(\) died\."):
+        wait([napping, worker.start("vanish")], what="a death")
+    assert time.monotonic() - begun < 4
+
+
+def test_a_background_call_that_fails_ends_any_wait(workers: ActorGroup, worker: Actor) -> None:
+    monitor = worker.start("refuse")
+    with pytest.raises(EngineError, match="engine 3"):
+        wait([workers[0].start("nap", 5)], what="a nap", also=[monitor])
+
+
+def test_a_background_call_that_returns_is_no_result(workers: ActorGroup, worker: Actor) -> None:
+    assert wait([workers[1].start("nap", 0.5)], what="a nap", also=[worker.start("add", 1)]) == ["rested"]
+
+
+def test_waiting_for_nothing_returns_nothing(ray_session: Session) -> None:
+    assert wait([], what="nothing") == []
+
+
+def test_ping_answers_while_the_actor_is_busy(worker: Actor) -> None:
+    busy = worker.start("nap", 3)
+    begun = time.monotonic()
+    assert wait([worker.start("ping")], what="a ping")[0] != os.getpid()
+    assert time.monotonic() - begun < 2
+    assert wait([busy], what="the nap") == ["rested"]
+
+
+def test_the_stacks_of_an_async_actor_show_where_its_tasks_are_suspended(ray_session: Session) -> None:
+    actor = start_actor(AsyncWorker, label="sampler")
+    actor.start("linger")
+    time.sleep(1.0)
+    (text,) = wait([actor.start("stacks")], what="stacks")
+    ray.kill(actor.handle)
+    assert "in linger\n    await self.inner()" in text
+    assert "in inner\n    await asyncio.sleep(3600)" in text
+
+
+def test_an_actor_in_a_slot_sees_its_environment(placed: Placement) -> None:
+    actor = start_actor(Worker, 4, label="engine 0", slot=placed.engines[0], env={"OMP_NUM_THREADS": "1"})
+    assert wait([actor.start("variable", "OMP_NUM_THREADS"), actor.start("add", 1)], what="the slot") == ["1", 5]
+    ray.kill(actor.handle)
+
+
+@pytest.fixture
+def placed(ray_session: Session) -> Iterator[Placement]:
+    with place(Layout(learner_ranks=1, engines=1)) as placement:
+        yield placement
+
+
+def test_two_processes_on_two_cores_take_a_core_each(placed: Placement) -> None:
+    assert (len(placed.learner), len(placed.engines)) == (1, 1)
+    assert placed.plan.bundle == {"CPU": 1.0}
+    assert {placed.learner[0].seat.bundle, placed.engines[0].seat.bundle} == {0, 1}
+    assert placed.learner[0].env == {}
+
+
+def test_more_processes_than_cores_share_them(ray_session: Session) -> None:
+    with place(Layout(learner_ranks=4, engines=1)) as placement:
+        assert placement.plan.bundle == {"CPU": 0.4}
+        actors = [start_actor(Worker, 2, label=f"rank {r}", slot=slot) for r, slot in enumerate(placement.learner)]
+        assert wait([actor.start("add", 0) for actor in actors], what="four ranks") == [2, 2, 2, 2]
+
+
+def test_devices_that_others_hold_are_named_after_the_limit(placed: Placement) -> None:
+    with pytest.raises(PlacementError, match="has 0 CPU and 0 GPU free"):
+        place(Layout(learner_ranks=1, engines=0), timeout_s=0.5)
+
+
+def test_gpus_that_the_cluster_has_not_are_refused_at_once(ray_session: Session) -> None:
+    with pytest.raises(PlacementError, match="the cluster has 0, 2 too few"):
+        place(Layout(learner_ranks=1, engines=1, device="gpu"))
+
+
+def test_actors_and_calls_travel_between_processes(worker: Actor) -> None:
+    assert pickle.loads(pickle.dumps(worker)).label == "loner"
+    assert str(Call(worker.start("add", 1).ref, "loner", "add")) == "loner: add()"
+
+
+def test_the_handler_of_sigterm_is_the_one_from_before(ray_session: Session) -> None:
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_its_own_cluster_listens_on_loopback_only(ray_session: Session, worker: Actor) -> None:
+    wait([worker.start("ping")], what="a listening actor")
+    family = psutil.Process().children(recursive=True)
+    services = [one for one in family if any("ray" in word for word in one.cmdline())]
+    listening = [entry for one in services for entry in one.net_connections("inet") if entry.status == "LISTEN"]
+    assert len(listening) > 5
+    assert {entry.laddr.ip.removeprefix("::ffff:") for entry in listening} == {"127.0.0.1"}
+
+
+def test_a_cluster_that_does_not_answer_is_named() -> None:
+    program = """
+        from slime_core.cluster.session import Session
+        from slime_core.errors import PlacementError
+        try:
+            Session("127.0.0.1:1", namespace="nowhere").__enter__()
+        except PlacementError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=90)
+    assert done.stdout.startswith("Asked to join the Ray cluster at '127.0.0.1:1'; none answers there")
+
+
+OWN_CLUSTER = """
+    import subprocess, sys, time
+    from slime_core.cluster.actors import Watched, start_actor
+    from slime_core.cluster.session import Session
+    from slime_core.cluster.waiting import wait
+
+    class Engine(Watched):
+        def serve(self):
+            command = [sys.executable, "-c", "import time; time.sleep(600)"]
+            return subprocess.Popen(command, start_new_session=True).pid
+
+        def hang(self):
+            time.sleep(600)
+
+    with Session("local", namespace="test", num_cpus=2):
+        engine = start_actor(Engine, label="engine 0")
+        print(*wait([engine.start("serve"), engine.start("ping")], what="the server"), flush=True)
+        {last}
+"""
+
+
+@pytest.fixture
+def own_cluster(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    program = textwrap.dedent(OWN_CLUSTER.format(last=request.param))
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as driver:
+        assert driver.stdout is not None
+        started = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]
+        yield driver, [*started, *psutil.Process(driver.pid).children(recursive=True)]
+
+
+@pytest.mark.parametrize("own_cluster", ["time.sleep(1)"], indirect=True)
+def test_a_session_leaves_no_process_behind(
+    own_cluster: tuple[subprocess.Popen[str], list[psutil.Process]],
+) -> None:
+    driver, processes = own_cluster
+    assert len(processes) > 5
+    assert driver.communicate(timeout=30)[1] == ""
+    assert driver.returncode == 0
+    assert [process for process in processes if process.is_running()] == []
+
+
+@pytest.mark.parametrize("own_cluster", ['wait([engine.start("hang")], what="nothing")'], indirect=True)
+def test_an_interrupt_ends_a_wait_at_once_and_leaves_no_process_behind(
+    own_cluster: tuple[subprocess.Popen[str], list[psutil.Process]],
+) -> None:
+    driver, processes = own_cluster
+    time.sleep(0.5)
+    begun = time.monotonic()
+    driver.send_signal(signal.SIGINT)
+    assert driver.communicate(timeout=30)[1].endswith("KeyboardInterrupt\n")
+    assert time.monotonic() - begun < 8
+    assert [process for process in processes if process.is_running()] == []

@@ -1,0 +1,332 @@
+"""The real SGLang server behind the real router, with the embedded checkpoint in fp32."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from slime_core.errors import EngineError, NonFiniteError, WeightSyncError
+from slime_core.rollout import router as router_module
+from slime_core.rollout.client import GenerateClient, Generation, SamplingParams
+from slime_core.rollout.engine import EngineSettings, SGLangServer
+from slime_core.rollout.process import free_ports
+from slime_core.rollout.router import Router, RouterSettings
+from slime_core.weights.checksums import SentWeights, agree
+from slime_core.weights.endpoints import EngineControl
+from slime_core.weights.publisher import Publisher, PublisherSettings
+
+PROMPT = [3, 8, 12, 15, 9, 10, 4]
+"""``37+45`` in the chat template of the embedded model."""
+
+PROMPTS = [PROMPT, [3, 9, 10, 4], [3, 5, 6, 15, 7, 7, 4]]
+GREEDY = SamplingParams(temperature=0, max_new_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(engine: Any) -> torch.nn.Module:
+    torch.set_num_threads(1)
+    return AutoModelForCausalLM.from_pretrained(engine.model, dtype=torch.float32).eval()
+
+
+@pytest.fixture
+async def client(engine: Any) -> AsyncIterator[GenerateClient]:
+    async with GenerateClient(engine.router.url, timeout_s=30, vocab_size=16) as found:
+        yield found
+
+
+@pytest.fixture
+def control(engine: Any) -> Iterator[EngineControl]:
+    found = EngineControl([engine.server.url], timeout_s=30)
+    yield found
+    found.close()
+
+
+@torch.no_grad()
+def reference(
+    model: torch.nn.Module, prompt: list[int], answer: Generation, temperature: float = 1.0
+) -> tuple[list, list]:
+    """The likeliest token at every step of ``answer``, and the log-probabilities of the tokens that it drew."""
+    ids = torch.tensor([*prompt, *answer.token_ids])
+    log_probs_TV = torch.log_softmax(model(ids[None]).logits[0, len(prompt) - 1 : -1].float() / temperature, -1)
+    drawn = log_probs_TV.gather(1, ids[len(prompt) :, None])[:, 0]
+    return log_probs_TV.argmax(-1).tolist(), drawn.tolist()
+
+
+def weights(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return list(model.state_dict().items())
+
+
+def changed(model: torch.nn.Module, seed: int) -> list[tuple[str, torch.Tensor]]:
+    noise = torch.Generator().manual_seed(seed)
+    return [(name, weight + 0.1 * torch.randn(weight.shape, generator=noise)) for name, weight in weights(model)]
+
+
+async def assert_serves(client: GenerateClient, model: torch.nn.Module) -> None:
+    for prompt, (answer,) in zip(PROMPTS, await client.generate_many(PROMPTS, sampling=GREEDY), strict=True):
+        likeliest, log_probs = reference(model, prompt, answer)
+        assert list(answer.token_ids) == likeliest
+        assert list(answer.log_probs) == pytest.approx(log_probs, abs=1e-4)
+
+
+# --- Generation -------------------------------------------------------------------------------------------------------
+
+
+async def test_greedy_tokens_and_log_probabilities_are_those_of_transformers(
+    client: GenerateClient, model: torch.nn.Module
+) -> None:
+    await assert_serves(client, model)
+
+
+async def test_log_probabilities_are_those_of_the_scaled_distribution(
+    client: GenerateClient, model: torch.nn.Module
+) -> None:
+    hot = SamplingParams(temperature=2.0, max_new_tokens=12, ignore_eos=True)
+    (answer,) = await client.generate(PROMPT, sampling=hot)
+    assert list(answer.log_probs) == pytest.approx(reference(model, PROMPT, answer, temperature=2.0)[1], abs=1e-4)
+
+
+async def test_log_probabilities_are_those_before_top_p_and_top_k(
+    client: GenerateClient, model: torch.nn.Module
+) -> None:
+    cut = SamplingParams(top_p=0.9, top_k=4, max_new_tokens=12, ignore_eos=True)
+    (answer,) = await client.generate(PROMPT, sampling=cut)
+    assert list(answer.log_probs) == pytest.approx(reference(model, PROMPT, answer)[1], abs=1e-4)
+
+
+async def test_samples_of_one_prompt_differ(client: GenerateClient) -> None:
+    answers = await client.generate(
+        PROMPT, sampling=SamplingParams(max_new_tokens=12, ignore_eos=True, temperature=2), n=8
+    )
+    assert len(answers) == 8
+    assert len({tuple(answer.token_ids) for answer in answers}) > 1
+
+
+async def test_a_stop_token_ends_a_response_and_is_kept(client: GenerateClient) -> None:
+    (free,) = await client.generate(PROMPT, sampling=GREEDY)
+    wanted = free.token_ids[1]
+    stopping = SamplingParams(temperature=0, max_new_tokens=12, stop_token_ids=(wanted,))
+    (answer,) = await client.generate(PROMPT, sampling=stopping)
+    assert answer.finish_reason == "stop"
+    assert answer.token_ids == free.token_ids[: free.token_ids.index(wanted) + 1]
+
+
+async def test_a_response_that_is_cut_says_so(client: GenerateClient) -> None:
+    (answer,) = await client.generate(PROMPT, sampling=SamplingParams(max_new_tokens=3, ignore_eos=True))
+    assert (len(answer.token_ids), answer.finish_reason) == (3, "length")
+
+
+async def test_a_request_that_cannot_be_served_is_refused_at_once(client: GenerateClient) -> None:
+    begun_s = time.monotonic()
+    with pytest.raises(EngineError, match=r"status 400: .*maximum context length of 128"):
+        await client.generate(PROMPT, sampling=SamplingParams(max_new_tokens=500))
+    assert time.monotonic() - begun_s < 2
+
+
+# --- Weights ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def publisher(engine: Any, model: torch.nn.Module) -> Iterator[Publisher]:
+    settings = PublisherSettings(model=engine.model, bytes_limit=64 * 1024, timeout_s=30)
+    found = Publisher([engine.server.url], settings=settings, weights=weights(model), sends=True)
+    yield found
+    found.publish(weights(model), version="default")
+    found.close()
+
+
+async def test_published_weights_are_served_under_their_version(
+    publisher: Publisher, client: GenerateClient, engine: Any, model: torch.nn.Module
+) -> None:
+    await client.generate_many(PROMPTS, sampling=GREEDY)  # fills the cache that the update has to forget
+    other = AutoModelForCausalLM.from_pretrained(engine.model, dtype=torch.float32).eval()
+    other.load_state_dict(dict(changed(model, seed=1)))
+    publisher.publish(weights(other), version="1")
+    await assert_serves(client, other)
+    (answer,) = await client.generate(PROMPT, sampling=GREEDY)
+    assert answer.weight_versions == ("1",)
+
+
+async def test_a_response_goes_on_over_an_update_and_reports_both_versions(
+    publisher: Publisher, client: GenerateClient, control: EngineControl, model: torch.nn.Module
+) -> None:
+    long = SamplingParams(max_new_tokens=110, ignore_eos=True)
+    asking = asyncio.create_task(client.generate(PROMPT, sampling=long, n=2))
+    await asyncio.sleep(0.1)
+    await asyncio.to_thread(publisher.publish, changed(model, seed=2), version="2")
+    answers = await asking
+    assert [(len(answer.token_ids), answer.weight_versions) for answer in answers] == [(110, ("default", "2"))] * 2
+
+
+def test_every_weight_of_the_engine_is_proven_equal_to_what_was_sent(
+    control: EngineControl, model: torch.nn.Module
+) -> None:
+    sent = SentWeights(dtype="float32")
+    for name, weight in weights(model):
+        sent.add(name, weight)
+    (held,) = control.checksum()
+    assert sent.verify(held) == len(held.ranks[0]) == 27
+    assert control.checksum() == (held,)
+
+
+def test_one_changed_number_is_noticed(control: EngineControl, model: torch.nn.Module) -> None:
+    sent = SentWeights(dtype="float32")
+    for name, weight in weights(model):
+        bump = torch.zeros_like(weight)
+        bump.view(-1)[0] = float(name == "model.layers.1.self_attn.k_proj.weight")
+        sent.add(name, weight + bump)
+    with pytest.raises(WeightSyncError, match=r"does not hold what was sent: model.layers.1.self_attn.qkv_proj.weight"):
+        sent.verify(control.checksum()[0])
+
+
+async def test_weights_that_were_announced_but_not_sent_are_noticed(
+    client: GenerateClient,
+    publisher: Publisher,
+    control: EngineControl,
+    model: torch.nn.Module,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forgets_to_send(_: EngineControl, announced: Any, version: str) -> SentWeights:
+        sent = SentWeights(dtype="float32")
+        for name, weight in announced:
+            sent.add(name, weight)
+        control.set_version(version)
+        return sent
+
+    monkeypatch.setattr(publisher, "_send", forgets_to_send)
+    with pytest.raises(WeightSyncError, match="does not hold what was sent"):
+        publisher.publish(changed(model, seed=5), version="5")
+    control.set_version("default")
+    control.resume()
+    await assert_serves(client, model)
+
+
+async def test_a_wrong_shape_is_refused_before_anything_is_sent(
+    client: GenerateClient, engine: Any, model: torch.nn.Module
+) -> None:
+    wrong = [(name, weight[:-1] if name == "model.norm.weight" else weight) for name, weight in weights(model)]
+    settings = PublisherSettings(model=engine.model)
+    with pytest.raises(WeightSyncError, match=r"wrong shape: model.norm.weight: float32\[63\] instead of"):
+        Publisher([engine.server.url], settings=settings, weights=wrong, sends=True)
+    await assert_serves(client, model)
+
+
+def test_a_nan_is_not_published(publisher: Publisher, control: EngineControl, model: torch.nn.Module) -> None:
+    broken = [(name, weight * float("nan") if "norm" in name else weight) for name, weight in weights(model)]
+    with pytest.raises(NonFiniteError, match=r"q_norm|k_norm|layernorm"):
+        publisher.publish(broken, version="3")
+    assert control.version() == "default"
+    control.end_update()
+    control.resume()
+
+
+# --- Pauses and deaths ------------------------------------------------------------------------------------------------
+
+
+async def test_a_paused_engine_stays_in_the_router_and_holds_requests(
+    client: GenerateClient, control: EngineControl, engine: Any
+) -> None:
+    control.pause("retract")
+    asking = asyncio.create_task(client.generate(PROMPT, sampling=GREEDY))
+    await asyncio.sleep(3.2)  # three looks at a second each; one failure would be enough
+    assert engine.router.healthy_workers() == [engine.server.url]
+    assert not asking.done()
+    control.resume()
+    assert len(await asking) == 1
+
+
+def test_a_router_that_asks_for_health_would_have_ejected_it(
+    control: EngineControl, engine: Any, tmp_path: Path
+) -> None:
+    settings = RouterSettings(tmp_path / "log", health_endpoint="/health", health_interval_s=2, health_failures=1)
+    with Router(settings, [engine.server.url]) as router:
+        router.wait_ready()
+        control.pause("retract")
+        deadline = time.monotonic() + 8
+        while router.healthy_workers() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        control.resume()
+        assert router.healthy_workers() == []
+
+
+def test_a_router_whose_port_was_taken_meanwhile_takes_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = iter([[taken.getsockname()[1], *free_ports(1)], free_ports(2)])
+        monkeypatch.setattr(router_module, "free_ports", lambda count, *, host: next(ports))
+        with Router(RouterSettings(tmp_path / "log")) as router:
+            router.wait_ready()
+            assert router.url != f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def second(engine: Any) -> Iterator[SGLangServer]:
+    """Another engine behind the same router; the last test that uses it kills it."""
+    with SGLangServer(
+        EngineSettings(engine.model, engine.logs / "second.log", name="engine 1", dtype="float32")
+    ) as found:
+        found.wait_ready()
+        engine.router.add(found.url)
+        yield found
+        engine.router.remove(found.url)
+
+
+def test_two_engines_hold_the_same_after_one_publication(
+    engine: Any, second: SGLangServer, model: torch.nn.Module
+) -> None:
+    both = EngineControl([engine.server.url, second.url])
+    EngineControl([second.url]).set_version("odd")
+    with pytest.raises(WeightSyncError, match="serve different weights"):
+        both.version()
+    publisher = Publisher(both.urls, settings=PublisherSettings(model=engine.model), weights=weights(model), sends=True)
+    publisher.publish(changed(model, seed=4), version="4")
+    assert both.version() == "4"
+    agree(both.checksum())
+    publisher.publish(weights(model), version="default")
+    publisher.close()
+
+
+def test_an_engine_that_missed_a_publication_is_named(
+    engine: Any, second: SGLangServer, model: torch.nn.Module
+) -> None:
+    settings = PublisherSettings(model=engine.model)
+    publisher = Publisher([second.url], settings=settings, weights=weights(model), sends=True)
+    publisher.publish(changed(model, seed=6), version="6")
+    with pytest.raises(WeightSyncError, match=f"{second.url} holds other weights than {engine.server.url}"):
+        agree(EngineControl([engine.server.url, second.url]).checksum())
+    publisher.publish(weights(model), version="default")
+    publisher.close()
+
+
+async def test_requests_of_a_killed_engine_are_answered_by_another(
+    client: GenerateClient, second: SGLangServer
+) -> None:
+    long = SamplingParams(max_new_tokens=110, ignore_eos=True)
+    asking = asyncio.gather(*(client.generate([3, *[9] * one, 4], sampling=long) for one in range(1, 9)))
+    await asyncio.sleep(0.15)
+    scheduler_of(second).kill()
+    assert [len(answer.token_ids) for (answer,) in await asking] == [110] * 8
+    assert await asyncio.to_thread(second.wait_end, 20)
+    with pytest.raises(EngineError, match=r"engine 1 ended(.|\n)*The last lines of .*second.log"):
+        second.check_alive()
+
+
+def scheduler_of(server: SGLangServer) -> psutil.Process:
+    port = f"--port={server.url.rsplit(':')[-1]}"
+    front = next(child for child in psutil.Process().children() if port in child.cmdline())
+    return next(child for child in front.children() if "scheduler" in child.cmdline()[0])
+
+
+def test_a_server_that_cannot_start_is_an_error_with_its_last_lines(tmp_path: Path) -> None:
+    with (
+        SGLangServer(EngineSettings(tmp_path, tmp_path / "log", name="engine 7")) as server,
+        pytest.raises(EngineError, match=r"engine 7 ended with exit code 1(.|\n)*config"),
+    ):
+        server.wait_ready()

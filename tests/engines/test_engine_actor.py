@@ -1,0 +1,85 @@
+"""A real server, and the real router, inside a Ray actor."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from slime_core.cluster.waiting import wait
+from slime_core.errors import EngineError
+from slime_core.rollout.engine import EngineSettings
+from slime_core.rollout.engine_actor import start_engine
+from slime_core.rollout.router import RouterSettings
+from slime_core.rollout.router_actor import start_router
+from slime_core.weights.endpoints import EngineControl, call
+
+
+def test_the_death_of_a_server_ends_waits_and_the_death_of_its_actor_ends_the_server(
+    ray_session: Any, engine: Any, tmp_path: Path
+) -> None:
+    actor = start_engine(EngineSettings(engine.model, tmp_path / "log", name="engine 5", dtype="float32"))
+    (url,) = wait([actor.start("start")], what="engine 5")
+    assert EngineControl([url]).version() == "default"
+    watching = actor.start("watch")
+    assert wait([actor.start("stacks")], what="an answer", also=[watching])[0]
+    server = front(url)
+    server.kill()
+    with pytest.raises(EngineError, match=r"engine 5 ended by signal 9(.|\n)*The last lines of"):
+        wait([watching], what="its end", fail_after_s=20)
+
+    wait([actor.start("stop")], what="the rest")
+    ray.kill(actor.handle)
+
+
+def test_no_server_is_left_when_its_actor_is_killed(ray_session: Any, engine: Any, tmp_path: Path) -> None:
+    actor = start_engine(EngineSettings(engine.model, tmp_path / "log", name="engine 6", dtype="float32"))
+    (url,) = wait([actor.start("start")], what="engine 6")
+    family = [front(url), *front(url).children(recursive=True)]
+    assert len(family) == 3
+    ray.kill(actor.handle)
+    deadline = time.monotonic() + 10
+    while any(map(runs, family)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(runs, family))
+
+
+def test_a_router_takes_engines_in_and_its_death_ends_waits(ray_session: Any, engine: Any, tmp_path: Path) -> None:
+    actor = start_router(RouterSettings(tmp_path / "log"))
+    (url,) = wait([actor.start("start")], what="the router")
+    watching = actor.start("watch")
+    wait([actor.start("add", [engine.server.url])], what="an engine", also=[watching])
+    assert call(url, "/get_model_info", timeout_s=10)["weight_version"] == "default"
+    front(url).kill()
+    with pytest.raises(EngineError, match=r"router ended by signal 9(.|\n)*The last lines of"):
+        wait([watching], what="its end", fail_after_s=20)
+    ray.kill(actor.handle)
+
+
+def test_a_router_that_was_stopped_ends_its_watch_and_never_comes_back(ray_session: Any, tmp_path: Path) -> None:
+    actor = start_router(RouterSettings(tmp_path / "log"))
+    (url,) = wait([actor.start("start")], what="the router")
+    router = front(url)
+    wait([actor.start("watch"), actor.start("stop")], what="its end", fail_after_s=20)
+    assert not runs(router)
+    with pytest.raises(EngineError, match="router was stopped before it was started"):
+        wait([actor.start("start")], what="the router again")
+    ray.kill(actor.handle)
+
+
+def front(url: str) -> psutil.Process:
+    """The process that listens there."""
+    port = int(url.rsplit(":")[-1])
+    listening = [one for one in psutil.net_connections("inet") if one.status == "LISTEN" and one.laddr.port == port]
+    return psutil.Process(listening[0].pid)
+
+
+def runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

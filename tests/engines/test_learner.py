@@ -1,0 +1,477 @@
+"""The learner, alone and as two data-parallel ranks, against Hugging Face and torch's AdamW on the same batches.
+
+A learner takes over its process, so every one of them lives in a child; two children serve all tests, one learner after
+the other.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray import cloudpickle
+
+from slime_core.config.schema import AlgorithmConfig, ClusterConfig, ModelConfig, OptimizerConfig, RunConfig
+from slime_core.errors import CheckpointError, NonFiniteError, RunError
+from slime_core.rollout.shards import loss_masks, make_shards
+from slime_core.types import Sample, Status, TrainBatch
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the children cannot import test files
+
+TEMPERATURE = 0.7
+ADAM = {"lr": 3e-3, "weight_decay": 0.1, "adam_beta2": 0.95, "adam_eps": 1e-5, "clip_grad": 0.5}
+EVERYTHING = {"use_kl_loss": True, "kl_loss_coef": 0.05, "kl_loss_type": "k3", "entropy_coef": 0.02}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a child does with one learner.
+
+    Arguments:
+        load: torch_dist folder to continue from before anything is trained.
+        rollouts: one list of shards, by rank, a rollout.
+        save: empty folder to save into after the last rollout.
+        prepare: called once the learner is built.
+    """
+
+    config: RunConfig
+    folder: Path
+    rollouts: Sequence[list[TrainBatch]] = ()
+    num_steps: int = 100
+    load: Path | None = None
+    save: Path | None = None
+    prepare: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one rank reports: metrics of each rollout, and the weights it would send."""
+
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
+    """Runs in a child."""
+    from slime_core.learner.rank import Learner, LearnerSettings
+    from slime_core.plugins.registry import activate
+
+    settings = LearnerSettings(
+        job.config,
+        job.folder,
+        "Qwen3ForCausalLM",
+        "clipped",
+        {},
+        job.num_steps,
+        rank=rank,
+        world_size=world_size,
+        address=address,
+        num_threads=1,
+    )
+    learner = Learner(settings, activate([], architecture="Qwen3ForCausalLM").registry)
+    from slime_core.checkpoint import sharded  # Megatron may be imported only now
+
+    parts = {"chunks": learner.chunks, "optimizer": learner.optimizer, "schedule": learner.schedule}
+    try:
+        if job.prepare is not None:
+            job.prepare()
+        if job.load is not None:
+            sharded.load(job.load, **parts)
+        metrics = [learner.train(shards[rank]) for shards in job.rollouts]
+        if job.save is not None:
+            sharded.save(job.save, **parts)
+        return Outcome(metrics, {name: weight.float().clone() for name, weight in learner.export_weights()})
+    finally:
+        learner.close()
+
+
+class InChild:
+    """Runs where it is unpickled, because functions of a test file have no name there."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __reduce__(self) -> Any:
+        return _run_as_bytes, self.arguments
+
+
+def _run_as_bytes(*arguments: Any) -> bytes:
+    return cloudpickle.dumps(carry_out(*arguments))
+
+
+class Children:
+    """Two processes that hold a rank each."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pools = [ProcessPoolExecutor(1, mp_context=context) for _ in range(2)]
+        self._pids = [pool.submit(os.getpid) for pool in self._pools]
+
+    def run(self, job: Job, *, world_size: int = 1) -> list[Outcome]:
+        """What every rank reports.
+
+        Raises:
+            SlimeError: what rank 0 raised.
+        """
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
+        calls = [
+            pool.submit(cloudpickle.loads, cloudpickle.dumps(InChild(job, rank, world_size, address)))
+            for rank, pool in enumerate(self._pools[:world_size])
+        ]
+        return [cloudpickle.loads(call.result(timeout=90)) for call in calls]
+
+    def stop(self) -> None:
+        """Ends both, also one that waits for the other."""
+        for pool, pid in zip(self._pools, self._pids, strict=True):
+            os.kill(pid.result(timeout=60), signal.SIGKILL)
+            pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def children() -> Iterator[Children]:
+    found = Children()
+    yield found
+    found.stop()
+
+
+def random_model(target: Path, *, seed: int, hidden: int = 32) -> Path:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=48,
+        hidden_size=hidden,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=64,
+        rope_theta=1e4,
+        tie_word_embeddings=False,
+        initializer_range=0.1,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(target)
+    return target
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("model"), seed=0)
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    """Twelve samples of different lengths, one with masked tokens, one removed."""
+    random = np.random.default_rng(0)
+    found = []
+    for index in range(12):
+        prompt, response = int(random.integers(1, 6)), int(random.integers(1, 9))
+        found.append(
+            Sample(
+                group_index=index // 4,
+                index=index,
+                tokens=random.integers(0, 48, prompt + response).tolist(),
+                response_length=response,
+                rollout_log_probs=[-3.0] * response,
+                status=Status.COMPLETED,
+            )
+        )
+    found[2].loss_mask = [0] + [1] * (found[2].response_length - 1)
+    found[7].remove_sample = True
+    return found
+
+
+ADVANTAGES = np.random.default_rng(1).normal(size=12).astype(np.float32)
+
+
+def cut(samples: list[Sample], *, num_ranks: int = 1, num_steps: int = 2, max_tokens: int = 40) -> list[TrainBatch]:
+    return make_shards(
+        samples,
+        ADVANTAGES[: len(samples)],
+        rollout=0,
+        num_ranks=num_ranks,
+        num_steps=num_steps,
+        max_tokens=max_tokens,
+        per_token=False,
+        temperature=TEMPERATURE,
+    )
+
+
+def settings(*, algorithm: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **optimizer) -> RunConfig:
+    return RunConfig(
+        cluster=ClusterConfig(device="cpu"),
+        algorithm=AlgorithmConfig(**(algorithm or {})),
+        model=ModelConfig(**(model or {})),
+        optimizer=OptimizerConfig(**{**ADAM, **optimizer}),
+    )
+
+
+def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """Largest difference of any weight."""
+    assert a.keys() == b.keys()
+    return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def start_weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+# --- Against Hugging Face and torch -----------------------------------------------------------------------------------
+
+
+class Reference:
+    """Two optimizer steps with plain transformers and torch.optim.AdamW, each sample alone."""
+
+    def __init__(self, folder: Path, samples: list[Sample]) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.samples, self.masks = samples, [torch.from_numpy(mask) for mask in loss_masks(samples)]
+        named = list(self.model.named_parameters())
+        groups = [
+            {"params": [p for _, p in named if p.dim() > 1], "weight_decay": ADAM["weight_decay"]},
+            {"params": [p for _, p in named if p.dim() == 1], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=ADAM["lr"], betas=(0.9, 0.95), eps=ADAM["adam_eps"])
+        with torch.no_grad():
+            self.old = [self.log_probs(sample)[0] for sample in samples]
+
+    def log_probs(self, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = torch.tensor(sample.tokens)
+        logits_TV = self.model(ids[None]).logits[0, sample.prompt_length - 1 : -1] / TEMPERATURE
+        log_p_UV = logits_TV.log_softmax(-1)
+        return log_p_UV.gather(1, ids[sample.prompt_length :, None])[:, 0], -(log_p_UV.exp() * log_p_UV).sum(-1)
+
+    def step(self, members: range) -> dict[str, float]:
+        trained = [i for i in members if self.masks[i].sum() > 0]
+        parts = {name: torch.zeros(()) for name in ("loss", "kl_loss", "entropy_loss", "clip_fraction")}
+        for i in trained:
+            now, entropy = self.log_probs(self.samples[i])
+            ratio, advantage = (now - self.old[i]).exp(), float(ADVANTAGES[i])
+            policy = torch.maximum(-ratio * advantage, -ratio.clamp(0.8, 1.2) * advantage)
+            kl = (self.old[i] - now).exp() - 1 - (self.old[i] - now)  # the reference is the start, and so is old
+            weight = self.masks[i] / self.masks[i].sum() / len(trained)
+            parts["loss"] = parts["loss"] + (weight * (policy + 0.05 * kl - 0.02 * entropy)).sum()
+            parts["kl_loss"] += (weight * kl).sum().detach()
+            parts["entropy_loss"] += (weight * entropy).sum().detach()
+        self.optimizer.zero_grad()
+        parts["loss"].backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), ADAM["clip_grad"])
+        self.optimizer.step()
+        return {**{name: part.item() for name, part in parts.items()}, "grad_norm": norm.item()}
+
+
+@pytest.fixture(scope="module")
+def alone(children, folder, samples) -> Outcome:
+    """One rank, one rollout of two steps, every term of the loss."""
+    (found,) = children.run(Job(settings(algorithm=EVERYTHING), folder, [cut(samples)]))
+    return found
+
+
+def test_two_steps_equal_hugging_face_and_adamw(folder, samples, alone):
+    reference = Reference(folder, samples)
+    first, second = reference.step(range(6)), reference.step(range(6, 12))
+    (metrics,) = alone.metrics
+    assert min(first["grad_norm"], second["grad_norm"]) > ADAM["clip_grad"]  # the clipping is part of the comparison
+    assert second["kl_loss"] > 1e-3  # and so is a ratio other than 1
+    for name in ("loss", "grad_norm", "kl_loss", "entropy_loss"):
+        assert metrics[f"train/{name}"] == pytest.approx((first[name] + second[name]) / 2, rel=1e-5), name
+    expected = {name: parameter.detach() for name, parameter in reference.model.named_parameters()}
+    assert distance(start_weights(folder), expected) > 1e-3
+    assert distance(alone.weights, expected) < 1e-6
+
+
+# --- What must not matter --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_tokens", [1, 1000])
+def test_how_samples_are_packed_does_not_matter(children, folder, samples, alone, max_tokens):
+    shards = cut(samples, max_tokens=max_tokens)
+    assert len(shards[0].steps[0].micro_batches) == (6 if max_tokens == 1 else 1)
+    (found,) = children.run(Job(settings(algorithm=EVERYTHING), folder, [shards]))
+    assert found.metrics[0] == pytest.approx(alone.metrics[0], rel=1e-5, abs=1e-7)
+    assert distance(found.weights, alone.weights) < 1e-6
+
+
+def test_two_ranks_equal_one(children, folder, samples, alone):
+    job = Job(settings(algorithm=EVERYTHING), folder, [cut(samples, num_ranks=2)])
+    first, second = children.run(job, world_size=2)
+    assert first.metrics == second.metrics
+    assert equal(first.weights, second.weights)
+    assert first.metrics[0] == pytest.approx(alone.metrics[0], rel=1e-5, abs=1e-7)
+    assert distance(first.weights, alone.weights) < 1e-6
+
+
+def leave_gradients_alone() -> None:
+    from slime_core.learner import optimizer
+
+    def forgotten(model: list[Any], num_tokens: Any = None, **options: Any) -> None:
+        optimizer.finalize_model_grads = original  # the child goes on to serve other tests
+
+    original, optimizer.finalize_model_grads = optimizer.finalize_model_grads, forgotten
+
+
+def test_the_comparison_of_two_ranks_notices_gradients_that_were_not_summed(children, folder, samples):
+    shards = {count: cut(samples, num_ranks=count, num_steps=1) for count in (1, 2)}
+    (expected,) = children.run(Job(settings(), folder, [shards[1]]))
+    spoilt = Job(settings(), folder, [shards[2]], prepare=leave_gradients_alone)
+    assert distance(children.run(spoilt, world_size=2)[0].weights, expected.weights) > 1e-4
+    assert distance(children.run(replace(spoilt, prepare=None), world_size=2)[0].weights, expected.weights) < 1e-6
+
+
+def test_ranks_may_run_different_numbers_of_micro_batches(children, folder, samples, alone):
+    shards = cut(samples, num_ranks=2, max_tokens=1)
+    whole = cut(samples, num_ranks=2, max_tokens=1000)
+    job = Job(settings(algorithm=EVERYTHING), folder, [[shards[0], whole[1]]])
+    assert distance(children.run(job, world_size=2)[0].weights, alone.weights) < 1e-6
+
+
+def test_with_a_learning_rate_of_zero_the_weights_stay_bit_for_bit(children, folder, samples):
+    (found,) = children.run(Job(settings(lr=0.0), folder, [cut(samples)]))
+    assert equal(found.weights, start_weights(folder))
+    assert found.metrics[0]["train/grad_norm"] > 0
+
+
+def test_a_step_without_a_trained_token_changes_nothing(children, folder, samples):
+    masked = [replace(sample, remove_sample=True) for sample in samples]
+    (found,) = children.run(Job(settings(weight_decay=0.0), folder, [cut(masked)]))
+    assert equal(found.weights, start_weights(folder))
+    assert found.metrics[0]["train/loss"] == found.metrics[0]["train/grad_norm"] == 0.0
+
+
+# --- Settings --------------------------------------------------------------------------------------------------------
+
+
+def test_the_learning_rate_rises_from_the_first_step_and_then_falls(children, folder, samples):
+    shards = cut(samples, num_steps=1)
+    config = settings(lr=4e-3, min_lr=1e-3, lr_warmup_iters=2, lr_decay_style="linear", lr_decay_iters=5)
+    (found,) = children.run(Job(config, folder, [shards] * 6))
+    rates = [metrics["train/lr"] for metrics in found.metrics]
+    assert rates == pytest.approx([2e-3, 4e-3, 3e-3, 2e-3, 1e-3, 1e-3])
+
+
+def test_the_reference_is_the_start_and_stays_there(children, folder, samples):
+    algorithm = {"use_kl_loss": True, "kl_loss_coef": 0.0, "kl_loss_type": "k3"}
+    shards = cut(samples, num_steps=1)
+    with_reference, without = (
+        children.run(Job(settings(algorithm=chosen), folder, [shards] * 3))[0] for chosen in (algorithm, {})
+    )
+    divergences = [metrics["train/kl_loss"] for metrics in with_reference.metrics]
+    assert divergences[0] == 0.0
+    assert 1e-6 < divergences[1] < divergences[2]
+    assert equal(with_reference.weights, without.weights)  # a measured divergence changes nothing
+
+
+def test_another_reference_leaves_the_actor_as_it_is(children, folder, samples, tmp_path):
+    other = random_model(tmp_path, seed=1)
+    config = settings(algorithm={"use_kl_loss": True, "kl_loss_type": "k3"}, model={"ref_load": other}, lr=0.0)
+    (found,) = children.run(Job(config, folder, [cut(samples)]))
+    assert found.metrics[0]["train/kl_loss"] > 0.1
+    assert equal(found.weights, start_weights(folder))
+
+
+def test_bfloat16_trains_close_to_float32(children, folder, samples):
+    exact, rounded = (
+        children.run(Job(settings(model={"bf16": bf16}), folder, [cut(samples, num_steps=1)] * 3))[0]
+        for bf16 in (False, True)
+    )
+    for a, b in zip(exact.metrics, rounded.metrics, strict=True):
+        assert b["train/loss"] == pytest.approx(a["train/loss"], abs=0.02)
+        assert b["train/grad_norm"] == pytest.approx(a["train/grad_norm"], rel=0.05)
+    assert all(torch.equal(weight, weight.bfloat16().float()) for weight in rounded.weights.values())
+    assert 1e-3 < distance(rounded.weights, start_weights(folder)) < 0.05
+
+
+# --- Mistakes --------------------------------------------------------------------------------------------------------
+
+
+def test_loss_weights_that_do_not_add_up_to_one_are_refused(children, folder, samples):
+    (shard,) = cut(samples)
+    doubled = replace(shard, loss_weights_B=2 * shard.loss_weights_B)
+    with pytest.raises(RunError, match=r"rollout 0: the loss weights of a step add up to 2\.0+ instead of 1"):
+        children.run(Job(settings(), folder, [[doubled]]))
+
+
+def test_an_advantage_that_is_not_a_number_ends_the_run(children, folder, samples):
+    (shard,) = cut(samples)
+    spoilt = replace(shard, columns_B={"advantages": np.full(12, math.nan, np.float32)})
+    with pytest.raises(NonFiniteError, match=r"rollout 0: not finite.*: loss, pg_loss\..*--load"):
+        children.run(Job(settings(), folder, [[spoilt]]))
+
+
+# --- Checkpoints -----------------------------------------------------------------------------------------------------
+
+FALLING = {"lr_decay_style": "linear", "lr_decay_iters": 8, "lr_warmup_iters": 1}
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(children, folder, samples, tmp_path, bf16):
+    job = Job(settings(model={"bf16": bf16}, algorithm=EVERYTHING, **FALLING), folder)
+    rollout = cut(samples)
+    (tmp_path / "saved").mkdir()
+    (whole,) = children.run(replace(job, rollouts=[rollout] * 3))
+    children.run(replace(job, rollouts=[rollout], save=tmp_path / "saved"))
+    (resumed,) = children.run(replace(job, rollouts=[rollout] * 2, load=tmp_path / "saved"))
+    assert resumed.metrics == whole.metrics[1:]
+    assert equal(resumed.weights, whole.weights)
+
+
+def test_a_resumed_run_follows_its_own_settings_from_the_step_it_resumes_at(children, folder, samples, tmp_path):
+    job = Job(settings(lr=4e-3, lr_decay_style="linear"), folder, num_steps=4)
+    rollout = cut(samples, num_steps=1)
+    (tmp_path / "saved").mkdir()
+    children.run(replace(job, rollouts=[rollout] * 2, save=tmp_path / "saved"))
+    longer = replace(job, config=settings(lr=8e-3, min_lr=1e-3, lr_decay_style="linear"), num_steps=8)
+    (found,) = children.run(replace(longer, rollouts=[rollout] * 2, load=tmp_path / "saved"))
+    (expected,) = children.run(replace(longer, rollouts=[rollout] * 4))
+    rates = [[metrics["train/lr"] for metrics in outcome.metrics] for outcome in (found, expected)]
+    assert rates[0] == rates[1][2:]
+
+
+@pytest.mark.parametrize("obstacle", [".metadata", "common.pt", "__0_0.distcp"])
+def test_a_part_that_cannot_be_written_is_a_checkpoint_error(children, folder, tmp_path, obstacle):
+    (tmp_path / "saved" / obstacle).mkdir(parents=True)  # stands where a file of the checkpoint has to go
+    with pytest.raises(CheckpointError, match="saved cannot be written"):
+        children.run(Job(settings(), folder, save=tmp_path / "saved"))
+
+
+def test_what_two_ranks_saved_one_rank_continues(children, folder, samples, tmp_path):
+    job = Job(settings(**FALLING), folder)
+    (tmp_path / "saved").mkdir()
+    (whole,) = children.run(replace(job, rollouts=[cut(samples)] * 2))
+    both = children.run(replace(job, rollouts=[cut(samples, num_ranks=2)], save=tmp_path / "saved"), world_size=2)
+    (loaded,) = children.run(replace(job, load=tmp_path / "saved"))
+    (resumed,) = children.run(replace(job, rollouts=[cut(samples)], load=tmp_path / "saved"))
+    assert equal(loaded.weights, both[0].weights)
+    assert distance(resumed.weights, whole.weights) < 1e-6
+
+
+def test_a_missing_checkpoint_and_one_of_another_model_are_refused(children, folder, tmp_path):
+    with pytest.raises(CheckpointError, match="absent cannot be loaded"):
+        children.run(Job(settings(), folder, load=tmp_path / "absent"))
+    (tmp_path / "saved").mkdir()
+    children.run(Job(settings(), folder, save=tmp_path / "saved"))
+    other = random_model(tmp_path / "wide", seed=0, hidden=64)
+    with pytest.raises(CheckpointError, match="saved cannot be loaded"):
+        children.run(Job(settings(), other, load=tmp_path / "saved"))

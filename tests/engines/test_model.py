@@ -1,0 +1,233 @@
+"""The Megatron model says what the Hugging Face model says, and holds the same weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slime_core.errors import CheckpointError, ConfigError, RunError
+from slime_core.learner.layout import ParallelLayout
+from slime_core.learner.spec import MBridgeSpec
+
+# Megatron warns about its own calls between its own modules.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
+
+LENGTHS = (5, 1, 12, 3, 17, 2, 8, 9)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3 checkpoint of 3 layers, whose norms are not all ones."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=128,
+        rope_theta=1e4,
+        tie_word_embeddings=request.param,
+        initializer_range=0.1,
+    )
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    target = tmp_path_factory.mktemp("qwen3")
+    model.save_pretrained(target)
+    return target
+
+
+@pytest.fixture
+def hugging_face(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def build(folder: Path, layout: ParallelLayout, **overrides: Any) -> tuple[MBridgeSpec, list[Any]]:
+    from transformers import AutoConfig
+
+    spec = MBridgeSpec()
+    config = AutoConfig.from_pretrained(folder)
+    chunks = spec.build(config, dtype=torch.float32, parallel=layout, overrides=overrides)
+    spec.load_weights(chunks, folder)
+    return spec, chunks
+
+
+def rows(lengths: tuple[int, ...] = LENGTHS) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randint(0, 96, (length,), generator=generator) for length in lengths]
+
+
+def packed_logits(chunk: Any, sequences: list[torch.Tensor], *, tail: int = 0) -> torch.Tensor:
+    """Logits of all sequences as one row, ``tail`` padding tokens at its end left out."""
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    ends = torch.tensor([0, *(len(sequence) for sequence in sequences)]).cumsum(0).int()
+    tokens = torch.cat([*sequences, torch.zeros(tail, dtype=torch.int64)])[None]
+    positions = torch.cat([torch.arange(len(sequence)) for sequence in sequences] + [torch.arange(tail)])[None]
+    longest = max(len(sequence) for sequence in sequences)
+    packed = PackedSeqParams(
+        qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=longest, max_seqlen_kv=longest
+    )
+    logits: torch.Tensor = chunk(tokens, positions, None, packed_seq_params=packed)
+    return logits[0, : int(ends[-1])]
+
+
+def test_packed_logits_equal_those_of_each_row_alone(megatron, folder, hugging_face):
+    _, (chunk,) = build(folder, megatron)
+    with torch.no_grad():
+        alone = torch.cat([hugging_face(row[None]).logits[0] for row in rows()])
+        assert (packed_logits(chunk, rows()) - alone).abs().max() < 1e-5
+
+
+def test_padding_at_the_end_of_the_row_changes_nothing(megatron, folder):
+    _, (chunk,) = build(folder, megatron)
+    with torch.no_grad():
+        assert torch.allclose(packed_logits(chunk, rows(), tail=7), packed_logits(chunk, rows()), rtol=0, atol=1e-6)
+
+
+def test_a_padded_batch_gives_the_logits_of_each_row_alone(megatron, folder, hugging_face):
+    _, (chunk,) = build(folder, megatron)
+    batch = torch.nn.utils.rnn.pad_sequence(rows(), batch_first=True)
+    with torch.no_grad():
+        padded = chunk(batch, torch.arange(batch.size(1)).expand_as(batch), None)
+        for row, logits in zip(rows(), padded, strict=True):
+            assert (logits[: len(row)] - hugging_face(row[None]).logits[0]).abs().max() < 1e-5
+
+
+def test_the_order_of_sequences_in_the_row_does_not_matter(megatron, folder):
+    _, (chunk,) = build(folder, megatron)
+    sequences, order = rows(), [3, 0, 7, 5, 1, 6, 2, 4]
+    with torch.no_grad():
+        straight = packed_logits(chunk, sequences).split(LENGTHS)
+        shuffled = packed_logits(chunk, [sequences[i] for i in order]).split([LENGTHS[i] for i in order])
+    for position, original in enumerate(order):
+        assert torch.allclose(shuffled[position], straight[original], rtol=0, atol=1e-6)
+
+
+def test_the_gradient_of_a_packed_loss_equals_hugging_faces(megatron, folder, hugging_face):
+    spec, (chunk,) = build(folder, megatron)
+    log_probabilities(packed_logits(chunk, rows())).backward()
+    log_probabilities(torch.cat([hugging_face(row[None]).logits[0] for row in rows()])).backward()
+    gradients = {name: parameter.grad for name, parameter in hugging_face.named_parameters()}
+    for parameter in chunk.parameters():
+        parameter.data = parameter.grad  # exported under Hugging Face names like weights
+    for name, gradient in spec.export_weights([chunk]):
+        assert (gradient - gradients.pop(name)).norm() < 1e-5 * gradient.norm(), name
+    assert not gradients
+
+
+def log_probabilities(logits_TV: torch.Tensor) -> torch.Tensor:
+    targets_T = torch.cat(rows()).roll(-1)
+    return logits_TV.log_softmax(-1).gather(1, targets_T[:, None]).mean()
+
+
+def test_weights_come_back_bit_for_bit(megatron, folder, hugging_face):
+    spec, chunks = build(folder, megatron)
+    exported = dict(spec.export_weights(chunks))
+    original = dict(hugging_face.named_parameters())
+    assert exported.keys() == original.keys()
+    assert all(torch.equal(exported[name], original[name]) for name in original)
+
+
+def test_bfloat16_weights_come_back_rounded_once(megatron, folder, hugging_face):
+    from transformers import AutoConfig
+
+    spec = MBridgeSpec()
+    chunks = spec.build(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16, parallel=megatron)
+    spec.load_weights(chunks, folder)
+    original = dict(hugging_face.named_parameters())
+    assert all(torch.equal(weight, original[name].bfloat16()) for name, weight in spec.export_weights(chunks))
+
+
+def test_a_tied_model_leaves_no_trace_for_an_untied_one(megatron):
+    from mbridge.models.qwen3 import Qwen3Bridge
+
+    assert Qwen3Bridge._DIRECT_MAPPING["output_layer.weight"] == "lm_head.weight"
+
+
+def test_a_checkpoint_with_a_foreign_weight_is_refused(megatron, folder, hugging_face, tmp_path):
+    hugging_face.register_parameter("stranger", torch.nn.Parameter(torch.zeros(2)))
+    hugging_face.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"no place for \['stranger'\]"):
+        build(tmp_path, megatron)
+
+
+def test_a_misspelt_override_is_refused_with_the_nearest_field(megatron, folder):
+    with pytest.raises(ConfigError, match="did you mean 'recompute_granularity'"):
+        build(folder, megatron, recompute_granularty="full")
+
+
+def test_full_recomputation_gives_the_same_logits(megatron, folder):
+    _, (plain,) = build(folder, megatron)
+    recomputed = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    _, (chunk,) = build(folder, megatron, **recomputed)
+    assert torch.equal(packed_logits(chunk, rows()), packed_logits(plain, rows()))
+
+
+def test_another_layout_than_the_initialised_one_is_refused(megatron, folder):
+    with pytest.raises(RunError, match="tensor=2"):
+        build(folder, ParallelLayout(tensor=2))
+
+
+def test_context_parallelism_is_refused(megatron, folder):
+    from megatron.core.transformer.enums import AttnMaskType
+
+    from slime_core.learner.attention import PackedAttention
+
+    _, (chunk,) = build(folder, megatron)
+    chunk.config.context_parallel_size = 2
+    with pytest.raises(ConfigError, match="context parallel size 2"):
+        PackedAttention(chunk.config, 1, AttnMaskType.causal, "self")
+
+
+def test_scaled_rotary_positions_are_refused(megatron, folder):
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder)
+    config.rope_parameters = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    with pytest.raises(ConfigError, match="'yarn'"):
+        MBridgeSpec().build(config, dtype=torch.float32, parallel=megatron)
+
+
+def test_lengths_up_to_the_same_power_of_two_share_a_batch(megatron):
+    from slime_core.learner.attention import Packing
+
+    packing = Packing.of(torch.tensor([0, 4, 5, 8]), num_tokens=8)
+    assert packing.shapes == ((1, 1), (2, 4))
+    assert packing.rows_S.tolist() == [4, 0, 1, 2, 3, 5, 6, 7, 7]
+    assert packing.slots_T.tolist() == [1, 2, 3, 4, 0, 5, 6, 7]
+    assert packing.positions_T.tolist() == [0, 1, 2, 3, 0, 0, 1, 2]
+
+
+def test_empty_sequences_take_no_slot_and_the_tail_is_a_sequence_of_its_own(megatron):
+    from slime_core.learner.attention import Packing
+
+    packing = Packing.of(torch.tensor([0, 2, 2]), num_tokens=4)
+    assert packing.shapes == ((2, 2),)
+    assert packing.positions_T.tolist() == [0, 1, 0, 1]
+
+
+def test_the_packing_of_a_row_is_computed_once(megatron):
+    from slime_core.learner.attention import Packing
+
+    ends = torch.tensor([0, 3, 5])
+    assert Packing.of(ends, num_tokens=5) is Packing.of(ends, num_tokens=5)
+
+
+def test_a_row_shorter_than_its_sequences_is_refused(megatron):
+    from slime_core.learner.attention import Packing
+
+    with pytest.raises(ValueError, match="ends at 5, but the packed row holds 4"):
+        Packing.of(torch.tensor([0, 3, 5]), num_tokens=4)

@@ -1,0 +1,46 @@
+"""Processes that others start have the import hook too, where they need it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+# Megatron warns about its own calls, and calls what torch deprecates.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning:megatron", "ignore:`load_state_dict` is deprecated:FutureWarning"
+)
+
+
+def test_a_writer_that_megatron_spawns_saves_what_the_model_held_when_asked(megatron, tmp_path):
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing import ShardedTensor
+    from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+
+    weight = torch.arange(4.0)
+    state = {"weight": ShardedTensor.from_rank_offsets("weight", weight)}
+    calls = AsyncCallsQueue(persistent=True)
+    calls.schedule_async_request(dist_checkpointing.save(state, str(tmp_path), async_sharded_save=True))
+    weight.zero_()
+    calls.maybe_finalize_async_calls(blocking=True)
+    calls.close()
+    restored = {"weight": ShardedTensor.from_rank_offsets("weight", torch.zeros(4))}
+    assert dist_checkpointing.load(restored, str(tmp_path))["weight"].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_ray_actor_installs_the_hook_for_itself(ray_session):
+    import ray
+
+    @ray.remote(num_cpus=0)
+    class Rank:
+        def device_of_megatron(self) -> Any:
+            from slime_core.cpu.megatron import install
+
+            install()
+            from megatron.core.transformer.torch_norm import WrappedTorchNorm
+            from megatron.core.utils import torch as torch_of_megatron
+
+            return WrappedTorchNorm.__module__, torch_of_megatron.cuda.is_available()
+
+    assert ray.get(Rank.remote().device_of_megatron.remote()) == ("megatron.core.transformer.torch_norm", False)

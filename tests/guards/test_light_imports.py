@@ -1,0 +1,38 @@
+"""The edges stay light: what every command imports first loads no engine, no torch and no Ray."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "ray", "megatron", "sglang", "transformers", "mbridge", "numpy"}
+PROGRAM = "import sys, {module}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+LIST = "import sys; from slime_core.cli.plugins import list_plugins; list_plugins(); print(*sys.modules)"
+LOADED = """
+import sys
+from slime_core.plugins.registry import activate
+activate(["grpo", "ppo", "searchr1"])
+print(*sys.modules)
+"""
+
+
+def loaded_by(program: str) -> set[str]:
+    done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, check=True)
+    return {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
+
+
+@pytest.mark.parametrize("module", ["slime_core", "slime_core.cli.plugins", "slime_core.plugins.registry"])
+def test_importing_loads_nothing_heavy(module):
+    assert not loaded_by(PROGRAM.format(module=module)) & HEAVY
+
+
+def test_listing_plugins_loads_no_plugin_and_not_even_pydantic():
+    assert not loaded_by(LIST) & (HEAVY | {"slime_grpo", "slime_ppo", "slime_searchr1", "slime_models", "pydantic"})
+
+
+def test_activating_our_own_plugins_loads_nothing_heavy():
+    found = loaded_by(LOADED)
+    assert {"slime_grpo", "slime_ppo", "slime_searchr1"} <= found
+    assert not found & HEAVY

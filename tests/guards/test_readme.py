@@ -1,0 +1,154 @@
+"""What the documents print is true: the loop, every command, every link, every plugin."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slime_core import GroupedRewards, Kind, Sample, loop
+from slime_core.cli import evaluate, run
+from slime_core.cli.main import main
+from slime_core.config.explain import to_toml
+from slime_core.config.load import Resolved, load, named_plugins
+from slime_core.plugins.registry import activate
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    + [page for folder in ("docs", "examples", "plugins") for page in (ROOT / folder).rglob("*.md")]
+)
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`(slime (?:run|eval|plugins|config) [^`\n]+)`")
+COMMAND = re.compile(r"(?:^|\s)(slime (?:run|eval|plugins|config)\b[^#\n]*)")
+COMPONENTS = {
+    Kind.ADVANTAGE_ESTIMATOR: lambda config: config.algorithm.advantage_estimator,
+    Kind.REWARD_MODEL: lambda config: config.rollout.rm_type,
+    Kind.GENERATE_FUNCTION: lambda config: config.rollout.generate_function,
+    Kind.DATA_SOURCE: lambda config: config.data.data_source,
+}
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield what stands after the fence, and the content, of every code block."""
+    yield from FENCE.findall(page.read_text(encoding="utf-8"))
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        shown = [line for info, content in blocks(page) if not info for line in content.splitlines()]
+        found = [*INLINE.findall(text), *(match[1] for line in shown if (match := COMMAND.search(line)))]
+        yield from ((str(page.relative_to(ROOT)), command.strip()) for command in found)
+
+
+COMMANDS = sorted(set(commands()))
+
+
+def resolve(argv: list[str]) -> Resolved:
+    active = activate(named_plugins(argv))
+    resolved = load(argv, presets=active.presets, plugin_options=active.options, check_rules=False)
+    for kind, name in COMPONENTS.items():
+        if name(resolved.config) is not None:
+            active.registry.find(kind, name(resolved.config))
+    return resolved
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of somebody who has followed the README: the checkout, a plugin file, runs."""
+    for name in ("examples", "slime_core"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "mine.py").symlink_to(ROOT / "examples/plugin/mine.py")
+    for folder in ("RUN", "outputs/random", "outputs/frozen"):
+        checkpoint = tmp_path / folder / "checkpoints" / "step-000080"
+        (checkpoint / "hf").mkdir(parents=True)
+        (checkpoint / "state.json").write_text('{"step": 80, "cursor": {}, "plugins": {}}')
+        (tmp_path / folder / "config.toml").write_text(to_toml(resolve(["--plugin", "grpo"])))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_readme_prints_the_loop_as_it_is() -> None:
+    assert f"```python\n{inspect.getsource(loop.train)}```\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_says_what_make_demo_runs() -> None:
+    (words,) = re.findall(r"^demo:.*\n\t@\$\(BIN\)/(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert f"`make demo` is\n`{words}`" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_documents_print_commands() -> None:
+    assert {"run", "eval", "plugins", "config"} == {words.split()[1] for _, words in COMMANDS}
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_a_printed_command_is_understood(page: str, command: str, reader: Path) -> None:
+    _, verb, *argv = shlex.split(command)
+    if verb in ("plugins", "config") or "--help" in argv:
+        assert main([verb, *argv]) == 0
+    else:
+        resolve((evaluate if verb == "eval" else run).expand(argv))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert [one for one in targets if "://" not in one and not (page.parent / one).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_into_a_page_names_one_of_its_headings(page: Path) -> None:
+    for name, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" not in name:
+            headings = re.findall(r"^#+ (.*)$", (page.parent / name if name else page).read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", one).lower().replace(" ", "-") for one in headings}
+
+
+@pytest.mark.parametrize(
+    "content", [content for page in PAGES for info, content in blocks(page) if info == "python plugin"]
+)
+def test_a_printed_plugin_activates_and_its_targets_load(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "printed.py"
+    path.write_text(content)
+    registry = activate([str(path)]).registry
+    own = [(kind, name) for kind in Kind for name in registry.names(kind) if registry.owner(kind, name).name != "core"]
+    assert [registry.load(kind, name)(None) for kind, name in own]
+
+
+def test_the_readme_prints_the_example_plugin() -> None:
+    example = (ROOT / "examples/plugin/mine.py").read_text(encoding="utf-8")
+    assert ("python plugin", example) in list(blocks(ROOT / "README.md"))
+    assert len(example.splitlines()) <= 20
+
+
+async def test_the_example_plugin_gives_the_share_of_digits_in_place() -> None:
+    registry = activate(["grpo", str(ROOT / "examples/plugin/mine.py")]).registry
+    digits = registry.load(Kind.REWARD_MODEL, "digits")(None)
+    answers = {"82": 1.0, "72": 0.5, "182": 2 / 3, "2": 0.5, "": 0.0, "28": 0.0}
+    assert await digits.score([Sample(response=one, label="82") for one in answers]) == list(answers.values())
+
+
+def test_the_printed_package_is_found_and_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for info, content in blocks(ROOT / "docs/plugins.md"):
+        if info.startswith("python src/"):
+            path = tmp_path / info.removeprefix("python src/")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(content)
+    (tmp_path / "slime_brevity/__init__.py").touch()
+    metadata = tmp_path / "slime_brevity-0.1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: slime-brevity\nVersion: 0.1.0\n")
+    (metadata / "entry_points.txt").write_text("[slime]\nbrevity = slime_brevity.plugin\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    resolved = resolve(["--plugin", "brevity", "--brevity.weight", "0.5"])
+    brevity = activate(["brevity"]).registry.load(Kind.ADVANTAGE_ESTIMATOR, "brevity")
+    columns = {"groups_B": np.int64([0, 0]), "lengths_B": np.int64([4, 2]), "mask_sums_B": np.int64([4, 2])}
+    batch = GroupedRewards(rewards_B=np.float32([1, 1]), **columns)
+    assert resolved.config.algorithm.advantage_estimator == "brevity"
+    assert brevity(resolved.plugin_options["brevity"]).estimate(batch).tolist() == [-0.125, 0.125]

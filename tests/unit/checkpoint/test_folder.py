@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime_core.checkpoint.folder import Checkpoint, RunState, drafted, find, newest, set_aside, write_state
+from slime_core.errors import CheckpointError, ConfigError, RunError
+
+
+def save(folder: Path, step: int, **state) -> Path:
+    with drafted(folder, step) as draft:
+        write_state(draft, RunState(step, **state))
+    return folder / f"step-{step:06d}"
+
+
+def test_a_checkpoint_gets_its_name_when_it_is_whole(tmp_path):
+    folder = tmp_path / "run" / "checkpoints"
+    with drafted(folder, 40) as draft:
+        write_state(draft, RunState(40))
+        assert [path.name for path in folder.iterdir()] == [".step-000040.draft"]
+        assert newest(folder) is None
+    assert [path.name for path in folder.iterdir()] == ["step-000040"]
+
+
+def fail_half_way(folder: Path, failure: BaseException) -> None:
+    with drafted(folder, 1) as draft:
+        (draft / "torch_dist").mkdir()
+        raise failure
+
+
+@pytest.mark.parametrize("failure", [RunError("engine died"), KeyboardInterrupt()])
+def test_a_failed_checkpoint_leaves_nothing_and_the_failure_passes_through(tmp_path, failure):
+    with pytest.raises(type(failure)):
+        fail_half_way(tmp_path, failure)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_rewrite_leaves_the_old_checkpoint(tmp_path):
+    old = save(tmp_path, 1, cursor={"next": 4})
+    with pytest.raises(RunError), drafted(tmp_path, 1):
+        raise RunError("engine died")
+    assert find(old).state.cursor == {"next": 4}
+
+
+def test_a_rewrite_replaces_the_old_checkpoint_wholly(tmp_path):
+    old = save(tmp_path, 1)
+    (old / "hf").mkdir()
+    save(tmp_path, 1, cursor={"next": 4})
+    assert [path.name for path in old.iterdir()] == ["state.json"]
+
+
+def test_a_checkpoint_that_cannot_take_its_name_leaves_the_old_one(tmp_path, monkeypatch):
+    old = save(tmp_path, 1, cursor={"next": 4})
+    rename = Path.rename
+
+    def refuse_drafts(path: Path, target: Path) -> Path:
+        if path.name.endswith(".draft"):
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse_drafts)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        save(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+    assert find(old).state.cursor == {"next": 4}
+
+
+def test_later_checkpoints_are_set_aside_and_stay_on_disk(tmp_path):
+    for step in (2, 4, 6):
+        save(tmp_path, step)
+    assert [path.name for path in set_aside(tmp_path, after=2)] == [".abandoned-step-000004", ".abandoned-step-000006"]
+    save(tmp_path, 4)
+    assert [path.name for path in set_aside(tmp_path, after=2)] == [".abandoned-step-000004-2"]
+    found = newest(tmp_path)
+    assert found is not None
+    assert found.state.step == 2
+    assert find(tmp_path / ".abandoned-step-000006").state.step == 6
+
+
+def test_a_checkpoint_is_at_home_in_a_run_folder_only(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    save(run / "checkpoints", 2)
+    assert find(run).home is None
+    (run / "config.toml").touch()
+    (tmp_path / "config.toml").touch()
+    assert find(run).home == run
+    assert find(save(tmp_path / "kept", 2)).home is None
+    monkeypatch.chdir(run / "checkpoints")
+    assert find(Path("step-000002")).home == run
+
+
+def test_what_a_killed_process_left_behind_is_cleared_away(tmp_path):
+    (tmp_path / ".step-000001.draft" / "torch_dist").mkdir(parents=True)
+    assert [path.name for path in save(tmp_path, 1).iterdir()] == ["state.json"]
+
+
+def test_a_full_disk_is_a_checkpoint_error_with_the_next_step(tmp_path):
+    with pytest.raises(CheckpointError, match=r"step-000001 cannot be written: .*No space left.*--output-dir"):
+        fail_half_way(tmp_path, OSError(28, "No space left on device"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_a_checkpoint_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be written"), drafted(tmp_path / "file", 1):
+        pass
+
+
+def test_a_state_comes_back_as_it_was_written(tmp_path):
+    state = RunState(7, cursor={"next": 56, "returned": [3]}, plugins={"version": 1})
+    with drafted(tmp_path, 7) as draft:
+        write_state(draft, state)
+    assert find(tmp_path / "step-000007").state == state
+
+
+def test_a_checkpoint_is_found_by_its_own_folder_its_parent_or_the_run(tmp_path):
+    run = tmp_path / "run"
+    save(run / "checkpoints", 2)
+    last = save(run / "checkpoints", 10)
+    assert find(run).path == find(run / "checkpoints").path == find(last).path == last
+    assert find(run / "checkpoints" / "step-000002").state.step == 2
+
+
+def test_the_newest_is_the_highest_step_not_the_last_name(tmp_path):
+    for step in (999_999, 1_000_000, 12):
+        save(tmp_path, step)
+    (tmp_path / "step-notes").mkdir()
+    (tmp_path / ".step-2000000.draft").mkdir()
+    found = newest(tmp_path)
+    assert found is not None
+    assert found.state.step == 1_000_000
+
+
+@pytest.mark.parametrize("make", [False, True])
+def test_a_path_without_a_checkpoint_is_refused_with_what_would_do(tmp_path, make):
+    path = tmp_path / "run"
+    if make:
+        (path / "checkpoints").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"run holds no checkpoint.*one checkpoint"):
+        find(path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"stp": 3}'])
+def test_a_broken_state_is_named(tmp_path, text):
+    (save(tmp_path, 3) / "state.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"step-000003/state\.json cannot be read"):
+        find(tmp_path)
+
+
+def test_a_checkpoint_without_a_state_is_named(tmp_path):
+    (save(tmp_path, 3) / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"state\.json cannot be read"):
+        newest(tmp_path)
+
+
+def test_the_parts_lie_inside_the_checkpoint():
+    checkpoint = Checkpoint(Path("c/step-000001"), RunState(1))
+    assert (checkpoint.sharded, checkpoint.hf) == (Path("c/step-000001/torch_dist"), Path("c/step-000001/hf"))

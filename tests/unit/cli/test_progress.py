@@ -1,0 +1,102 @@
+"""What a person sees of a run."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+from slime_core.cli.progress import LiveProgress, PlainProgress, Shown, summary
+from slime_core.track.events import EvalFinished, Event, PhaseStarted, StepFinished, Warned
+
+METRICS = {
+    "rollout/raw_reward": 0.25,
+    "rollout/response_len/mean": 3.4,
+    "train/loss": -0.01,
+    "perf/step_time": 0.913,
+    "perf/tokens_per_gpu_per_sec": 512.4,
+}
+EVENTS: list[Event] = [
+    EvalFinished(0, {"eval/sums": 0.34, "eval/sums-truncated_ratio": 0.0, "eval/sums/hard": 0.01}),
+    PhaseStarted("rollout", 0),
+    StepFinished(0, METRICS),
+    Warned("97% of the responses are truncated."),
+    EvalFinished(1, {"eval/sums": 0.5}),
+]
+
+
+def test_plain_progress_is_one_line_an_event() -> None:
+    stream = io.StringIO()
+    with PlainProgress(steps=40, stream=stream) as progress:
+        for event in EVENTS:
+            progress(event)
+    assert stream.getvalue().splitlines() == [
+        "evaluation of weights 0: sums 0.340",
+        "step 1/40: reward 0.250 · 3 tokens a response · loss -0.0100 · 512 tokens/s/device · 0.91 s",
+        "warning: 97% of the responses are truncated.",
+        "evaluation of weights 1: sums 0.500",
+    ]
+
+
+def test_the_live_table_shows_phase_numbers_and_the_course_of_evaluations() -> None:
+    now_s = [100.0]
+    progress = LiveProgress(steps=40, now_s=lambda: now_s[0])
+    now_s[0] = 165.0
+    for event in [event for event in EVENTS if not isinstance(event, Warned)]:
+        progress(event)
+    assert progress.rows() == [
+        ("phase", "rollout, 1 min 05 s"),
+        ("last step", "reward 0.250 · 3 tokens a response · loss -0.0100 · 512 tokens/s/device · 0.91 s"),
+        ("evaluation", "sums 0.340 → 0.500"),
+    ]
+
+
+def test_the_live_table_is_drawn() -> None:
+    from rich.console import Console
+
+    progress, stream = LiveProgress(steps=40), io.StringIO()
+    for event in EVENTS[:3]:
+        progress(event)
+    Console(file=stream, width=100).print(progress.render())
+    assert [line.split()[:2] for line in stream.getvalue().splitlines()] == [
+        ["step", "1/40"],
+        ["phase", "rollout,"],
+        ["last", "step"],
+        ["evaluation", "sums"],
+    ]
+
+
+def test_what_is_not_known_yet_is_left_out() -> None:
+    shown = Shown(steps=7)
+    assert (shown.counter(), shown.numbers(), shown.accuracy()) == ("step 0/7", "", "")
+
+
+def test_the_summary_compares_start_and_end_with_parts_below_their_whole() -> None:
+    stream = io.StringIO()
+    summary(
+        start={"eval/sums": 0.34, "eval/sums/carry": 0.01, "eval/sums-truncated_ratio": 0.2},
+        end={"eval/sums": 0.974, "eval/sums/carry": 0.95},
+        seconds=3725,
+        paths=[("metrics", Path("runs/7/metrics.jsonl"))],
+        stream=stream,
+    )
+    lines = [line.strip() for line in stream.getvalue().splitlines() if line.strip(" ─")]
+    assert [line.split() for line in lines[:3]] == [
+        ["evaluation", "start", "end", "change"],
+        ["sums", "0.340", "0.974", "+0.634"],
+        ["carry", "0.010", "0.950", "+0.940"],
+    ]
+    assert lines[3:] == ["Took 1 h 02 min.", "metrics: runs/7/metrics.jsonl"]
+
+
+def test_a_summary_without_evaluations_is_time_and_paths() -> None:
+    stream = io.StringIO()
+    summary(start={}, end={}, seconds=48.2, paths=[], stream=stream)
+    assert stream.getvalue() == "Took 48 s.\n"
+
+
+def test_importing_progress_does_not_import_rich() -> None:
+    program = "import sys, slime_core.cli.progress; print({'rich', 'torch', 'ray'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

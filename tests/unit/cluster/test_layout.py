@@ -1,0 +1,104 @@
+"""The arithmetic of placement."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_core.cluster.layout import Capacity, Layout, Plan, Seat, assign, plan
+from slime_core.errors import PlacementError
+
+GPUS_16 = Capacity(cpus=128, gpus=16, largest_node_gpus=8)
+
+
+@pytest.mark.parametrize(
+    ("layout", "capacity", "count", "bundle"),
+    [
+        (Layout(1, 1), Capacity(cpus=2), 2, {"CPU": 1.0}),
+        (Layout(1, 1), Capacity(cpus=64), 2, {"CPU": 1.0}),
+        (Layout(1, 1), Capacity(cpus=1), 2, {"CPU": 0.5}),
+        (Layout(4, 1), Capacity(cpus=2), 5, {"CPU": 0.4}),
+        (Layout(2, 1), Capacity(cpus=2), 3, {"CPU": 0.6666}),
+        (Layout(2, 0), Capacity(cpus=2), 2, {"CPU": 1.0}),
+        (Layout(8, 8, device="gpu"), GPUS_16, 16, {"CPU": 1, "GPU": 1}),
+        (Layout(4, 2, 2, "gpu"), GPUS_16, 8, {"CPU": 1, "GPU": 1}),
+        (Layout(8, 0, 8, "gpu"), Capacity(cpus=8, gpus=8, largest_node_gpus=4), 8, {"CPU": 1, "GPU": 1}),
+    ],
+)
+def test_a_layout_becomes_equal_bundles(
+    layout: Layout, capacity: Capacity, count: int, bundle: dict[str, float]
+) -> None:
+    wanted = plan(layout, capacity=capacity)
+    assert (wanted.count, wanted.bundle) == (count, bundle)
+
+
+@pytest.mark.parametrize(
+    ("layout", "capacity", "message"),
+    [
+        (Layout(8, 4, 4, "gpu"), GPUS_16, r"8 \(learner ranks\) \+ 4 x 4 .* = 24 GPUs; the cluster has 16, 8 too few"),
+        (Layout(1, 1, 8, "gpu"), Capacity(64, 16, 4), r"engines of 8 GPUs; the largest node has 4.*gpus-per-engine"),
+        (Layout(8, 8, 1, "gpu"), Capacity(8, 16, 8), r"16 CPU cores.*the cluster has 8"),
+        (Layout(1, 1, 2), Capacity(2), r"2 devices an engine on a CPU.*--rollout-num-gpus-per-engine to 1"),
+        (Layout(1, 1), Capacity(0), r"= 2 processes; the cluster has 0 CPU cores"),
+        (Layout(0, 0), Capacity(2), "no process at all"),
+    ],
+)
+def test_what_the_cluster_cannot_hold_is_refused_with_the_arithmetic(
+    layout: Layout, capacity: Capacity, message: str
+) -> None:
+    with pytest.raises(PlacementError, match=message):
+        plan(layout, capacity=capacity)
+
+
+def test_shares_of_a_core_never_add_up_to_more_than_the_cores() -> None:
+    shares = [plan(Layout(ranks, 1), capacity=Capacity(cpus=2)).cpus * (ranks + 1) for ranks in range(1, 200)]
+    assert max(shares) <= 2.0
+
+
+def test_a_plan_reads_as_a_sentence() -> None:
+    text = "4 (learner ranks) + 1 x 1 (engines x devices) = 5 bundles of 0.4 CPU (the processes share cores)"
+    assert str(Plan(Layout(4, 1), count=5, cpus=0.4, gpus=0)) == text
+
+
+def seats(**nodes: int) -> list[Seat]:
+    """Bundles counted from the end, so that order has to be found."""
+    found = [(name, device) for name, count in nodes.items() for device in range(count)]
+    return [Seat(len(found) - 1 - i, name, f"10.0.0.{name[1:]}", str(device)) for i, (name, device) in enumerate(found)]
+
+
+def where(block: tuple[Seat, ...]) -> list[str]:
+    return [f"{seat.node}:{seat.device}" for seat in block]
+
+
+def test_seats_are_ordered_by_address_as_numbers_then_device() -> None:
+    found = assign(Layout(3, 0, device="gpu"), seats=[*seats(n10=1), *seats(n9=2)][::-1])
+    assert where(found.learner) == ["n9:0", "n9:1", "n10:0"]
+
+
+def test_device_10_comes_after_device_9() -> None:
+    found = assign(Layout(11, 0, device="gpu"), seats=seats(n1=11)[::-1])
+    assert where(found.learner) == [f"n1:{device}" for device in range(11)]
+
+
+def test_the_learner_takes_the_first_seats_and_engines_the_last() -> None:
+    found = assign(Layout(4, 2, 2, "gpu"), seats=seats(n1=8))
+    assert where(found.learner) == ["n1:0", "n1:1", "n1:2", "n1:3"]
+    assert [where(engine) for engine in found.engines] == [["n1:4", "n1:5"], ["n1:6", "n1:7"]]
+
+
+def test_no_engine_straddles_two_nodes() -> None:
+    found = assign(Layout(6, 2, 4, "gpu"), seats=seats(n1=7, n2=7))
+    assert [where(engine) for engine in found.engines] == [
+        ["n1:3", "n1:4", "n1:5", "n1:6"],
+        ["n2:3", "n2:4", "n2:5", "n2:6"],
+    ]
+    assert where(found.learner) == ["n1:0", "n1:1", "n1:2", "n2:0", "n2:1", "n2:2"]
+
+
+def test_engines_that_fit_no_node_any_more_are_an_error() -> None:
+    with pytest.raises(PlacementError, match=r"2 engines of 4 GPUs.*left are 10\.0\.0\.1: 2, 10\.0\.0\.2: 2"):
+        assign(Layout(0, 2, 4, "gpu"), seats=seats(n1=6, n2=2))
+
+
+def test_the_order_of_the_seats_given_does_not_matter() -> None:
+    layout, found = Layout(4, 2, 2, "gpu"), seats(n1=4, n2=4)
+    assert assign(layout, seats=found) == assign(layout, seats=found[::-1])

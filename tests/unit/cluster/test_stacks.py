@@ -1,0 +1,58 @@
+"""What a process is doing, as text."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from slime_core.cluster.stacks import task_stacks, thread_stacks
+
+
+def test_a_waiting_thread_is_shown_where_it_waits_and_the_asking_one_is_not() -> None:
+    release = threading.Event()
+
+    def stuck() -> None:
+        release.wait()
+
+    thread = threading.Thread(target=stuck, name="reader")
+    thread.start()
+    text = thread_stacks()
+    release.set()
+    thread.join()
+    assert "thread reader:\n" in text
+    assert "in stuck\n    release.wait()" in text
+    assert "test_a_waiting_thread" not in text.replace("in stuck", "").split("thread reader")[0]
+
+
+async def inner() -> None:
+    await asyncio.sleep(3600)
+
+
+async def test_a_task_is_shown_through_everything_it_awaits() -> None:
+    async def outer() -> None:
+        await inner()
+
+    task = asyncio.create_task(outer(), name="outer")
+    await asyncio.sleep(0)
+    text = task_stacks()
+    task.cancel()
+    expected = ["task outer:", "in outer\n    await inner()", "in inner\n    await asyncio.sleep"]
+    positions = [text.index(part) for part in expected]
+    assert positions == sorted(positions)
+
+
+def test_tasks_of_another_threads_loop_are_seen() -> None:
+    started = threading.Event()
+
+    async def far() -> None:
+        started.set()
+        await asyncio.sleep(0.5)
+
+    thread = threading.Thread(target=asyncio.run, args=(far(),))
+    thread.start()
+    started.wait()
+    text = ""
+    for _ in range(50):
+        text = text or (found if "in far" in (found := task_stacks()) else "")
+    thread.join()
+    assert "in far\n    await asyncio.sleep(0.5)" in text

@@ -1,0 +1,136 @@
+"""Settings written for people, and read again."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field
+
+from slime_core.config.embedded import EMBEDDED_DEFAULTS
+from slime_core.config.explain import COMMON, explain, help_page, help_topic, to_toml
+from slime_core.config.load import Resolved, load
+from slime_core.config.settings import core_settings
+from slime_core.errors import ConfigError
+
+
+class Options(BaseModel):
+    """Options of a plugin called toy."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    strength: float | None = Field(default=1.0, description="How much. None: not at all.")
+    words: tuple[str, ...] = Field(default=(), description="Words.")
+
+
+TOY = {"toy": Options}
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+
+
+def resolve(*argv: str, **layers: Any) -> Resolved:
+    return load(argv, plugin_options=TOY, check_rules=False, **layers)
+
+
+def again(resolved: Resolved, folder: Path, **layers: Any) -> Resolved:
+    path = folder / "config.toml"
+    path.write_text(to_toml(resolved), encoding="utf-8")
+    return resolve("--config", str(path), **layers)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "--eval-interval none --eval-prompt-data none --label-key none",
+        "--hf-checkpoint model --prompt-data data.jsonl --eval-prompt-data a a.jsonl --plugin grpo ./mine.py",
+        "--toy.strength none --toy.words a b --lr 3e-5 --no-save-hf --eps-clip-high 0.28",
+    ],
+)
+def test_the_written_file_resolves_to_the_same_settings(line: str, tmp_path: Path) -> None:
+    resolved = resolve(*line.split())
+    repeated = again(resolved, tmp_path)
+    assert repeated.config == resolved.config
+    assert repeated.plugin_options == resolved.plugin_options
+
+
+def test_the_written_file_repeats_what_a_preset_was_overruled_with(tmp_path: Path) -> None:
+    presets = {"eps_clip_high": (0.28, "toy")}
+    resolved = resolve("--eps-clip-high", "none", presets=presets)
+    assert again(resolved, tmp_path, presets=presets).config == resolved.config
+
+
+@hypothesis_settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(stop=st.lists(TEXT, min_size=1), rate=st.floats(0, 1e300))
+def test_any_text_and_any_number_survives_the_file(stop: list[str], rate: float, tmp_path: Path) -> None:
+    resolved = resolve(f"--lr={rate!r}", *(f"--rollout-stop={text}" for text in stop))
+    repeated = again(resolved, tmp_path).config
+    assert repeated.rollout.rollout_stop == tuple(stop)
+    assert repeated.optimizer.lr == rate
+
+
+def test_the_written_file_says_where_each_value_came_from() -> None:
+    lines = to_toml(resolve("--seed", "7")).splitlines()
+    assert "seed = 7  # flag --seed" in lines
+    assert f"lr = {EMBEDDED_DEFAULTS['lr']}  # embedded default" in lines
+    assert "# ray_address is not set" in lines
+
+
+@pytest.mark.parametrize("name", ["lr", "--lr", "optimizer.lr"])
+def test_a_setting_is_explained_by_any_of_its_names(name: str) -> None:
+    assert explain(name, resolve("--lr", "0.5")) == (
+        "optimizer.lr = 0.5\n"
+        "  from     flag --lr\n"
+        "  accepts  a number of at least 0\n"
+        "  default  1e-06\n"
+        "  flag     --lr X\n"
+        "  file     [optimizer] lr\n"
+        "  Learning rate after warm-up."
+    )
+
+
+@pytest.mark.parametrize("name", ["toy.strength", "--toy.strength"])
+def test_an_option_of_a_plugin_is_explained_too(name: str) -> None:
+    assert explain(name, resolve()).startswith("toy.strength = 1\n  from     default")
+
+
+def test_explaining_what_does_not_exist_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="--warmup-iters: no such setting; did you mean lr_warmup_iters"):
+        explain("--warmup-iters", resolve())
+
+
+def test_the_short_help_names_every_setting_on_few_narrow_lines() -> None:
+    lines = help_page("run").splitlines()
+    words = set(" ".join(lines).split())
+    assert {setting.flag for setting in core_settings().values()} <= words
+    assert len(lines) < 80
+    assert max(map(len, lines)) <= 100
+
+
+def test_the_short_help_describes_settings_that_exist() -> None:
+    assert core_settings().keys() >= COMMON
+
+
+def test_plugin_options_appear_in_help_when_the_plugin_is_named() -> None:
+    assert "--toy.strength" not in help_page("run")
+    assert "--toy.strength X" in help_page("run", TOY)
+    assert "How much. None: not at all. [1]" in help_topic("toy", TOY)
+
+
+def test_help_of_all_holds_every_section_in_order() -> None:
+    titles = [line for line in help_topic("all").splitlines() if line.startswith("[")]
+    assert [title.split("]")[0] for title in titles[:3]] == ["[model", "[cluster", "[data"]
+    assert len(titles) == 13
+
+
+def test_help_of_a_section_that_does_not_exist_lists_those_that_do() -> None:
+    with pytest.raises(ConfigError, match="--help optimiser: no such section; did you mean optimizer"):
+        help_topic("optimiser")
+
+
+def test_what_is_written_is_toml() -> None:
+    assert tomllib.loads(to_toml(resolve()))["rollout"]["rollout_stop"] == []

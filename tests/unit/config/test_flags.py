@@ -1,0 +1,110 @@
+"""What stands on a command line, and every mistake one can make there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime_core.config.load import load
+from slime_core.config.schema import RunConfig
+from slime_core.errors import ConfigError
+
+
+def config_of(line: str) -> RunConfig:
+    return load(line.split(), check_rules=False).config
+
+
+def mistakes_of(line: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        config_of(line)
+    return [text.removeprefix("  - ") for text in str(caught.value).splitlines() if text.startswith("  - ")]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--use-kl-loss", True),
+        ("--use-kl-loss true", True),
+        ("--use-kl-loss=true", True),
+        ("--use-kl-loss false", False),
+        ("--use-kl-loss=false", False),
+        ("--no-use-kl-loss", False),
+    ],
+)
+def test_a_switch_is_turned_by_its_name_or_by_a_word(line: str, expected: bool) -> None:
+    assert config_of(line).algorithm.use_kl_loss is expected
+
+
+def test_a_negative_number_is_a_value_and_not_a_flag() -> None:
+    assert config_of("--rollout-top-k -1").rollout.rollout_top_k == -1
+
+
+def test_none_unsets_what_may_be_unset() -> None:
+    assert config_of("--label-key none").data.label_key is None
+    assert config_of("--progress none").run.progress == "none"
+
+
+def test_a_sequence_takes_several_values_and_may_be_repeated() -> None:
+    config = config_of("--rollout-stop-token-ids 1 2 --rollout-stop-token-ids 3")
+    assert config.rollout.rollout_stop_token_ids == (1, 2, 3)
+
+
+def test_a_value_that_looks_like_a_flag_is_given_with_an_equals_sign() -> None:
+    assert config_of("--rollout-stop=--end").rollout.rollout_stop == ("--end",)
+
+
+@pytest.mark.parametrize(
+    "line", ["--eval-prompt-data a x.jsonl b y.jsonl", "--eval-prompt-data a x.jsonl --eval-prompt-data b y.jsonl"]
+)
+def test_evaluation_files_are_pairs_in_one_flag_or_in_several(line: str) -> None:
+    here = Path.cwd()
+    assert config_of(line).eval.eval_prompt_data == (("a", here / "x.jsonl"), ("b", here / "y.jsonl"))
+
+
+def test_local_plugin_files_become_absolute_and_names_stay() -> None:
+    assert config_of("--plugin grpo --plugin ./mine.py").run.plugins == ("grpo", str(Path.cwd() / "mine.py"))
+
+
+@pytest.mark.parametrize(
+    ("line", "mistake"),
+    [
+        ("--lr fast", "--lr: found 'fast'; accepted: a number of at least 0"),
+        ("--lr nan", "--lr: found 'nan'; accepted: a number of at least 0"),
+        ("--lr -1", "--lr: found '-1'; accepted: a number of at least 0"),
+        ("--lr", "--lr: no value given; accepted: a number of at least 0"),
+        ("--seed 1.5", "--seed: found '1.5'; accepted: a whole number of at least 0"),
+        ("--rollout-temperature 0", "--rollout-temperature: found '0'; accepted: a number greater than 0"),
+        ("--rollout-top-p 2", "--rollout-top-p: found '2'; accepted: a number greater than 0 and at most 1"),
+        ("--eps-clip-c 1", "--eps-clip-c: found '1'; accepted: a number greater than 1 or none"),
+        ("--device gpu", "--device: found 'gpu'; accepted: one of auto, cpu, cuda"),
+        ("--save-hf yes", "--save-hf: found 'yes'; accepted: true or false"),
+        ("--save-hf=", "--save-hf: found ''; accepted: true or false"),
+        ("--no-save-hf true", "--no-save-hf: found 'true'; it takes no value, --save-hf does"),
+        ("--lr 1e-3 2e-3", "--lr: found '1e-3 2e-3'; accepted: one value, a number of at least 0"),
+        ("--lr 1 --lr 2", "--lr: given twice, as 1 and as 2; accepted: once"),
+        ("--save-hf --no-save-hf", "--save-hf: given twice, as true and as false; accepted: once"),
+        ("--rollout-stop", "--rollout-stop: no value given; accepted: any number of values, each text"),
+        (
+            "--eval-prompt-data a",
+            "--eval-prompt-data: found 1 values, 'a'; accepted: pairs of a name and a path, or none",
+        ),
+        ("--rollout-bach-size 4", "--rollout-bach-size: no such setting; did you mean --rollout-batch-size?"),
+        ("--lr_warmup_iters 4", "--lr_warmup_iters: no such setting; did you mean --lr-warmup-iters?"),
+        ("--no-seed", "--no-seed: no such setting; did you mean --seed?"),
+        ("--zzz", "--zzz: no such setting"),
+        ("--grpo.x 1", "--grpo.x: the run names no plugin 'grpo' that has options; add --plugin grpo"),
+        ("stray --lr 1", "'stray' belongs to no flag; settings are given as --flag value"),
+        ("--config", "--config: found nothing; accepted: the path of one TOML file"),
+    ],
+)
+def test_a_mistake_says_what_was_found_and_what_is_accepted(line: str, mistake: str) -> None:
+    assert mistakes_of(line) == [mistake]
+
+
+def test_all_mistakes_are_reported_at_once() -> None:
+    assert len(mistakes_of("--lr fast --seed --zzz --device gpu")) == 4
+
+
+def test_a_prefix_of_a_flag_is_not_the_flag() -> None:
+    assert mistakes_of("--num-rollou 3") == ["--num-rollou: no such setting; did you mean --num-rollout?"]

@@ -1,0 +1,137 @@
+"""Which layer wins, where values come from, and what a file may say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from slime_core.config.embedded import EMBEDDED_DEFAULTS
+from slime_core.config.load import Resolved, load, named_plugins, peek
+from slime_core.errors import ConfigError
+
+
+class Options(BaseModel):
+    """Options of a plugin called toy."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    std_normalization: bool = Field(default=True, description="Divide by the standard deviation.")
+    low: float = Field(default=0.0, ge=0, description="Lower bound.")
+    high: float = Field(default=1.0, description="Upper bound.")
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Options:
+        if self.low > self.high:
+            raise ValueError(f"low = {self.low} is above high = {self.high}")
+        return self
+
+
+TOY = {"toy": Options}
+
+
+def resolve(line: str = "", *, file: Path | None = None, **layers: object) -> Resolved:
+    argv = line.split() + (["--config", str(file)] if file else [])
+    return load(argv, check_rules=False, **layers)  # type: ignore[arg-type]
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def mistakes_of(folder: Path, text: str, **layers: object) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        resolve(file=write(folder, text), **layers)
+    return [line.removeprefix("  - ") for line in str(caught.value).splitlines() if line.startswith("  - ")]
+
+
+def test_a_flag_beats_the_file_which_beats_a_preset_which_beats_the_default(tmp_path: Path) -> None:
+    presets = {"eps_clip": (0.1, "toy"), "eps_clip_high": (0.3, "toy"), "entropy_coef": (0.5, "toy")}
+    file = write(tmp_path, "[algorithm]\neps_clip = 0.4\neps_clip_high = 0.6\n")
+    resolved = resolve("--eps-clip 0.7", file=file, presets=presets)
+    found = resolved.config.algorithm
+    assert (found.eps_clip, found.eps_clip_high, found.entropy_coef, found.kl_loss_coef) == (0.7, 0.6, 0.5, 0.0)
+
+
+def test_every_value_knows_where_it_came_from(tmp_path: Path) -> None:
+    file = write(tmp_path, "\n[algorithm]\neps_clip_high = 0.6\n")
+    origin = resolve("--eps-clip 0.7", file=file, presets={"entropy_coef": (0.5, "toy")}).provenance
+    keys = ("eps_clip", "eps_clip_high", "entropy_coef", "lr", "seed")
+    expected = ["flag --eps-clip", "file run.toml:3", "preset of plugin toy", "embedded default", "default"]
+    assert [str(origin[key]) for key in keys] == expected
+
+
+def test_embedded_defaults_apply_where_neither_model_nor_prompts_are_named() -> None:
+    assert resolve().config.rollout.num_rollout == EMBEDDED_DEFAULTS["num_rollout"]
+    assert resolve("--prompt-data mine.jsonl").config.rollout.num_rollout == 200
+    assert resolve("--hf-checkpoint model").config.eval.eval_prompt_data == ()
+
+
+def test_everything_else_beats_an_embedded_default() -> None:
+    resolved = resolve("--eval-interval none", presets={"lr": (0.25, "toy")})
+    assert (resolved.config.eval.eval_interval, resolved.config.optimizer.lr) == (None, 0.25)
+
+
+def test_paths_of_a_file_are_relative_to_its_folder(tmp_path: Path) -> None:
+    file = write(tmp_path, '[data]\nprompt_data = "train.jsonl"\n[run]\nplugins = ["./mine.py", "grpo"]\n')
+    config = resolve(file=file).config
+    assert config.data.prompt_data == tmp_path / "train.jsonl"
+    assert config.run.plugins == (str(tmp_path / "mine.py"), "grpo")
+
+
+def test_plugins_named_by_flag_replace_those_of_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path, '[run]\nplugins = ["grpo"]\n[grpo]\nx = 1\n')
+    assert named_plugins(["--config", str(file)]) == ("grpo",)
+    assert named_plugins(["--config", str(file), "--plugin", "ppo", "--grpo.x=1", "--lr", "fast"]) == ("ppo",)
+
+
+def test_a_peek_sees_the_model_and_ignores_an_unreadable_file(tmp_path: Path) -> None:
+    assert peek(["--hf-checkpoint", str(tmp_path), "--config", "missing.toml"]).hf_checkpoint == tmp_path
+
+
+def test_plugin_options_come_from_flags_and_from_a_table(tmp_path: Path) -> None:
+    file = write(tmp_path, "[toy]\nlow = 0.5\nhigh = 3\n")
+    resolved = resolve("--toy.std-normalization false --toy.high 2", file=file, plugin_options=TOY)
+    assert resolved.plugin_options == {"toy": Options(std_normalization=False, low=0.5, high=2.0)}
+    assert str(resolved.provenance["toy.low"]) == "file run.toml:2"
+
+
+def test_a_rule_between_plugin_options_is_reported_with_the_rest() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)2 mistakes.*--zzz.*\[toy\]: .*low = 2.0 is above high = 1.0"):
+        resolve("--toy.low 2 --zzz", plugin_options=TOY)
+
+
+def test_a_preset_that_is_no_setting_blames_the_plugin() -> None:
+    with pytest.raises(ConfigError, match="preset eps_clop of plugin toy: no such setting; did you mean eps_clip"):
+        resolve(presets={"eps_clop": (1, "toy")})
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("[optimizer]\nlr = '1'", 'run.toml:2 [optimizer] lr: found "1"; accepted: a number of at least 0'),
+        ("[run]\nseed = true", "run.toml:2 [run] seed: found true; accepted: a whole number of at least 0"),
+        ("[model]\nbf16 = 1", "run.toml:2 [model] bf16: found 1; accepted: true or false"),
+        ("[run]\njob_name = 2024-01-01", "run.toml:2 [run] job_name: found 2024-01-01; accepted: text"),
+        ("[optimizer]\nlearning = 1", "run.toml:2 [optimizer] learning: no such setting"),
+        ("[optimizer]\nlr_warm = 1", "run.toml:2 [optimizer] lr_warm: no such setting; did you mean lr_warmup_iters?"),
+        ("[model]\nlr = 1", "run.toml:2 [model] lr: no such setting; it belongs to [optimizer]"),
+        ("plugins = []", "run.toml:1 plugins: stands in no section; it belongs to [run]"),
+        ("[eva]", "run.toml:1 [eva]: neither a section nor a named plugin with options; did you mean eval?"),
+    ],
+)
+def test_a_mistake_in_a_file_says_line_and_section(tmp_path: Path, text: str, mistake: str) -> None:
+    assert mistakes_of(tmp_path, text) == [mistake]
+
+
+def test_a_syntax_error_in_a_file_names_its_line_and_hides_no_other_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)2 mistakes.*run\.toml: not TOML: .*line 2.*--lr: found 'fast'"):
+        load(["--config", str(write(tmp_path, "[run]\nseed = = 1")), "--lr", "fast"])
+
+
+def test_a_missing_file_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match=r"--config missing\.toml: No such file or directory; accepted: the path"):
+        load(["--config", "missing.toml"])

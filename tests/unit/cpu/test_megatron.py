@@ -1,0 +1,131 @@
+"""The import hook rewrites what it is said to rewrite, in the modules it is said to rewrite, and nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slime_core.cpu.megatron import install
+from slime_core.errors import RunError
+
+Import = Callable[[str], Any]
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A process without a GPU in which nobody installed the hook or imported Megatron."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "meta_path", [f for f in sys.meta_path if type(f).__module__ != install.__module__])
+    for name in [n for n in sys.modules if n.startswith(("megatron", "mbridge"))]:
+        monkeypatch.delitem(sys.modules, name)
+    return monkeypatch
+
+
+@pytest.fixture
+def imported(clean: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Import]:
+    """Imports source as a module of a package named mbridge, with the hook installed."""
+    install()
+    package = tmp_path / "mbridge"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    clean.syspath_prepend(tmp_path)
+
+    def load(source: str) -> Any:
+        (package / "probe.py").write_text(source)
+        return importlib.import_module("mbridge.probe")
+
+    yield load
+    for name in ("mbridge", "mbridge.probe"):
+        sys.modules.pop(name, None)
+
+
+def test_current_device_and_literals_become_the_cpu(imported):
+    probe = imported("import torch\na = torch.cuda.current_device()\nb = torch.zeros(2, device='cuda')\n")
+    assert probe.a == torch.device("cpu")
+    assert probe.b.device.type == "cpu"
+
+
+def test_moves_to_a_gpu_and_pinned_memory_stay_on_the_cpu(imported):
+    probe = imported(
+        "import torch\n"
+        "a = torch.ones(1).cuda(torch.cuda.current_device(), non_blocking=True)\n"
+        "b = torch.ones(1).pin_memory()\n"
+        "c = torch.empty(3, pin_memory=True)\n"
+    )
+    assert {probe.a.device.type, probe.b.device.type, probe.c.device.type} == {"cpu"}
+    assert not probe.c.is_pinned()
+
+
+def test_type_names_of_tensors_lose_their_device(imported):
+    probe = imported("import torch\nsame = torch.ones(1).type() == 'torch.cuda.FloatTensor'\n")
+    assert probe.same
+
+
+def test_streams_and_events_are_inert(imported):
+    probe = imported(
+        "import torch\n"
+        "stream = torch.cuda.Stream()\n"
+        "with torch.cuda.stream(stream):\n    event = torch.cuda.Event(enable_timing=True)\n"
+        "event.record(); torch.cuda.current_stream().wait_stream(stream); torch.cuda.synchronize()\n"
+        "elapsed = event.elapsed_time(event)\n"
+    )
+    assert probe.elapsed == 0.0
+
+
+def test_the_random_state_is_the_cpus(imported):
+    probe = imported(
+        "import torch\nstate = torch.cuda.get_rng_state()\na = torch.rand(3)\n"
+        "torch.cuda.set_rng_state(state)\nb = torch.rand(3)\n"
+    )
+    assert torch.equal(probe.a, probe.b)
+
+
+def test_a_cuda_name_without_a_meaning_fails_where_it_is_used(imported):
+    with pytest.raises(AttributeError, match="cudart"):
+        imported("import torch\ntorch.cuda.cudart()\n")
+
+
+def test_line_numbers_stay(imported):
+    probe = imported("import torch\n\n\ndef fail():\n    torch.cuda.synchronize()\n    raise ValueError('here')\n")
+    with pytest.raises(ValueError, match="here") as caught:
+        probe.fail()
+    assert caught.traceback[-1].lineno == 5  # counted from 0
+
+
+def test_other_modules_see_the_real_torch(imported, tmp_path):
+    (tmp_path / "bystander.py").write_text("import torch\nreal = torch.cuda\nliteral = 'cuda'\n")
+    bystander = importlib.import_module("bystander")
+    assert bystander.real is torch.cuda
+    assert bystander.literal == "cuda"
+
+
+def test_a_package_whose_name_only_starts_alike_is_left_alone(imported, tmp_path):
+    (tmp_path / "mbridge_tools.py").write_text("literal = 'cuda'\n")
+    assert importlib.import_module("mbridge_tools").literal == "cuda"
+
+
+def test_installing_twice_is_installing_once(clean):
+    install()
+    before = list(sys.meta_path)
+    install()
+    assert sys.meta_path == before
+
+
+def test_nothing_is_installed_beside_a_gpu(clean):
+    clean.setattr(torch.cuda, "is_available", lambda: True)
+    before = list(sys.meta_path)
+    install()
+    assert sys.meta_path == before
+
+
+def test_installing_after_megatron_is_refused(clean):
+    clean.setitem(sys.modules, "megatron.core", types.ModuleType("megatron.core"))
+    with pytest.raises(RunError, match=r"too late: megatron\.core"):
+        install()

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from slime_core.ops.policy import clipped_surrogate
+
+
+def surrogate(ratios, advantages, **settings):
+    return clipped_surrogate(torch.tensor(ratios).log(), advantages_T=torch.tensor(advantages), **settings)
+
+
+def test_four_tokens_by_hand():
+    found = surrogate([1.5, 1.5, 0.5, 0.5], [1.0, -1.0, 1.0, -1.0], eps_clip=0.2)
+    assert found.loss_T.tolist() == pytest.approx([-1.2, 1.5, -0.5, 0.8])
+    assert found.clipped_T.tolist() == [1, 0, 0, 1]
+    assert found.dual_clipped_T.tolist() == [0, 0, 0, 0]
+
+
+def test_clip_higher_moves_only_the_upper_bound():
+    found = surrogate([1.5, 1.25, 0.5], [1.0, 1.0, -1.0], eps_clip=0.2, eps_clip_high=0.28)
+    assert found.loss_T.tolist() == pytest.approx([-1.28, -1.25, 0.8])
+    assert found.clipped_T.tolist() == [1, 0, 1]
+
+
+def test_the_dual_clip_bounds_the_loss_of_a_negative_advantage_only():
+    found = surrogate([10.0, 2.0, 10.0], [-1.0, -1.0, 1.0], eps_clip=0.2, eps_clip_c=3.0)
+    assert found.loss_T.tolist() == pytest.approx([3.0, 2.0, -1.2])
+    assert found.dual_clipped_T.tolist() == [1, 0, 0]
+    assert found.clipped_T.tolist() == [0, 0, 1]
+
+
+def test_at_ratio_one_the_gradient_is_minus_the_advantage():
+    log_ratio_T = torch.zeros(3, requires_grad=True)
+    clipped_surrogate(log_ratio_T, advantages_T=torch.tensor([2.0, -1.0, 0.0])).loss_T.sum().backward()
+    assert log_ratio_T.grad.tolist() == [-2.0, 1.0, 0.0]
+
+
+def test_a_clipped_token_passes_no_gradient():
+    log_ratio_T = torch.tensor([1.5, 0.5, 10.0]).log().requires_grad_()
+    found = clipped_surrogate(log_ratio_T, advantages_T=torch.tensor([1.0, -1.0, -1.0]), eps_clip_c=3.0)
+    found.loss_T.sum().backward()
+    assert log_ratio_T.grad.tolist() == [0.0, 0.0, 0.0]
+    assert not found.ratio_T.requires_grad
+
+
+def test_permuted_tokens_give_permuted_losses():
+    generator = torch.Generator().manual_seed(0)
+    log_ratio_T, advantages_T = torch.randn(2, 50, generator=generator)
+    order = torch.randperm(50, generator=generator)
+    whole = clipped_surrogate(log_ratio_T, advantages_T=advantages_T, eps_clip_c=3.0)
+    permuted = clipped_surrogate(log_ratio_T[order], advantages_T=advantages_T[order], eps_clip_c=3.0)
+    assert torch.equal(permuted.loss_T, whole.loss_T[order])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"eps_clip": -0.1}, "eps_clip is -0.1; a lower bound of the ratio needs 0 <= eps_clip <= 1"),
+        ({"eps_clip": 1.1}, "eps_clip is 1.1"),
+        ({"eps_clip": math.nan}, "eps_clip is nan"),
+        ({"eps_clip_high": -0.2}, "eps_clip_high is -0.2; an upper bound of the ratio needs eps_clip_high >= 0"),
+        ({"eps_clip_c": 1.0}, "eps_clip_c is 1.0; the dual clip needs a bound above 1, or None to leave it out"),
+    ],
+)
+def test_a_bound_out_of_range_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        surrogate([1.0], [1.0], **settings)
+
+
+def test_columns_of_different_shape_are_refused_rather_than_broadcast():
+    with pytest.raises(ValueError, match=r"must have one shape; found \(2,\) and \(1,\)"):
+        surrogate([1.0, 1.0], [1.0])

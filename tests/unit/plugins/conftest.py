@@ -1,0 +1,45 @@
+"""Distributions as an installer leaves them: a package and a ``.dist-info`` folder in a folder on ``sys.path``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+Install = Callable[..., Path]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Install a distribution; returns the folder that stands on ``sys.path``."""
+    before = set(sys.modules)
+
+    def write(
+        name: str,
+        version: str = "1.0",
+        *,
+        files: Mapping[str, str],
+        plugins: Mapping[str, str] | None = None,
+        claims: Mapping[str, str] | None = None,
+        where: str | None = None,
+    ) -> Path:
+        site = tmp_path / (where or name)
+        for path, content in files.items():
+            (site / path).parent.mkdir(parents=True, exist_ok=True)
+            (site / path).write_text(content)
+        info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "RECORD").write_text("".join(f"{path},,\n" for path in files))
+        groups = {"slime": plugins or {}, "slime.models": claims or {}}
+        lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in rows.items()) for group, rows in groups.items()]
+        (info / "entry_points.txt").write_text("\n".join(lines))
+        monkeypatch.syspath_prepend(site)
+        return site
+
+    yield write
+    for module in set(sys.modules) - before:
+        if str(tmp_path) in str(sys.modules[module].__spec__) or module.startswith("slime_local_"):
+            del sys.modules[module]

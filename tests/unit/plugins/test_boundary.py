@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from slime_core.errors import PluginError, RunError
+from slime_core.plugins.boundary import boundary
+
+
+def test_a_failure_leaves_with_owner_action_cause_and_next_step():
+    with pytest.raises(PluginError) as failure, boundary("plugin 'x'", "scoring", next_step="Fix it."):
+        raise KeyError("label")
+    assert str(failure.value) == "plugin 'x': scoring failed with KeyError: 'label'\nFix it."
+    assert isinstance(failure.value.__cause__, KeyError)
+
+
+def test_while_running_it_leaves_as_the_error_that_the_caller_chose():
+    with (
+        pytest.raises(RunError, match="plugin 'x': scoring failed with ValueError: no"),
+        boundary("plugin 'x'", "scoring", error=RunError),
+    ):
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, asyncio.CancelledError, GeneratorExit])
+def test_a_cancellation_passes_through(kind):
+    with pytest.raises(kind), boundary("plugin 'x'", "scoring"):
+        raise kind
+
+
+def test_success_passes_through():
+    with boundary("plugin 'x'", "scoring"):
+        done = True
+    assert done

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slime_core import GroupedRewards
+
+
+def batch(rewards, groups):
+    ones = np.ones(len(rewards), dtype=np.int64)
+    return GroupedRewards(np.float32(rewards), np.int64(groups), ones, ones)
+
+
+def test_a_batch_counts_its_samples():
+    assert len(batch([1, 0, 1], [0, 0, 1])) == 3
+    assert len(batch([], [])) == 0
+
+
+def test_columns_of_different_length_are_refused_with_their_shapes():
+    with pytest.raises(ValueError, match=r"one number a sample; found the shapes .*'groups_B': \(1,\)"):
+        batch([1, 0], [0])
+
+
+def test_a_matrix_of_rewards_is_refused():
+    with pytest.raises(ValueError, match="one number a sample"):
+        batch([[1, 0], [0, 1]], [[0, 0], [1, 1]])
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), float("-inf")])
+def test_a_reward_that_is_no_finite_number_is_refused(reward):
+    with pytest.raises(ValueError, match="a reward is NaN or infinite; the reward model must return finite numbers"):
+        batch([1, reward, 0], [0, 0, 0])

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import slime_core.plugins
+from slime_core import Kind
+from slime_core.plugins import hooks
+
+
+def test_every_kind_is_registered_through_exactly_one_hook():
+    assert sorted(hooks.REGISTRATION_HOOKS.values()) == sorted(Kind)
+
+
+def test_every_hook_takes_no_arguments_and_says_what_it_yields():
+    for name in [name for name in hooks.__all__ if name.startswith("slime_")]:
+        hook = vars(hooks)[name]
+        assert not inspect.signature(hook).parameters
+        assert re.match(r"(Yield|Return) ", hook.__doc__)
+
+
+def test_only_boundary_catches_everything():
+    catching = re.compile(r"except\s*(Exception|BaseException|\(Exception)|except\s*:")
+    files = Path(slime_core.plugins.__file__).parent.glob("*.py")
+    # loading.py takes a half-made module out of sys.modules and raises again.
+    assert sorted(path.name for path in files if catching.search(path.read_text())) == ["boundary.py", "loading.py"]

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slime_core import Kind
+from slime_core.errors import ManifestMismatch, PluginError
+from slime_core.plugins.discovery import Source
+from slime_core.plugins.manifest import Manifest, attach
+from slime_core.plugins.registry import activate
+
+PLUGIN = """
+from slime_core import Component, hookimpl
+@hookimpl
+def slime_register_reward_models():
+    yield Component("length", target="acme.code:Length")
+"""
+FILES = {"acme/__init__.py": "", "acme/plugin.py": PLUGIN, "acme/code.py": "class Length: pass\n"}
+LOCAL = PLUGIN.replace('"acme.code:Length"', 'f"{__name__}:Length"') + "class Length: pass\n"
+ATTACH = """
+import sys
+from slime_core import Kind
+from slime_core.plugins.manifest import Manifest, attach
+registry = attach(Manifest.from_json(sys.stdin.read()))
+print(registry.load(Kind.REWARD_MODEL, "length").__module__, *[plugin.name for plugin in registry.plugins])
+"""
+
+
+def in_another_process(manifest: Manifest, *, path: Path) -> str:
+    arguments = [sys.executable, "-c", ATTACH]
+    done = subprocess.run(
+        arguments, input=manifest.to_json(), env={"PYTHONPATH": str(path)}, text=True, capture_output=True
+    )
+    return done.stdout.strip() or done.stderr.strip().splitlines()[-2]
+
+
+@pytest.fixture
+def acme(install) -> Path:
+    return install("acme-tree", "2.1", plugins={"acme": "acme.plugin"}, files=FILES)
+
+
+def test_a_manifest_survives_json_and_pickling(acme):
+    manifest = activate(["acme"]).manifest
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    assert pickle.loads(pickle.dumps(manifest)) == manifest
+    assert [(entry.plugin, entry.distribution, entry.version, entry.source) for entry in manifest.entries[1:]] == [
+        ("acme", "acme-tree", "2.1", Source.INSTALLED)
+    ]
+
+
+def test_a_text_that_is_no_manifest_is_refused():
+    with pytest.raises(PluginError, match=r"not a plugin manifest .*; give the text that Manifest\.to_json wrote"):
+        Manifest.from_json('{"plugins": [{"plugin": "x"}]}')
+
+
+def test_another_process_attaches_exactly_the_same_set(acme):
+    assert in_another_process(activate(["acme"]).manifest, path=acme) == "acme.code core acme"
+
+
+def test_another_process_refuses_files_that_were_edited_in_place(acme):
+    manifest = activate(["acme"]).manifest
+    (acme / "acme/code.py").write_text("class Length: changed = True\n")
+    assert "the files differ" in in_another_process(manifest, path=acme)
+
+
+def test_a_single_file_travels_as_bytes_and_needs_no_file_there(tmp_path: Path, install):
+    (tmp_path / "mine.py").write_text(LOCAL)
+    active = activate([str(tmp_path / "mine.py")])
+    (tmp_path / "mine.py").unlink()
+    module = active.manifest.entries[1].entry_point
+    assert in_another_process(active.manifest, path=tmp_path) == f"{module} core mine"
+
+
+def test_another_content_is_refused_with_plugin_and_both_digests(acme):
+    manifest = activate(["acme"]).manifest
+    (acme / "acme/code.py").write_text("class Length: changed = True\n")
+    old, new = manifest.entries[1].digest, activate(["acme"]).manifest.entries[1].digest
+    with pytest.raises(ManifestMismatch) as failure:
+        attach(manifest)
+    assert str(failure.value) == (
+        f"plugin 'acme' (acme-tree) 2.1: the files differ: the driver has content {old[:12]}, this process has "
+        f"{new[:12]}.\nInstall the same files on every node, or share the environment between nodes."
+    )
+
+
+def test_a_file_that_the_record_does_not_know_changes_the_digest(acme):
+    before = activate(["acme"]).manifest
+    (acme / "acme/extra.py").write_text("x = 1\n")
+    assert activate(["acme"]).manifest.entries[1].digest != before.entries[1].digest
+
+
+def test_a_second_package_of_the_distribution_is_part_of_the_digest(install):
+    site = install("acme-tree", plugins={"acme": "acme.plugin"}, files={**FILES, "acme_kernels/fast.py": "x = 1\n"})
+    before = activate(["acme"]).manifest
+    (site / "acme_kernels/fast.py").write_text("x = 2\n")
+    assert activate(["acme"]).manifest.entries[1].digest != before.entries[1].digest
+
+
+def test_a_deleted_file_changes_the_digest(acme):
+    before = activate(["acme"]).manifest
+    (acme / "acme/code.py").unlink()
+    assert activate(["acme"]).manifest.entries[1].digest != before.entries[1].digest
+
+
+def test_an_editable_install_has_the_digest_of_the_installed_files(acme, install):
+    before = activate(["acme"]).manifest.entries[1]
+    (acme / "acme_tree-2.1.dist-info/RECORD").write_text("_editable_impl_acme.pth,,\n")
+    assert activate(["acme"]).manifest.entries[1] == before
+
+
+def test_another_version_is_refused_with_plugin_and_both_versions(acme):
+    manifest = activate(["acme"]).manifest
+    older = replace(manifest.entries[1], version="2.0")
+    with pytest.raises(ManifestMismatch) as failure:
+        attach(Manifest((manifest.entries[0], older)))
+    assert str(failure.value) == (
+        "plugin 'acme' (acme-tree): the driver has version 2.0, this process has 2.1.\n"
+        "Install acme-tree==2.0 on every node."
+    )
+
+
+def test_another_version_of_the_core_is_refused():
+    core = replace(activate([]).manifest.entries[0], version="0.0.9")
+    with pytest.raises(ManifestMismatch, match=r"plugin 'core' \(slime-rl\): the driver has version 0\.0\.9"):
+        attach(Manifest((core,)))
+
+
+def test_a_distribution_that_is_not_installed_here_is_named(acme):
+    entry = replace(activate(["acme"]).manifest.entries[1], distribution="nowhere-tree")
+    with pytest.raises(ManifestMismatch) as failure:
+        attach(Manifest((entry,)))
+    assert str(failure.value) == (
+        "plugin 'acme': the driver has nowhere-tree 2.1, this process has no such distribution.\n"
+        "Install nowhere-tree==2.1 on every node."
+    )
+
+
+def test_bytes_that_do_not_match_their_digest_are_refused(tmp_path: Path, install):
+    (tmp_path / "mine.py").write_text(LOCAL)
+    manifest = activate([str(tmp_path / "mine.py")]).manifest
+    forged = replace(manifest.entries[1], content="eCA9IDEK")
+    with pytest.raises(ManifestMismatch, match="the driver has version sha256:"):
+        attach(Manifest((manifest.entries[0], forged)))
+
+
+def test_a_module_on_the_path_is_compared_by_the_content_of_its_package(install):
+    site = install("unrelated", files={"lab/__init__.py": "", "lab/plugin.py": PLUGIN, "lab/inner/deep.py": "x = 1\n"})
+    manifest = activate(["lab.plugin"]).manifest
+    assert attach(manifest).names(Kind.REWARD_MODEL) == ("exact_match", "length", "random")
+    (site / "lab/inner/deep.py").write_text("x = 2\n")
+    with pytest.raises(
+        ManifestMismatch, match=r"plugin 'lab_plugin' \(module lab\.plugin\) \(local\): the files differ"
+    ):
+        attach(manifest)
+
+
+def test_a_namespace_package_shared_with_others_is_not_part_of_the_digest(install):
+    install("ours", "1", plugins={"ours": "shared.ours.plugin"}, files={
+        "shared/ours/__init__.py": "",
+        "shared/ours/plugin.py": PLUGIN,
+    })  # fmt: skip
+    before = activate(["ours"]).manifest
+    install("theirs", "1", files={"shared/theirs/__init__.py": "x = 1\n"})
+    assert activate(["ours"]).manifest == before

@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from slime_core import AdvantageTraits, Component, Kind, RewardTraits
+from slime_core.errors import PluginError
+from slime_core.plugins.registry import activate
+
+HEAD = "from slime_core import *\n"
+
+
+def rewards(*names: str, package: str = "acme") -> str:
+    lines = "".join(f"    yield Component('{name}', target='{package}.code:Thing')\n" for name in names)
+    return f"{HEAD}@hookimpl\ndef slime_register_reward_models():\n{lines}"
+
+
+def specs(architecture: str) -> str:
+    traits = f"ModelSpecTraits(architectures={{'{architecture}'}})"
+    hook = "@hookimpl\ndef slime_register_model_specs():\n"
+    return f"{HEAD}{hook}    yield Component('{architecture.lower()}', target='acme.code:Thing', traits={traits})\n"
+
+
+def presets(returned: str) -> str:
+    return f"{HEAD}@hookimpl\ndef slime_presets():\n    return {returned}\n"
+
+
+def refusal(*names: str, architecture: str | None = None) -> str:
+    with pytest.raises(PluginError) as failure:
+        activate(names, architecture=architecture)
+    return str(failure.value)
+
+
+def test_without_a_name_only_core_is_active():
+    active = activate([])
+    assert [plugin.name for plugin in active.registry.plugins] == ["core"]
+    assert active.registry.names(Kind.REWARD_MODEL) == ("exact_match", "random")
+    assert active.registry.names(Kind.POLICY_LOSS) == ("clipped", "sft")
+    assert active.by_need is None
+
+
+def test_every_target_of_core_that_needs_no_engine_is_importable():
+    registry = activate([]).registry
+    for kind in (Kind.REWARD_MODEL, Kind.POLICY_LOSS):
+        for name in registry.names(kind):
+            assert isinstance(registry.load(kind, name), type)
+
+
+def test_a_named_plugin_is_active_and_its_neighbour_is_not_even_imported(install):
+    install("acme", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": rewards("length")})
+    install("other", plugins={"other": "other.plugin"}, files={"other/plugin.py": "raise SystemExit(3)"})
+    registry = activate(["acme"]).registry
+    assert registry.find(Kind.REWARD_MODEL, "length") == Component(
+        "length", target="acme.code:Thing", traits=RewardTraits()
+    )
+    assert registry.owner(Kind.REWARD_MODEL, "length").distribution == "acme"
+    assert "other" not in sys.modules
+
+
+def test_naming_a_plugin_twice_or_core_at_all_changes_nothing(install):
+    install("acme", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": rewards("length")})
+    assert [plugin.name for plugin in activate(["acme", "core", "acme"]).registry.plugins] == ["core", "acme"]
+
+
+def test_a_target_is_imported_only_when_it_is_loaded(install):
+    code = {"acme/plugin.py": rewards("length"), "acme/code.py": "class Thing: pass\n"}
+    install("acme", plugins={"acme": "acme.plugin"}, files=code)
+    registry = activate(["acme"]).registry
+    assert "acme.code" not in sys.modules
+    assert registry.load(Kind.REWARD_MODEL, "length") is sys.modules["acme.code"].Thing
+
+
+def test_a_target_that_is_not_there_names_plugin_component_and_next_step(install):
+    install("acme", "2.1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": rewards("length")})
+    registry = activate(["acme"]).registry
+    with pytest.raises(PluginError) as failure:
+        registry.load(Kind.REWARD_MODEL, "length")
+    assert str(failure.value) == (
+        "plugin 'acme' (acme 2.1, entry point acme.plugin): importing acme.code:Thing of component 'length' failed "
+        "with ModuleNotFoundError: No module named 'acme.code'\n"
+        "Reinstall acme, or report this to its author: the target is declared by the plugin."
+    )
+
+
+def test_an_unknown_component_is_answered_with_what_there_is_and_what_was_not_named(install):
+    install("acme", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": rewards("length")})
+    with pytest.raises(PluginError) as failure:
+        activate([]).registry.find(Kind.POLICY_LOSS, "cliped")
+    text = str(failure.value)
+    assert text.startswith(
+        "no active plugin offers a policy loss called 'cliped' (did you mean 'clipped'?). "
+        "The active plugins (core) offer: clipped, sft.\nInstalled, but not named: acme"
+    )
+    assert text.endswith(
+        "Name the plugin that has it with --plugin NAME; slime plugins show NAME says what one offers."
+    )
+
+
+def test_a_broken_import_is_chained_and_names_distribution_version_and_next_step(install):
+    install("acme", "2.1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": "import no_such_thing"})
+    with pytest.raises(PluginError) as failure:
+        activate(["acme"])
+    assert str(failure.value) == (
+        "plugin 'acme' (acme 2.1, entry point acme.plugin): importing it failed with ModuleNotFoundError: No module "
+        "named 'no_such_thing'\nReinstall acme with what it depends on, or run without --plugin acme."
+    )
+    assert isinstance(failure.value.__cause__, ModuleNotFoundError)
+
+
+def test_a_plugin_that_exits_while_it_is_imported_does_not_end_the_process(install):
+    install("acme", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": "raise SystemExit(0)"})
+    assert "importing it failed with SystemExit: 0" in refusal("acme")
+
+
+def test_two_plugins_that_offer_one_component_are_both_named(install):
+    install("acme", "1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": rewards("length")})
+    install("zeta", "2", plugins={"zeta": "zeta.plugin"}, files={"zeta/plugin.py": rewards("length")})
+    assert refusal("acme", "zeta") == (
+        "the reward model 'length' is offered twice: by plugin 'acme' (acme 1, entry point acme.plugin) and by plugin "
+        "'zeta' (zeta 2, entry point zeta.plugin).\n"
+        "Name only one of these plugins, or ask an author for another component name."
+    )
+
+
+def test_a_plugin_cannot_take_a_name_of_core(install):
+    install("acme", "1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": rewards("random")})
+    assert refusal("acme").startswith("the reward model 'random' is offered twice: by plugin 'core' (slime-rl ")
+
+
+def test_a_preset_carries_the_plugin_that_sets_it(install):
+    install("acme", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": presets("{'gamma': 0.9}")})
+    assert activate(["acme"]).presets == {"gamma": (0.9, "acme")}
+
+
+def test_two_plugins_that_set_one_preset_are_both_named_even_if_they_agree(install):
+    install("acme", "1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": presets("{'gamma': 0.9}")})
+    install("zeta", "2", plugins={"zeta": "zeta.plugin"}, files={"zeta/plugin.py": presets("{'gamma': 0.9}")})
+    assert refusal("zeta", "acme").startswith(
+        "the preset 'gamma' is set twice: by plugin 'zeta' (zeta 2, entry point zeta.plugin) and by plugin 'acme' "
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "mistake"),
+    [
+        (presets("['gamma']"), "it returned ['gamma']; return a dict from flag names to values"),
+        (presets("{'eps-clip': 1}"), "the keys ['eps-clip'] are no flag names; write them with underscores"),
+        (rewards("length").replace("yield", "return"), "it returned one Component; yield it, or return a list"),
+        (rewards("length").replace("yield", "_ ="), "it returned None; yield Components"),
+        (f"{HEAD}@hookimpl\ndef slime_register_trackers():\n    yield 'wandb'", "it yielded 'wandb'; yield Component("),
+        (
+            f"{HEAD}@hookimpl\ndef slime_register_trackers():\n"
+            "    yield Component('t', target='a:b', traits=DataTraits())",
+            "component 't' carries DataTraits; a tracker carries TrackerTraits",
+        ),
+        (f"{HEAD}@hookimpl\ndef slime_options():\n    return dict", "return a pydantic BaseModel class"),
+        (
+            f"{HEAD}from pydantic import BaseModel\nclass O(BaseModel): x: int = 1\n"
+            "@hookimpl\ndef slime_options():\n    return O",
+            "O is not frozen; give it model_config = ConfigDict(frozen=True)",
+        ),
+        (
+            f"{HEAD}from pydantic import BaseModel\nclass O(BaseModel, frozen=True): x: int = 1\n"
+            "@hookimpl\ndef slime_options():\n    return O",
+            "O.x needs a default and help",
+        ),
+        (f"{HEAD}@hookimpl\ndef slime_presets():\n    return 1 / 0", "failed with ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_a_hook_returns_is_checked_and_attributed(install, source, mistake):
+    install("acme", "2.1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": source})
+    found = refusal("acme")
+    assert found.startswith("plugin 'acme' (acme 2.1, entry point acme.plugin): calling slime_")
+    assert mistake in found
+
+
+def test_a_hook_that_would_never_run_fails_the_activation(install):
+    source = rewards("length").replace("@hookimpl\n", "")
+    install("acme", "2.1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": source})
+    assert "slime_register_reward_models is not marked as a hook" in refusal("acme")
+
+
+def test_an_entry_point_may_name_an_object(install):
+    source = f"{HEAD}class P:\n    @hookimpl\n    def slime_presets(self): return {{'gamma': 1.0}}\nplugin = P()\n"
+    install("acme", plugins={"acme": "acme.plugin:plugin"}, files={"acme/plugin.py": source})
+    assert activate(["acme"]).presets == {"gamma": (1.0, "acme")}
+
+
+def test_a_local_file_offers_components_of_its_own_module(tmp_path: Path, install):
+    source = f"{HEAD}class Mine: pass\n@hookimpl\ndef slime_register_reward_models():\n"
+    (tmp_path / "mine.py").write_text(source + "    yield Component('mine', target=f'{__name__}:Mine')\n")
+    registry = activate([str(tmp_path / "mine.py")]).registry
+    assert registry.load(Kind.REWARD_MODEL, "mine").__name__ == "Mine"
+    assert [plugin.name for plugin in registry.plugins] == ["core", "mine"]
+
+
+def test_a_broken_local_file_is_named_by_its_path(tmp_path: Path, install):
+    (tmp_path / "mine.py").write_text("from neighbour import thing\n")
+    found = refusal(str(tmp_path / "mine.py"))
+    assert found.startswith(f"plugin 'mine' ({tmp_path}/mine.py sha256:")
+    assert found.endswith("mine.py; a single-file plugin imports installed packages, not its neighbours.")
+
+
+def test_a_module_that_no_distribution_declares_can_be_named(install):
+    install("unrelated", files={"my_lab/__init__.py": "", "my_lab/plugin.py": rewards("length")})
+    assert activate(["my_lab.plugin"]).registry.names(Kind.REWARD_MODEL) == ("exact_match", "length", "random")
+
+
+def test_one_piece_of_code_under_two_names_is_refused(install):
+    install("acme", "1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": rewards("length")})
+    assert refusal("acme", "acme.plugin").endswith("are the same code.\nName it once, as acme.")
+
+
+def test_two_plugins_of_one_name_are_both_named(tmp_path: Path, install):
+    install("acme", "1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": rewards("length")})
+    (tmp_path / "acme.py").write_text(rewards("width"))
+    found = refusal("acme", str(tmp_path / "acme.py"))
+    assert found.startswith(
+        "two plugins share one name: plugin 'acme' (acme 1, entry point acme.plugin) and plugin 'acme'"
+    )
+
+
+def test_the_architecture_activates_the_plugin_that_claims_it(install):
+    files = {"acme/plugin.py": specs("AcmeLM")}
+    install("acme", plugins={"acme": "acme.plugin"}, claims={"AcmeLM": "acme"}, files=files)
+    active = activate([], architecture="AcmeLM")
+    assert active.by_need is not None
+    assert active.by_need.name == "acme"
+    assert active.registry.model_spec("AcmeLM") == active.registry.find(Kind.MODEL_SPEC, "acmelm")
+    assert [entry.plugin for entry in active.manifest.entries] == ["core", "acme"]
+
+
+def test_a_named_plugin_with_a_model_spec_settles_two_claims(install):
+    for name in ("acme", "zeta"):
+        files = {f"{name}/plugin.py": specs("AcmeLM")}
+        install(name, "1", plugins={name: f"{name}.plugin"}, claims={"AcmeLM": name}, files=files)
+    assert refusal(architecture="AcmeLM") == (
+        "architecture AcmeLM is claimed twice: by plugin 'acme' (acme 1) and plugin 'zeta' (zeta 1).\n"
+        "Name one of them with --plugin."
+    )
+    assert activate(["zeta"], architecture="AcmeLM").by_need is None
+    assert refusal("acme", "zeta", architecture="AcmeLM").startswith("the model spec 'acmelm' is offered twice")
+
+
+def test_an_architecture_that_nobody_claims_says_what_to_install(install):
+    install("acme", plugins={"acme": "acme.plugin"}, claims={"AcmeLM": "acme"}, files={"acme/plugin.py": ""})
+    found = refusal(architecture="NobodyLM")
+    assert found.startswith(
+        "no active plugin has a model spec for architecture NobodyLM, and no installed one claims it. Claimed are: Acme"
+    )
+    assert "Install a plugin that claims it" in found
+
+
+def test_a_claim_that_the_plugin_does_not_keep_is_an_error(install):
+    files = {"acme/plugin.py": specs("OtherLM")}
+    install("acme", "1", plugins={"acme": "acme.plugin"}, claims={"AcmeLM": "acme"}, files=files)
+    assert refusal(architecture="AcmeLM").startswith(
+        "plugin 'acme' (acme 1, entry point acme.plugin) claims architecture AcmeLM, but declares no model spec for it."
+    )
+
+
+def test_the_installed_grpo_plugin_presets_the_estimator_it_offers():
+    active = activate(["grpo"])
+    assert active.presets == {"advantage_estimator": ("grpo", "grpo")}
+    assert active.options["grpo"].model_fields["std_normalization"].default is True
+    assert active.registry.find(Kind.ADVANTAGE_ESTIMATOR, "grpo").traits == AdvantageTraits(
+        scope="sample", reads={"rewards", "groups"}, policy_loss="clipped"
+    )
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo", "searchr1"])
+def test_the_targets_of_our_own_plugins_are_importable(name):
+    registry = activate([name]).registry
+    for kind in (Kind.ADVANTAGE_ESTIMATOR, Kind.REWARD_MODEL):
+        for component in registry.names(kind):
+            assert isinstance(registry.load(kind, component), type)

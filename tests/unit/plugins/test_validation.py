@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from types import ModuleType
+
+import pluggy
+import pytest
+
+from slime_core import Component, hookimpl
+from slime_core.errors import PluginError
+from slime_core.plugins.discovery import PluginIdentity
+from slime_core.plugins.validation import check_hooks
+
+PLUGIN = PluginIdentity("tree", "acme-tree", "2.1", "acme_tree.plugin")
+WHO = "plugin 'tree' (acme-tree 2.1, entry point acme_tree.plugin): "
+
+
+def module(**functions: object) -> ModuleType:
+    made = ModuleType("acme_tree.plugin")
+    vars(made).update(functions)
+    return made
+
+
+def message(holder: object) -> str:
+    with pytest.raises(PluginError) as failure:
+        check_hooks(PLUGIN, holder)
+    return str(failure.value)
+
+
+def plain():
+    return []
+
+
+def test_a_module_with_a_marked_hook_and_other_functions_passes():
+    check_hooks(PLUGIN, module(slime_register_trackers=hookimpl(lambda: []), own=plain, CONSTANT=3))
+
+
+def test_an_instance_with_a_marked_method_passes():
+    class Plugin:
+        @hookimpl
+        def slime_register_trackers(self):
+            return []
+
+    check_hooks(PLUGIN, Plugin())
+
+
+def test_a_class_in_place_of_an_instance_is_refused():
+    class Tree:
+        @hookimpl
+        def slime_register_trackers(self):
+            return []
+
+    assert message(Tree) == (
+        WHO + "the entry point names the class Tree; hooks of a class would be called without an instance.\n"
+        "Point it at a module, or at an instance: tree = Tree()."
+    )
+
+
+def test_a_forgotten_marker_is_refused():
+    assert message(module(slime_register_trackers=plain)) == (
+        WHO + "slime_register_trackers is not marked as a hook, so slime would never call it.\n"
+        "Put @hookimpl above it, or rename it."
+    )
+
+
+def test_the_marker_of_another_project_is_refused():
+    def impl():
+        return []
+
+    marked = pluggy.HookimplMarker("pytest")(impl)
+    assert message(module(slime_register_trackers=marked)) == (
+        WHO
+        + "slime_register_trackers carries the marker of another project (pytest_impl), so slime would never call it.\n"
+        "Use the one from slime: from slime_core import hookimpl."
+    )
+
+
+def test_a_misspelt_hook_is_refused_with_the_nearest():
+    found = message(module(slime_register_tracker=hookimpl(lambda: [])))
+    assert found.startswith(
+        WHO
+        + "slime_register_tracker implements no hook of slime (did you mean 'slime_register_trackers'?).\nHooks are: "
+    )
+
+
+def test_a_misspelt_specname_is_refused_too():
+    found = message(module(mine=hookimpl(specname="slime_preset")(lambda: {})))
+    assert "mine implements no hook of slime (did you mean 'slime_presets'?)" in found
+
+
+def test_an_async_hook_is_refused():
+    @hookimpl
+    async def impl():
+        return []
+
+    assert message(module(slime_register_trackers=impl)) == (
+        WHO + "slime_register_trackers is async; hooks declare and are called once, at start.\n"
+        "Write it with plain def; targets may be async."
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "mistake"),
+    [
+        (lambda *, config: [], "has the keyword-only parameter 'config', which is never passed.\nRemove it."),
+        (lambda **kw: [], "has the variadic parameter 'kw', which is never passed.\nRemove it."),
+        (lambda *args: [], "has the variadic parameter 'args', which is never passed.\nRemove it."),
+        (lambda config=1: [], "gives parameter 'config' a default, which hides whether it was passed.\nRemove it."),
+        (lambda config: [], "has the parameter 'config'; this hook takes none.\nRemove it."),
+    ],
+)
+def test_a_parameter_that_would_never_be_passed_is_refused(function, mistake):
+    assert message(module(slime_register_trackers=hookimpl(function))) == WHO + "slime_register_trackers " + mistake
+
+
+def test_a_wrapper_around_other_plugins_hooks_is_refused():
+    @hookimpl(wrapper=True)
+    def impl():
+        return (yield)
+
+    assert "slime_register_trackers is a hook wrapper" in message(module(slime_register_trackers=impl))
+
+
+def test_properties_are_not_run_while_checking():
+    class Plugin:
+        @property
+        def slime_secret(self):
+            raise RuntimeError("ran")
+
+        @hookimpl
+        def slime_register_trackers(self):
+            yield Component("t", target="a:b")
+
+    check_hooks(PLUGIN, Plugin())

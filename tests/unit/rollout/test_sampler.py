@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import json
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, LearnerConfig, RolloutConfig, RunConfig
+from slime_core.data.chat import PromptEncoder
+from slime_core.errors import EngineError, RequestRefused, RunError
+from slime_core.plugins.registry import Registry, activate
+from slime_core.rollout import sampler as module
+from slime_core.rollout.client import Generation, SamplingParams
+from slime_core.rollout.collect import Collector
+from slime_core.rollout.sampler import Sampler, SamplerSettings
+from slime_core.types import Sample, Status
+
+FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
+END = 1
+
+
+def digits(text: str) -> list[int]:
+    return [int(digit) + 5 for digit in text]
+
+
+def answer(text: str, reason: Any = "stop") -> Generation:
+    ids = [*digits(text), *([END] if reason == "stop" else [])]
+    return Generation(array("i", ids), array("f", [-0.5] * len(ids)), reason, ("3",))
+
+
+@dataclass
+class FakeClient:
+    """Answers with the texts that ``answers`` holds for a prompt; a prompt without an entry fails."""
+
+    answers: dict[str, list[Generation]]
+    asked: list[tuple[str, SamplingParams, int]] = field(default_factory=list)
+    made_with: dict[str, Any] = field(default_factory=dict)
+    closed: bool = False
+
+    async def generate(self, input_ids: list[int], *, sampling: SamplingParams, n: int = 1) -> list[Generation]:
+        prompt = "".join("+" if one == 15 else str(one - 5) for one in input_ids)
+        self.asked.append((prompt, sampling, n))
+        if prompt not in self.answers:
+            raise EngineError(f"no engine answered {prompt}")
+        return self.answers[prompt][:n]
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return activate(["grpo"]).registry
+
+
+@pytest.fixture(scope="module")
+def shared_encoder() -> PromptEncoder:
+    return PromptEncoder(FOLDER, apply_chat_template=False)
+
+
+@pytest.fixture
+def build(tmp_path, registry, shared_encoder, monkeypatch):
+    """Builds a sampler over two prompts, 1+1 and 2+2 of two samples each, and the client that answers it."""
+
+    def make(answers: dict[str, list[Generation]], *, num_ranks: int = 1, **overrides) -> tuple[Sampler, FakeClient]:
+        client = FakeClient(answers)
+        monkeypatch.setattr(module, "GenerateClient", lambda url, **options: client.made_with.update(options) or client)
+        monkeypatch.setattr(module, "PromptEncoder", lambda folder, **_: shared_encoder)
+        data = tmp_path / "train.jsonl"
+        rows = [{"prompt": "1+1", "label": "2", "metadata": {"carries": 0}}]
+        rows.append({"prompt": "2+2", "label": "4", "metadata": {"carries": 1}})
+        data.write_text("\n".join(map(json.dumps, rows)))
+        config = RunConfig(
+            data=DataConfig(rollout_shuffle=False),
+            rollout=overrides.pop("rollout", RolloutConfig(rollout_batch_size=2, n_samples_per_prompt=2)),
+            algorithm=AlgorithmConfig(advantage_estimator="grpo"),
+            eval=EvalConfig(eval_prompt_data=(("sums", data),), eval_max_response_len=5),
+            **overrides,
+        )
+        settings = SamplerSettings(
+            config,
+            FOLDER,
+            data,
+            "http://unused",
+            num_ranks=num_ranks,
+            samples_folder=tmp_path / "samples",
+            num_engines=3,
+        )
+        return Sampler(settings, registry), client
+
+    return make
+
+
+GOOD = {"1+1": [answer("2"), answer("3")], "2+2": [answer("4"), answer("44", "length")]}
+
+
+async def test_a_rollout_becomes_a_shard_with_group_relative_advantages(build):
+    sampler, client = build(GOOD)
+    sampled = await sampler.sample(5)
+    (shard,) = sampled.shards
+    assert shard.rollout == 5
+    assert shard.tokens_T.tolist() == [6, 15, 6, 7, 1, 6, 15, 6, 8, 1, 7, 15, 7, 9, 1, 7, 15, 7, 9, 9]
+    assert shard.response_lengths_B.tolist() == [2, 2, 2, 2]
+    assert shard.rollout_log_probs_U.tolist() == [-0.5] * 8
+    assert shard.columns_B["advantages"].tolist() == pytest.approx([0.70711, -0.70711] * 2, abs=1e-4)
+    assert (sampled.cursor["next"], sampled.cursor["returned"]) == (2, [])
+    assert [(prompt, n) for prompt, _, n in client.asked] == [("1+1", 2), ("2+2", 2)]
+
+
+async def test_metrics_describe_the_samples(build):
+    sampler, _ = build({"1+1": [answer("2"), answer("2")], "2+2": [answer("4"), answer("44", "length")]})
+    metrics = (await sampler.sample(0)).metrics
+    assert metrics.pop("perf/tokens_per_gpu_per_sec") > 0
+    assert metrics == {
+        "rollout/raw_reward": 0.75,
+        "rollout/response_len/mean": 2.0,
+        "rollout/response_len/max": 2.0,
+        "rollout/truncated_ratio": 0.25,
+        "rollout/failed_ratio": 0.0,
+        "rollout/tokens": 20.0,
+        "rollout/response_tokens": 8.0,
+        "rollout/zero_std_groups": 0.5,
+    }
+
+
+async def test_a_group_that_failed_is_counted_recorded_and_not_trained_on(build, tmp_path):
+    sampler, _ = build({"1+1": GOOD["1+1"]})
+    sampled = await sampler.sample(0)
+    assert sampled.shards[0].indices_B.tolist() == [0, 1]
+    assert sampled.metrics["rollout/failed_ratio"] == 0.5
+    rows = [json.loads(line) for line in (tmp_path / "samples" / "train-000000.jsonl").read_text().splitlines()]
+    assert [row["status"] for row in rows] == ["completed", "completed", "failed", "failed"]
+    assert rows[2]["error"] == "no engine answered 2+2"
+
+
+async def test_a_group_with_an_aborted_sample_comes_again_and_is_only_then_trained_on(build):
+    sampler, client = build({**GOOD, "2+2": [answer("4"), answer("4", "abort")]})
+    sampled = await sampler.sample(0)
+    assert sampled.shards[0].indices_B.tolist() == [0, 1]
+    assert sampled.metrics["rollout/failed_ratio"] == 0.25
+    assert sampled.warnings == ["1 of 4 samples are not trained on: status aborted, reward None"]
+    client.answers["2+2"] = GOOD["2+2"]
+    again = await sampler.sample(1)
+    assert {2, 3} <= set(again.shards[0].indices_B.tolist())
+
+
+async def test_a_refused_request_ends_the_run(build):
+    sampler, client = build(GOOD)
+
+    async def refuse(*_: Any, **__: Any) -> list[Generation]:
+        raise RequestRefused("too long")
+
+    client.generate = refuse  # type: ignore[method-assign]
+    with pytest.raises(RequestRefused, match="too long"):
+        await sampler.sample(0)
+
+
+@pytest.mark.parametrize("reward", [None, float("nan"), {"other": 1.0}])
+async def test_a_reward_that_is_no_finite_number_is_refused_with_the_name_of_the_model(build, reward):
+    sampler, _ = build(GOOD)
+
+    class Odd:
+        async def score(self, samples: list[Sample]) -> list[Any]:
+            return [reward] * len(samples)
+
+    sampler._collector._reward = Odd()
+    with pytest.raises(RunError, match=r"reward model 'exact_match' returned .* for sample 0; accepted is a finite"):
+        await sampler.sample(0)
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (5,), ()])
+async def test_advantages_of_another_shape_are_refused_with_the_name_of_the_estimator(build, shape):
+    sampler, _ = build(GOOD)
+
+    class Odd:
+        def estimate(self, batch: Any) -> Any:
+            return np.zeros(shape, np.float32)
+
+    sampler._estimator = Odd()
+    with pytest.raises(RunError, match="advantage estimator 'grpo' returned shape"):
+        await sampler.sample(0)
+
+
+async def test_samples_of_a_fan_out_inherit_group_and_index(registry):
+    async def fan_out(context: Any, sample: Sample, sampling: Any) -> list[Sample]:
+        return [Sample(status=Status.COMPLETED, rollout_id=7), Sample(status=Status.COMPLETED, rollout_id=7, index=9)]
+
+    class Flat:
+        async def score(self, samples: list[Sample]) -> list[float]:
+            return [1.0] * len(samples)
+
+    collector = Collector(fan_out, Flat(), registry=registry, rollout=RolloutConfig())
+    collector._generates_groups = False
+    (group,) = await collector.collect(None, [[Sample(group_index=3, index=4)]], SamplingParams())  # type: ignore[arg-type]
+    assert [(one.group_index, one.index, one.reward) for one in group] == [(3, 4, 1.0), (3, 9, 1.0)]
+
+
+async def test_a_rollout_with_nothing_to_train_on_ends_the_run_with_the_cause(build):
+    sampler, _ = build({})
+    with pytest.raises(
+        RunError, match=r"rollout 0: 0 of 4 samples can be trained on; 1 are needed.*: no engine answered 1\+1; no eng"
+    ):
+        await sampler.sample(0)
+
+
+async def test_a_reward_model_that_skips_a_sample_is_refused(build):
+    sampler, _ = build(GOOD)
+
+    class Short:
+        async def score(self, samples: list[Sample]) -> list[float]:
+            return [1.0] * (len(samples) - 1)
+
+    sampler._collector._reward = Short()
+    with pytest.raises(RunError, match="'exact_match' returned 1 rewards for 2 samples"):
+        await sampler.sample(0)
+
+
+async def test_two_ranks_and_two_steps_share_the_samples(build):
+    sampler, _ = build(GOOD, num_ranks=2, learner=LearnerConfig(num_steps_per_rollout=2))
+    first, second = (await sampler.sample(0)).shards
+    assert sorted([*first.indices_B, *second.indices_B]) == [0, 1, 2, 3]
+    assert len(first.steps) == len(second.steps) == 2
+    assert first.loss_weights_B.tolist() == [0.25, 0.25]
+
+
+async def test_training_and_evaluation_ask_for_different_sampling(build):
+    rollout = RolloutConfig(
+        rollout_batch_size=1,
+        n_samples_per_prompt=2,
+        rollout_temperature=0.7,
+        rollout_top_p=0.9,
+        rollout_top_k=8,
+        rollout_max_response_len=11,
+        rollout_stop_token_ids=(13,),
+    )
+    sampler, client = build(GOOD, rollout=rollout)
+    (shard,) = (await sampler.sample(0)).shards
+    await sampler.measure("sums", step=0)
+    training, greedy = client.asked[0][1], client.asked[1][1]
+    assert training == SamplingParams(0.7, 0.9, 8, 11, stop_token_ids=(13, END))
+    assert greedy == SamplingParams(0.0, 1.0, -1, 5, stop_token_ids=(13, END))
+    assert shard.temperature == pytest.approx(0.7)
+
+
+async def test_the_client_has_room_for_all_engines_and_knows_the_vocabulary(build):
+    _, client = build(GOOD)
+    assert client.made_with == {"max_in_flight": 3 * 64, "timeout_s": 300.0, "vocab_size": 16}
+
+
+async def test_an_evaluation_is_the_mean_reward_overall_and_by_metadata(build, tmp_path):
+    sampler, client = build({"1+1": [answer("2")], "2+2": [answer("44", "length")]})
+    assert await sampler.evaluate(8) == {
+        "eval/sums": 0.5,
+        "eval/sums-truncated_ratio": 0.5,
+        "eval/sums/carries=0": 1.0,
+        "eval/sums/carries=1": 0.0,
+    }
+    assert [n for _, _, n in client.asked] == [1, 1]
+    assert (tmp_path / "samples" / "eval-sums-000008.jsonl").is_file()
+
+
+async def test_an_evaluation_starts_from_clean_samples_every_time(build):
+    sampler, client = build({"1+1": [answer("2")], "2+2": [answer("4")]})
+    assert (await sampler.evaluate(0))["eval/sums"] == 1.0
+    client.answers["2+2"] = [answer("5")]
+    assert (await sampler.evaluate(1))["eval/sums"] == 0.5
+    assert sampler._eval_sets["sums"][0][0].status is Status.PENDING
+
+
+async def test_an_evaluation_does_not_move_the_training_data(build):
+    sampler, _ = build(GOOD)
+    await sampler.evaluate(0)
+    assert (await sampler.sample(0)).shards[0].indices_B.tolist() == [0, 1, 2, 3]
+
+
+async def test_a_failed_evaluation_sample_ends_the_run(build):
+    sampler, _ = build({"1+1": [answer("2")]})
+    with pytest.raises(RunError, match=r"'sums': 1 of 2 samples have no reward: no engine answered 2\+2"):
+        await sampler.evaluate(0)
+
+
+async def test_a_restored_sampler_goes_on_with_the_next_prompts(build):
+    sampler, _ = build(GOOD)
+    cursor = (await sampler.sample(0)).cursor
+    sampler.restore({**cursor, "next": 6})
+    assert (await sampler.sample(1)).shards[0].indices_B.tolist() == [12, 13, 14, 15]
+
+
+async def test_closing_closes_the_client(build):
+    sampler, client = build(GOOD)
+    await sampler.close()
+    assert client.closed

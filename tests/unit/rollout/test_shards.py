@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime_core.rollout.shards import grouped_rewards, loss_masks, loss_weights, make_shards
+from slime_core.types import LogProbs, Mask, Sample, Status, TokenIds
+
+
+def sample(index: int, *, prompt: int, response: int, **fields) -> Sample:
+    """Token ids and log-probs that tell where they come from: sample 3, token 2 is 302."""
+    return Sample(
+        group_index=index // 2,
+        index=index,
+        tokens=TokenIds(100 * index + i for i in range(prompt + response)),
+        response_length=response,
+        rollout_log_probs=LogProbs(-float(100 * index + i) for i in range(response)),
+        reward=float(index),
+        status=Status.COMPLETED,
+        **fields,
+    )
+
+
+def weights(samples: list[Sample], *, per_token: bool = False) -> list[float]:
+    sums_B = np.array([mask.sum() for mask in loss_masks(samples)], np.int64)
+    return loss_weights(samples, sums_B, per_token=per_token).tolist()
+
+
+def shards(samples: list[Sample], *, num_ranks=1, num_steps=1, max_tokens=64, per_token=False):
+    return make_shards(
+        samples,
+        np.array([10.0 * s.index for s in samples], np.float32),
+        rollout=4,
+        num_ranks=num_ranks,
+        num_steps=num_steps,
+        max_tokens=max_tokens,
+        per_token=per_token,
+        temperature=0.7,
+    )
+
+
+# --- Masks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_mask_is_the_samples_own_or_ones_or_zeros_for_a_removed_sample():
+    found = loss_masks(
+        [
+            sample(0, prompt=1, response=3, loss_mask=Mask([1, 0, 1])),
+            sample(1, prompt=1, response=2),
+            sample(2, prompt=1, response=2, loss_mask=[1, 1], remove_sample=True),
+        ]
+    )
+    assert [mask.tolist() for mask in found] == [[1, 0, 1], [1, 1], [0, 0]]
+    assert {mask.dtype for mask in found} == {np.dtype(np.float32)}
+
+
+def test_a_mask_of_another_length_than_the_response_is_refused():
+    with pytest.raises(ValueError, match="sample 7: the loss mask has 2 entries, the response 3 tokens"):
+        loss_masks([sample(7, prompt=1, response=3, loss_mask=[1, 1])])
+
+
+# --- Weights ---------------------------------------------------------------------------------------------------------
+
+
+def test_per_response_each_response_counts_the_same():
+    samples = [sample(0, prompt=1, response=2), sample(1, prompt=1, response=8)]
+    assert weights(samples) == [0.25, 0.0625]  # 1/2 responses x 1/2 and 1/8 tokens
+
+
+def test_per_token_each_token_counts_the_same():
+    samples = [sample(0, prompt=1, response=2), sample(1, prompt=1, response=6, loss_mask=[1, 1, 0, 0, 0, 0])]
+    assert weights(samples, per_token=True) == [0.25, 0.25]
+
+
+def test_masked_tokens_do_not_count_in_the_mean_of_their_response():
+    samples = [sample(0, prompt=1, response=4, loss_mask=[1, 0, 0, 1]), sample(1, prompt=1, response=1)]
+    assert weights(samples) == [0.25, 0.5]
+
+
+def test_siblings_of_one_rollout_share_one_mean():
+    # Siblings 0 and 2 have 1 + 3 trained tokens together; rollouts: {0, 2} and {1}.
+    samples = [
+        sample(0, prompt=1, response=1, rollout_id=5),
+        sample(1, prompt=1, response=2, rollout_id=6),
+        sample(2, prompt=1, response=3, rollout_id=5),
+    ]
+    assert weights(samples) == [0.125, 0.25, 0.125]
+
+
+def test_a_rollout_id_is_no_position():
+    # Rollout 1 is sample 0 alone; sample 1 has no id and is no sibling of it.
+    samples = [sample(0, prompt=1, response=1, rollout_id=1), sample(1, prompt=1, response=4)]
+    assert weights(samples) == [0.5, 0.125]
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_samples_without_a_trained_token_count_in_no_divisor(per_token):
+    kept = [sample(0, prompt=1, response=2), sample(1, prompt=1, response=4)]
+    removed = sample(2, prompt=1, response=3, remove_sample=True)
+    masked = sample(3, prompt=1, response=1, loss_mask=[0])
+    assert weights([*kept, removed, masked], per_token=per_token)[:2] == weights(kept, per_token=per_token)
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_where_nothing_is_trained_weights_are_finite(per_token):
+    found = weights([sample(0, prompt=1, response=2, remove_sample=True)], per_token=per_token)
+    assert np.isfinite(found).all()
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.sampled_from([None, 1, 2])), min_size=1), st.booleans())
+def test_weights_times_trained_tokens_add_up_to_one(shapes, per_token):
+    samples = [
+        sample(i, prompt=1, response=length, remove_sample=removed, rollout_id=rollout)
+        for i, (length, removed, rollout) in enumerate(shapes)
+    ]
+    sums_B = np.array([mask.sum() for mask in loss_masks(samples)])
+    expected = float(not all(removed for _, removed, _ in shapes))
+    assert float((np.array(weights(samples, per_token=per_token)) * sums_B).sum()) == pytest.approx(expected, abs=1e-5)
+
+
+# --- Rewards ---------------------------------------------------------------------------------------------------------
+
+
+def test_rewards_are_grouped_by_group_index_and_removed_samples_stay_in():
+    samples = [sample(0, prompt=1, response=2), sample(3, prompt=1, response=3, remove_sample=True)]
+    samples[1].reward = {"score": 0.5, "format": 1.0}
+    samples[0].reward = {"score": 0.25}
+    batch = grouped_rewards(samples, loss_masks(samples), key="score")
+    assert batch.rewards_B.tolist() == [0.25, 0.5]
+    assert batch.groups_B.tolist() == [0, 1]
+    assert batch.lengths_B.tolist() == [2, 3]
+    assert batch.mask_sums_B.tolist() == [2, 0]
+
+
+# --- Shards ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_shard_by_hand():
+    samples = [
+        sample(0, prompt=3, response=2, loss_mask=[1, 0]),
+        sample(1, prompt=2, response=1),
+        sample(2, prompt=1, response=7),
+    ]
+    (shard,) = shards(samples, max_tokens=8)
+    assert shard.tokens_T.tolist() == [0, 1, 2, 3, 4, 100, 101, 102, *range(200, 208)]
+    assert shard.tokens_T.dtype == np.int64
+    assert shard.lengths_B.tolist() == [5, 3, 8]
+    assert shard.response_lengths_B.tolist() == [2, 1, 7]
+    assert shard.loss_mask_U.tolist() == [1, 0, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert shard.rollout_log_probs_U.tolist() == [0, -1, -100, *(-float(200 + i) for i in range(7))]
+    assert shard.loss_weights_B.tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 21])
+    assert shard.columns_B["advantages"].tolist() == [0, 10, 20]
+    assert shard.indices_B.tolist() == [0, 1, 2]
+    assert [step.micro_batches for step in shard.steps] == [((2,), (0, 1))]
+    assert (shard.rollout, shard.temperature) == (4, 0.7)
+
+
+def test_plans_name_positions_of_their_own_shard():
+    samples = [sample(i, prompt=1, response=length) for i, length in enumerate([9, 3, 8, 2])]
+    first, second = shards(samples, num_ranks=2, num_steps=2)
+    assert (first.indices_B.tolist(), second.indices_B.tolist()) == ([0, 2], [1, 3])
+    assert (first.columns_B["advantages"].tolist(), second.columns_B["advantages"].tolist()) == ([0, 20], [10, 30])
+    for shard in (first, second):
+        assert [step.micro_batches for step in shard.steps] == [((0,),), ((1,),)]
+
+
+def test_weights_are_those_of_each_step():
+    samples = [sample(i, prompt=1, response=1) for i in range(5)]
+    (shard,) = shards(samples, num_steps=2)
+    assert shard.loss_weights_B.tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 1 / 2, 1 / 2])
+
+
+SHAPES = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 12)), min_size=8, max_size=24)
+
+
+@given(SHAPES, st.integers(1, 4), st.integers(1, 2), st.integers(1, 30))
+def test_every_sample_is_in_exactly_one_micro_batch_of_one_rank(shapes, num_ranks, num_steps, max_tokens):
+    samples = [sample(i, prompt=p, response=r) for i, (p, r) in enumerate(shapes)]
+    found = shards(samples, num_ranks=num_ranks, num_steps=num_steps, max_tokens=max_tokens)
+    trained = [
+        int(shard.indices_B[place])
+        for shard in found
+        for step in shard.steps
+        for micro in step.micro_batches
+        for place in micro
+    ]
+    assert sorted(trained) == list(range(len(samples)))
+    assert sorted(index for shard in found for index in shard.indices_B.tolist()) == list(range(len(samples)))
+    assert all(len(shard.steps) == num_steps for shard in found)
+
+
+def total_loss(found) -> float:
+    """The loss of a single-step rollout where the loss of a token is its log-prob, as the learner would sum it."""
+    total = 0.0
+    for shard in found:
+        starts = np.concatenate([[0], np.cumsum(shard.response_lengths_B)])
+        for place in (place for step in shard.steps for micro in step.micro_batches for place in micro):
+            span = slice(starts[place], starts[place + 1])
+            loss = (shard.loss_mask_U[span] * shard.rollout_log_probs_U[span]).sum()
+            total += float(shard.loss_weights_B[place] * loss)
+    return total
+
+
+@given(SHAPES, st.integers(1, 4), st.integers(1, 30), st.booleans(), st.randoms(use_true_random=False))
+def test_order_ranks_and_micro_batches_leave_the_loss_unchanged(shapes, num_ranks, max_tokens, per_token, random):
+    samples = [sample(i, prompt=p, response=r, rollout_id=i // 3) for i, (p, r) in enumerate(shapes)]
+    expected = total_loss(shards(samples, per_token=per_token))
+    random.shuffle(samples)
+    found = shards(samples, num_ranks=num_ranks, max_tokens=max_tokens, per_token=per_token)
+    assert total_loss(found) == pytest.approx(expected, rel=1e-5)
+
+
+def test_fewer_samples_than_ranks_in_a_step_are_refused():
+    with pytest.raises(ValueError, match="1 samples in an optimizer step cannot feed 2 data-parallel ranks"):
+        shards([sample(i, prompt=1, response=1) for i in range(2)], num_ranks=2, num_steps=2)
+
+
+@pytest.mark.parametrize(("log_probs", "found"), [(None, "none"), ([-1.0], "1")])
+def test_response_tokens_without_log_probs_are_refused(log_probs, found):
+    broken = sample(0, prompt=1, response=2)
+    broken.rollout_log_probs = log_probs
+    with pytest.raises(ValueError, match=f"2 response tokens need as many log-probs of the engine; found {found}"):
+        shards([broken])

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from slime_core.checkpoint.folder import RunState
+from slime_core.cluster.lending import Lending
+from slime_core.config.schema import CheckpointConfig, EvalConfig, RolloutConfig, RunConfig, WeightsConfig
+from slime_core.errors import NonFiniteError
+from slime_core.loop import train
+from slime_core.track.record import RunRecord
+from slime_core.track.track import Track
+
+
+@dataclass
+class Sampled:
+    refs: list[Any]
+    metrics: dict[str, float]
+    cursor: dict[str, Any]
+
+
+@dataclass
+class Diary:
+    """Plays learner and sampler, and writes down who was called, with what, and who had the devices."""
+
+    devices: Lending = field(default_factory=Lending)
+    calls: list[str] = field(default_factory=list)
+    borrowers: dict[str, str | None] = field(default_factory=dict)
+    saved: list[RunState] = field(default_factory=list)
+    fails_at: int | None = None
+
+    def sample(self, rollout: int) -> Sampled:
+        self._note("sample", rollout)
+        return Sampled([f"shard-{rollout}"], {"rollout/raw_reward": float(rollout)}, {"next": 10 * (rollout + 1)})
+
+    def train(self, shards: list[Any]) -> dict[str, float]:
+        self._note("train", shards[0])
+        if shards == [f"shard-{self.fails_at}"]:
+            raise NonFiniteError("loss is NaN")
+        return {"train/loss": 0.5}
+
+    def publish(self, version: int) -> None:
+        self._note("publish", version)
+
+    def save(self, state: RunState) -> None:
+        self._note("save", state.step)
+        self.saved.append(state)
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        self._note("evaluate", step)
+        return {"eval/sums": step / 10}
+
+    def _note(self, what: str, detail: Any) -> None:
+        self.calls.append(f"{what} {detail}")
+        self.borrowers[what] = self.devices.borrower
+
+
+def config(*, interval: int = 1, save: int | None = 2, evaluate: int | None = 2, steps: int = 3, **more) -> RunConfig:
+    return RunConfig(
+        rollout=RolloutConfig(num_rollout=steps),
+        weights=WeightsConfig(update_weights_interval=interval),
+        checkpoint=CheckpointConfig(save_interval=save),
+        eval=EvalConfig(eval_interval=evaluate, **{"eval_prompt_data": (("sums", "sums.jsonl"),), **more}),
+    )
+
+
+@pytest.fixture
+def run(tmp_path):
+    def start(diary: Diary, settings: RunConfig, state: RunState | None = None) -> RunState:
+        with Track(RunRecord(tmp_path), tensorboard=False) as track:
+            return train(diary, diary, config=settings, state=state or RunState(), track=track, devices=diary.devices)
+
+    return start
+
+
+def test_three_steps_that_publish_every_step(run):
+    diary = Diary()
+    end = run(diary, config())
+    assert diary.calls == [
+        *("publish 0", "evaluate 0"),
+        *("sample 0", "train shard-0", "publish 1"),
+        *("sample 1", "train shard-1", "save 2", "publish 2", "evaluate 2"),
+        *("sample 2", "train shard-2", "save 3", "publish 3", "evaluate 3"),
+    ]
+    assert end == RunState(3, cursor={"next": 30})
+
+
+def test_three_steps_that_publish_every_other_step(run):
+    diary = Diary()
+    run(diary, config(interval=2))
+    assert diary.calls == [
+        *("publish 0", "evaluate 0"),
+        *("sample 0", "train shard-0"),
+        *("sample 1", "train shard-1", "save 2", "publish 2", "evaluate 2"),
+        *("sample 2", "train shard-2", "save 3", "evaluate 3"),
+    ]
+
+
+def test_an_interval_of_zero_publishes_only_before_the_first_step(run):
+    diary = Diary()
+    run(diary, config(interval=0, evaluate=None))
+    assert diary.calls == [
+        *("publish 0", "evaluate 0"),
+        *("sample 0", "train shard-0", "sample 1", "train shard-1", "save 2", "sample 2", "train shard-2", "save 3"),
+    ]
+
+
+def test_without_an_interval_a_checkpoint_is_saved_at_the_end(run):
+    diary = Diary()
+    run(diary, config(save=None))
+    assert [state.step for state in diary.saved] == [3]
+
+
+def test_a_checkpoint_holds_the_cursor_behind_the_rollout_that_was_trained(run):
+    diary = Diary()
+    run(diary, config(), RunState(plugins={"version": 1}))
+    assert diary.saved == [RunState(2, {"next": 20}, {"version": 1}), RunState(3, {"next": 30}, {"version": 1})]
+
+
+def test_training_saving_and_publishing_borrow_the_devices(run):
+    diary = Diary()
+    run(diary, config())
+    assert {what for what, borrower in diary.borrowers.items() if borrower == "learner"} == {"train", "save", "publish"}
+    assert {what for what, borrower in diary.borrowers.items() if borrower is None} == {"sample", "evaluate"}
+    assert diary.devices.borrower is None
+
+
+def test_a_failed_step_publishes_and_saves_nothing_and_gives_the_devices_back(run, tmp_path):
+    diary = Diary(fails_at=1)
+    with pytest.raises(NonFiniteError):
+        run(diary, config())
+    assert diary.calls[-3:] == ["publish 1", "sample 1", "train shard-1"]
+    assert diary.saved == []
+    assert diary.devices.borrower is None
+    assert [row["step"] for row in rows(tmp_path)] == [0]
+
+
+def test_a_resumed_run_goes_on_behind_its_last_step(run):
+    diary = Diary()
+    run(diary, config(), RunState(2, cursor={"next": 20}))
+    assert diary.calls == [
+        *("publish 2", "evaluate 2", "sample 2", "train shard-2", "save 3", "publish 3", "evaluate 3"),
+    ]
+
+
+def test_a_finished_run_has_nothing_left_to_train(run):
+    diary = Diary()
+    assert run(diary, config(), RunState(3)) == RunState(3)
+    assert diary.calls == ["publish 3", "evaluate 3"]
+
+
+@pytest.mark.parametrize("settings", [{"skip_eval_before_train": True}, {"eval_prompt_data": ()}])
+def test_the_first_evaluation_can_be_left_out(run, settings):
+    diary = Diary()
+    run(diary, config(evaluate=None, **settings))
+    assert not [call for call in diary.calls if call.startswith("evaluate")]
+
+
+def test_rows_hold_metrics_times_and_the_evaluation_of_the_weights_they_start_from(run, tmp_path):
+    run(Diary(), config())
+    found = rows(tmp_path)
+    assert [row["step"] for row in found] == [0, 1, 2, 3]
+    assert [row.get("eval/sums") for row in found] == [0.0, None, 0.2, 0.3]
+    assert [row.get("rollout/raw_reward") for row in found] == [0.0, 1.0, 2.0, None]
+    assert [row.get("train/loss") for row in found] == [0.5, 0.5, 0.5, None]
+    timed = {name for name in found[1] if name.startswith("perf/")}
+    assert timed == {f"perf/{phase}_time" for phase in ("rollout", "train", "save", "update_weights", "step")}
+
+
+def rows(folder) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,88 @@
+"""The folder of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime_core.errors import CheckpointError, ConfigError
+from slime_core.track.record import RunRecord, write_atomically
+
+
+def test_a_run_folder_has_its_places(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path / "run")
+    record.write_text("config.toml", "seed = 1\n")
+    assert record.config.read_text() == "seed = 1\n"
+    assert sorted(path.name for path in record.directory.iterdir()) == [
+        "checkpoints", "config.toml", "logs", "samples", "tensorboard",
+    ]  # fmt: skip
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+    assert RunRecord(tmp_path).metrics == tmp_path / "metrics.jsonl"
+
+
+def test_a_used_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"holds another run's files.*--load"):
+        RunRecord(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_what_a_failed_start_left_is_taken(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path)
+    for name in ("config.toml", "plugins.json", "metrics.jsonl", "logs/engine-0.log"):
+        (tmp_path / name).touch()
+    assert RunRecord(tmp_path).directory == record.directory
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/step-000002", "notes.txt", "config-step-000002.toml"])
+def test_a_folder_with_rows_checkpoints_or_other_files_is_refused(name: str, tmp_path: Path) -> None:
+    RunRecord(tmp_path)
+    (tmp_path / name).write_text('{"step": 0}\n')
+    with pytest.raises(ConfigError, match="holds another run's files"):
+        RunRecord(tmp_path)
+
+
+def test_a_resumed_run_keeps_the_settings_so_far(tmp_path: Path) -> None:
+    for settings in ("first", "second"):
+        (tmp_path / "config.toml").write_text(settings)
+        RunRecord(tmp_path, resumed_step=40)
+    assert (tmp_path / "config-step-000040.toml").read_text() == "first"
+    assert (tmp_path / "config-step-000040-2.toml").read_text() == "second"
+
+
+def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        RunRecord(tmp_path / "run")
+
+
+def test_a_resumed_run_drops_the_rows_it_will_do_again(tmp_path: Path) -> None:
+    kept, again = (
+        '{"step": 0, "a": 1.0}\n{"step": 1, "a": 2.0}\n',
+        '{"step": 2, "a": 3.0, "eval/x": 0.5}\n{"step": 3}\n',
+    )
+    (tmp_path / "metrics.jsonl").write_text(kept + again + '{"st')
+    record = RunRecord(tmp_path, resumed_step=2)
+    assert record.metrics.read_text() == kept
+    assert record.pending_evaluation == {"eval/x": 0.5}
+
+
+def test_a_run_may_resume_into_a_new_folder(tmp_path: Path) -> None:
+    assert not RunRecord(tmp_path / "new", resumed_step=5).metrics.exists()
+
+
+def test_a_broken_row_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"loss": 1.0}\n')
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl:2 is not a metrics row"):
+        RunRecord(tmp_path, resumed_step=1)
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+    path = write_atomically(tmp_path / "config.toml", "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "new \ud800")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["config.toml"]

@@ -1,0 +1,186 @@
+"""Rows, timers, listeners and trackers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slime_core.errors import NonFiniteError
+from slime_core.track.events import EvalFinished, Event, PhaseStarted, RunFinished, StepFinished, Warned
+from slime_core.track.record import RunRecord
+from slime_core.track.track import Track
+
+
+class Memory:
+    """A tracker that remembers, or fails as often as it is told to."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.failures = failures
+        self.calls = 0
+        self.closed = False
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self.calls += 1
+        if self.calls <= self.failures:
+            raise ConnectionError("no such host")
+        self.rows.append((step, metrics))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def rows(record: RunRecord) -> list[dict[str, float]]:
+    found = [json.loads(line) for line in record.metrics.read_text().splitlines()]
+    return [{name: value for name, value in row.items() if not name.startswith("perf/")} for row in found]
+
+
+def test_a_step_is_one_line_written_when_it_ends(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path)
+    with Track(record, tensorboard=False) as track:
+        with track.step(0) as metrics:
+            metrics.update({"rollout/raw_reward": 0.25, "train/loss": -1})
+            assert record.metrics.read_text() == ""
+        (line,) = record.metrics.read_text().splitlines()
+        assert list(json.loads(line)) == ["step", "rollout/raw_reward", "train/loss", "perf/step_time"]
+        assert line.startswith('{"step": 0, "rollout/raw_reward": 0.25, "train/loss": -1.0, "perf/step_time": ')
+
+
+def test_an_evaluation_is_in_the_row_of_the_weights_it_measured(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path)
+    with Track(record, tensorboard=False) as track:
+        track.evaluation(0, {"eval/sums": 0.1})
+        with track.step(0) as metrics:
+            metrics["train/loss"] = 3
+        with track.step(1) as metrics:
+            metrics["train/loss"] = 2
+            track.evaluation(2, {"eval/sums": 0.5})
+    assert rows(record) == [
+        {"step": 0, "train/loss": 3.0, "eval/sums": 0.1},
+        {"step": 1, "train/loss": 2.0},
+        {"step": 2, "eval/sums": 0.5},
+    ]
+
+
+def test_an_evaluation_of_weights_whose_row_is_written_is_a_mistake(tmp_path: Path) -> None:
+    with Track(RunRecord(tmp_path), tensorboard=False) as track:
+        with track.step(0):
+            pass
+        with pytest.raises(AssertionError, match="row 0 is written"):
+            track.evaluation(0, {"eval/sums": 0.1})
+
+
+def test_a_step_that_fails_writes_no_row_but_keeps_the_evaluation(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path)
+    with Track(record, tensorboard=False) as track:
+        track.evaluation(0, {"eval/sums": 0.1})
+        with pytest.raises(NonFiniteError, match="train/loss"), track.step(0) as metrics:
+            metrics["train/loss"] = float("nan")
+    assert rows(record) == [{"step": 0, "eval/sums": 0.1}]
+
+
+def test_a_resumed_run_carries_the_last_evaluation_into_its_first_row(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path)
+    with Track(record, tensorboard=False) as track:
+        with track.step(0):
+            pass
+        track.evaluation(1, {"eval/sums": 0.5})
+    resumed = RunRecord(tmp_path, resumed_step=1)
+    with Track(resumed, tensorboard=False) as track, track.step(1) as metrics:
+        metrics["train/loss"] = 1
+    assert rows(resumed) == [{"step": 0}, {"step": 1, "train/loss": 1.0, "eval/sums": 0.5}]
+
+
+def test_timers_of_a_step_add_up_and_fit_into_it(tmp_path: Path) -> None:
+    memory = Memory()
+    with Track(RunRecord(tmp_path), tensorboard=False, trackers={"memory": memory}) as track:
+        with track.timer("start"):
+            pass
+        with track.step(0):
+            for phase in ("rollout", "train", "rollout"):
+                with track.timer(phase):
+                    pass
+    ((_, metrics),) = memory.rows
+    assert list(metrics) == ["perf/rollout_time", "perf/train_time", "perf/step_time"]
+    assert 0 < metrics["perf/rollout_time"] + metrics["perf/train_time"] <= metrics["perf/step_time"]
+
+
+def test_listeners_hear_everything_in_order(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    with Track(RunRecord(tmp_path), tensorboard=False, listeners=[heard.append]) as track:
+        track.evaluation(0, {"eval/sums": 0.1})
+        with track.step(0), track.timer("rollout"):
+            track.warn("All groups have zero variance.")
+    assert heard[:3] == [
+        EvalFinished(0, {"eval/sums": 0.1}),
+        PhaseStarted("rollout", 0),
+        Warned("All groups have zero variance."),
+    ]
+    assert [type(event) for event in heard[3:]] == [StepFinished, RunFinished]
+
+
+def test_a_tracker_that_fails_three_times_is_off_and_reported_once(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    broken, sound = Memory(failures=99), Memory()
+    with Track(
+        RunRecord(tmp_path), tensorboard=False, trackers={"broken": broken, "sound": sound}, listeners=[heard.append]
+    ) as track:
+        for step in range(5):
+            with track.step(step):
+                pass
+    assert (broken.calls, [step for step, _ in sound.rows]) == (3, [0, 1, 2, 3, 4])
+    (warning,) = [event.message for event in heard if isinstance(event, Warned)]
+    assert "Tracker 'broken' failed 3 times and is off for the rest of the run: ConnectionError: no such" in warning
+    assert broken.closed
+    assert sound.closed
+
+
+def test_a_tracker_that_recovers_stays(tmp_path: Path) -> None:
+    flaky = Memory(failures=2)
+    with Track(RunRecord(tmp_path), tensorboard=False, trackers={"flaky": flaky}) as track:
+        for step in range(4):
+            with track.step(step):
+                pass
+    assert [step for step, _ in flaky.rows] == [2, 3]
+
+
+def test_a_listener_that_fails_ends_no_run(tmp_path: Path) -> None:
+    def broken(event: Event) -> None:
+        raise RuntimeError("no screen")
+
+    record = RunRecord(tmp_path)
+    with Track(record, tensorboard=False, listeners=[broken]) as track, track.step(0):
+        pass
+    assert rows(record) == [{"step": 0}]
+
+
+def test_tensorboard_holds_the_same_numbers(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    record = RunRecord(tmp_path)
+    with Track(record) as track:
+        for step in range(2):
+            with track.step(step) as metrics:
+                metrics["train/loss"] = 0.5 * step
+    (file,) = record.tensorboard.iterdir()
+    found = [
+        (event.step, value.tag, value.tensor.float_val[0])
+        for event in EventFileLoader(str(file)).Load()
+        for value in event.summary.value
+        if value.tag == "train/loss"
+    ]
+    assert found == [(0, "train/loss", 0.0), (1, "train/loss", 0.5)]
+
+
+def test_tracking_imports_neither_torch_nor_ray(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from slime_core.track.record import RunRecord; "
+        "from slime_core.track.track import Track; Track(RunRecord(Path(sys.argv[1]))).close(); "
+        "print({'torch', 'ray', 'tensorflow'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -1,0 +1,66 @@
+"""Which weights travel together, and as which bytes."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime_core.weights.bucket import Bucket, checksum, flatten, plan, spec_of
+from slime_core.weights.specs import WeightSpec
+
+
+def spec(name: str, size: int, dtype: str = "float32") -> WeightSpec:
+    return WeightSpec(name, dtype, (size,))
+
+
+def names(buckets: list[Bucket]) -> list[list[str]]:
+    return [bucket.names for bucket in buckets]
+
+
+def test_a_bucket_is_filled_up_to_its_limit_and_no_further() -> None:
+    specs = [spec("a", 2), spec("b", 2), spec("c", 1)]
+    assert names(plan(specs, bytes_limit=16)) == [["a", "b"], ["c"]]
+    assert names(plan(specs, bytes_limit=20)) == [["a", "b", "c"]]
+
+
+def test_a_weight_above_the_limit_travels_alone() -> None:
+    assert names(plan([spec("a", 1), spec("big", 100), spec("c", 1)], bytes_limit=16)) == [["a"], ["big"], ["c"]]
+
+
+def test_dtypes_never_share_a_bucket() -> None:
+    specs = [spec("a", 1), spec("half", 1, "bfloat16"), spec("b", 1), spec("half2", 1, "bfloat16")]
+    assert names(plan(specs, bytes_limit=64)) == [["a", "b"], ["half", "half2"]]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["float32", "bfloat16"])), max_size=30), st.integers(1, 100)
+)
+def test_every_weight_travels_once_and_no_bucket_is_too_large(sizes: list[tuple[int, str]], limit: int) -> None:
+    specs = [spec(str(number), size, dtype) for number, (size, dtype) in enumerate(sizes)]
+    buckets = plan(specs, bytes_limit=limit)
+    assert sorted(one.name for bucket in buckets for one in bucket.specs) == sorted(one.name for one in specs)
+    assert all(bucket.nbytes <= limit or len(bucket.specs) == 1 for bucket in buckets)
+
+
+def test_flattened_bytes_are_those_of_the_tensors_one_after_the_other() -> None:
+    columns = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).T
+    flat = flatten([columns, torch.tensor([5.0])])
+    assert flat.dtype == torch.uint8
+    assert bytes(flat.tolist()) == struct.pack("<5f", 1, 3, 2, 4, 5)
+
+
+def test_a_checksum_continues_over_buckets() -> None:
+    first, second = flatten([torch.tensor([1.0])]), flatten([torch.tensor([2.0])])
+    assert checksum(second, start=checksum(first)) == zlib.crc32(struct.pack("<2f", 1, 2))
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 2), (torch.float32, 4)])
+def test_a_spec_says_how_many_bytes_its_tensor_has(dtype: torch.dtype, size: int) -> None:
+    found = spec_of("w", torch.zeros(3, 5, dtype=dtype))
+    assert found == WeightSpec("w", str(dtype).split(".")[1], (3, 5))
+    assert found.nbytes == 15 * size

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from slime_core.errors import NonFiniteError, WeightSyncError
+from slime_core.weights import publisher as module
+from slime_core.weights.endpoints import HeldWeights
+from slime_core.weights.publisher import Publisher, PublisherSettings
+
+FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
+NORM = "model.norm.weight"
+
+
+class Engines:
+    """Plays control, group and engines in one: what is sent is held, and every call is written down."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.held: dict[str, torch.Tensor] = {}
+        self.reported: str | None = None
+        self.spoils: str | None = None
+        self.forgets_version = False
+        self.made_with: dict[str, object] = {}
+        self._sent = torch.empty(0)
+
+    def __getattr__(self, name: str):
+        return lambda *arguments: self.calls.append(" ".join([name, *map(str, arguments)]))
+
+    def broadcast(self, flat):
+        self._sent = flat.clone()
+
+    def update_from_distributed(self, bucket, *, group, send, version, flush_cache):
+        send()
+        self.calls.append(f"update {len(bucket.specs)} {version} {flush_cache}")
+        start = 0
+        for spec in bucket.specs:
+            piece = self._sent[start : start + spec.nbytes].clone()
+            self.held[spec.name] = piece.view(getattr(torch, spec.dtype)).reshape(spec.shape)
+            start += spec.nbytes
+        assert start == len(self._sent)
+        self.reported = version or self.reported
+
+    def version(self):
+        self.calls.append("version")
+        return "0" if self.forgets_version else self.reported
+
+    def checksum(self):
+        self.calls.append("checksum")
+        digest = hashlib.sha256(self.held[NORM].numpy().tobytes() + (b"!" if self.spoils else b"")).digest()[:8].hex()
+        return (HeldWeights("http://one", "total", ({NORM: digest},)),)
+
+
+@pytest.fixture
+def weights() -> dict[str, torch.Tensor]:
+    return load_file(FOLDER / "model.safetensors")
+
+
+@pytest.fixture
+def engines(monkeypatch) -> Engines:
+    found = Engines()
+    monkeypatch.setattr(module, "EngineControl", lambda urls, **options: found.made_with.update(options) or found)
+    monkeypatch.setattr(module, "join", lambda control, **options: found.made_with.update(options) or found)
+    return found
+
+
+def publisher(weights, *, sends: bool = True, **settings) -> Publisher:
+    return Publisher(
+        ["http://one"], settings=PublisherSettings(FOLDER, **settings), weights=weights.items(), sends=sends
+    )
+
+
+def test_a_publication_by_hand(engines, weights):
+    publisher(weights, bytes_limit=200_000).publish(weights.items(), version="7")
+    updates = [call for call in engines.calls if call.startswith("update")]
+    assert len(updates) == 3
+    assert [update.split()[2:] for update in updates] == [["None", "False"], ["None", "False"], ["7", "True"]]
+    assert [call for call in engines.calls if call not in updates] == [
+        *("pause retract", "begin_update", "end_update", "version", "checksum", "resume"),
+    ]
+    assert engines.calls[2:5] == updates
+
+
+def test_the_engines_hold_every_weight_bit_for_bit(engines, weights):
+    publisher(weights, bytes_limit=50_000).publish(weights.items(), version="1")
+    assert engines.held.keys() == weights.keys()
+    assert all(torch.equal(engines.held[name], weights[name]) for name in weights)
+
+
+def test_each_publication_sends_what_the_weights_are_then(engines, weights):
+    sender = publisher(weights)
+    sender.publish(weights.items(), version="1")
+    weights[NORM].add_(1)
+    sender.publish(weights.items(), version="2")
+    assert torch.equal(engines.held[NORM], weights[NORM])
+    assert engines.reported == "2"
+
+
+def test_weights_may_come_in_another_order_than_planned(engines, weights):
+    publisher(weights, bytes_limit=50_000).publish(reversed(weights.items()), version="1")
+    assert all(torch.equal(engines.held[name], weights[name]) for name in weights)
+    assert engines.reported == "1"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_weight_that_is_not_finite_is_never_sent_and_the_engines_stay_paused(engines, weights, value):
+    sender = publisher(weights)
+    weights[NORM][3] = value
+    with pytest.raises(NonFiniteError, match=NORM):
+        sender.publish(weights.items(), version="1")
+    assert engines.calls == ["pause retract", "begin_update"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"), [({"forgets_version": True}, "report version 0"), ({"spoils": NORM}, f"not hold .*{NORM}")]
+)
+def test_engines_that_do_not_hold_what_was_sent_stay_paused(engines, weights, fault, message):
+    vars(engines).update(fault)
+    with pytest.raises(WeightSyncError, match=message):
+        publisher(weights).publish(weights.items(), version="1")
+    assert "resume" not in engines.calls
+
+
+def test_weights_that_do_not_fit_the_engines_are_refused_before_anything_is_sent(engines, weights):
+    weights["stranger"] = weights.pop(NORM)
+    with pytest.raises(WeightSyncError, match=rf"missing: {NORM}; unknown to the engines: stranger"):
+        publisher(weights)
+    assert engines.calls == []
+
+
+def test_weights_that_change_their_shape_or_go_missing_are_refused(engines, weights):
+    sender = publisher(weights)
+    with pytest.raises(WeightSyncError, match=rf"float32\[3\] was exported as {NORM}; planned was float32\[64\]"):
+        sender.publish({**weights, NORM: torch.zeros(3)}.items(), version="1")
+    with pytest.raises(WeightSyncError, match="1 buckets were planned, the weights filled 0"):
+        sender.publish([(name, weight) for name, weight in weights.items() if name != NORM], version="1")
+    assert "resume" not in engines.calls
+
+
+def test_a_rank_that_does_not_send_only_takes_part_in_gathering(engines, weights):
+    seen = []
+    silent = publisher(weights, sends=False)
+    silent.publish(((name, seen.append(name) or weight) for name, weight in weights.items()), version="1")
+    silent.close()
+    assert seen == list(weights)
+    assert engines.calls == []
+    assert engines.made_with == {}
+
+
+def test_settings_reach_the_engines_and_closing_leaves_them(engines, weights):
+    sender = publisher(weights, devices_per_engine=2, address="10.0.0.5", timeout_s=7.0)
+    sender.close()
+    assert engines.made_with == {
+        "timeout_s": 7.0,
+        "ranks_per_engine": 2,
+        "name": "slime-weights",
+        "backend": "gloo",
+        "address": "10.0.0.5",
+    }
+    assert engines.calls == ["close", "close"]

@@ -1,0 +1,82 @@
+"""What engines expect, and that nothing else is sent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from slime_core.errors import WeightSyncError
+from slime_core.weights.specs import WeightSpec, check, expected_specs, is_tied
+
+NORM = WeightSpec("norm", "float32", (4,))
+HEAD = WeightSpec("lm_head.weight", "float32", (8, 4))
+EXPECTED = {spec.name: spec for spec in (NORM, HEAD)}
+
+
+def test_expected_weights_are_read_off_the_headers_of_a_sharded_checkpoint(tmp_path: Path) -> None:
+    save_file({"norm": torch.zeros(4)}, tmp_path / "a.safetensors", metadata={"format": "pt"})
+    save_file({"lm_head.weight": torch.zeros(8, 4, dtype=torch.bfloat16)}, tmp_path / "b.safetensors")
+    save_file({"stray": torch.zeros(1)}, tmp_path / "unlisted.safetensors")
+    index = {"weight_map": {"norm": "a.safetensors", "lm_head.weight": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    half = WeightSpec("lm_head.weight", "bfloat16", (8, 4))
+    assert expected_specs(tmp_path) == {"norm": NORM, "lm_head.weight": half}
+
+
+def test_a_folder_without_weights_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(WeightSyncError, match=r"no \*\.safetensors file was found"):
+        expected_specs(tmp_path)
+
+
+def test_a_broken_header_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0oops!")
+    with pytest.raises(WeightSyncError, match=r"model\.safetensors.*cannot be read"):
+        expected_specs(tmp_path)
+
+
+def test_equal_weights_pass_in_any_order() -> None:
+    check([HEAD, NORM], EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("sent", "complaint"),
+    [
+        ([NORM], "missing: lm_head.weight"),
+        ([NORM, HEAD, WeightSpec("new", "float32", (1,))], "unknown to the engines: new"),
+        ([NORM, WeightSpec("lm_head.weight", "float32", (4, 8))], r"float32\[4, 8\] instead of float32\[8, 4\]"),
+        ([NORM, WeightSpec("lm_head.weight", "float16", (8, 4))], r"wrong dtype: lm_head.weight"),
+        ([NORM, HEAD, NORM], "sent twice: norm"),
+    ],
+)
+def test_each_mistake_is_named(sent: list[WeightSpec], complaint: str) -> None:
+    with pytest.raises(WeightSyncError, match=complaint) as caught:
+        check(sent, EXPECTED)
+    assert "nothing was sent" in str(caught.value)
+
+
+def test_all_mistakes_are_reported_at_once() -> None:
+    with pytest.raises(WeightSyncError, match=r"missing: lm_head.weight; unknown to the engines: x; wrong shape: norm"):
+        check([WeightSpec("norm", "float32", (5,)), WeightSpec("x", "float32", (1,))], EXPECTED)
+
+
+def test_the_output_weight_of_a_tied_model_may_be_absent_on_either_side() -> None:
+    check([NORM], EXPECTED, tied=True)
+    check([NORM, HEAD], {"norm": NORM}, tied=True)
+
+
+def test_what_the_engines_compute_in_is_accepted_besides_what_their_checkpoint_holds() -> None:
+    check(
+        [NORM, HEAD],
+        {name: WeightSpec(name, "bfloat16", spec.shape) for name, spec in EXPECTED.items()},
+        dtype="float32",
+    )
+
+
+@pytest.mark.parametrize(("config", "tied"), [({"tie_word_embeddings": True}, True), ({}, False)])
+def test_a_config_says_whether_embeddings_are_tied(tmp_path: Path, config: dict[str, bool], tied: bool) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert is_tied(tmp_path) is tied
