@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import socket
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -21,6 +22,12 @@ END = 1
 ANSWER_LENGTH = 4
 LOG_PROB = -0.5
 START_LIMIT_S = 10.0
+
+ACCEPT_TURNS = 4
+"""Turns of an asyncio loop from a socket that was accepted last to a connection that the server knows and can close."""
+
+CLOSE_TURNS = 2
+"""Turns from asking for the end of a connection to a closed socket."""
 
 Handler = Callable[[dict[str, Any]], Coroutine[Any, Any, tuple[int, Any]]]
 
@@ -208,14 +215,22 @@ class FakeEngine:
         app.router.add_route("*", "/{path:.*}", self._answer)
         server = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await server.setup()
-        site = web.TCPSite(server, "127.0.0.1", 0)
-        await site.start()
-        host, port = server.addresses[0][:2]
-        self.url = f"http://{host}:{port}"
+        listening = socket.create_server(("127.0.0.1", 0))
+        await web.SockSite(server, listening).start()
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         self._running.set()
         self._ready.set()
         await self._stopping.wait()
+        # A server that is closed while it accepts forgets the socket (Server._attach in Python 3.11): accept no more first.
+        self._loop.remove_reader(listening)
+        await _turns(ACCEPT_TURNS)
         await server.cleanup()
+        await _turns(CLOSE_TURNS)
+
+
+async def _turns(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
 
 
 def _success() -> tuple[int, Any]:
