@@ -221,7 +221,7 @@ class FakeEngine:
         self._running.set()
         self._ready.set()
         await self._stopping.wait()
-        # A server that is closed while it accepts forgets the socket (Server._attach in Python 3.11): accept no more first.
+        # A server that closes while it accepts leaks the socket (Server._attach in Python 3.11): first accept no more.
         self._loop.remove_reader(listening)
         await _turns(ACCEPT_TURNS)
         await server.cleanup()
