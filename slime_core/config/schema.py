@@ -33,6 +33,7 @@ __all__ = [
     "LearnerConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "ParallelConfig",
     "RolloutConfig",
     "RunConfig",
     "Section",
@@ -87,7 +88,9 @@ class ClusterConfig(Section):
     rollout_num_gpus: Count = 1
     """GPUs that generate, over all engines; on a CPU, one a server process."""
     rollout_num_gpus_per_engine: Count = 1
-    """GPUs one engine spans (its tensor parallel size)."""
+    """GPUs one engine spans (its tensor parallel size); on a CPU, its processes."""
+    colocate: bool = False
+    """Learner and engines take turns on the same devices; rollout_num_gpus may then not exceed the learner's."""
     ray_address: Name | None = None
     """Ray cluster to join: "auto" or an address. None: start a local one and stop it at the end."""
 
@@ -225,6 +228,28 @@ class LearnerConfig(Section):
     """Most tokens of one packed micro-batch on one rank; one longer sample still goes alone."""
 
 
+class ParallelConfig(Section):
+    """How the learner's model is cut over its ranks; what is left of them is data parallel."""
+
+    tensor_model_parallel_size: Count = 1
+    """Ranks that share every matrix."""
+    sequence_parallel: bool = False
+    """Tensor-parallel ranks also share the activations between matrices; for tensor sizes above 1."""
+    pipeline_model_parallel_size: Count = 1
+    """Ranks that share the stack of layers."""
+    num_virtual_stages_per_pipeline_rank: Count = 1
+    """Chunks of layers a pipeline rank holds, interleaved. 1: not interleaved."""
+    context_parallel_size: Count = 1
+    """Ranks that share every sequence."""
+    expert_model_parallel_size: Count = 1
+    """Ranks that share the experts of a mixture; they lie inside the data-parallel axis."""
+
+    @property
+    def model_size(self) -> int:
+        """Ranks that hold one copy of the model."""
+        return self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size
+
+
 class WeightsConfig(Section):
     """Publishing the learner's weights to the engines."""
 
@@ -232,6 +257,18 @@ class WeightsConfig(Section):
     """Publish after every so many rollouts. 0: only before the first."""
     update_weight_buffer_size: Count = 512 * 1024**2
     """Bytes of weights sent at once; one larger tensor still goes alone."""
+    update_weight_transport: Literal["auto", "distributed", "tensor", "disk"] = "auto"
+    """How weights travel: broadcast, shared memory, or files. auto: tensor with colocate, else distributed."""
+    update_weight_disk_dir: Path | None = None
+    """Folder for weights that travel as files; learner and engines must all see it. None: inside the run folder."""
+    check_weight_update_equal: bool = False
+    """At the start, spoil the engines' weights, publish, and compare what they then hold with what they began with."""
+    parity_interval: CountOrZero = 1
+    """Compare log-probs of learner and engines every so many rollouts; stop if they differ. 0: never."""
+    parity_mean_tolerance: Positive | None = None
+    """Largest mean absolute difference of log-probs. None: 1e-4 in float32, 0.02 in bfloat16."""
+    parity_max_tolerance: Positive | None = None
+    """Largest absolute difference of one token's log-probs. None: 1e-3 in float32, 1 in bfloat16."""
 
 
 class CheckpointConfig(Section):
@@ -289,6 +326,7 @@ class RunConfig(Section):
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     weights: WeightsConfig = Field(default_factory=WeightsConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
@@ -316,6 +354,11 @@ class RunConfig(Section):
     def num_learner_ranks(self) -> int:
         """Processes that train."""
         return self.cluster.actor_num_nodes * self.cluster.actor_num_gpus_per_node
+
+    @property
+    def num_data_ranks(self) -> int:
+        """Copies of the model that train, each on samples of its own."""
+        return self.num_learner_ranks // self.parallel.model_size
 
     @property
     def num_engines(self) -> int:
