@@ -3,6 +3,10 @@
 It answers with ``(sum of the ids so far) mod (vocabulary - 2) + 2``, ends a response with id 1 after four tokens, and
 gives every token the log-probability -0.5. ``tests/engines/test_engine_contract.py`` runs the same assertions on it and
 on the real server.
+
+It is stricter where the real server would die, compute on memory that it no longer has, or, on a CPU, where it only
+pretends: memory is released once, by an engine that does not generate, and resumed once; without all of it nothing is
+generated, and without its weights nothing is updated.
 """
 
 from __future__ import annotations
@@ -20,6 +24,9 @@ __all__ = ["FakeEngine"]
 
 END = 1
 ANSWER_LENGTH = 4
+MEMORY = ("kv_cache", "weights", "cuda_graph")
+"""What can be released; GPU_MEMORY_ALL_TYPES of sglang 0.5.23, srt/constants.py."""
+
 LOG_PROB = -0.5
 START_LIMIT_S = 10.0
 
@@ -43,6 +50,7 @@ class FakeEngine:
         calls: the paths that were asked for, in order.
         loaded: names of the weights of the last update.
         joined: rank and size of the update group that was joined last.
+        released: tags of the memory that was given away.
         fail_with: statuses that the next generate requests are answered with, first one first.
         delay_s: seconds that every generate request takes.
         most_in_flight: generate requests that were under way at once.
@@ -53,11 +61,13 @@ class FakeEngine:
         self.calls: list[str] = []
         self.loaded: list[str] = []
         self.joined: tuple[int, int] | None = None
+        self.released: set[str] = set()
         self.fail_with: list[int] = []
         self.delay_s = 0.0
         self.most_in_flight = 0
         self._vocab_size, self._context_length = vocab_size, context_length
         self._in_flight = 0
+        self._keeps_running = False
         self._version = "default"
         self._updating = False
         self._groups: set[str] = set()
@@ -98,6 +108,8 @@ class FakeEngine:
         if max(map(len, prompts)) + sampling["max_new_tokens"] > self._context_length:
             return 400, {"error": {"message": "longer than the model's maximum context length"}}
         await self._work()
+        if self.released:
+            return 400, {"error": {"message": f"nothing can be generated without {sorted(self.released)}"}}
         n = sampling.get("n", 1)
         rows = [self._respond(prompt, sampling) for prompt in prompts for _ in range(n)]
         return 200, rows if len(rows) > 1 else rows[0]
@@ -125,8 +137,9 @@ class FakeEngine:
     async def _model_info(self, _: dict[str, Any]) -> tuple[int, Any]:
         return 200, {"weight_version": self._version}
 
-    async def _pause(self, _: dict[str, Any]) -> tuple[int, Any]:
+    async def _pause(self, body: dict[str, Any]) -> tuple[int, Any]:
         self._running.clear()
+        self._keeps_running = body.get("mode") == "in_place"
         return _success()
 
     async def _continue(self, _: dict[str, Any]) -> tuple[int, Any]:
@@ -136,6 +149,8 @@ class FakeEngine:
     async def _begin(self, _: dict[str, Any]) -> tuple[int, Any]:
         if self._updating:
             return _refusal("a weight-update session is already open")
+        if "weights" in self.released:
+            return _refusal("the memory of the weights is released")
         self._updating, self.loaded = True, []
         return _success()
 
@@ -159,6 +174,8 @@ class FakeEngine:
     async def _update(self, body: dict[str, Any]) -> tuple[int, Any]:
         if not self._updating:
             return _refusal("must run between begin_weight_update() and end_weight_update()")
+        if "weights" in self.released:
+            return _refusal("the memory of the weights is released")
         if body["group_name"] not in self._groups:
             return _refusal(f"Group {body['group_name']} not in {sorted(self._groups)}")
         self.loaded += body["names"]
@@ -172,6 +189,22 @@ class FakeEngine:
     async def _checksum(self, _: dict[str, Any]) -> tuple[int, Any]:
         total = hashlib.sha256(repr((self._version, self.loaded)).encode()).hexdigest()
         return 200, {"success": True, "ranks": [{"checksums": {"fake": total[:16]}}], "per_engine_checksum": total}
+
+    async def _release(self, body: dict[str, Any]) -> tuple[int, Any]:
+        tags = set(body.get("tags") or MEMORY)
+        if self._in_flight and (self._running.is_set() or self._keeps_running):
+            return _refusal("release_memory_occupation should be called only when server is idle.")
+        if not tags.issubset(MEMORY) or tags & self.released:
+            return _refusal(f"asked to release {sorted(tags)}; released is {sorted(self.released)}")
+        self.released |= tags
+        return 200, None
+
+    async def _resume(self, body: dict[str, Any]) -> tuple[int, Any]:
+        tags = set(body.get("tags") or MEMORY)
+        if not tags <= self.released:
+            return _refusal(f"asked to resume {sorted(tags)}; released is {sorted(self.released)}")
+        self.released -= tags
+        return 200, None
 
     async def _nothing(self, _: dict[str, Any]) -> tuple[int, Any]:
         return _success()
@@ -194,8 +227,8 @@ class FakeEngine:
             "/update_weights_from_distributed": self._update,
             "/update_weight_version": self._set_version,
             "/weights_checker": self._checksum,
-            "/release_memory_occupation": self._nothing,
-            "/resume_memory_occupation": self._nothing,
+            "/release_memory_occupation": self._release,
+            "/resume_memory_occupation": self._resume,
         }
 
     async def _answer(self, request: web.Request) -> web.Response:

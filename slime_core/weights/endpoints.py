@@ -155,6 +155,30 @@ class EngineControl:
         """From now on the engines report their tokens under ``version``."""
         self._all("/update_weight_version", {"new_version": version, "abort_all_requests": False})
 
+    # --- Memory ------------------------------------------------------------------------------------------------------
+
+    def release_memory(self, *tags: str) -> None:
+        """Every engine has given the memory of ``tags`` away, and forgotten its cache if that is among them.
+
+        A server dies, instead of refusing, if it generates meanwhile (sglang 0.5.23,
+        srt/managers/scheduler_components/weight_updater.py): be idle, or paused other than in place. It gives nothing
+        away, and answers all the same, on a CPU and on GPUs without ``--enable-memory-saver``.
+
+        Arguments:
+            tags: ``"kv_cache"``, ``"weights"``, ``"cuda_graph"``; none: all three.
+        """
+        self._all("/release_memory_occupation", {"tags": list(tags)})
+
+    def resume_memory(self, *tags: str) -> None:
+        """Every engine has memory for ``tags`` again; weights and cache that were in it are lost, so publish next.
+
+        A server dies, instead of refusing, if one of ``tags`` was not released.
+
+        Arguments:
+            tags: as in :meth:`release_memory`.
+        """
+        self._all("/resume_memory_occupation", {"tags": list(tags)})
+
     # --- State -------------------------------------------------------------------------------------------------------
 
     def check_alive(self) -> None:

@@ -115,6 +115,16 @@ def test_a_version_can_be_set_and_read(control: EngineControl) -> None:
     control.set_version("default")
 
 
+async def test_memory_can_be_released_and_resumed_part_by_part(control: EngineControl, client: GenerateClient) -> None:
+    control.release_memory("kv_cache")
+    control.release_memory("weights")
+    control.resume_memory("weights")
+    control.begin_update()
+    control.end_update()
+    control.resume_memory("kv_cache")
+    assert len(await client.generate([3, 4], sampling=SamplingParams(max_new_tokens=4))) == 1
+
+
 def test_what_is_held_is_told_in_digests_that_stay_the_same(control: EngineControl) -> None:
     first, second = control.checksum(), control.checksum()
     assert first == second

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
-from slime_core.errors import WeightSyncError
+from slime_core.errors import EngineError, WeightSyncError
+from slime_core.rollout.client import GenerateClient, SamplingParams
 from slime_core.testing.fake_engine import FakeEngine
 from slime_core.weights.bucket import Bucket
-from slime_core.weights.endpoints import EngineControl
+from slime_core.weights.endpoints import EngineControl, PauseMode
 from slime_core.weights.specs import WeightSpec
 
 BUCKET = Bucket((WeightSpec("norm", "float32", (4,)),))
@@ -101,3 +104,75 @@ def test_engines_of_several_processes_get_consecutive_ranks(engines: tuple[FakeE
 def test_no_engines_is_an_error() -> None:
     with pytest.raises(WeightSyncError, match="no engine URL"):
         EngineControl([])
+
+
+# --- Memory, where the fake is stricter than the server: see its module -----------------------------------------------
+
+
+def test_memory_is_released_and_resumed_by_tags_or_all_at_once(
+    control: EngineControl, engines: tuple[FakeEngine, ...]
+) -> None:
+    control.release_memory("kv_cache")
+    control.release_memory("weights")
+    assert [engine.released for engine in engines] == [{"kv_cache", "weights"}] * 2
+    control.resume_memory("weights")
+    assert [engine.released for engine in engines] == [{"kv_cache"}] * 2
+    control.resume_memory("kv_cache")
+    control.release_memory()
+    assert [engine.released for engine in engines] == [{"kv_cache", "weights", "cuda_graph"}] * 2
+    control.resume_memory()
+    assert [engine.released for engine in engines] == [set()] * 2
+
+
+@pytest.mark.parametrize("released", [["weights"], ["kv_cache", "weights"]])
+def test_memory_is_neither_released_twice_nor_resumed_unasked(control: EngineControl, released: list[str]) -> None:
+    control.release_memory(*released)
+    with pytest.raises(WeightSyncError, match=r"asked to release \['weights'\]; released is"):
+        control.release_memory("weights")
+    control.resume_memory(*released)
+    with pytest.raises(WeightSyncError, match=r"asked to resume \['weights'\]; released is \[\]"):
+        control.resume_memory("weights")
+
+
+def test_unknown_memory_is_refused(control: EngineControl) -> None:
+    with pytest.raises(WeightSyncError, match=r"asked to release \['cache'\]"):
+        control.release_memory("cache")
+
+
+def test_weights_without_memory_are_not_updated(control: EngineControl) -> None:
+    control.release_memory("weights")
+    with pytest.raises(WeightSyncError, match="memory of the weights is released"):
+        control.begin_update()
+    control.resume_memory("weights")
+    control.begin_update()
+
+
+@pytest.mark.parametrize("tag", ["kv_cache", "weights"])
+async def test_nothing_is_generated_without_memory(
+    control: EngineControl, engines: tuple[FakeEngine, ...], tag: str
+) -> None:
+    control.release_memory(tag)
+    async with GenerateClient(engines[0].url, timeout_s=5) as client:
+        with pytest.raises(EngineError, match=rf"status 400: .*without \['{tag}'\]"):
+            await client.generate([3, 4], sampling=SamplingParams(max_new_tokens=4))
+        control.resume_memory(tag)
+        await client.generate([3, 4], sampling=SamplingParams(max_new_tokens=4))
+
+
+@pytest.mark.parametrize(("mode", "idle"), [(None, False), ("in_place", False), ("retract", True)])
+async def test_memory_is_released_by_engines_that_do_not_generate(
+    control: EngineControl, engines: tuple[FakeEngine, ...], mode: PauseMode | None, idle: bool
+) -> None:
+    for engine in engines:
+        engine.delay_s = 0.3
+    async with GenerateClient(engines[0].url, timeout_s=5) as client:
+        asking = asyncio.create_task(client.generate([3, 4], sampling=SamplingParams(max_new_tokens=4)))
+        await asyncio.sleep(0.1)
+        if mode is not None:
+            control.pause(mode)
+        with nullcontext() if idle else pytest.raises(WeightSyncError, match="only when server is idle"):
+            control.release_memory("kv_cache")
+        for engine in engines:
+            engine.released.clear()
+        control.resume()
+        await asking
