@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slime_core.config.schema import ParallelConfig
 from slime_core.errors import ConfigError, RunError
 
 __all__ = ["ParallelLayout", "initialize"]
@@ -21,6 +22,7 @@ class ParallelLayout:
         context: ranks that share every sequence.
         expert: ranks that share the experts of a mixture; they lie inside the data-parallel axis.
         virtual_pipeline: chunks of layers a pipeline rank holds, interleaved; 1: not interleaved.
+        sequence: tensor-parallel ranks also share the tokens between matrices (sequence parallelism).
     """
 
     tensor: int = 1
@@ -28,6 +30,23 @@ class ParallelLayout:
     context: int = 1
     expert: int = 1
     virtual_pipeline: int = 1
+    sequence: bool = False
+
+    @classmethod
+    def of(cls, settings: ParallelConfig) -> ParallelLayout:
+        """The layout that the settings of a run ask for.
+
+        Raises:
+            ConfigError: interleaving without pipeline ranks, or sequence parallelism without tensor-parallel ones.
+        """
+        return cls(
+            tensor=settings.tensor_model_parallel_size,
+            pipeline=settings.pipeline_model_parallel_size,
+            context=settings.context_parallel_size,
+            expert=settings.expert_model_parallel_size,
+            virtual_pipeline=settings.num_virtual_stages_per_pipeline_rank,
+            sequence=settings.sequence_parallel,
+        )
 
     def __post_init__(self) -> None:
         wrong = {name: size for name, size in self._sizes().items() if size < 1}
@@ -37,6 +56,10 @@ class ParallelLayout:
             raise ConfigError(
                 f"virtual pipeline size {self.virtual_pipeline} was asked for with pipeline size 1; "
                 "interleaving needs at least 2 pipeline ranks"
+            )
+        if self.sequence and self.tensor == 1:
+            raise ConfigError(
+                "sequence parallelism was asked for with tensor size 1; it needs at least 2 tensor-parallel ranks"
             )
 
     @property
@@ -64,7 +87,13 @@ class ParallelLayout:
         return data
 
     def _sizes(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {
+            "tensor": self.tensor,
+            "pipeline": self.pipeline,
+            "context": self.context,
+            "expert": self.expert,
+            "virtual_pipeline": self.virtual_pipeline,
+        }
 
 
 def initialize(layout: ParallelLayout, *, seed: int) -> None:
