@@ -6,7 +6,8 @@
       sampler    one actor
       learner    one actor a rank
 
-Engines, learner and sampler start side by side: the slowest of them, not their sum, is what one waits for.
+Engines, learner and sampler start side by side: the slowest of them, not their sum, is what one waits for. Only where
+learner and engines share devices does the learner wait until the engines have started and left.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from slime_core.checkpoint.folder import Checkpoint, RunState
 from slime_core.cluster.actors import Actor, Call, start_actor
 from slime_core.cluster.group import ActorGroup
 from slime_core.cluster.layout import Device, Layout
-from slime_core.cluster.lending import Lending
+from slime_core.cluster.lending import Lending, Sharing
 from slime_core.cluster.placement import Placement, place
 from slime_core.cluster.session import Session, cluster_has_gpus, head_address
 from slime_core.cluster.waiting import wait
@@ -32,6 +33,7 @@ from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import RunConfig
 from slime_core.errors import RemoteError, WaitTimeout
 from slime_core.learner.actor import LearnerActor, LearnerHandle, Saving, manifest_record
+from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.rank import LearnerSettings
 from slime_core.loop import train
 from slime_core.plugins.component import Kind
@@ -44,6 +46,7 @@ from slime_core.rollout.router import RouterSettings
 from slime_core.rollout.router_actor import start_router
 from slime_core.rollout.sampler import SamplerSettings
 from slime_core.track.track import Track
+from slime_core.weights.endpoints import EngineControl
 from slime_core.weights.publisher import PublisherSettings
 
 __all__ = ["Job", "evaluate", "run"]
@@ -93,7 +96,7 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
     with _cluster(job, learner_ranks=job.config.num_learner_ranks, warn=track.warn) as fleet:
         with track.timer("start"):
             fleet.start_engines()
-            learner = fleet.start_learner(track.record.checkpoints)
+            learner, devices = fleet.start_learner(track.record.checkpoints)
             sampler = fleet.start_sampler()
             fleet.join(learner)
         state = RunState(plugins=manifest_record(job.manifest))
@@ -103,7 +106,7 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
             if resume.state.plugins != state.plugins:
                 track.warn(f"{resume.path.name} was written with other plugin code than runs now; see plugins.json")
             state = replace(resume.state, plugins=state.plugins)
-        state = train(learner, sampler, config=job.config, state=state, track=track, devices=Lending())
+        state = train(learner, sampler, config=job.config, state=state, track=track, devices=devices)
         sampler.close()
         learner.close()
         return state
@@ -126,7 +129,7 @@ class _Fleet:
     def __init__(self, job: Job, placement: Placement, *, device: Device, warn: Warn) -> None:
         self._job, self._placement, self._device, self._warn = job, placement, device, warn
         self._watch = job.config.watch
-        self._starting: list[Call] = []
+        self._learner_calls: list[Call] = []
         self._monitors: list[Call] = []
         self._engines: list[Actor] = []
         self._address = head_address()
@@ -143,8 +146,8 @@ class _Fleet:
         self._engine_calls = [engine.start("start") for engine in self._engines]
         self._router_call = self._router.start("start")
 
-    def start_learner(self, checkpoints: Path) -> LearnerHandle:
-        """Begin to start every rank of the learner."""
+    def start_learner(self, checkpoints: Path) -> tuple[LearnerHandle, Lending]:
+        """Begin to start every rank of the learner; returns it, and who lends the devices to it."""
         ranks = tuple(
             start_actor(
                 LearnerActor, self._job.manifest, label=f"learner rank {rank}", slot=slot, env=self._cpu_environment()
@@ -156,12 +159,18 @@ class _Fleet:
             ActorGroup(ranks),
             watch=self._watch,
             saving=Saving(checkpoints, self._job.model, save_hf=config.checkpoint.save_hf),
-            data_ranks=range(len(ranks)),
             also=self._monitors,
             warn=self._warn,
         )
-        self._starting += learner.setup(self._learner_settings(), reachable=self._address is not None)
-        return learner
+        devices = self._share_devices(learner) if config.cluster.colocate else Lending()
+        self._learner_calls = learner.setup(self._learner_settings(), reachable=self._address is not None)
+        return learner, devices
+
+    def _share_devices(self, learner: LearnerHandle) -> Sharing:
+        urls = self._wait(self._engine_calls, what="the engines to start")
+        devices = Sharing(EngineControl(urls, timeout_s=self._watch.wait_fail_s), learner)
+        devices.vacate()
+        return devices
 
     def start_sampler(self) -> SamplerHandle:
         """Begin to start the sampler, which needs the router's address, not yet the engines."""
@@ -169,16 +178,18 @@ class _Fleet:
         self._monitors.append(self._router.start("watch"))
         actor = start_actor(SamplerActor, self._job.manifest, label="sampler", env=self._cpu_environment())
         sampler = SamplerHandle(actor, watch=self._watch, also=self._monitors, warn=self._warn)
-        self._starting.append(sampler.setup(self._sampler_settings(router_url)))
+        self._sampler_call = sampler.setup(self._sampler_settings(router_url))
         return sampler
 
     def join(self, learner: LearnerHandle | None) -> None:
         """Everything has started, and learner and engines know each other, when this returns."""
-        started = self._wait([*self._engine_calls, *self._starting], what="engines, learner and sampler to start")
+        calls = [*self._engine_calls, self._sampler_call, *self._learner_calls]
+        started = self._wait(calls, what="engines, learner and sampler to start")
         urls: list[str] = started[: len(self._engines)]
         self._monitors += [engine.start("watch") for engine in self._engines]
         self._wait([self._router.start("add", urls)], what="the router to see the engines")
         if learner is not None:
+            learner.has_started(started[len(self._engines) + 1 :])
             learner.connect(urls, self._publisher_settings())
 
     def stop(self) -> None:
@@ -210,6 +221,7 @@ class _Fleet:
             mem_fraction=config.engine.sglang_mem_fraction_static,
             tensor_parallel=config.cluster.rollout_num_gpus_per_engine,
             trust_remote_code=config.model.trust_remote_code,
+            gives_memory_away=config.cluster.colocate,
             threads=_cores(),
             start_timeout_s=config.engine.engine_start_timeout_s,
         )
@@ -240,6 +252,7 @@ class _Fleet:
             policy_loss=traits.policy_loss,
             options=dict(job.options),
             num_steps=job.config.rollout.num_rollout * job.config.steps_per_rollout,
+            layout=ParallelLayout.of(job.config.parallel),
             num_threads=_cores() if self._device == "cpu" else 0,
         )
 
@@ -250,7 +263,7 @@ class _Fleet:
             folder=job.model,
             prompt_data=job.prompts,
             router_url=router_url,
-            num_ranks=max(len(self._placement.learner), 1),
+            num_ranks=self._job.config.num_data_ranks,
             options=dict(job.options),
             samples_folder=job.samples,
             num_engines=job.config.num_engines,
@@ -279,7 +292,13 @@ def _cluster(job: Job, *, learner_ranks: int, warn: Warn) -> Iterator[_Fleet]:
     with ExitStack() as stack:
         stack.enter_context(Session(cluster.ray_address, namespace=f"slime-{os.getpid()}-{time.time_ns()}"))
         device: Device = "gpu" if cluster.device == "cuda" or (cluster.device == "auto" and _can_use_gpus()) else "cpu"
-        layout = Layout(learner_ranks, job.config.num_engines, cluster.rollout_num_gpus_per_engine, device)
+        layout = Layout(
+            learner_ranks,
+            job.config.num_engines,
+            cluster.rollout_num_gpus_per_engine,
+            device,
+            colocated=cluster.colocate and learner_ranks > 0,
+        )
         placement = stack.enter_context(place(layout))
         fleet = _Fleet(job, placement, device=device, warn=warn)
         stack.callback(fleet.stop)

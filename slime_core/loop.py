@@ -63,7 +63,8 @@ def train(
     """Run the steps that are left; returns where the run then stands. Engines never serve what the learner does not
     hold."""
     total = config.rollout.num_rollout
-    served = publish(learner, track, version=state.step)
+    with devices.lend("learner"):
+        served = publish(learner, track, devices, version=state.step)
     if config.eval.eval_prompt_data and not config.eval.skip_eval_before_train:
         evaluate(sampler, track, step=state.step, served=served)
     for step in range(state.step, total):
@@ -79,15 +80,16 @@ def train(
                     with track.timer("save"):
                         learner.save(state)
                 if is_due(config.weights.update_weights_interval, state.step):
-                    served = publish(learner, track, version=state.step)
+                    served = publish(learner, track, devices, version=state.step)
         if is_due(config.eval.eval_interval, state.step) or (config.eval.eval_interval and state.step == total):
             evaluate(sampler, track, step=state.step, served=served)
     return state
 
 
-def publish(learner: Learner, track: Track, *, version: int) -> int:
+def publish(learner: Learner, track: Track, devices: Lending, *, version: int) -> int:
     """Hand the learner's weights to every engine; returns the version that the engines now serve."""
     with track.timer("update_weights"):
+        devices.make_room_for_weights()
         learner.publish(version)
     return version
 

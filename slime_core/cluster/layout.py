@@ -2,7 +2,8 @@
 
 A *bundle* is one device (and the core that drives it), or on a CPU a share of the cores. A *seat* is where a bundle
 landed. The learner's ranks take the first seats and each engine takes ``devices_per_engine`` seats of one node, so
-tensor-parallel traffic stays inside a node. The sampler and the router ask for nothing: they mostly wait.
+tensor-parallel traffic stays inside a node. Colocated, they take the same seats, and turns. The sampler and the router
+ask for nothing: they mostly wait.
 """
 
 from __future__ import annotations
@@ -32,23 +33,28 @@ class Layout:
     Arguments:
         learner_ranks: processes that train, one device each.
         engines: inference servers; 0 only trains.
-        devices_per_engine: devices of one server; on a CPU 1.
+        devices_per_engine: devices of one server; on a CPU, its processes.
         device: ``"cpu"`` or ``"gpu"``.
+        colocated: engines sit on the learner's devices.
     """
 
     learner_ranks: int
     engines: int
     devices_per_engine: int = 1
     device: Device = "cpu"
+    colocated: bool = False
 
     @property
     def bundles(self) -> int:
         """Number of bundles."""
-        return self.learner_ranks + self.engines * self.devices_per_engine
+        generating = self.engines * self.devices_per_engine
+        return max(self.learner_ranks, generating) if self.colocated else self.learner_ranks + generating
 
     def __str__(self) -> str:
-        engines = f"{self.engines} x {self.devices_per_engine}"
-        return f"{self.learner_ranks} (learner ranks) + {engines} (engines x devices) = {self.bundles}"
+        learner = f"{self.learner_ranks} (learner ranks)"
+        engines = f"{self.engines} x {self.devices_per_engine} (engines x devices)"
+        needed = f"the larger of {learner} and {engines}" if self.colocated else f"{learner} + {engines}"
+        return f"{needed} = {self.bundles}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,13 @@ class Plan:
     def bundle(self) -> dict[str, float]:
         """One bundle in Ray's words."""
         return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
+
+    @property
+    def tenant(self) -> tuple[float, float]:
+        """Cores and GPUs that one actor takes of its bundle: half of it where a learner rank and an engine share it."""
+        if not self.layout.colocated:
+            return self.cpus, self.gpus
+        return _rounded_down(self.cpus / 2), _rounded_down(self.gpus / 2)
 
     def __str__(self) -> str:
         kind = f"{self.gpus:g} GPU + {self.cpus:g} CPU" if self.gpus else f"{self.cpus:g} CPU"
@@ -120,15 +133,14 @@ def plan(layout: Layout, *, capacity: Capacity) -> Plan:
 
 
 def _cpu_plan(layout: Layout, capacity: Capacity) -> Plan:
-    if layout.devices_per_engine != 1:
-        raise PlacementError(
-            f"Asked for {layout.devices_per_engine} devices an engine on a CPU, where an engine is one process. "
-            "Set --rollout-num-gpus-per-engine to 1."
-        )
-    share = min(1.0, math.floor(capacity.cpus / layout.bundles * FINEST_SHARE) / FINEST_SHARE)
+    share = min(1.0, _rounded_down(capacity.cpus / layout.bundles))
     if share <= 0:
         raise PlacementError(f"Asked for {layout} processes; the cluster has {capacity.cpus:g} CPU cores. Add a node.")
     return Plan(layout, count=layout.bundles, cpus=share, gpus=0)
+
+
+def _rounded_down(amount: float) -> float:
+    return math.floor(amount * FINEST_SHARE) / FINEST_SHARE
 
 
 def _gpu_plan(layout: Layout, capacity: Capacity) -> Plan:
@@ -155,15 +167,18 @@ def assign(layout: Layout, *, seats: Sequence[Seat]) -> Assignment:
     """Seats ordered by node and device: engines take whole blocks from the last node backwards, the learner the rest.
 
     Engines choose first because they must not straddle nodes, and from the end so that the learner's ranks stay
-    together.
+    together. Colocated, the learner takes the first seats of all, and engines whole blocks from the first node on.
 
     Raises:
         PlacementError: the free seats of the nodes do not add up to whole engines.
     """
+    ordered = sorted(seats, key=_order)
     free: dict[str, list[Seat]] = {}
-    for seat in sorted(seats, key=_order):
+    for seat in reversed(ordered) if layout.colocated else ordered:
         free.setdefault(seat.node, []).append(seat)
     engines = [_take(free, layout) for _ in range(layout.engines)]
+    if layout.colocated:
+        return Assignment(learner=tuple(ordered[: layout.learner_ranks]), engines=tuple(engines))
     learner = [seat for node in free.values() for seat in node]
     return Assignment(learner=tuple(learner), engines=tuple(reversed(engines)))
 
@@ -173,7 +188,7 @@ def _take(free: dict[str, list[Seat]], layout: Layout) -> tuple[Seat, ...]:
     for node in reversed(free.values()):
         if len(node) >= size:
             block, node[-size:] = node[-size:], []
-            return tuple(block)
+            return tuple(sorted(block, key=_order))
     found = ", ".join(f"{node[0].address}: {len(node)}" for node in free.values() if node)
     raise PlacementError(
         f"Asked for {layout.engines} engines of {size} GPUs, each on one node; the devices left are {found or 'none'}. "

@@ -111,7 +111,8 @@ def _visible_device() -> str:
 
 
 def _slot(group: PlacementGroup, wanted: Plan, block: tuple[Seat, ...]) -> Slot:
-    return Slot(group, block[0], wanted.cpus, wanted.gpus, env=_visible(block))
+    cpus, gpus = wanted.tenant
+    return Slot(group, block[0], cpus, gpus, env=_visible(block))
 
 
 def _visible(block: tuple[Seat, ...]) -> dict[str, str]:

@@ -10,19 +10,32 @@ __all__ = ["server_arguments", "server_environment"]
 STAND_INS = Path(__file__).parent / "stand_ins"
 
 
-def server_environment() -> dict[str, str]:
+def server_environment(*, threads: int = 1, processes: int = 1) -> dict[str, str]:
     """Environment variables to set for ``python -m sglang.launch_server`` on a CPU; its children inherit them.
 
     PYTHONPATH is put before what this process has, so that the server still finds what this process finds.
+
+    Arguments:
+        threads: of one process of the server.
+        processes: of the server; several (tensor parallel) must be told which cores are whose.
     """
     inherited = os.environ.get("PYTHONPATH")
-    return {
+    return _cores_of(processes) | {
         "SGLANG_USE_CPU_ENGINE": "1",  # sglang 0.5.23, srt/platforms/__init__.py:50
         "PYTHONPATH": os.pathsep.join([str(STAND_INS), *([inherited] if inherited else [])]),
         "CUDA_VISIBLE_DEVICES": "",  # a CPU run on a machine with GPUs must not see them
-        "OMP_NUM_THREADS": "1",  # an engine shares the machine with the learner
+        "OMP_NUM_THREADS": str(threads),
         "TORCHDYNAMO_DISABLE": "1",  # nothing to compile for: inductor wants a C++ toolchain and minutes
     }
+
+
+def _cores_of(processes: int) -> dict[str, str]:
+    # "0,1|2,3": srt/utils/numa_utils.py:454, which wants it where processes outnumber NUMA nodes.
+    if processes == 1:
+        return {}
+    cores = sorted(os.sched_getaffinity(0))
+    shares = [cores[number::processes] or [cores[number % len(cores)]] for number in range(processes)]
+    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, share)) for share in shares)}
 
 
 def server_arguments() -> list[str]:

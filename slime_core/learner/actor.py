@@ -57,9 +57,14 @@ class LearnerActor(Watched):
             listener.bind((host, 0))
             return f"{host}:{listener.getsockname()[1]}"
 
-    def setup(self, settings: LearnerSettings) -> None:
-        """Attach exactly the driver's plugins, build the model and load the start weights. Collective."""
+    def setup(self, settings: LearnerSettings) -> int:
+        """Attach exactly the driver's plugins, build the model and load the start weights. Collective.
+
+        Returns:
+            The data-parallel rank: which shard of a rollout this process trains.
+        """
         self._learner = Learner(settings, attach(self._manifest))
+        return int(self._learner.data_rank)
 
     def connect(self, engine_urls: list[str], settings: PublisherSettings) -> None:
         """Meet the engines for weight transfer. Collective."""
@@ -96,6 +101,14 @@ class LearnerActor(Watched):
         learner = self._learner
         sharded.load(folder, chunks=learner.chunks, optimizer=learner.optimizer, schedule=learner.schedule)
 
+    def sleep(self) -> int:
+        """Give all device memory away; returns its bytes."""
+        return int(self._learner.sleep())
+
+    def wake(self) -> None:
+        """Take the device memory back."""
+        self._learner.wake()
+
     def close(self) -> None:
         """Leave every process group."""
         if self._publisher is not None:
@@ -110,7 +123,6 @@ class LearnerHandle:
         group: actors that run :class:`LearnerActor`, in rank order.
         watch: limits of waiting.
         saving: where checkpoints go.
-        data_ranks: which data-parallel shard each rank trains; ranks that share one copy of the model share a shard.
         also: background calls whose failure ends any wait, such as engine monitors; calls added later count too.
         warn: receives what a person should read, such as a report of a wait that takes long.
     """
@@ -121,13 +133,13 @@ class LearnerHandle:
         *,
         watch: WatchConfig,
         saving: Saving,
-        data_ranks: Sequence[int],
         also: Sequence[Call] = (),
         warn: Callable[[str], None],
     ) -> None:
         self._group, self._watch, self._saving = group, watch, saving
         self._warned = False
-        self._data_ranks, self._also, self._warn = list(data_ranks), also, warn
+        self._data_ranks: list[int] = []
+        self._also, self._warn = also, warn
 
     def setup(self, settings: LearnerSettings, *, reachable: bool) -> list[Call]:
         """Start building on every rank; the caller waits.
@@ -143,6 +155,10 @@ class LearnerHandle:
             for rank in range(len(self._group))
         ]
         return self._group.start_each("setup", ranks)
+
+    def has_started(self, data_ranks: Sequence[int]) -> None:
+        """Take note of which shard each rank trains: the results of the calls of :meth:`setup`."""
+        self._data_ranks = list(data_ranks)
 
     def connect(self, engine_urls: list[str], settings: PublisherSettings) -> None:
         """Meet the engines for weight transfer."""
@@ -164,6 +180,14 @@ class LearnerHandle:
                 f"{1 - proven:.0%} of the engines' weights have names that cannot be compared with what was sent; "
                 "that all engines agree with each other was checked"
             )
+
+    def sleep(self) -> None:
+        """No rank holds anything on its device when this returns."""
+        self._wait(self._group.start("sleep"), what="the learner to leave the devices")
+
+    def wake(self) -> None:
+        """Every rank holds on its device what it held before when this returns."""
+        self._wait(self._group.start("wake"), what="the learner to return to the devices")
 
     def save(self, state: RunState) -> None:
         """A checkpoint of ``state`` is on disk when this returns, or nothing of it."""

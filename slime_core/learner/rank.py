@@ -84,6 +84,7 @@ class Learner:
         traits: Any = registry.find(Kind.POLICY_LOSS, settings.policy_loss).traits
         self._reads = traits.reads
         self._trainable()
+        self._bed: Any = None
         self._roles = self._remember_reference()
 
     # --- Building ----------------------------------------------------------------------------------------------------
@@ -173,6 +174,33 @@ class Learner:
         """All weights under their Hugging Face names, gathered over ranks; views, valid until the next step."""
         weights: Iterator[tuple[str, torch.Tensor]] = self._spec.export_weights(self.chunks)
         return weights
+
+    # --- Devices -----------------------------------------------------------------------------------------------------
+
+    def sleep(self) -> int:
+        """Give all device memory away until :meth:`wake`; returns its bytes. Not collective."""
+        from slime_core.learner.sleep import Bed, device_tensors
+
+        if self._bed is None:
+            self.optimizer.zero_grad()
+            # Anew each time: the optimizer makes its state at its first step.
+            self._bed = Bed(*device_tensors(self.model, self.optimizer))
+        return int(self._bed.sleep())
+
+    def wake(self) -> None:
+        """Hold everything on the device again, where it was. Nothing to do if it is awake."""
+        if self._bed is not None:
+            self._bed.wake()
+            self._bed = None
+
+    # --- Whole -------------------------------------------------------------------------------------------------------
+
+    @property
+    def data_rank(self) -> int:
+        """Which shard of a rollout this rank trains; ranks that share one copy of the model share a shard."""
+        from megatron.core import parallel_state
+
+        return int(parallel_state.get_data_parallel_rank())
 
     @property
     def is_sender(self) -> bool:

@@ -51,7 +51,8 @@ class EngineSettings:
         max_running_requests: sequences decoded together; None: SGLang decides, on a CPU 256.
         max_total_tokens: size of the KV cache in tokens; None: from ``mem_fraction``, on a CPU 32,768.
         mem_fraction: share of a GPU's memory for weights and KV cache; None: SGLang decides.
-        tensor_parallel: GPUs of one server.
+        tensor_parallel: GPUs of one server; on a CPU, processes.
+        gives_memory_away: prepare for it, on a GPU; on a CPU a server answers such requests and does nothing.
         trust_remote_code: run Python code of the model folder.
         skip_tokenizer: leave the tokenizer out: no texts, no stop texts; 5 to 10% less work a request on a CPU.
         threads: CPU threads of one server.
@@ -72,6 +73,7 @@ class EngineSettings:
     mem_fraction: float | None = None
     tensor_parallel: int = 1
     trust_remote_code: bool = False
+    gives_memory_away: bool = False
     skip_tokenizer: bool = False
     threads: int = 1
     extra: tuple[str, ...] = field(default=())
@@ -98,6 +100,7 @@ class EngineSettings:
             "skip-server-warmup": True,
             "trust-remote-code": self.trust_remote_code,
             "skip-tokenizer-init": self.skip_tokenizer,
+            "enable-memory-saver": self.gives_memory_away and not on_cpu,
         }
         return [
             *(f"--{name}={value}" for name, value in valued.items() if value is not None),
@@ -108,8 +111,9 @@ class EngineSettings:
 
     def environment(self) -> dict[str, str]:
         """The server's whole environment."""
-        ours = cpu.server_environment() | {"OMP_NUM_THREADS": str(self.threads)} if self.device == "cpu" else {}
-        return {**os.environ, **ours}
+        if self.device != "cpu":
+            return dict(os.environ)
+        return {**os.environ, **cpu.server_environment(threads=self.threads, processes=self.tensor_parallel)}
 
     def command(self, port: int) -> list[str]:
         """Program and arguments."""

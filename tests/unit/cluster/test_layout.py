@@ -7,6 +7,7 @@ import pytest
 from slime_core.cluster.layout import Capacity, Layout, Plan, Seat, assign, plan
 from slime_core.errors import PlacementError
 
+GPUS_8 = Capacity(cpus=64, gpus=8, largest_node_gpus=8)
 GPUS_16 = Capacity(cpus=128, gpus=16, largest_node_gpus=8)
 
 
@@ -21,6 +22,9 @@ GPUS_16 = Capacity(cpus=128, gpus=16, largest_node_gpus=8)
         (Layout(2, 0), Capacity(cpus=2), 2, {"CPU": 1.0}),
         (Layout(8, 8, device="gpu"), GPUS_16, 16, {"CPU": 1, "GPU": 1}),
         (Layout(4, 2, 2, "gpu"), GPUS_16, 8, {"CPU": 1, "GPU": 1}),
+        (Layout(8, 4, 2, "gpu", colocated=True), GPUS_8, 8, {"CPU": 1, "GPU": 1}),
+        (Layout(2, 1, colocated=True), Capacity(cpus=2), 2, {"CPU": 1.0}),
+        (Layout(1, 1, 2), Capacity(cpus=2), 3, {"CPU": 0.6666}),
         (Layout(8, 0, 8, "gpu"), Capacity(cpus=8, gpus=8, largest_node_gpus=4), 8, {"CPU": 1, "GPU": 1}),
     ],
 )
@@ -37,7 +41,7 @@ def test_a_layout_becomes_equal_bundles(
         (Layout(8, 4, 4, "gpu"), GPUS_16, r"8 \(learner ranks\) \+ 4 x 4 .* = 24 GPUs; the cluster has 16, 8 too few"),
         (Layout(1, 1, 8, "gpu"), Capacity(64, 16, 4), r"engines of 8 GPUs; the largest node has 4.*gpus-per-engine"),
         (Layout(8, 8, 1, "gpu"), Capacity(8, 16, 8), r"16 CPU cores.*the cluster has 8"),
-        (Layout(1, 1, 2), Capacity(2), r"2 devices an engine on a CPU.*--rollout-num-gpus-per-engine to 1"),
+        (Layout(8, 2, 8, "gpu", colocated=True), GPUS_8, r"the larger of 8 \(learner ranks\) and 2 x 8 .* = 16 GPUs"),
         (Layout(1, 1), Capacity(0), r"= 2 processes; the cluster has 0 CPU cores"),
         (Layout(0, 0), Capacity(2), "no process at all"),
     ],
@@ -52,6 +56,16 @@ def test_what_the_cluster_cannot_hold_is_refused_with_the_arithmetic(
 def test_shares_of_a_core_never_add_up_to_more_than_the_cores() -> None:
     shares = [plan(Layout(ranks, 1), capacity=Capacity(cpus=2)).cpus * (ranks + 1) for ranks in range(1, 200)]
     assert max(shares) <= 2.0
+
+
+def test_two_tenants_of_a_shared_bundle_fit_into_it() -> None:
+    plans = [plan(Layout(ranks, ranks, colocated=True), capacity=Capacity(cpus=2)) for ranks in range(1, 200)]
+    assert all(2 * wanted.tenant[0] <= wanted.cpus for wanted in plans)
+    assert plan(Layout(2, 1, 2, "gpu", colocated=True), capacity=GPUS_8).tenant == (0.5, 0.5)
+
+
+def test_without_sharing_the_tenant_has_the_bundle() -> None:
+    assert plan(Layout(2, 1, 2, "gpu"), capacity=GPUS_8).tenant == (1, 1)
 
 
 def test_a_plan_reads_as_a_sentence() -> None:
@@ -83,6 +97,17 @@ def test_the_learner_takes_the_first_seats_and_engines_the_last() -> None:
     found = assign(Layout(4, 2, 2, "gpu"), seats=seats(n1=8))
     assert where(found.learner) == ["n1:0", "n1:1", "n1:2", "n1:3"]
     assert [where(engine) for engine in found.engines] == [["n1:4", "n1:5"], ["n1:6", "n1:7"]]
+
+
+def test_colocated_engines_take_the_learners_seats() -> None:
+    found = assign(Layout(4, 2, 2, "gpu", colocated=True), seats=seats(n1=4))
+    assert where(found.learner) == ["n1:0", "n1:1", "n1:2", "n1:3"]
+    assert [where(engine) for engine in found.engines] == [["n1:0", "n1:1"], ["n1:2", "n1:3"]]
+
+
+def test_a_colocated_engine_straddles_no_two_nodes() -> None:
+    found = assign(Layout(6, 2, 2, "gpu", colocated=True), seats=seats(n1=3, n2=3))
+    assert [where(engine) for engine in found.engines] == [["n1:0", "n1:1"], ["n2:0", "n2:1"]]
 
 
 def test_no_engine_straddles_two_nodes() -> None:

@@ -1,16 +1,68 @@
-"""Devices are lent to one role at a time."""
+"""Devices are lent to one role at a time, and shared ones change hands in one order only."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
 
-from slime_core.cluster.lending import Lending
+from slime_core.cluster.lending import CACHE, WEIGHTS, Lending, Phase, Sharing
+from slime_core.errors import WeightSyncError
+from slime_core.testing.fake_engine import FakeEngine
+from slime_core.weights.bucket import Bucket
+from slime_core.weights.endpoints import EngineControl
+from slime_core.weights.specs import WeightSpec
 
 
-def test_the_borrower_is_known_inside_the_block_only() -> None:
-    lending = Lending()
+class Sleepy:
+    """A learner that knows whether it is awake, and whether the engines have left when it is."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.awake, self._engine = True, engine
+
+    def sleep(self) -> None:
+        self.awake = False
+
+    def wake(self) -> None:
+        assert self._engine.released == {CACHE, WEIGHTS}, "the engines are still on the devices"
+        self.awake = True
+
+
+class Sent:
+    def wait(self) -> None: ...
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    with FakeEngine() as engine:
+        yield engine
+
+
+@pytest.fixture
+def control(engine: FakeEngine) -> Iterator[EngineControl]:
+    control = EngineControl([engine.url], timeout_s=5)
+    control.init_group(master_address="127.0.0.1", master_port=1, group="g", backend="gloo")
+    yield control
+    control.close()
+
+
+def publish(control: EngineControl) -> None:
+    bucket = Bucket((WeightSpec("norm", "float32", (4,)),))
+    control.pause()
+    control.begin_update()
+    control.update_from_distributed(bucket, group="g", send=Sent, version="1")
+    control.end_update()
+    control.resume()
+
+
+@pytest.mark.parametrize("make", [lambda _: Lending(), lambda parts: Sharing(*parts)], ids=["own", "shared"])
+def test_the_borrower_is_known_inside_the_block_only(
+    make: Callable[[object], Lending], control: EngineControl, engine: FakeEngine
+) -> None:
+    lending = make((control, Sleepy(engine)))
     with lending.lend("learner"):
         assert lending.borrower == "learner"
+        lending.make_room_for_weights()
     assert lending.borrower is None
 
 
@@ -26,3 +78,60 @@ def test_devices_cannot_be_lent_twice() -> None:
     refused = pytest.raises(AssertionError, match="lent to 'learner'; 'critic'")
     with lending.lend("learner"), refused, lending.lend("critic"):
         pass
+
+
+def test_shared_devices_go_through_five_phases(control: EngineControl, engine: FakeEngine) -> None:
+    learner = Sleepy(engine)
+    sharing = Sharing(control, learner)
+    for _ in range(2):
+        with sharing.lend("learner"):
+            assert (sharing.phase, learner.awake, engine.released) == (Phase.LEARNING, True, {CACHE, WEIGHTS})
+            sharing.make_room_for_weights()
+            assert (sharing.phase, learner.awake, engine.released) == (Phase.PUBLISHING, True, {CACHE})
+            publish(control)
+        assert (sharing.phase, learner.awake, engine.released) == (Phase.GENERATING, False, set())
+    assert [call for call in engine.calls if "memory" in call] == 2 * [
+        "/release_memory_occupation",
+        "/release_memory_occupation",
+        "/resume_memory_occupation",
+        "/resume_memory_occupation",
+    ]
+
+
+def test_the_first_borrower_finds_the_devices_vacated(control: EngineControl, engine: FakeEngine) -> None:
+    sharing = Sharing(control, Sleepy(engine))
+    sharing.vacate()
+    with sharing.lend("learner"):
+        sharing.make_room_for_weights()
+    assert engine.released == set()
+
+
+def test_a_block_that_fails_moves_nothing(control: EngineControl, engine: FakeEngine) -> None:
+    sharing = Sharing(control, Sleepy(engine))
+    with pytest.raises(RuntimeError, match="no gradient"), sharing.lend("learner"):
+        raise RuntimeError("no gradient")
+    assert (sharing.phase, engine.released) == (Phase.LEARNING, {CACHE, WEIGHTS})
+
+
+def test_devices_do_not_go_back_before_the_engines_have_room_for_weights(
+    control: EngineControl, engine: FakeEngine
+) -> None:
+    sharing = Sharing(control, Sleepy(engine))
+    with pytest.raises(AssertionError, match="are learning; they must be publishing"), sharing.lend("learner"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "disordered",
+    [
+        lambda control: control.resume_memory(WEIGHTS),
+        lambda control: (control.release_memory(CACHE), control.release_memory(CACHE)),
+        lambda control: (control.release_memory(WEIGHTS), publish(control)),
+    ],
+    ids=["not released", "twice", "update without weights"],
+)
+def test_the_fake_engine_refuses_another_order(
+    disordered: Callable[[EngineControl], object], control: EngineControl
+) -> None:
+    with pytest.raises(WeightSyncError, match="refused with status"):
+        disordered(control)
