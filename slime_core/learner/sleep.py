@@ -79,7 +79,8 @@ def _optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
 
 def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
     found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
-    return {pointer: storage for pointer, storage in found.items() if pointer}
+    # Memory that is not torch's own cannot be given back: on a CPU, what was read through numpy.
+    return {pointer: storage for pointer, storage in found.items() if pointer and storage.resizable()}
 
 
 def _leave(storage: torch.UntypedStorage, *, keeps: bool) -> _Asleep:

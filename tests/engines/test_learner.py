@@ -44,6 +44,7 @@ class Job:
         rollouts: one list of shards, by rank, a rollout.
         save: empty folder to save into after the last rollout.
         prepare: called once the learner is built.
+        naps: the learner sleeps and wakes before each rollout and at the end.
     """
 
     config: RunConfig
@@ -53,6 +54,7 @@ class Job:
     load: Path | None = None
     save: Path | None = None
     prepare: Callable[[], None] | None = None
+    naps: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Outcome:
 
     metrics: list[dict[str, float]] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    bytes_given_away: list[int] = field(default_factory=list)
 
 
 def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
@@ -89,12 +92,25 @@ def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
             job.prepare()
         if job.load is not None:
             sharded.load(job.load, **parts)
-        metrics = [learner.train(shards[rank]) for shards in job.rollouts]
+        given_away, metrics = [], []
+        for shards in job.rollouts:
+            given_away += [nap(learner)] if job.naps else []
+            metrics.append(learner.train(shards[rank]))
+        given_away += [nap(learner)] if job.naps else []
         if job.save is not None:
             sharded.save(job.save, **parts)
-        return Outcome(metrics, {name: weight.float().clone() for name, weight in learner.export_weights()})
+        weights = {name: weight.float().clone() for name, weight in learner.export_weights()}
+        return Outcome(metrics, weights, given_away)
     finally:
         learner.close()
+
+
+def nap(learner: Any) -> int:
+    """Sleep and wake; returns the bytes that were given away."""
+    given_away = learner.sleep()
+    assert all(parameter.untyped_storage().nbytes() == 0 for chunk in learner.chunks for parameter in chunk.parameters())
+    learner.wake()
+    return int(given_away)
 
 
 class InChild:
@@ -303,6 +319,17 @@ def test_two_steps_equal_hugging_face_and_adamw(folder, samples, alone):
 
 
 # --- What must not matter --------------------------------------------------------------------------------------------
+
+
+def test_a_learner_that_sleeps_between_steps_trains_the_same_bit_for_bit(children, folder, samples):
+    job = Job(settings(algorithm=EVERYTHING), folder, [cut(samples), cut(samples)], naps=True)
+    (rested,), (woke,) = children.run(replace(job, naps=False)), children.run(job)
+    assert equal(rested.weights, woke.weights)
+    assert woke.metrics == rested.metrics
+    parameters = sum(weight.numel() for weight in woke.weights.values())
+    # Weights and gradients from the start, and Adam's two moments once it has stepped; 4 bytes each.
+    assert woke.bytes_given_away[0] >= 8 * parameters
+    assert woke.bytes_given_away[1] >= 16 * parameters
 
 
 @pytest.mark.parametrize("max_tokens", [1, 1000])
