@@ -51,6 +51,10 @@ contracts: setup ## which room may import which
 learn: setup ## three seeds and three controls of the embedded run, and the tables of docs/results.md
 	$(BIN)/python bench/learn.py outputs/learn
 
+.PHONY: matrix
+matrix: setup ## a few steps in every layout and over every transport
+	$(BIN)/python bench/matrix.py outputs/matrix
+
 .PHONY: warm-up
 warm-up: setup ## make the embedded checkpoint again, into outputs/warm-up
 	$(BIN)/python examples/arithmetic/warm_up.py outputs/warm-up

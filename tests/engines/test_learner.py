@@ -108,7 +108,9 @@ def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
 def nap(learner: Any) -> int:
     """Sleep and wake; returns the bytes that were given away."""
     given_away = learner.sleep()
-    assert all(parameter.untyped_storage().nbytes() == 0 for chunk in learner.chunks for parameter in chunk.parameters())
+    assert all(
+        parameter.untyped_storage().nbytes() == 0 for chunk in learner.chunks for parameter in chunk.parameters()
+    )
     learner.wake()
     return int(given_away)
 
