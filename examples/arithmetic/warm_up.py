@@ -114,7 +114,7 @@ def sample(encoder: PromptEncoder, prompt: str, target: str, *, index: int) -> S
 
 def write_trained_model(learner: Learner, start: Path, output: Path) -> None:
     """The learner's weights with the small files of ``start``."""
-    from slime_core.checkpoint.export import write
+    from slime_core.weights.export import write
 
     write(output, learner.export_weights(), template=start, writes=True)
 

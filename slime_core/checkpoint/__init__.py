@@ -2,7 +2,6 @@
 
     folder.py    where a checkpoint lies, which one is the newest whole one, and what makes it whole
     sharded.py   model, optimizer and schedule in Megatron's torch_dist format
-    export.py    full weights as a Hugging Face folder
 
 The rule between them: everything is written into a draft folder, which is renamed once all of it is there.
 """

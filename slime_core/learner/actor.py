@@ -84,8 +84,8 @@ class LearnerActor(Watched):
 
     def save(self, draft: Path, *, export: bool, template: Path) -> None:
         """Write this rank's part of a checkpoint. Collective."""
-        from slime_core.checkpoint import export as hf
         from slime_core.checkpoint import sharded
+        from slime_core.weights import export as hf
 
         learner = self._learner
         sharded.save(

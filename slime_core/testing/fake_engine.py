@@ -16,6 +16,7 @@ import hashlib
 import socket
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -27,6 +28,7 @@ ANSWER_LENGTH = 4
 MEMORY = ("kv_cache", "weights", "cuda_graph")
 """What can be released; GPU_MEMORY_ALL_TYPES of sglang 0.5.23, srt/constants.py."""
 
+NO_MEMORY = "the memory of the weights is released"
 LOG_PROB = -0.5
 START_LIMIT_S = 10.0
 
@@ -51,6 +53,7 @@ class FakeEngine:
         loaded: names of the weights of the last update.
         joined: rank and size of the update group that was joined last.
         released: tags of the memory that was given away.
+        spoiled: it holds random numbers instead of weights, until the next update; its checksum says no more than that.
         fail_with: statuses that the next generate requests are answered with, first one first.
         delay_s: seconds that every generate request takes.
         most_in_flight: generate requests that were under way at once.
@@ -62,6 +65,7 @@ class FakeEngine:
         self.loaded: list[str] = []
         self.joined: tuple[int, int] | None = None
         self.released: set[str] = set()
+        self.spoiled = False
         self.fail_with: list[int] = []
         self.delay_s = 0.0
         self.most_in_flight = 0
@@ -150,7 +154,7 @@ class FakeEngine:
         if self._updating:
             return _refusal("a weight-update session is already open")
         if "weights" in self.released:
-            return _refusal("the memory of the weights is released")
+            return _refusal(NO_MEMORY)
         self._updating, self.loaded = True, []
         return _success()
 
@@ -171,14 +175,31 @@ class FakeEngine:
         self._groups.remove(body["group_name"])
         return _success()
 
-    async def _update(self, body: dict[str, Any]) -> tuple[int, Any]:
-        if not self._updating:
-            return _refusal("must run between begin_weight_update() and end_weight_update()")
+    async def _update_distributed(self, body: dict[str, Any]) -> tuple[int, Any]:
+        refused = self._refused("update_weights_from_distributed")
+        if refused is None and body["group_name"] not in self._groups:
+            refused = _refusal(f"Group {body['group_name']} not in {sorted(self._groups)}")
+        return refused or self._updated(body, names=body["names"])
+
+    async def _update_tensor(self, body: dict[str, Any]) -> tuple[int, Any]:
+        # What a payload holds only an unpickler could tell, and this process is not to be one.
+        return self._refused("update_weights_from_tensor") or self._updated(body, names=[])
+
+    async def _update_disk(self, body: dict[str, Any]) -> tuple[int, Any]:
         if "weights" in self.released:
-            return _refusal("the memory of the weights is released")
-        if body["group_name"] not in self._groups:
-            return _refusal(f"Group {body['group_name']} not in {sorted(self._groups)}")
-        self.loaded += body["names"]
+            return _refusal(NO_MEMORY)
+        if not list(Path(body["model_path"]).glob("*.safetensors")):
+            return _refusal(f"Failed to get weights iterator: no weights in {body['model_path']}")
+        return self._updated(body, names=[])
+
+    def _refused(self, update: str) -> tuple[int, Any] | None:
+        if not self._updating:
+            return _refusal(f"{update} must run between begin_weight_update() and end_weight_update()")
+        return _refusal(NO_MEMORY) if "weights" in self.released else None
+
+    def _updated(self, body: dict[str, Any], *, names: list[str]) -> tuple[int, Any]:
+        self.loaded += names
+        self.spoiled = False
         self._version = body.get("weight_version") or self._version
         return _success()
 
@@ -186,8 +207,14 @@ class FakeEngine:
         self._version = body["new_version"]
         return _success()
 
-    async def _checksum(self, _: dict[str, Any]) -> tuple[int, Any]:
-        total = hashlib.sha256(repr((self._version, self.loaded)).encode()).hexdigest()
+    async def _check_weights(self, body: dict[str, Any]) -> tuple[int, Any]:
+        action = body.get("action", "checksum")
+        if action == "reset_tensors":
+            self.spoiled = True
+            return _success()
+        if action != "checksum":
+            return _refusal(f"Unsupported {action=}")
+        total = hashlib.sha256(repr(self.spoiled).encode()).hexdigest()
         return 200, {"success": True, "ranks": [{"checksums": {"fake": total[:16]}}], "per_engine_checksum": total}
 
     async def _release(self, body: dict[str, Any]) -> tuple[int, Any]:
@@ -224,9 +251,11 @@ class FakeEngine:
             "/end_weight_update": self._end,
             "/init_weights_update_group": self._init_group,
             "/destroy_weights_update_group": self._destroy_group,
-            "/update_weights_from_distributed": self._update,
+            "/update_weights_from_distributed": self._update_distributed,
+            "/update_weights_from_tensor": self._update_tensor,
+            "/update_weights_from_disk": self._update_disk,
             "/update_weight_version": self._set_version,
-            "/weights_checker": self._checksum,
+            "/weights_checker": self._check_weights,
             "/release_memory_occupation": self._release,
             "/resume_memory_occupation": self._resume,
         }

@@ -20,7 +20,7 @@ from slime_core.weights.endpoints import HeldWeights
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SentWeights", "agree"]
+__all__ = ["SentWeights", "agree", "refuse_unrestored", "refuse_unspoiled"]
 
 FUSED = {
     "q_proj": ("qkv_proj", 0, 3),
@@ -51,6 +51,39 @@ def agree(held: Sequence[HeldWeights]) -> None:
             raise WeightSyncError(
                 f"After the update {other.url} holds other weights than {first.url}: "
                 f"{_different(first.ranks, other.ranks)}"
+            )
+
+
+def refuse_unspoiled(began: Sequence[HeldWeights], spoiled: Sequence[HeldWeights]) -> None:
+    """Returns if no weight of any process of any engine is what it was in ``began``.
+
+    Raises:
+        WeightSyncError: names the first engine's weights that are; what is published could not be told from them.
+    """
+    for before, after in zip(began, spoiled, strict=True):
+        kept = sorted(
+            {name for a, b in zip(before.ranks, after.ranks, strict=True) for name in a if a[name] == b[name]}
+        )
+        if kept:
+            raise WeightSyncError(
+                f"Asked to compare weights before and after a publication; {before.url} still holds {_listed(kept)} "
+                "after all its weights were spoiled. Leave --check-weight-update-equal out for this model."
+            )
+
+
+def refuse_unrestored(began: Sequence[HeldWeights], ended: Sequence[HeldWeights]) -> None:
+    """Returns if every process of every engine holds what it held in ``began``.
+
+    Raises:
+        WeightSyncError: names the first engine's weights that differ.
+    """
+    for before, after in zip(began, ended, strict=True):
+        lost = _different(before.ranks, after.ranks)
+        if lost:
+            raise WeightSyncError(
+                f"Weights were spoiled and published again; {before.url} does not hold what it began with: {lost}. "
+                "They are not published, or not as the checkpoint has them: compare the model spec's export with the "
+                "engine's load_weights."
             )
 
 
@@ -120,4 +153,8 @@ def _different(ours: Sequence[Mapping[str, str]], theirs: Sequence[Mapping[str, 
     names = sorted(
         {name for a, b in zip(ours, theirs, strict=True) for name in a.keys() | b.keys() if a.get(name) != b.get(name)}
     )
+    return _listed(names)
+
+
+def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

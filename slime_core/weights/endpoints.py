@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
@@ -151,6 +152,28 @@ class EngineControl:
         self._gather(calls)
         sending.wait()
 
+    def update_from_tensor(
+        self, payloads: Sequence[Sequence[str]], *, version: str | None = None, flush_cache: bool = False
+    ) -> None:
+        """Every engine has loaded a bucket whose bytes it shares with this process.
+
+        Arguments:
+            payloads: for each engine, for each of its processes, what that one deserialises (``tensor.py``).
+            version: as in :meth:`update_from_distributed`.
+            flush_cache: also forget keys and values.
+        """
+        common: dict[str, Any] = {"load_format": "flattened_bucket", "flush_cache": flush_cache}
+        common |= {} if version is None else {"weight_version": version}
+        bodies = [common | {"serialized_named_tensors": list(of_engine)} for of_engine in payloads]
+        self._each("/update_weights_from_tensor", bodies)
+
+    def update_from_disk(self, folder: Path, *, version: str) -> None:
+        """Every engine has loaded the Hugging Face folder ``folder``, reports ``version`` and has forgotten its cache.
+
+        Needs no update session. An engine that finds no weights there refuses and keeps what it has.
+        """
+        self._all("/update_weights_from_disk", {"model_path": str(folder), "weight_version": version})
+
     def set_version(self, version: str) -> None:
         """From now on the engines report their tokens under ``version``."""
         self._all("/update_weight_version", {"new_version": version, "abort_all_requests": False})
@@ -203,6 +226,10 @@ class EngineControl:
             HeldWeights(url, answer["per_engine_checksum"], tuple(rank["checksums"] for rank in answer["ranks"]))
             for url, answer in zip(self.urls, answers, strict=True)
         )
+
+    def spoil(self) -> None:
+        """Every engine holds random numbers in the place of all weights that :meth:`checksum` reports."""
+        self._all("/weights_checker", {"action": "reset_tensors"})
 
     # --- Calls -------------------------------------------------------------------------------------------------------
 

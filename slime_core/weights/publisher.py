@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_core.errors import NonFiniteError, WeightSyncError
-from slime_core.weights.bucket import Bucket, flatten, plan, spec_of
-from slime_core.weights.checksums import SentWeights, agree
+from slime_core.weights.bucket import Bucket, plan, spec_of
+from slime_core.weights.checksums import SentWeights, agree, refuse_unrestored, refuse_unspoiled
+from slime_core.weights.disk import DiskTransport
+from slime_core.weights.distributed import DistributedTransport
 from slime_core.weights.endpoints import EngineControl
-from slime_core.weights.group import Backend, UpdateGroup, join
+from slime_core.weights.group import Backend, join
 from slime_core.weights.specs import check, expected_specs, is_tied
+from slime_core.weights.tensor import TensorTransport
+from slime_core.weights.transport import Transport, TransportName
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +38,10 @@ class PublisherSettings:
         devices_per_engine: processes of one engine.
         address: of the learner's first rank as the engines see it.
         timeout_s: limit of every call.
+        transport: how weights travel; ``tensor`` only to engines on the learner's machine.
+        disk_folder: for ``disk``: a folder that learner and engines see.
+        engine_gpus: for ``tensor`` on GPUs: UUID of the GPU of each process of each engine, one tuple an engine; empty:
+            they read the weights from the machine's memory, which is slower.
     """
 
     model: Path
@@ -44,6 +51,9 @@ class PublisherSettings:
     devices_per_engine: int = 1
     address: str = "127.0.0.1"
     timeout_s: float = 120.0
+    transport: TransportName = "distributed"
+    disk_folder: Path | None = None
+    engine_gpus: tuple[tuple[str, ...], ...] = ()
 
 
 class Publisher:
@@ -56,7 +66,8 @@ class Publisher:
         sends: whether this rank is the one that sends.
 
     Raises:
-        WeightSyncError: the learner's weights are not what the engines take, found before anything was sent.
+        WeightSyncError: the learner's weights are not what the engines take, found before anything was sent; or the
+            transport cannot reach an engine.
     """
 
     def __init__(
@@ -73,13 +84,7 @@ class Publisher:
         self._control = EngineControl(
             engine_urls, timeout_s=settings.timeout_s, ranks_per_engine=settings.devices_per_engine
         )
-        self._group: UpdateGroup = join(
-            self._control,
-            name="slime-weights",
-            backend=settings.backend,
-            address=settings.address,
-            timeout_s=settings.timeout_s,
-        )
+        self._transport = _transport(settings, self._control)
 
     def publish(self, weights: NamedWeights, *, version: str) -> float:
         """Every engine holds ``weights``, reports ``version`` and generates again when this returns.
@@ -99,20 +104,39 @@ class Publisher:
                 continue  # gathering is collective
             return 1.0
         self._control.pause("retract")
-        self._control.begin_update()
-        sent = self._send(self._control, weights, version)
-        self._control.end_update()
+        self._transport.begin(version)
+        sent = self._send(weights)
+        self._transport.end()
         proven = self._prove(self._control, sent, version)
         self._control.resume()
         return proven
 
+    def check_equal(self, weights: NamedWeights, *, version: str) -> None:
+        """All engines hold what they held, after all their weights were spoiled and ``weights`` were published.
+
+        Call it while nothing is generated and the engines hold what ``weights`` are: with the checkpoint that both
+        started from, or after :meth:`publish`. Every process of every engine is compared, bit for bit.
+
+        Raises:
+            NonFiniteError: as in :meth:`publish`.
+            WeightSyncError: as in :meth:`publish`, or weights were not restored; names them.
+        """
+        if self._control is None:
+            self.publish(weights, version=version)
+            return
+        began = self._control.checksum()
+        self._control.spoil()
+        refuse_unspoiled(began, self._control.checksum())
+        self.publish(weights, version=version)
+        refuse_unrestored(began, self._control.checksum())
+
     def close(self) -> None:
         """Leave the engines."""
         if self._control is not None:
-            self._group.close()
+            self._transport.close()
             self._control.close()
 
-    def _send(self, control: EngineControl, weights: NamedWeights, version: str) -> SentWeights | None:
+    def _send(self, weights: NamedWeights) -> SentWeights | None:
         # Engines on GPUs report another digest than the one that can be computed here; see checksums.py.
         sent = SentWeights(dtype=self._settings.dtype) if self._settings.backend == "gloo" else None
         for number, (bucket, tensors) in enumerate(_filled(self._buckets, weights), start=1):
@@ -120,14 +144,7 @@ class Publisher:
                 _refuse_non_finite(name, tensor)
                 if sent is not None:
                     sent.add(name, tensor)
-            flat, is_last = flatten(tensors), number == len(self._buckets)
-            control.update_from_distributed(
-                bucket,
-                group=self._group.name,
-                send=partial(self._group.broadcast, flat),
-                version=version if is_last else None,
-                flush_cache=is_last,
-            )
+            self._transport.send(bucket, tensors, last=number == len(self._buckets))
         return sent
 
     def _prove(self, control: EngineControl, sent: SentWeights | None, version: str) -> float:
@@ -139,6 +156,23 @@ class Publisher:
         if sent is None:
             return 1.0
         return min(sent.verify(engine) / sum(map(len, engine.ranks)) for engine in held)
+
+
+def _transport(settings: PublisherSettings, control: EngineControl) -> Transport:
+    if settings.transport == "tensor":
+        return TensorTransport(control, gpus=settings.engine_gpus)
+    if settings.transport == "disk":
+        if settings.disk_folder is None:
+            raise WeightSyncError("Asked to publish weights as files; no folder was given: --update-weight-disk-dir.")
+        return DiskTransport(control, folder=settings.disk_folder, template=settings.model)
+    group = join(
+        control,
+        name="slime-weights",
+        backend=settings.backend,
+        address=settings.address,
+        timeout_s=settings.timeout_s,
+    )
+    return DistributedTransport(control, group)
 
 
 def _filled(buckets: Sequence[Bucket], weights: NamedWeights) -> Iterator[tuple[Bucket, list[torch.Tensor]]]:

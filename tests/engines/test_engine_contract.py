@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import slime_core
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.rollout.client import GenerateClient, SamplingParams
 from slime_core.testing.fake_engine import FakeEngine
@@ -15,6 +17,7 @@ from slime_core.weights.bucket import Bucket
 from slime_core.weights.endpoints import EngineControl
 from slime_core.weights.specs import WeightSpec
 
+MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
 BUCKET = Bucket((WeightSpec("model.norm.weight", "float32", (64,)),))
 
 
@@ -102,6 +105,28 @@ def test_weights_for_an_unknown_group_are_refused(control: EngineControl) -> Non
     with pytest.raises(WeightSyncError, match=r"status 400: .*Group g not in \[\]"):
         control.update_from_distributed(BUCKET, group="g", send=Never)
     control.end_update()
+
+
+def test_shared_weights_outside_a_session_are_refused(control: EngineControl) -> None:
+    with pytest.raises(WeightSyncError, match=r"status 400: .*must run between begin_weight_update"):
+        control.update_from_tensor([["AAAA"]])
+
+
+def test_a_folder_without_weights_is_refused_and_changes_nothing(control: EngineControl, tmp_path: Path) -> None:
+    held = control.checksum()
+    for folder in (tmp_path, tmp_path / "not there"):
+        with pytest.raises(WeightSyncError, match=r"status 400: .*Failed to get weights iterator"):
+            control.update_from_disk(folder, version="9")
+    assert (control.version(), control.checksum()) == ("default", held)
+
+
+def test_spoiled_weights_differ_until_they_are_loaded_again(control: EngineControl) -> None:
+    (held,) = control.checksum()
+    control.spoil()
+    (spoiled,) = control.checksum()
+    assert all(spoiled.ranks[0][name] != digest for name, digest in held.ranks[0].items())
+    control.update_from_disk(MODEL, version="default")
+    assert control.checksum() == (held,)
 
 
 def test_leaving_an_unknown_group_is_refused(control: EngineControl) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from safetensors.torch import save_file
+if TYPE_CHECKING:
+    import torch
 
-__all__ = ["write"]
+__all__ = ["HuggingFaceFolder", "write"]
 
 SHARD_BYTES = 5 * 10**9
 """Size at which a new file is begun, as transformers does."""
@@ -44,12 +45,45 @@ def write(folder: Path, weights: Iterable[tuple[str, torch.Tensor]], *, template
         for _ in weights:
             continue
         return
-    folder.mkdir(parents=True)
-    parts = [_write_part(folder, number, held) for number, held in enumerate(_parts(weights))]
-    _name(folder, parts)
-    for name in COPIED:
-        if (template / name).is_file():
-            shutil.copyfile(template / name, folder / name)
+    whole = HuggingFaceFolder(folder)
+    for held in _parts(weights):
+        whole.add(held)
+    whole.finish(template=template)
+
+
+class HuggingFaceFolder:
+    """A folder that becomes loadable part by part: :meth:`add` weights, then :meth:`finish`.
+
+    Arguments:
+        folder: is made, and must not exist.
+
+    Raises:
+        OSError: it exists, or cannot be made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self._folder = folder
+        self._parts: list[_Part] = []
+
+    def add(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """``weights``, full tensors on the CPU that share no memory, are on disk, in a file of their own.
+
+        Raises:
+            OSError, safetensors.SafetensorError: the file cannot be written.
+        """
+        self._parts.append(_write_part(self._folder, len(self._parts), weights))
+
+    def finish(self, *, template: Path) -> None:
+        """transformers and SGLang load the folder.
+
+        Arguments:
+            template: folder whose config and tokenizer belong to the weights.
+        """
+        _name(self._folder, self._parts)
+        for name in COPIED:
+            if (template / name).is_file():
+                shutil.copyfile(template / name, self._folder / name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +107,11 @@ def _parts(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[dict[str, to
     yield held
 
 
-def _write_part(folder: Path, number: int, held: dict[str, torch.Tensor]) -> _Part:
+def _write_part(folder: Path, number: int, held: Mapping[str, torch.Tensor]) -> _Part:
+    from safetensors.torch import save_file
+
     path = folder / f".part-{number:05d}"
-    save_file(held, path, metadata={"format": "pt"})
+    save_file(dict(held), path, metadata={"format": "pt"})
     return _Part(path, tuple(held), sum(tensor.nbytes for tensor in held.values()))
 
 

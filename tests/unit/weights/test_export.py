@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from slime_core.checkpoint import export
+from slime_core.weights import export
 
 TEMPLATE = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
 

@@ -1,0 +1,113 @@
+"""Weights travel as files: a Hugging Face folder a version, which learner and engines both see.
+
+The slowest way, and the one that needs nothing but a folder: no network between the processes, no room in their memory.
+Each version is written beside its final name and renamed, so that an engine never reads half of one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slime_core.errors import WeightSyncError
+from slime_core.weights.bucket import Bucket
+from slime_core.weights.endpoints import EngineControl
+from slime_core.weights.export import HuggingFaceFolder
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DiskTransport"]
+
+MB = 10**6
+
+
+class DiskTransport:
+    """A :class:`~slime_core.weights.transport.Transport` through ``folder``; nothing of it is left when it is closed.
+
+    Only the version that the engines hold stays there, because a server that fails to load the next one reads on.
+
+    Arguments:
+        control: the engines; they see ``folder`` under the same path.
+        folder: of all versions; made if it is missing.
+        template: folder whose config and tokenizer belong to the weights.
+    """
+
+    def __init__(self, control: EngineControl, *, folder: Path, template: Path) -> None:
+        self._control, self._template = control, template
+        self._folder = folder.resolve()
+        self._version = ""
+        self._held: Path | None = None
+
+    @property
+    def _draft(self) -> Path:
+        return self._folder / f".draft-{self._version}"
+
+    def begin(self, version: str) -> None:
+        """See the protocol."""
+        self._version = version
+        with self._written():
+            shutil.rmtree(self._draft, ignore_errors=True)
+            self._export = HuggingFaceFolder(self._draft)
+
+    def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
+        """See the protocol."""
+        copies = [tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors]
+        with self._written():
+            self._export.add(dict(zip(bucket.names, copies, strict=True)))
+            if last:
+                self._export.finish(template=self._template)
+
+    def end(self) -> None:
+        """See the protocol."""
+        whole, before = self._folder / f"version-{self._version}", self._held
+        with self._written():
+            shutil.rmtree(whole, ignore_errors=True)
+            self._draft.rename(whole)
+        self._held = whole
+        self._load(whole)
+        if before is not None and before != whole:
+            shutil.rmtree(before, ignore_errors=True)
+
+    def close(self) -> None:
+        """See the protocol."""
+        for left in (self._draft, self._held):
+            if left is not None:
+                shutil.rmtree(left, ignore_errors=True)
+
+    def _load(self, folder: Path) -> None:
+        try:
+            self._control.update_from_disk(folder, version=self._version)
+        except WeightSyncError as error:
+            raise WeightSyncError(
+                f"Asked the engines to load version {self._version} from {folder}; {error} If they run on another "
+                "machine or in another container, they must see this folder under the same path: set "
+                "--update-weight-disk-dir to a shared one, or choose --update-weight-transport distributed."
+            ) from error
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """What happens inside writes; if it cannot, nothing of the draft is left.
+
+        Raises:
+            WeightSyncError: says why it cannot.
+        """
+        from safetensors import SafetensorError
+
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(self._draft, ignore_errors=True)
+            raise WeightSyncError(
+                f"Asked to write version {self._version} of the weights to {self._folder}; {error}. Free there: "
+                f"{_free_mb(self._folder)} MB. Make room for two versions, or set --update-weight-disk-dir to a folder "
+                "that learner and engines see and that the learner may write."
+            ) from error
+
+
+def _free_mb(folder: Path) -> int:
+    existing = next(one for one in (folder, *folder.parents) if one.exists())
+    return shutil.disk_usage(existing).free // MB
