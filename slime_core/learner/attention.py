@@ -1,6 +1,5 @@
 """Attention over packed sequences without a loop over sequences.
 
-    Packing              where the tokens of every sequence of a row go; computed once for a row, shared by all layers
     PackedAttention      the core attention: softmax(q k) v
     PackedSelfAttention  the layer around it: gives every packed token its rotary position
 
@@ -13,153 +12,38 @@ The rotary part avoids three things in Megatron's THD path (models/common/embedd
 the table of angles once a sequence, for queries and for keys, in every layer: its time (with 256 sequences of 12
 tokens some 7 % of a small model's step), a wait for the device in every layer (``cu_seqlens.tolist()``), and its
 refusal of padding at the end of a row. The same function takes a table that already has one entry a token, told by
-its length (:211). So the layer looks the entries up by position and hands them over as one sequence. Multi-latent
-attention asks for its own table and keeps Megatron's path.
+its length (:211). So the layer looks the entries up by position and hands them over as one sequence, which Megatron
+itself cuts to what a context-parallel rank holds. Multi-latent attention asks for its own table and keeps Megatron's
+path.
 
-Left out: context parallelism, sliding windows, attention that is not causal. All are refused.
+Under context parallelism a rank holds two stretches of the row (:mod:`slime_core.learner.rows`). Most of its tokens
+belong to sequences that start there, and are computed as above. Only the sequences that enter a stretch from before
+need keys and values of other ranks; those are gathered, and their gradients go back by a reduce-scatter. The sums of
+softmax are never split, so that the result is that of one rank up to the order of additions.
+
+Left out: sliding windows, attention that is not causal, and context parallelism for multi-latent attention or padded
+batches. All are refused.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from megatron.core import tensor_parallel
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from slime_core.errors import ConfigError
+from slime_core.learner.rows import Packing, Share
 
-__all__ = ["PackedAttention", "PackedSelfAttention", "Packing"]
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """Where the t tokens of a row stand in right-padded batches of s slots altogether.
-
-    Example: sequences of 4 and 3 tokens share a batch of 2 x 4 slots: ``rows_S = [0, 1, 2, 3, 4, 5, 6, 6]``,
-    ``slots_T = [0, 1, 2, 3, 4, 5, 6]``, ``shapes = ((2, 4),)``, ``positions_T = [0, 1, 2, 3, 0, 1, 2]``.
-
-    Arguments:
-        rows_S: int64 [s], the token each slot takes; padding takes its sequence's last one.
-        slots_T: int64 [t], the slot each token stands in.
-        positions_T: int64 [t], place of each token in its own sequence.
-        shapes: sequences and slots a sequence of each batch, in the order of the slots.
-        whole: int32 [2], ``[0, t]``: the row taken for one sequence.
-    """
-
-    rows_S: torch.Tensor
-    slots_T: torch.Tensor
-    positions_T: torch.Tensor
-    shapes: tuple[tuple[int, int], ...]
-    whole: torch.Tensor
-
-    @classmethod
-    def of(cls, cu_seqlens: torch.Tensor, *, num_tokens: int) -> Packing:
-        """The packing of ``cu_seqlens``; computed at the first call for this tensor, remembered as long as it lives.
-
-        Arguments:
-            cu_seqlens: int32 [b + 1], ascending from 0; must not be changed in place. Sequences may be empty. Tokens
-                beyond its end are padding: one more sequence, which no other sees.
-            num_tokens: t.
-
-        Raises:
-            ValueError: a sequence ends after the row does.
-        """
-        found: Packing | None = _PACKINGS.get(cu_seqlens)
-        if found is None or found.positions_T.numel() != num_tokens:
-            found = _PACKINGS[cu_seqlens] = _pack(cu_seqlens, num_tokens)
-        return found
-
-    def pad(self, values_TNH: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The batches of ``values_TNH`` [t, heads, size], each [n, heads, L, size]."""
-        padded_SNH: torch.Tensor = _Pad.apply(values_TNH, self.rows_S, self.slots_T)  # type: ignore[no-untyped-call]
-        parts = torch.split(padded_SNH, [n * length for n, length in self.shapes])
-        for part, (n, length) in zip(parts, self.shapes, strict=True):
-            yield part.view(n, length, *part.shape[1:]).transpose(1, 2)
-
-    def unpad(self, batches: list[torch.Tensor]) -> torch.Tensor:
-        """The inverse of :meth:`pad`, heads joined: [t, heads * size]."""
-        slots = [batch.transpose(1, 2).flatten(2).flatten(0, 1) for batch in batches]
-        result: torch.Tensor = _Unpad.apply(torch.cat(slots), self.slots_T)  # type: ignore[no-untyped-call]
-        return result
-
-
-_PACKINGS = WeakTensorKeyDictionary()
-
-
-def _pack(cu_seqlens: torch.Tensor, num_tokens: int) -> Packing:
-    device = cu_seqlens.device
-    ends = torch.cat([cu_seqlens.detach().to("cpu", torch.int64), torch.tensor([num_tokens])])
-    if bool((ends.diff() < 0).any()):
-        raise ValueError(f"cu_seqlens ends at {int(ends[-2])}, but the packed row holds {num_tokens} tokens")
-    lengths = ends.diff()
-    starts, lengths = ends[:-1][lengths > 0], lengths[lengths > 0]
-    classes = torch.ceil(torch.log2(lengths.double()))
-    rows, shapes, slots_T, used = [], [], torch.empty(num_tokens, dtype=torch.int64), 0
-    for size_class in torch.unique(classes).tolist():
-        members = classes == size_class
-        rows_nL, real_nL = _right_pad(starts[members], lengths[members])
-        slots_T[rows_nL[real_nL]] = used + real_nL.flatten().nonzero().squeeze(1)
-        rows.append(rows_nL.flatten())
-        shapes.append((rows_nL.size(0), rows_nL.size(1)))
-        used += rows_nL.numel()
-    positions_T = torch.arange(num_tokens) - starts.repeat_interleave(lengths)
-    return Packing(
-        rows_S=torch.cat(rows).to(device),
-        slots_T=slots_T.to(device),
-        positions_T=positions_T.to(device),
-        shapes=tuple(shapes),
-        whole=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
-    )
-
-
-def _right_pad(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows [n, L] of sequences, each filled up with its last row, and which of them are real."""
-    columns = torch.arange(int(lengths.max()))[None]
-    return starts[:, None] + torch.minimum(columns, lengths[:, None] - 1), columns < lengths[:, None]
-
-
-class _Pad(torch.autograd.Function):
-    """Gather tokens into slots. The gradient is a gather as well, since padding has none: no atomics."""
-
-    @staticmethod
-    def forward(ctx: Any, values_T: torch.Tensor, rows_S: torch.Tensor, slots_T: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(slots_T)
-        return values_T.index_select(0, rows_S)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_S: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (slots_T,) = ctx.saved_tensors
-        return gradient_S.index_select(0, slots_T), None, None
-
-
-class _Unpad(torch.autograd.Function):
-    """Gather slots back into tokens; padding gets a zero gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, values_S: torch.Tensor, slots_T: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(slots_T)
-        ctx.num_slots = values_S.size(0)
-        return values_S.index_select(0, slots_T)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_T: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (slots_T,) = ctx.saved_tensors
-        gradient_S = gradient_T.new_zeros(ctx.num_slots, *gradient_T.shape[1:])
-        gradient_S[slots_T] = gradient_T
-        return gradient_S, None
+__all__ = ["PackedAttention", "PackedSelfAttention"]
 
 
 class PackedAttention(MegatronModule):  # type: ignore[misc]
@@ -171,7 +55,8 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
     Arguments: those that Megatron hands to every core attention (transformer/attention.py:318).
 
     Raises:
-        ConfigError: context parallelism, a sliding window or attention that is not causal was asked for.
+        ConfigError: a sliding window, attention that is not causal, or context parallelism for multi-latent attention
+            was asked for.
     """
 
     def __init__(
@@ -186,6 +71,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
     ) -> None:
         super().__init__(config=config)
         _refuse_unsupported(config, attn_mask_type, attention_type)
+        self._context = parallel_state.get_context_parallel_group() if config.context_parallel_size > 1 else None
         self._scale = softmax_scale
         if config.apply_query_key_layer_scaling:
             self._scale = (softmax_scale or 1 / math.sqrt(config.kv_channels)) / max(1, layer_number)
@@ -208,10 +94,14 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
                 [s, b, heads, size].
             attention_mask: bool, True hides, broadcast over [b, heads, s, s]; of padded batches only. It hides *more*
                 than the causal mask, which always holds.
-            packed_seq_params: where the sequences of a packed row start and end.
+            packed_seq_params: where the sequences of a packed row start and end; of the whole row, of which a
+                context-parallel rank holds its share.
 
         Returns:
             [t, heads * size], [t, 1, heads * size] or [s, b, heads * size].
+
+        Raises:
+            ConfigError: a padded batch was given under context parallelism.
         """
         if packed_seq_params is None:
             return self._attend_padded(query, key, value, attention_mask)
@@ -224,13 +114,58 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
     def _attend_packed(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed: PackedSeqParams
     ) -> torch.Tensor:
-        packing = Packing.of(packed.cu_seqlens_q, num_tokens=query.size(0))
+        if self._context is not None:
+            return self._attend_share(query, key, value, packed.cu_seqlens_q, self._context)
+        return self._attend_whole(query, key, value, Packing.of(packed.cu_seqlens_q, num_tokens=query.size(0)))
+
+    def _attend_whole(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing
+    ) -> torch.Tensor:
+        if not packing.shapes:
+            return _nothing(query, value.size(-1))
         batches = zip(packing.pad(query), packing.pad(key), packing.pad(value), strict=True)
         return packing.unpad([self._attend(q, k, v, None) for q, k, v in batches])
+
+    def _attend_share(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor, group: Any
+    ) -> torch.Tensor:
+        """The tokens of this context-parallel rank; ``cu_seqlens`` are of the whole row."""
+        share = Share.of(cu_seqlens, num_tokens=query.size(0), rank=group.rank(), size=group.size())
+        if not share.exchanges:
+            return self._attend_whole(query, key, value, share.rest)
+        # One collective for both; its backward is a reduce-scatter.
+        pairs = torch.cat([key, value], dim=-1)
+        everywhere = tensor_parallel.gather_from_sequence_parallel_region(pairs, group=group)
+        first, rest_1, second, rest_2 = query.split(share.sizes)
+        _, pairs_1, _, pairs_2 = pairs.split(share.sizes)
+        # The empty slice makes every rank take part in the backward collective, also one into which nothing crosses.
+        rest_k, rest_v = torch.cat([pairs_1, pairs_2, everywhere[:0]]).split([key.size(-1), value.size(-1)], dim=-1)
+        rest = self._attend_whole(torch.cat([rest_1, rest_2]), rest_k, rest_v, share.rest)
+        crossing = [
+            self._attend_crossing(queries, everywhere.index_select(0, rows), key.size(-1))
+            for queries, rows in zip((first, second), share.keys, strict=True)
+        ]
+        before, after = rest.split([len(rest_1), len(rest_2)])
+        return torch.cat([crossing[0], before, crossing[1], after])
+
+    def _attend_crossing(self, queries: torch.Tensor, pairs: torch.Tensor, key_size: int) -> torch.Tensor:
+        """The last n tokens of one sequence, given keys and values of all its m tokens up to there: [n, heads * size].
+
+        The mask takes n * m bytes for the time of the call.
+        """
+        n, m = len(queries), len(pairs)
+        if n == 0:
+            return _nothing(queries, pairs.size(-1) - key_size)
+        visible = torch.ones(n, m, dtype=torch.bool, device=queries.device).tril(diagonal=m - n)
+        k, v = pairs.split([key_size, pairs.size(-1) - key_size], dim=-1)
+        q, k, v = (part.transpose(0, 1)[None] for part in (queries, k, v))
+        return self._attend(q, k, v, visible)[0].transpose(0, 1).flatten(1)
 
     def _attend_padded(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, hidden: torch.Tensor | None
     ) -> torch.Tensor:
+        if self._context is not None:
+            raise ConfigError("a padded batch was given under context parallelism; only packed rows are split")
         visible = None
         if hidden is not None:
             ones = torch.ones(query.size(0), key.size(0), dtype=torch.bool, device=query.device)
@@ -261,11 +196,16 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         return state
 
 
+def _nothing(query: torch.Tensor, value_size: int) -> torch.Tensor:
+    """The output for no tokens."""
+    return query.new_empty(0, query.size(1) * value_size)
+
+
 def _refuse_unsupported(config: Any, mask_type: AttnMaskType, attention_type: str) -> None:
-    if config.context_parallel_size > 1:
+    if config.context_parallel_size > 1 and config.multi_latent_attention:
         raise ConfigError(
-            f"context parallel size {config.context_parallel_size} was asked for; packed attention keeps every "
-            "sequence whole on one rank, so only 1 is accepted; use tensor or pipeline parallelism for long sequences"
+            f"context parallel size {config.context_parallel_size} was asked for with multi-latent attention, for "
+            "which only 1 is built; use tensor or pipeline parallelism for long sequences"
         )
     if config.window_size is not None:
         raise ConfigError(f"sliding-window attention {config.window_size} was asked for; only full attention is built")
@@ -303,5 +243,6 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
         )
 
     def _num_tokens(self, hidden_states: torch.Tensor) -> int:
+        """Of the whole row."""
         shards = self.config.tensor_model_parallel_size if self.config.sequence_parallel else 1
-        return hidden_states.size(0) * int(shards)
+        return hidden_states.size(0) * int(shards * self.config.context_parallel_size)

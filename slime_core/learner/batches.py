@@ -1,28 +1,41 @@
-"""Cuts a shard into packed micro-batches of tensors, once a rollout, so that every pass sees the same packing."""
+"""Cuts a shard into packed micro-batches of tensors, once a rollout, so that every pass sees the same packing.
+
+Where ranks share the tokens of a row (sequence or context parallelism), the row is padded to what divides among them.
+The padding stands at the end as a sequence of its own: no token sees it, nothing is predicted from it, so no loss, no
+metric and no gradient contains it. A context-parallel rank gets the tokens of its share and the response tokens that
+these predict; a target may itself be held by another rank, but its number is known here. Every response token is thus
+held by exactly one rank.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
+from slime_core.learner.layout import ParallelLayout
+from slime_core.learner.rows import zigzag
 from slime_core.types import TrainBatch
 
-__all__ = ["MicroBatch", "cut"]
+__all__ = ["MicroBatch", "cut", "idle"]
+
+ALONE = ParallelLayout()
+"""Nobody shares a row."""
 
 
 @dataclass(slots=True)
 class MicroBatch:
-    """b samples packed into one row of t tokens, of which u are responses.
+    """b samples packed into one row; this rank holds t tokens of it and predicts u response tokens.
 
     Arguments:
         tokens_1T, position_ids_1T: int64 [1, t]; positions restart at 0 with every sample.
-        cu_seqlens: int32 [b + 1], where samples start and end in the row.
-        max_seqlen: tokens of the longest sample.
-        rows_U: int64 [u], the row of the logits that predicts each response token.
+        cu_seqlens: int32, where samples start and end in the *whole* row: [b + 1], one entry more if it is padded.
+        max_seqlen: tokens of the longest sample, or of the padding.
+        num_samples: b.
+        rows_U: int64 [u], the row of this rank's logits that predicts each response token.
         targets_U: int64 [u], the response tokens.
         samples_U: int64 [u], which of the b samples a response token belongs to.
         mask_U: float32 [u], 1 trains.
@@ -36,6 +49,7 @@ class MicroBatch:
     position_ids_1T: torch.Tensor
     cu_seqlens: torch.Tensor
     max_seqlen: int
+    num_samples: int
     rows_U: torch.Tensor
     targets_U: torch.Tensor
     samples_U: torch.Tensor
@@ -49,47 +63,71 @@ class MicroBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in the row, prompts included."""
+        """Tokens of the row that this rank holds, prompts and padding included."""
         return self.tokens_1T.size(1)
 
 
-def cut(shard: TrainBatch, *, device: torch.device | str = "cpu") -> list[list[MicroBatch]]:
+def cut(
+    shard: TrainBatch,
+    *,
+    device: torch.device | str = "cpu",
+    layout: ParallelLayout = ALONE,
+    context_rank: int = 0,
+) -> list[list[MicroBatch]]:
     """The micro-batches of every optimizer step of ``shard``, as tensors on ``device``.
+
+    Arguments:
+        layout: decides how long a row has to be and who holds which part of it.
+        context_rank: of this process among those that share its rows.
 
     Raises:
         ValueError: a sample has no prompt token, so nothing predicts its first response token.
     """
-    starts_T = np.concatenate([[0], np.cumsum(shard.lengths_B)])
-    starts_U = np.concatenate([[0], np.cumsum(shard.response_lengths_B)])
     if bool((shard.lengths_B <= shard.response_lengths_B).any()):
         raise ValueError("a sample without a prompt token cannot be trained: nothing predicts its first response token")
+    place = _Place(layout.row_multiple, context_rank, layout.context, device)
+    starts_T = np.concatenate([[0], np.cumsum(shard.lengths_B)])
+    starts_U = np.concatenate([[0], np.cumsum(shard.response_lengths_B)])
     return [
-        [_micro_batch(shard, np.asarray(members), starts_T, starts_U, device) for members in step.micro_batches]
+        [_micro_batch(shard, np.asarray(members), starts_T, starts_U, place) for members in step.micro_batches]
         for step in shard.steps
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a row ends up: padded to ``multiple``, on the context-parallel rank ``rank`` of ``size``."""
+
+    multiple: int
+    rank: int
+    size: int
+    device: torch.device | str
+
+    def tensor(self, values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+        return torch.as_tensor(values, dtype=dtype, device=self.device)
+
+
 def _micro_batch(
-    shard: TrainBatch, members: np.ndarray, starts_T: np.ndarray, starts_U: np.ndarray, device: torch.device | str
+    shard: TrainBatch, members: np.ndarray, starts_T: np.ndarray, starts_U: np.ndarray, place: _Place
 ) -> MicroBatch:
     lengths, responses = shard.lengths_B[members], shard.response_lengths_B[members]
-    ends = np.cumsum(lengths)
-    take_T = _ranges(starts_T[members], lengths)
-    take_U = _ranges(starts_U[members], responses)
-    targets_at = _ranges(ends - responses, responses)
-    samples_U = np.repeat(np.arange(len(members)), responses)
-    tokens_T, mask_U = shard.tokens_T[take_T], shard.loss_mask_U[take_U]
-
-    def tensor(values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-        return torch.as_tensor(values, dtype=dtype, device=device)
-
+    padding = -int(lengths.sum()) % place.multiple
+    sequences = np.append(lengths, padding) if padding else lengths
+    row_T = np.pad(shard.tokens_T[_ranges(starts_T[members], lengths)], (0, padding))
+    held_T = zigzag(len(row_T), rank=place.rank, size=place.size)
+    targets_at = _ranges(np.cumsum(lengths) - responses, responses)
+    rows_U, mine = _held(targets_at - 1, held_T, len(row_T))
+    take_U = _ranges(starts_U[members], responses)[mine]
+    samples_U = np.repeat(np.arange(len(members)), responses)[mine]
+    mask_U, tensor = shard.loss_mask_U[take_U], place.tensor
     return MicroBatch(
-        tokens_1T=tensor(tokens_T, torch.int64)[None],
-        position_ids_1T=tensor(_ranges(np.zeros_like(lengths), lengths), torch.int64)[None],
-        cu_seqlens=tensor(np.concatenate([[0], ends]), torch.int32),
-        max_seqlen=int(lengths.max()),
-        rows_U=tensor(targets_at - 1, torch.int64),
-        targets_U=tensor(tokens_T[targets_at], torch.int64),
+        tokens_1T=tensor(row_T[held_T], torch.int64)[None],
+        position_ids_1T=tensor(_ranges(np.zeros_like(sequences), sequences)[held_T], torch.int64)[None],
+        cu_seqlens=tensor(np.concatenate([[0], np.cumsum(sequences)]), torch.int32),
+        max_seqlen=int(sequences.max()),
+        num_samples=len(members),
+        rows_U=tensor(rows_U, torch.int64),
+        targets_U=tensor(row_T[targets_at[mine]], torch.int64),
         samples_U=tensor(samples_U, torch.int64),
         mask_U=tensor(mask_U, torch.float32),
         weights_U=tensor(mask_U * shard.loss_weights_B[members][samples_U], torch.float32),
@@ -97,6 +135,19 @@ def _micro_batch(
         rollout_log_probs_U=tensor(shard.rollout_log_probs_U[take_U], torch.float32),
         temperature=shard.temperature,
     )
+
+
+def _held(places: np.ndarray, held_T: np.ndarray, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where tokens at ``places`` of the row stand among the held ones, and which of them are held at all."""
+    index = np.full(num_tokens, -1)
+    index[held_T] = np.arange(len(held_T))
+    found = index[places]
+    return found[found >= 0], np.flatnonzero(found >= 0)
+
+
+def idle(micro: MicroBatch) -> MicroBatch:
+    """The same row with nothing to train: it fills a schedule up and changes no sum."""
+    return replace(micro, mask_U=torch.zeros_like(micro.mask_U), weights_U=torch.zeros_like(micro.weights_U))
 
 
 def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -108,7 +159,7 @@ def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 def boundaries(micro: MicroBatch) -> list[tuple[int, int]]:
     """Start and end of every sample in the row; for messages and tests."""
-    return list(pairwise(micro.cu_seqlens.tolist()))
+    return list(pairwise(micro.cu_seqlens.tolist()))[: micro.num_samples]
 
 
 def packed_sequence(micro: MicroBatch) -> Any:

@@ -67,6 +67,43 @@ class ParallelLayout:
         """Ranks that hold one copy of the model."""
         return self.tensor * self.pipeline * self.context
 
+    @property
+    def row_multiple(self) -> int:
+        """What the number of tokens of a packed row has to be a multiple of, so that it can be shared out."""
+        chunks = 2 * self.context if self.context > 1 else 1
+        return chunks * (self.tensor if self.sequence else 1)
+
+    def stages(self, num_layers: int) -> list[list[str]]:
+        """What each chunk of a pipeline holds, as Megatron's ``pipeline_model_parallel_layout`` wants it.
+
+        Chunk ``i`` belongs to pipeline rank ``i % pipeline``. Layers are spread evenly; what is left over goes to the
+        first chunks, since the last one has the logits to compute.
+
+        Example: 3 layers over 2 ranks: ``[["embedding", "decoder", "decoder"], ["decoder", "loss"]]``.
+
+        Raises:
+            ConfigError: a chunk other than the last would have no layer.
+        """
+        count = self.pipeline * self.virtual_pipeline
+        base, more = divmod(num_layers, count)
+        if num_layers < max(count - 1, 1):
+            raise ConfigError(
+                f"pipeline size {self.pipeline} with {self.virtual_pipeline} chunks a rank was asked for, but the "
+                f"model has only {num_layers} layers; at most {num_layers + 1} chunks altogether are accepted"
+            )
+        chunks = [["decoder"] * (base + (number < more)) for number in range(count)]
+        chunks[0].insert(0, "embedding")
+        chunks[-1].append("loss")
+        return chunks
+
+    def data_rank(self, rank: int, *, world_size: int) -> int:
+        """Which data-parallel replica process ``rank`` belongs to; all ranks of one replica train the same shard.
+
+        Megatron numbers tensor ranks first, then context, data and pipeline ranks (parallel_state.py, order
+        "tp-cp-ep-dp-pp").
+        """
+        return rank // (self.tensor * self.context) % self.data_size(world_size)
+
     def data_size(self, world_size: int) -> int:
         """Data-parallel replicas on ``world_size`` ranks.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import RunError
@@ -35,11 +36,13 @@ class Objective:
     Arguments:
         policy_loss: the component that turns log-probabilities and advantages into a loss per token.
         algorithm: clip ranges and coefficients.
+        context_group: the ranks that share every row, if there are several; sums over a sequence reach over them.
     """
 
-    def __init__(self, policy_loss: PolicyLoss, algorithm: AlgorithmConfig) -> None:
+    def __init__(self, policy_loss: PolicyLoss, algorithm: AlgorithmConfig, *, context_group: Any = None) -> None:
         self._policy_loss = policy_loss
         self._algorithm = algorithm
+        self._context_group = context_group
         self._settings = LossSettings(
             eps_clip=algorithm.eps_clip, eps_clip_high=algorithm.eps_clip_high, eps_clip_c=algorithm.eps_clip_c
         )
@@ -67,7 +70,7 @@ class Objective:
                 advantages_T=micro.advantages_U,
                 mask_T=micro.mask_U,
                 settings=self._settings,
-                segments=_Segments(micro),
+                segments=_Segments(micro, self._context_group),
             )
         )
         if output.loss_T.shape != log_probs_U.shape:
@@ -99,16 +102,37 @@ def _weighted(values_U: torch.Tensor, weights_U: torch.Tensor, trained_U: torch.
 
 
 class _Segments:
-    """Sums over the samples of a micro-batch."""
+    """Sums over the samples of a micro-batch, whole ones: also of tokens that other context-parallel ranks hold."""
 
-    def __init__(self, micro: MicroBatch) -> None:
+    def __init__(self, micro: MicroBatch, context_group: Any) -> None:
         self._samples_U = micro.samples_U
-        self._count = micro.cu_seqlens.numel() - 1
+        self._count = micro.num_samples
+        self._group = context_group
 
     def sums(self, values_T: torch.Tensor) -> torch.Tensor:
         zeros: Any = values_T.new_zeros(self._count)
-        result: torch.Tensor = zeros.index_add(0, self._samples_U, values_T)
+        held: torch.Tensor = zeros.index_add(0, self._samples_U, values_T)
+        if self._group is None:
+            return held
+        result: torch.Tensor = _SumOverRanks.apply(held, self._group)  # type: ignore[no-untyped-call]
         return result
 
     def spread(self, values_b: torch.Tensor) -> torch.Tensor:
         return values_b.index_select(0, self._samples_U)
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """Each rank's loss depends on every rank's summand, so the gradients are summed over the ranks as well."""
+
+    @staticmethod
+    def forward(ctx: Any, values_b: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        total_b = values_b.clone()
+        dist.all_reduce(total_b, group=group)
+        return total_b
+
+    @staticmethod
+    def backward(ctx: Any, gradient_b: torch.Tensor) -> Any:
+        total_b = gradient_b.contiguous().clone()
+        dist.all_reduce(total_b, group=ctx.group)
+        return total_b, None

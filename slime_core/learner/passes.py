@@ -11,11 +11,29 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from slime_core.learner.batches import MicroBatch, packed_sequence
+from slime_core.learner.batches import MicroBatch, idle, packed_sequence
+from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.log_probs import response_entropy, response_log_probs, response_logits
 from slime_core.learner.objective import Objective, Sums
 
-__all__ = ["backward", "log_probs"]
+__all__ = ["backward", "fill_up", "log_probs"]
+
+
+def fill_up(steps: list[list[MicroBatch]], layout: ParallelLayout) -> None:
+    """Add idle micro-batches to every optimizer step until Megatron can run it in ``layout``. Collective.
+
+    Interleaved stages take turns in groups of one micro-batch a pipeline rank, so only whole groups will do
+    (pipeline_parallel/schedules.py:995). Ranks that share experts exchange tokens in every layer, so all of them have
+    to run equally many.
+    """
+    if layout.expert == 1 and layout.virtual_pipeline == 1:
+        return
+    counts = torch.tensor([len(step) for step in steps], device=steps[0][0].tokens_1T.device)
+    if layout.expert > 1:
+        dist.all_reduce(counts, op=dist.ReduceOp.MAX)
+    group = layout.pipeline if layout.virtual_pipeline > 1 else 1
+    for step, count in zip(steps, counts.tolist(), strict=True):
+        step += [idle(step[-1])] * (count + -count % group - len(step))
 
 
 def log_probs(model: Sequence[Any], micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:

@@ -136,10 +136,9 @@ class Learner:
             NonFiniteError: a loss or a gradient is NaN or infinite; the weights of this process are spoilt from then
             on.
         """
-        from slime_core.learner.batches import cut
         from slime_core.learner.passes import log_probs
 
-        steps = cut(shard, device=self.device)
+        steps = self._cut(shard)
         every = [micro for step in steps for micro in step]
         if self._objective.uses_reference:
             with self._roles.playing("reference"):
@@ -151,6 +150,17 @@ class Learner:
                 micro.old_log_probs_U = values_U
         results = [self._step(step, rollout=shard.rollout) for step in steps]
         return {f"train/{name}": _over_steps(name, [result[name] for result in results]) for name in results[0]}
+
+    def _cut(self, shard: TrainBatch) -> list[list[Any]]:
+        from megatron.core import parallel_state
+
+        from slime_core.learner.batches import cut
+        from slime_core.learner.passes import fill_up
+
+        layout, context_rank = self._settings.layout, parallel_state.get_context_parallel_rank()
+        steps = cut(shard, device=self.device, layout=layout, context_rank=context_rank)
+        fill_up(steps, layout)
+        return steps
 
     def _step(self, micro_batches: list[Any], *, rollout: int) -> dict[str, float]:
         from slime_core.learner.passes import backward
@@ -260,11 +270,14 @@ def _model_spec(settings: LearnerSettings, registry: Registry) -> Any:
 
 
 def _objective(settings: LearnerSettings, registry: Registry) -> Any:
+    from megatron.core import parallel_state
+
     from slime_core.learner.objective import Objective
 
     owner = registry.owner(Kind.POLICY_LOSS, settings.policy_loss).name
     policy_loss = registry.load(Kind.POLICY_LOSS, settings.policy_loss)(settings.options.get(owner))
-    return Objective(policy_loss, settings.config.algorithm)
+    group = parallel_state.get_context_parallel_group() if settings.layout.context > 1 else None
+    return Objective(policy_loss, settings.config.algorithm, context_group=group)
 
 
 def _over_steps(name: str, values: list[float]) -> float:

@@ -92,7 +92,11 @@ class MBridgeSpec:
         _refuse_other_state(parallel)
         bridge_class = _local_bridge(hf_config.model_type)
         _refuse_unknown(overrides or {}, bridge_class.TransformerConfigClass)
-        self._bridge = bridge_class(_classic_config(hf_config), dtype, {**PLAIN_LAYERS, **(overrides or {})})
+        # mbridge would turn sequence parallelism on wherever tensors are split.
+        settings = {**PLAIN_LAYERS, "sequence_parallel": parallel.sequence, **(overrides or {})}
+        if parallel.pipeline > 1:
+            settings.setdefault("pipeline_model_parallel_layout", parallel.stages(hf_config.num_hidden_layers))
+        self._bridge = bridge_class(_classic_config(hf_config), dtype, settings)
         return [_build_chunk(self._bridge, stage, parallel) for stage in range(parallel.virtual_pipeline)]
 
     def load_weights(self, chunks: Sequence[torch.nn.Module], folder: str | Path) -> None:
@@ -170,6 +174,23 @@ def _refuse_unsupported(hf_config: Any, parallel: ParallelLayout) -> None:
             f"the {model} has {hf_config.vocab_size} vocabulary entries, which tensor parallel size "
             f"{parallel.tensor} does not divide; choose a size that does"
         )
+    experts = _num_experts(hf_config)
+    if experts % parallel.expert or (parallel.expert > 1 and not experts):
+        raise ConfigError(
+            f"the {model} has {experts} experts, which cannot be shared evenly by expert parallel size "
+            f"{parallel.expert}; choose a size that divides them"
+        )
+    if experts and parallel.tensor > 1 and not parallel.sequence:
+        raise ConfigError(
+            f"the {model} has experts, for which Megatron trains tensor parallel size {parallel.tensor} only with "
+            "sequence parallelism; add --sequence-parallel"
+        )
+
+
+def _num_experts(hf_config: Any) -> int:
+    """Experts of a layer; 0: the model is dense. Families name the field differently."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return next((int(found) for name in names if (found := getattr(hf_config, name, None))), 0)
 
 
 def _refuse_other_state(parallel: ParallelLayout) -> None:
@@ -181,6 +202,7 @@ def _refuse_other_state(parallel: ParallelLayout) -> None:
         context=state.get_context_parallel_world_size(),
         expert=state.get_expert_model_parallel_world_size(),
         virtual_pipeline=state.get_virtual_pipeline_model_parallel_world_size() or 1,
+        sequence=parallel.sequence,  # a property of the model, not of Megatron's groups
     )
     if held != parallel:
         raise RunError(f"a model was asked for in {parallel}, but Megatron was initialised with {held} in this process")

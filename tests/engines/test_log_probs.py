@@ -24,6 +24,7 @@ def micro(temperature: float = 1.0) -> MicroBatch:
         position_ids_1T=torch.zeros(1, 5, dtype=torch.int64),
         cu_seqlens=torch.tensor([0, 3, 5], dtype=torch.int32),
         max_seqlen=3,
+        num_samples=2,
         rows_U=torch.tensor(ROWS),
         targets_U=torch.tensor([4, 10, 0]),
         samples_U=torch.tensor([0, 0, 1]),

@@ -181,13 +181,13 @@ def test_another_layout_than_the_initialised_one_is_refused(megatron, folder):
         build(folder, ParallelLayout(tensor=2))
 
 
-def test_context_parallelism_is_refused(megatron, folder):
+def test_context_parallelism_with_multi_latent_attention_is_refused(megatron, folder):
     from megatron.core.transformer.enums import AttnMaskType
 
     from slime_core.learner.attention import PackedAttention
 
     _, (chunk,) = build(folder, megatron)
-    chunk.config.context_parallel_size = 2
+    chunk.config.context_parallel_size, chunk.config.multi_latent_attention = 2, True
     with pytest.raises(ConfigError, match="context parallel size 2"):
         PackedAttention(chunk.config, 1, AttnMaskType.causal, "self")
 
@@ -202,7 +202,7 @@ def test_scaled_rotary_positions_are_refused(megatron, folder):
 
 
 def test_lengths_up_to_the_same_power_of_two_share_a_batch(megatron):
-    from slime_core.learner.attention import Packing
+    from slime_core.learner.rows import Packing
 
     packing = Packing.of(torch.tensor([0, 4, 5, 8]), num_tokens=8)
     assert packing.shapes == ((1, 1), (2, 4))
@@ -212,7 +212,7 @@ def test_lengths_up_to_the_same_power_of_two_share_a_batch(megatron):
 
 
 def test_empty_sequences_take_no_slot_and_the_tail_is_a_sequence_of_its_own(megatron):
-    from slime_core.learner.attention import Packing
+    from slime_core.learner.rows import Packing
 
     packing = Packing.of(torch.tensor([0, 2, 2]), num_tokens=4)
     assert packing.shapes == ((2, 2),)
@@ -220,14 +220,14 @@ def test_empty_sequences_take_no_slot_and_the_tail_is_a_sequence_of_its_own(mega
 
 
 def test_the_packing_of_a_row_is_computed_once(megatron):
-    from slime_core.learner.attention import Packing
+    from slime_core.learner.rows import Packing
 
     ends = torch.tensor([0, 3, 5])
     assert Packing.of(ends, num_tokens=5) is Packing.of(ends, num_tokens=5)
 
 
 def test_a_row_shorter_than_its_sequences_is_refused(megatron):
-    from slime_core.learner.attention import Packing
+    from slime_core.learner.rows import Packing
 
     with pytest.raises(ValueError, match="ends at 5, but the packed row holds 4"):
         Packing.of(torch.tensor([0, 3, 5]), num_tokens=4)

@@ -26,6 +26,7 @@ def micro(**columns) -> MicroBatch:
         position_ids_1T=torch.zeros(1, 5, dtype=torch.int64),
         cu_seqlens=torch.tensor([0, 3, 5], dtype=torch.int32),
         max_seqlen=3,
+        num_samples=2,
         rows_U=torch.tensor([0, 1, 3]),
         targets_U=torch.zeros(3, dtype=torch.int64),
         samples_U=torch.tensor([0, 0, 1]),

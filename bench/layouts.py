@@ -1,0 +1,491 @@
+"""Replays one rollout in every layout of the learner and prints how far each is from one rank.
+
+    python bench/layouts.py [--json FILE]        about a minute on two cores; exit code 1 if a bound is broken
+
+Two optimizer steps, of four micro-batches of ragged samples each, with every term of the loss: clipped policy loss,
+divergence from a reference with other weights, entropy. Compared with one rank: the loss and every metric, the norm of
+the gradient, the gradient of every weight under its Hugging Face name (relative L2 norm of the difference), and the
+weights after the last step. One rank in turn is compared with Hugging Face transformers and torch.autograd.
+
+This process imports the engines once; the ranks are forked from it, fresh ones for every layout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import socket
+import sys
+import tempfile
+import time
+import warnings
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import slime_core
+from slime_core.config.schema import AlgorithmConfig, ClusterConfig, ModelConfig, OptimizerConfig, RunConfig
+from slime_core.cpu.megatron import install
+from slime_core.learner.layout import ParallelLayout
+from slime_core.plugins.contracts import LossOutput, LossTerms
+from slime_core.rollout.shards import loss_masks, make_shards
+from slime_core.types import Sample, Status, TrainBatch
+
+MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
+ALGORITHM = {"use_kl_loss": True, "kl_loss_coef": 0.05, "kl_loss_type": "k3", "entropy_coef": 0.02}
+ADAM = {"lr": 1e-4, "weight_decay": 0.1, "adam_beta2": 0.95, "adam_eps": 1e-5, "clip_grad": 0.5}
+TEMPERATURE, NUM_SAMPLES, NUM_STEPS, MAX_TOKENS = 0.7, 24, 2, 90
+TIMEOUT_S = 90
+
+BOUND = 1e-5
+"""Largest relative difference in fp32 that counts as equal."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layout on some ranks; ``model`` and ``loss`` say which single rank it is compared with."""
+
+    name: str
+    ranks: int
+    layout: ParallelLayout = field(default_factory=ParallelLayout)
+    model: str = "dense"
+    loss: str = "token"
+
+
+CASES = (
+    Case("DP1", 1),
+    Case("DP2", 2),
+    Case("TP2", 2, ParallelLayout(tensor=2)),
+    Case("TP2, SP", 2, ParallelLayout(tensor=2, sequence=True)),
+    Case("PP2", 2, ParallelLayout(pipeline=2)),
+    Case("PP2, VPP2", 2, ParallelLayout(pipeline=2, virtual_pipeline=2)),
+    Case("CP2", 2, ParallelLayout(context=2)),
+    Case("CP4", 4, ParallelLayout(context=4)),
+    Case("TP2, SP, CP2", 4, ParallelLayout(tensor=2, sequence=True, context=2)),
+    Case("TP2, PP2", 4, ParallelLayout(tensor=2, pipeline=2)),
+    Case("CP2, DP2", 4, ParallelLayout(context=2)),
+    Case("DP1, sequence loss", 1, loss="sequence"),
+    Case("CP2, sequence loss", 2, ParallelLayout(context=2), loss="sequence"),
+    Case("DP1, experts", 1, model="experts"),
+    Case("DP2, EP2, experts", 2, ParallelLayout(expert=2), model="experts"),
+    Case("TP2, SP, experts", 2, ParallelLayout(tensor=2, sequence=True), model="experts"),
+)
+ARCHITECTURE = "Qwen3ForCausalLM"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a layout is from its single rank; relative numbers, the largest over both steps.
+
+    Arguments:
+        loss, grad_norm, metric: of the loss, the norm and the worst metric.
+        gradient: largest relative L2 norm of the difference of one weight's gradient.
+        worst: the step and the weight where that is.
+        weights: largest absolute difference of a weight after the last step.
+        seconds: of the whole replay, start of the ranks included.
+    """
+
+    layout: str
+    ranks: int
+    loss: float
+    grad_norm: float
+    metric: float
+    gradient: float
+    worst: str
+    weights: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the ranks of one case report: a list entry an optimizer step, and the weights at the end."""
+
+    metrics: list[dict[str, float]]
+    gradients: list[dict[str, torch.Tensor]]
+    weights: dict[str, torch.Tensor]
+    seconds: float
+
+
+# --- The rollout ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One rollout, replayed in every case."""
+
+    samples: list[Sample]
+    advantages_B: np.ndarray
+
+
+def make_rollout(model: Any) -> Rollout:
+    """Samples of 2 to 78 tokens that ``model`` wrote, some tokens masked, one sample removed.
+
+    Every text is one continuation of a single token, and where its response begins is drawn: short prompts with long
+    responses and the other way round.
+    """
+    random = np.random.default_rng(0)
+    prompts_B, responses_B = random.integers(1, 30, NUM_SAMPLES), random.integers(1, 50, NUM_SAMPLES)
+    responses_B[::3] = random.integers(1, 6, len(responses_B[::3]))
+    texts_BT = write(model, random.integers(2, 16, NUM_SAMPLES), int((prompts_B + responses_B).max()))
+    samples = [
+        make_sample(model, index, texts_BT[index, : prompts_B[index] + responses_B[index]], int(responses_B[index]))
+        for index in range(NUM_SAMPLES)
+    ]
+    for sample in samples:
+        sample.loss_mask = (random.random(sample.response_length) < 0.8).astype(int).tolist()
+    samples[7].remove_sample = True
+    return Rollout(samples, random.normal(size=NUM_SAMPLES).astype(np.float32))
+
+
+def write(model: Any, first_B: np.ndarray, num_tokens: int) -> torch.Tensor:
+    """Texts [B, num_tokens] sampled from ``model``, without its tokens for padding and for the end."""
+    torch.manual_seed(0)
+    found: torch.Tensor = model.generate(
+        torch.from_numpy(first_B)[:, None],
+        attention_mask=torch.ones(len(first_B), 1, dtype=torch.int64),
+        do_sample=True,
+        temperature=TEMPERATURE,
+        suppress_tokens=[0, 1],
+        max_new_tokens=num_tokens - 1,
+    )
+    return found
+
+
+def make_sample(model: Any, index: int, tokens_T: torch.Tensor, response_length: int) -> Sample:
+    sample = Sample(
+        group_index=index // 4,
+        index=index,
+        tokens=tokens_T.tolist(),
+        response_length=response_length,
+        status=Status.COMPLETED,
+    )
+    with torch.no_grad():
+        sample.rollout_log_probs = log_probs(model, sample)[0].tolist()
+    return sample
+
+
+def shards(rollout: Rollout, num_ranks: int) -> list[TrainBatch]:
+    return make_shards(
+        rollout.samples,
+        rollout.advantages_B,
+        rollout=0,
+        num_ranks=num_ranks,
+        num_steps=NUM_STEPS,
+        max_tokens=MAX_TOKENS,
+        per_token=False,
+        temperature=TEMPERATURE,
+    )
+
+
+def sequence_loss(terms: LossTerms) -> LossOutput:
+    """One importance ratio a sequence, the geometric mean of its tokens' (GSPO, 2507.18071, eq. 7), not clipped."""
+    counts_b = terms.segments.sums(terms.mask_T).clamp(min=1)
+    logs_b = terms.segments.sums(terms.mask_T * (terms.log_probs_T - terms.old_log_probs_T)) / counts_b
+    ratio_T = terms.segments.spread(logs_b.exp())
+    return LossOutput(-ratio_T * terms.advantages_T, {"sequence_ratio": ratio_T.detach()})
+
+
+# --- One rank ---------------------------------------------------------------------------------------------------------
+
+
+def run_config(folder: Path) -> RunConfig:
+    return RunConfig(
+        cluster=ClusterConfig(device="cpu"),
+        algorithm=AlgorithmConfig(**ALGORITHM),
+        model=ModelConfig(ref_load=folder / "reference"),
+        optimizer=OptimizerConfig(**ADAM),
+    )
+
+
+def build(case: Case, rank: int, address: str, folder: Path) -> Any:
+    from slime_core.learner import rank as module
+    from slime_core.learner.rank import Learner, LearnerSettings
+    from slime_core.learner.spec import MBridgeSpec
+    from slime_core.plugins.registry import activate
+
+    if case.model == "experts":
+        module._model_spec = lambda *_: MBridgeSpec()  # no plugin claims the architecture yet
+    settings = LearnerSettings(
+        run_config(folder / case.model),
+        folder / case.model / "actor",
+        ARCHITECTURE,
+        "clipped",
+        {},
+        num_steps=100,
+        rank=rank,
+        world_size=case.ranks,
+        address=address,
+        num_threads=1,
+        layout=case.layout,
+    )
+    learner = Learner(settings, activate([], architecture=ARCHITECTURE).registry)
+    if case.loss == "sequence":
+        learner._objective._policy_loss = sequence_loss
+    return learner
+
+
+def recorded(learner: Any) -> list[tuple[float, dict[str, torch.Tensor]]]:
+    """Filled, as the learner trains, with the norm and the gradients before each optimizer step."""
+    from slime_core.learner.gradients import named_gradients
+
+    found, original = [], learner.optimizer.step
+
+    def step() -> Any:
+        gradients = named_gradients(learner._spec, learner.model)
+        result = original()
+        found.append((float(result[1]), gradients))
+        return result
+
+    learner.optimizer.step = step
+    return found
+
+
+def carry_out(case: Case, rollout: Rollout, rank: int, address: str, folder: Path, target: Path) -> None:
+    """Runs in a forked process: trains the shard of ``rank``, and writes what it found to ``target``."""
+    learner = build(case, rank, address, folder)
+    steps, results, original = recorded(learner), [], learner._step
+
+    def step(*arguments: Any, **options: Any) -> dict[str, float]:
+        results.append(original(*arguments, **options))
+        return results[-1]
+
+    learner._step = step
+    parts = shards(rollout, case.layout.data_size(case.ranks))
+    learner.train(parts[case.layout.data_rank(rank, world_size=case.ranks)])
+    weights = {name: weight.clone() for name, weight in learner.export_weights()}
+    gradients = [gradients for _, gradients in steps]
+    torch.save({"metrics": results, "gradients": gradients, "weights": weights}, target)
+    learner.close()
+
+
+# --- All ranks --------------------------------------------------------------------------------------------------------
+
+
+def replay(case: Case, rollout: Rollout, folder: Path) -> Outcome:
+    """The case on freshly forked ranks.
+
+    Raises:
+        SystemExit: a rank failed or hung (its traceback is on standard error), or the ranks disagree.
+    """
+    began = time.monotonic()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    targets = [folder / f"rank-{rank}.pt" for rank in range(case.ranks)]
+    context = multiprocessing.get_context("fork")
+    ranks = [
+        context.Process(target=carry_out, args=(case, rollout, rank, address, folder, target))
+        for rank, target in enumerate(targets)
+    ]
+    for rank in ranks:
+        rank.start()
+    await_all(case, ranks)
+    found = [torch.load(target, weights_only=True) for target in targets]
+    if any(other["metrics"] != found[0]["metrics"] for other in found):
+        sys.exit(f"{case.name}: the ranks report different metrics")
+    return Outcome(**found[0], seconds=time.monotonic() - began)
+
+
+def await_all(case: Case, ranks: list[Any]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while any(rank.is_alive() for rank in ranks) and time.monotonic() < deadline:
+        if any(rank.exitcode for rank in ranks):
+            break
+        time.sleep(0.01)
+    codes = [rank.exitcode for rank in ranks]
+    for rank in ranks:
+        rank.kill()
+        rank.join()
+    if any(code != 0 for code in codes):
+        sys.exit(f"{case.name}: exit codes {codes}; None: was still running")
+
+
+# --- Hugging Face and torch -------------------------------------------------------------------------------------------
+
+
+class HuggingFace:
+    """The loss of the first step, each sample alone, with plain transformers and torch.autograd."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model, self.reference = (
+            AutoModelForCausalLM.from_pretrained(folder / name, dtype=torch.float32) for name in ("actor", "reference")
+        )
+
+    def first_step(self, rollout: Rollout) -> tuple[float, dict[str, torch.Tensor]]:
+        """The loss and the gradients."""
+        count = NUM_SAMPLES // NUM_STEPS
+        masks = [torch.from_numpy(mask) for mask in loss_masks(rollout.samples[:count])]
+        rows = zip(rollout.samples[:count], masks, rollout.advantages_B[:count].tolist(), strict=True)
+        losses = [self.of_sample(*row) for row in rows if row[1].sum() > 0]
+        loss = torch.stack(losses).mean()
+        loss.backward()
+        return loss.item(), {name: parameter.grad for name, parameter in self.model.named_parameters()}
+
+    def of_sample(self, sample: Sample, mask_U: torch.Tensor, advantage: float) -> torch.Tensor:
+        now_U, entropy_U = log_probs(self.model, sample)
+        with torch.no_grad():
+            other_U, _ = log_probs(self.reference, sample)
+        ratio_U = (now_U - now_U.detach()).exp()
+        kl_U = (other_U - now_U).exp() - 1 - (other_U - now_U)
+        loss_U = -ratio_U * advantage + 0.05 * kl_U - 0.02 * entropy_U
+        return (mask_U * loss_U).sum() / mask_U.sum()
+
+
+def log_probs(model: Any, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
+    ids_T = torch.tensor(list(sample.tokens))
+    logits_UV = model(ids_T[None]).logits[0, sample.prompt_length - 1 : -1] / TEMPERATURE
+    log_p_UV = logits_UV.log_softmax(-1)
+    return log_p_UV.gather(1, ids_T[sample.prompt_length :, None])[:, 0], -(log_p_UV.exp() * log_p_UV).sum(-1)
+
+
+# --- The comparison ---------------------------------------------------------------------------------------------------
+
+
+def relative(found: float, expected: float) -> float:
+    return abs(found - expected) / max(abs(expected), 1e-30)
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def worst_gradient(found: list[dict[str, torch.Tensor]], expected: list[dict[str, torch.Tensor]]) -> tuple[float, str]:
+    """Over all steps and weights: the largest distance, and where it is."""
+    all_of_them = []
+    for number, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        if mine.keys() != theirs.keys():
+            sys.exit(f"different weights: {sorted(mine.keys() ^ theirs.keys())}")
+        all_of_them += [(distance(mine[name], theirs[name]), f"{number}: {name}") for name in mine]
+    return max(all_of_them)
+
+
+def compare(case: Case, found: Outcome, expected: Outcome) -> Difference:
+    pairs = list(zip(found.metrics, expected.metrics, strict=True))
+    if any(mine.keys() != theirs.keys() for mine, theirs in pairs):
+        sys.exit(f"{case.name}: different metrics")
+    apart = {name: max(relative(mine[name], theirs[name]) for mine, theirs in pairs) for name in pairs[0][0]}
+    gradient, worst = worst_gradient(found.gradients, expected.gradients)
+    weights = max(float((found.weights[name] - expected.weights[name]).abs().max()) for name in expected.weights)
+    return Difference(
+        layout=case.name,
+        ranks=case.ranks,
+        loss=apart["loss"],
+        grad_norm=apart["grad_norm"],
+        metric=max(apart.values()),
+        gradient=gradient,
+        worst=worst,
+        weights=weights,
+        seconds=found.seconds,
+    )
+
+
+def compare_with_hugging_face(hugging_face: HuggingFace, rollout: Rollout, found: Outcome) -> Difference:
+    began = time.monotonic()
+    loss, gradients = hugging_face.first_step(rollout)
+    norm = float(torch.stack([gradient.norm() for gradient in gradients.values()]).norm())
+    gradient, worst = worst_gradient(found.gradients[:1], [gradients])
+    apart = relative(found.metrics[0]["loss"], loss), relative(found.metrics[0]["grad_norm"], norm)
+    seconds = time.monotonic() - began
+    return Difference("Hugging Face (first step)", 1, *apart, max(apart), gradient, worst, float("nan"), seconds)
+
+
+# --- The table --------------------------------------------------------------------------------------------------------
+
+
+def make_models(folder: Path) -> None:
+    """``folder/MODEL/actor`` and ``folder/MODEL/reference``: the embedded model and a random one with experts."""
+    from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=16,
+        hidden_size=32,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        max_position_embeddings=128,
+        initializer_range=0.1,
+        tie_word_embeddings=False,
+    )
+    experts = Qwen3MoeForCausalLM(config)
+    models = {"dense": AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32), "experts": experts}
+    for name, model in models.items():
+        model.save_pretrained(folder / name / "actor")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.02 * parameter.std() * torch.randn_like(parameter))
+        model.save_pretrained(folder / name / "reference")
+
+
+def measure(cases: tuple[Case, ...]) -> list[Difference]:
+    """Every case against the first of its model and loss."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_models(folder)
+        hugging_face = HuggingFace(folder / "dense")
+        rollout = make_rollout(hugging_face.model)
+        alone: dict[tuple[str, str], Outcome] = {}
+        found = []
+        for case in cases:
+            outcome = replay(case, rollout, folder)
+            if (case.model, case.loss) in alone:
+                found.append(compare(case, outcome, alone[case.model, case.loss]))
+            alone.setdefault((case.model, case.loss), outcome)
+        return [compare_with_hugging_face(hugging_face, rollout, alone["dense", "token"]), *found]
+
+
+def print_table(found: list[Difference]) -> None:
+    print("| layout | ranks | loss | gradient norm | worst metric | worst gradient of a weight | weights | seconds |")
+    print("|---|---|---|---|---|---|---|---|")
+    for row in found:
+        print(
+            f"| {row.layout} | {row.ranks} | {row.loss:.1e} | {row.grad_norm:.1e} | {row.metric:.1e} "
+            f"| {row.gradient:.1e} ({row.worst}) | {row.weights:.1e} | {row.seconds:.1f} |"
+        )
+
+
+def prepare() -> None:
+    """Import what every rank needs, once, before any of them is forked."""
+    install()
+    # Megatron warns about its own calls between its own modules.
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module="megatron")
+    warnings.filterwarnings("ignore", message="The .grad attribute", module="megatron")
+    # torch 2.13 renamed what Megatron calls.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    torch.set_num_threads(1)
+    import mbridge  # noqa: F401
+    import transformers  # noqa: F401
+
+    import slime_core.learner.gradients
+    import slime_core.learner.passes
+    import slime_core.learner.rank  # noqa: F401
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    parser.add_argument("--only", nargs="*", help="of the compared layouts, replay only these")
+    options = parser.parse_args()
+    prepare()
+    chosen = tuple(c for c in CASES if not options.only or c.name.startswith("DP1") or c.name in options.only)
+    found = measure(chosen)
+    print_table(found)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in found]))
+    sys.exit(any(not max(row.loss, row.grad_norm, row.gradient) <= BOUND for row in found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""Where the tokens of a packed row go: into padded batches for attention, and over context-parallel ranks.
+
+    Packing      the sequences of a row as right-padded batches; computed once for a row, shared by all layers
+    zigzag       which tokens of a row one context-parallel rank holds
+    Share        what such a rank computes of the row's attention, and which keys of others it needs for that
+
+A row of t tokens is split over c ranks in 2c chunks of equal length, and rank r takes the chunks r and 2c - 1 - r:
+under a causal mask early queries see few keys and late ones many, so that every rank has about the same work in a row
+that is one long sequence (the split that Megatron makes of one sequence, models/common/embeddings/rope_utils.py:130).
+The split is of the row, not of every sequence: nothing has to be padded to a multiple of 2c but the row. A chunk is one
+stretch of the row, so at most one sequence enters it from before. Its tokens in the chunk are *crossing* and need keys
+of other ranks; all other tokens of the chunk see only tokens of the chunk itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd.function import once_differentiable
+from torch.utils.weak import WeakTensorKeyDictionary
+
+__all__ = ["Packing", "Share", "zigzag"]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where the t tokens of a row stand in right-padded batches of s slots altogether.
+
+    Example: sequences of 4 and 3 tokens share a batch of 2 x 4 slots: ``rows_S = [0, 1, 2, 3, 4, 5, 6, 6]``,
+    ``slots_T = [0, 1, 2, 3, 4, 5, 6]``, ``shapes = ((2, 4),)``, ``positions_T = [0, 1, 2, 3, 0, 1, 2]``.
+
+    Arguments:
+        rows_S: int64 [s], the token each slot takes; padding takes its sequence's last one.
+        slots_T: int64 [t], the slot each token stands in.
+        positions_T: int64 [t], place of each token in its own sequence.
+        shapes: sequences and slots a sequence of each batch, in the order of the slots.
+        whole: int32 [2], ``[0, t]``: the row taken for one sequence.
+    """
+
+    rows_S: torch.Tensor
+    slots_T: torch.Tensor
+    positions_T: torch.Tensor
+    shapes: tuple[tuple[int, int], ...]
+    whole: torch.Tensor
+
+    @classmethod
+    def of(cls, cu_seqlens: torch.Tensor, *, num_tokens: int) -> Packing:
+        """The packing of ``cu_seqlens``; computed at the first call for this tensor, remembered as long as it lives.
+
+        Arguments:
+            cu_seqlens: int32 [b + 1], ascending from 0; must not be changed in place. Sequences may be empty. Tokens
+                beyond its end are padding: one more sequence, which no other sees.
+            num_tokens: t.
+
+        Raises:
+            ValueError: a sequence ends after the row does.
+        """
+        found: Packing | None = _PACKINGS.get(cu_seqlens)
+        if found is None or found.positions_T.numel() != num_tokens:
+            found = _PACKINGS[cu_seqlens] = _pack(cu_seqlens, num_tokens)
+        return found
+
+    def pad(self, values_TNH: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The batches of ``values_TNH`` [t, heads, size], each [n, heads, L, size]."""
+        padded_SNH: torch.Tensor = _Pad.apply(values_TNH, self.rows_S, self.slots_T)  # type: ignore[no-untyped-call]
+        parts = torch.split(padded_SNH, [n * length for n, length in self.shapes])
+        for part, (n, length) in zip(parts, self.shapes, strict=True):
+            yield part.view(n, length, *part.shape[1:]).transpose(1, 2)
+
+    def unpad(self, batches: list[torch.Tensor]) -> torch.Tensor:
+        """The inverse of :meth:`pad`, heads joined: [t, heads * size]."""
+        slots = [batch.transpose(1, 2).flatten(2).flatten(0, 1) for batch in batches]
+        result: torch.Tensor = _Unpad.apply(torch.cat(slots), self.slots_T)  # type: ignore[no-untyped-call]
+        return result
+
+
+_PACKINGS = WeakTensorKeyDictionary()
+
+
+def _pack(cu_seqlens: torch.Tensor, num_tokens: int) -> Packing:
+    device = cu_seqlens.device
+    ends = torch.cat([cu_seqlens.detach().to("cpu", torch.int64), torch.tensor([num_tokens])])
+    if bool((ends.diff() < 0).any()):
+        raise ValueError(f"cu_seqlens ends at {int(ends[-2])}, but the packed row holds {num_tokens} tokens")
+    lengths = ends.diff()
+    starts, lengths = ends[:-1][lengths > 0], lengths[lengths > 0]
+    classes = torch.ceil(torch.log2(lengths.double()))
+    rows, shapes, slots_T, used = [starts[:0]], [], torch.empty(num_tokens, dtype=torch.int64), 0
+    for size_class in torch.unique(classes).tolist():
+        members = classes == size_class
+        rows_nL, real_nL = _right_pad(starts[members], lengths[members])
+        slots_T[rows_nL[real_nL]] = used + real_nL.flatten().nonzero().squeeze(1)
+        rows.append(rows_nL.flatten())
+        shapes.append((rows_nL.size(0), rows_nL.size(1)))
+        used += rows_nL.numel()
+    positions_T = torch.arange(num_tokens) - starts.repeat_interleave(lengths)
+    return Packing(
+        rows_S=torch.cat(rows).to(device),
+        slots_T=slots_T.to(device),
+        positions_T=positions_T.to(device),
+        shapes=tuple(shapes),
+        whole=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
+    )
+
+
+def _right_pad(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [n, L] of sequences, each filled up with its last row, and which of them are real."""
+    columns = torch.arange(int(lengths.max()))[None]
+    return starts[:, None] + torch.minimum(columns, lengths[:, None] - 1), columns < lengths[:, None]
+
+
+class _Pad(torch.autograd.Function):
+    """Gather tokens into slots. The gradient is a gather as well, since padding has none: no atomics."""
+
+    @staticmethod
+    def forward(ctx: Any, values_T: torch.Tensor, rows_S: torch.Tensor, slots_T: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(slots_T)
+        return values_T.index_select(0, rows_S)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_S: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (slots_T,) = ctx.saved_tensors
+        return gradient_S.index_select(0, slots_T), None, None
+
+
+class _Unpad(torch.autograd.Function):
+    """Gather slots back into tokens; padding gets a zero gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, values_S: torch.Tensor, slots_T: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(slots_T)
+        ctx.num_slots = values_S.size(0)
+        return values_S.index_select(0, slots_T)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_T: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (slots_T,) = ctx.saved_tensors
+        gradient_S = gradient_T.new_zeros(ctx.num_slots, *gradient_T.shape[1:])
+        gradient_S[slots_T] = gradient_T
+        return gradient_S, None
+
+
+# --- Context parallelism ----------------------------------------------------------------------------------------------
+
+
+def zigzag(num_tokens: int, *, rank: int, size: int) -> np.ndarray:
+    """Places in the row of the tokens that context-parallel rank ``rank`` of ``size`` holds, in its order: int64.
+
+    Example: 8 tokens over 2 ranks: ``[0, 1, 6, 7]`` and ``[2, 3, 4, 5]``.
+
+    Raises:
+        ValueError: ``num_tokens`` is not a multiple of ``2 * size`` (with one rank, anything is accepted).
+    """
+    if size == 1:
+        return np.arange(num_tokens)
+    if num_tokens % (2 * size):
+        raise ValueError(f"{num_tokens} tokens cannot be split into {2 * size} equal chunks; pad the row first")
+    chunks = np.arange(num_tokens).reshape(2 * size, -1)
+    return np.asarray(chunks[[rank, 2 * size - 1 - rank]].ravel())
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one context-parallel rank computes of a row's attention.
+
+    Example: sequences of 3 and 5 tokens over 2 ranks, so chunks of 2. Rank 1 holds tokens 2, 3 and 4, 5. Token 2
+    crosses into its first chunk, 4 and 5 into its second: ``sizes = (1, 1, 2, 0)``. The keys of all ranks, gathered,
+    stand in the order 0 1 6 7 2 3 4 5, in which ``keys`` finds tokens 0 to 2 and 3 to 5: ``([0, 1, 4], [5, 6, 7])``.
+
+    Arguments:
+        sizes: of each chunk the number of crossing and of other tokens.
+        keys: int64, of each chunk's crossing tokens: rows of the gathered keys from their sequence's start to
+            themselves; empty if none cross.
+        rest: the packing of the tokens that do not cross.
+        exchanges: whether any rank has crossing tokens, so that keys have to be gathered.
+    """
+
+    sizes: tuple[int, int, int, int]
+    keys: tuple[torch.Tensor, torch.Tensor]
+    rest: Packing
+    exchanges: bool
+
+    @classmethod
+    def of(cls, cu_seqlens: torch.Tensor, *, num_tokens: int, rank: int, size: int) -> Share:
+        """The share of rank ``rank`` of ``size``; computed at the first call for this tensor of a process.
+
+        Arguments:
+            cu_seqlens: of the whole row, as :meth:`Packing.of` takes it.
+            num_tokens: of this rank: ``2 * size`` chunks of half as many make the row.
+        """
+        found: Share | None = _SHARES.get(cu_seqlens)
+        if found is None:
+            ends = torch.cat([cu_seqlens.cpu().long(), torch.tensor([num_tokens * size])]).unique()
+            found = _SHARES[cu_seqlens] = _share(ends, num_tokens // 2, rank, size, cu_seqlens.device)
+        return found
+
+
+_SHARES = WeakTensorKeyDictionary()
+
+
+def _share(ends: torch.Tensor, chunk: int, rank: int, size: int, device: torch.device) -> Share:
+    """``ends``: int64, where sequences start and end, each once, from 0 to the end of the row."""
+    sizes, keys, lengths = [], [], []
+    for start in (rank * chunk, (2 * size - 1 - rank) * chunk):
+        begins, crossing = _crossing(ends, start, chunk)
+        inner = ends[(ends > start + crossing) & (ends < start + chunk)]
+        borders = torch.cat([torch.tensor([start + crossing]), inner, torch.tensor([start + chunk])])
+        sizes += [crossing, chunk - crossing]
+        lengths.append(borders.diff())
+        keys.append(_gathered(torch.arange(begins, start + crossing if crossing else begins), chunk, size).to(device))
+    rest = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat(lengths).cumsum(0)]).to(device)
+    exchanges = any(start not in ends for start in range(0, 2 * size * chunk, chunk))
+    return Share(
+        sizes=(sizes[0], sizes[1], sizes[2], sizes[3]),
+        keys=(keys[0], keys[1]),
+        rest=_pack(rest, sizes[1] + sizes[3]),
+        exchanges=exchanges,
+    )
+
+
+def _crossing(ends: torch.Tensor, start: int, chunk: int) -> tuple[int, int]:
+    """Where the sequence at ``start`` begins, and how many of its tokens in this chunk come after its beginning."""
+    place = int(torch.searchsorted(ends, start, right=True))
+    begins, stops = int(ends[place - 1]), int(ends[place])
+    return begins, 0 if begins == start else min(stops, start + chunk) - start
+
+
+def _gathered(places: torch.Tensor, chunk: int, size: int) -> torch.Tensor:
+    """Where tokens at these places of the row stand when all ranks' tokens are joined in rank order."""
+    number, offset = places // chunk, places % chunk
+    late = number >= size
+    owner = torch.where(late, 2 * size - 1 - number, number)
+    return (2 * owner + late) * chunk + offset
