@@ -159,6 +159,7 @@ class _Fleet:
             ActorGroup(ranks),
             watch=self._watch,
             saving=Saving(checkpoints, self._job.model, save_hf=config.checkpoint.save_hf),
+            checks_equal=config.weights.check_weight_update_equal,
             also=self._monitors,
             warn=self._warn,
         )
@@ -190,7 +191,8 @@ class _Fleet:
         self._wait([self._router.start("add", urls)], what="the router to see the engines")
         if learner is not None:
             learner.has_started(started[len(self._engines) + 1 :])
-            learner.connect(urls, self._publisher_settings())
+            gpus = self._wait([engine.start("gpus") for engine in self._engines], what="the engines' GPUs")
+            learner.connect(urls, self._publisher_settings(gpus))
 
     def stop(self) -> None:
         """Stop servers in their own time; whatever does not answer dies with its Ray actor."""
@@ -226,7 +228,7 @@ class _Fleet:
             start_timeout_s=config.engine.engine_start_timeout_s,
         )
 
-    def _publisher_settings(self) -> PublisherSettings:
+    def _publisher_settings(self, gpus: Sequence[tuple[str, ...]]) -> PublisherSettings:
         config = self._job.config
         return PublisherSettings(
             model=self._job.model,
@@ -235,6 +237,9 @@ class _Fleet:
             backend="nccl" if self._device == "gpu" else "gloo",
             devices_per_engine=config.cluster.rollout_num_gpus_per_engine,
             address=self._address or "127.0.0.1",
+            transport=config.transport,
+            disk_folder=config.weights.update_weight_disk_dir or self._job.logs.parent / "weights",
+            engine_gpus=tuple(gpus) if all(gpus) else (),
         )
 
     @property

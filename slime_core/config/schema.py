@@ -356,6 +356,14 @@ class RunConfig(Section):
         return self.cluster.actor_num_nodes * self.cluster.actor_num_gpus_per_node
 
     @property
+    def transport(self) -> Literal["distributed", "tensor", "disk"]:
+        """How weights travel, ``auto`` resolved."""
+        chosen = self.weights.update_weight_transport
+        if chosen == "auto":
+            return "tensor" if self.cluster.colocate else "distributed"
+        return chosen
+
+    @property
     def num_data_ranks(self) -> int:
         """Copies of the model that train, each on samples of its own."""
         return self.num_learner_ranks // self.parallel.model_size

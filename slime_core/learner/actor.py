@@ -82,6 +82,10 @@ class LearnerActor(Watched):
         """Every engine holds the weights of the learner, as ``version``. Collective; see ``Publisher.publish``."""
         return float(self._publisher.publish(self._learner.export_weights(), version=str(version)))
 
+    def check_equal(self, version: int) -> None:
+        """The engines lose all weights and get ``version`` again. Collective; see ``Publisher.check_equal``."""
+        self._publisher.check_equal(self._learner.export_weights(), version=str(version))
+
     def save(self, draft: Path, *, export: bool, template: Path) -> None:
         """Write this rank's part of a checkpoint. Collective."""
         from slime_core.checkpoint import sharded
@@ -123,6 +127,7 @@ class LearnerHandle:
         group: actors that run :class:`LearnerActor`, in rank order.
         watch: limits of waiting.
         saving: where checkpoints go.
+        checks_equal: after the first publication, prove that it reaches every weight of the engines.
         also: background calls whose failure ends any wait, such as engine monitors; calls added later count too.
         warn: receives what a person should read, such as a report of a wait that takes long.
     """
@@ -133,11 +138,12 @@ class LearnerHandle:
         *,
         watch: WatchConfig,
         saving: Saving,
+        checks_equal: bool = False,
         also: Sequence[Call] = (),
         warn: Callable[[str], None],
     ) -> None:
         self._group, self._watch, self._saving = group, watch, saving
-        self._warned = False
+        self._warned, self._checks_equal = False, checks_equal
         self._data_ranks: list[int] = []
         self._also, self._warn = also, warn
 
@@ -180,6 +186,9 @@ class LearnerHandle:
                 f"{1 - proven:.0%} of the engines' weights have names that cannot be compared with what was sent; "
                 "that all engines agree with each other was checked"
             )
+        if self._checks_equal:
+            self._checks_equal = False
+            self._wait(self._group.start("check_equal", version), what="spoiled engines to get all weights back")
 
     def sleep(self) -> None:
         """No rank holds anything on its device when this returns."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from dataclasses import replace
 
 import ray
@@ -26,6 +28,7 @@ class EngineActor(ServerActor):
     def __init__(self, settings: EngineSettings, *, reachable: bool = False) -> None:
         host = ray.util.get_node_ip_address() if reachable else settings.host
         self._server = SGLangServer(replace(settings, host=host))
+        self._on_gpus = settings.device != "cpu"
         super().__init__(self._server)
 
     def start(self) -> str:
@@ -37,6 +40,18 @@ class EngineActor(ServerActor):
         self._server.start()
         self._server.wait_ready()
         return self._server.url
+
+    def gpus(self) -> tuple[str, ...]:
+        """UUIDs of the engine's GPUs, in the order of its processes; none on a CPU, or where nobody can say."""
+        if not self._on_gpus:
+            return ()
+        # The driver's own tool: asking torch would leave a CUDA context on every GPU.
+        query = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader", "-i", os.environ["CUDA_VISIBLE_DEVICES"]]
+        try:
+            found = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError):
+            return ()
+        return tuple(line.strip().removeprefix("GPU-") for line in found.splitlines())
 
 
 def start_engine(settings: EngineSettings, *, slot: Slot | None = None, reachable: bool = False) -> Actor:
