@@ -113,7 +113,8 @@ def settings(model: Path) -> list[str]:
     """Flags of all runs."""
     data = ["--hf-checkpoint", str(model), "--prompt-data", str(ARITHMETIC / "data" / "train.jsonl")]
     steps = ["--rollout-max-response-len", "8", "--apply-chat-template", "--lr", "3e-4", "--num-rollout", str(STEPS)]
-    return ["--plugin", "grpo", *data, *steps, "--check-weight-update-equal"]
+    batch = ["--rollout-batch-size", "8", "--n-samples-per-prompt", "8"]
+    return ["--plugin", "grpo", *data, *batch, *steps, "--check-weight-update-equal"]
 
 
 def train(output: Path, layout: Layout, *, model: Path) -> str:
