@@ -1,0 +1,167 @@
+"""Every transport on real servers of one and of two processes, against a fresh server that reads the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import slime_core
+from slime_core.errors import WeightSyncError
+from slime_core.rollout.client import GenerateClient, Generation, SamplingParams
+from slime_core.rollout.engine import EngineSettings, SGLangServer
+from slime_core.weights import export
+from slime_core.weights.endpoints import EngineControl
+from slime_core.weights.publisher import Publisher, PublisherSettings
+
+MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
+Weights = dict[str, torch.Tensor]
+
+TRANSPORTS = ("distributed", "tensor", "disk")
+WIDTHS = (1, 2)
+NORM = "model.norm.weight"
+KEYS = "model.layers.1.self_attn.k_proj.weight"
+PROMPTS = [[3, 8, 12, 15, 9, 10, 4], [3, 9, 10, 4], [3, 5, 6, 15, 7, 7, 4], *([3, one, 4] for one in range(5, 14))]
+GREEDY = SamplingParams(temperature=0, max_new_tokens=12, ignore_eos=True)
+LARGEST_DIFFERENCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def weights() -> Weights:
+    return load_file(MODEL / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def changed(weights: Weights) -> Weights:
+    noise = torch.Generator().manual_seed(7)
+    return {name: weight + 0.05 * torch.randn(weight.shape, generator=noise) for name, weight in weights.items()}
+
+
+@pytest.fixture(scope="module")
+def servers(engine: Any, changed: Weights, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, str]]:
+    """Processes of a server -> its URL; and a fresh one, number 0, that was started from ``changed`` on disk."""
+    folder = tmp_path_factory.mktemp("transports")
+    export.write(folder / "changed", changed.items(), template=MODEL, writes=True)
+    wide = EngineSettings(MODEL, folder / "wide.log", name="wide engine", dtype="float32", tensor_parallel=2)
+    fresh = EngineSettings(folder / "changed", folder / "fresh.log", name="fresh engine", dtype="float32")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+        with SGLangServer(wide) as two, SGLangServer(fresh) as reference:
+            two.wait_ready()
+            reference.wait_ready()
+            yield {0: reference.url, 1: engine.server.url, 2: two.url}
+
+
+@pytest.fixture(params=WIDTHS, ids=["one process", "two processes"])
+def width(request: pytest.FixtureRequest) -> int:
+    found: int = request.param
+    return found
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def publisher(
+    url: str, width: int, transport: Any, folder: Path, weights: Weights, *, model: Path = MODEL, bucket: int = 100_000
+) -> Publisher:
+    settings = PublisherSettings(
+        model, bytes_limit=bucket, devices_per_engine=width, timeout_s=60, transport=transport, disk_folder=folder
+    )
+    return Publisher([url], settings=settings, weights=weights.items(), sends=True)
+
+
+def generated(url: str) -> list[Generation]:
+    async def ask() -> list[Generation]:
+        async with GenerateClient(url, timeout_s=60, vocab_size=16) as client:
+            return [answer for (answer,) in await client.generate_many(PROMPTS, sampling=GREEDY)]
+
+    return asyncio.run(ask())
+
+
+def difference(ours: list[Generation], theirs: list[Generation]) -> float:
+    """Largest absolute difference of a token's log-probs; infinite if the tokens differ."""
+    if [one.token_ids for one in ours] != [one.token_ids for one in theirs]:
+        return float("inf")
+    log_probs = [torch.tensor([value for one in all_of for value in one.log_probs]) for all_of in (ours, theirs)]
+    return float((log_probs[0] - log_probs[1]).abs().max())
+
+
+def shared_names() -> list[str]:
+    return [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_")]
+
+
+def test_after_a_publication_an_engine_answers_like_one_that_was_started_from_the_same_weights(
+    servers: dict[int, str], width: int, transport: Any, weights: Weights, changed: Weights, tmp_path: Path
+) -> None:
+    url, fresh = servers[width], generated(servers[0])
+    before = generated(url)
+    sender = publisher(url, width, transport, tmp_path, weights)
+    sender.publish(changed.items(), version="7")
+    after = generated(url)
+    assert {version for answer in after for version in answer.weight_versions} == {"7"}
+    assert difference(after, fresh) <= LARGEST_DIFFERENCE < difference(before, fresh)
+    assert sorted(one.name for one in tmp_path.iterdir()) == (["version-7"] if transport == "disk" else [])
+    sender.publish(weights.items(), version="default")
+    assert difference(generated(url), before) <= LARGEST_DIFFERENCE
+    sender.close()
+    assert (shared_names(), list(tmp_path.iterdir())) == ([], [])
+
+
+def test_weights_that_are_not_as_planned_are_refused_and_the_engine_is_what_it_was(
+    servers: dict[int, str], transport: Any, weights: Weights, tmp_path: Path
+) -> None:
+    control = EngineControl([servers[1]], timeout_s=30)
+    held, answers = control.checksum(), generated(servers[1])
+    sender = publisher(servers[1], 1, transport, tmp_path, weights, bucket=10**9)
+    mistakes = {
+        rf"float32\[3\] was exported as {NORM}; planned was float32\[64\]": {**weights, NORM: torch.zeros(3)},
+        rf"bfloat16\[64\] was exported as {NORM}": {**weights, NORM: weights[NORM].bfloat16()},
+        "exported as stranger; planned was None": {"stranger": torch.zeros(3), **weights},
+        "1 buckets were planned, the weights filled 0": {name: weights[name] for name in weights if name != NORM},
+    }
+    for message, wrong in mistakes.items():
+        with pytest.raises(WeightSyncError, match=message):
+            sender.publish(wrong.items(), version="8")
+        with suppress(WeightSyncError):  # files need no session
+            control.end_update()
+        control.resume()
+    sender.close()
+    assert (control.version(), control.checksum()) == ("default", held)
+    assert difference(generated(servers[1]), answers) <= LARGEST_DIFFERENCE
+    control.close()
+
+
+def test_spoiled_weights_are_restored_in_every_process(
+    servers: dict[int, str], width: int, transport: Any, weights: Weights, tmp_path: Path
+) -> None:
+    before = generated(servers[width])
+    sender = publisher(servers[width], width, transport, tmp_path, weights)
+    sender.check_equal(weights.items(), version="default")
+    sender.close()
+    assert difference(generated(servers[width]), before) <= LARGEST_DIFFERENCE
+
+
+@pytest.mark.parametrize(("left_out", "named"), [(NORM, NORM), (KEYS, KEYS.replace("k_proj", "qkv_proj"))])
+def test_an_export_that_leaves_a_weight_out_is_found(
+    servers: dict[int, str], width: int, left_out: str, named: str, weights: Weights, tmp_path: Path
+) -> None:
+    shutil.copytree(MODEL, tmp_path / "model")
+    fewer = {name: weight for name, weight in weights.items() if name != left_out}
+    save_file(fewer, tmp_path / "model" / "model.safetensors")
+    sender = publisher(servers[width], width, "tensor", tmp_path, fewer, model=tmp_path / "model")
+    with pytest.raises(WeightSyncError, match=f"does not hold what it began with: {named}\\. They are not published"):
+        sender.check_equal(fewer.items(), version="default")
+    sender.close()
+    whole = publisher(servers[width], width, "tensor", tmp_path, weights)
+    whole.publish(weights.items(), version="default")
+    whole.close()

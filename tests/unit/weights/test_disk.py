@@ -1,0 +1,101 @@
+"""Weights as files, read by engines that have no model."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from slime_core.errors import WeightSyncError
+from slime_core.testing.fake_engine import FakeEngine
+from slime_core.weights.bucket import Bucket
+from slime_core.weights.disk import DiskTransport
+from slime_core.weights.endpoints import EngineControl
+from slime_core.weights.specs import WeightSpec
+
+TEMPLATE = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
+BUCKETS = [Bucket((WeightSpec(name, "float32", (4096,)),)) for name in ("norm", "gate")]
+
+
+@pytest.fixture
+def control() -> Iterator[EngineControl]:
+    with FakeEngine() as engine:
+        found = EngineControl([engine.url], timeout_s=5)
+        yield found
+        found.close()
+
+
+def send(transport: DiskTransport, version: str, value: float) -> None:
+    transport.begin(version)
+    for number, bucket in enumerate(BUCKETS):
+        transport.send(bucket, [torch.full((4096,), value + number)], last=bucket is BUCKETS[-1])
+    transport.end()
+
+
+def test_each_version_is_a_whole_folder_and_only_the_last_stays(control, tmp_path):
+    transport = DiskTransport(control, folder=tmp_path / "weights", template=TEMPLATE)
+    for version in ("1", "2", "2"):
+        send(transport, version, float(version))
+        assert control.version() == version
+        (folder,) = (tmp_path / "weights").iterdir()
+        assert folder.name == f"version-{version}"
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    read = {name: load_file(folder / file)[name][0].item() for name, file in index["weight_map"].items()}
+    assert read == {"norm": 2, "gate": 3}
+    assert (folder / "config.json").read_text() == (TEMPLATE / "config.json").read_text()
+    transport.close()
+    assert list((tmp_path / "weights").iterdir()) == []
+
+
+def test_what_an_interrupted_publication_left_is_overwritten(control, tmp_path):
+    for left in (".draft-1", "version-1"):
+        (tmp_path / left).mkdir()
+        (tmp_path / left / "torn").touch()
+    transport = DiskTransport(control, folder=tmp_path, template=TEMPLATE)
+    send(transport, "1", 0.0)
+    assert [one.name for one in tmp_path.iterdir()] == ["version-1"]
+    assert not (tmp_path / "version-1" / "torn").exists()
+
+
+@contextmanager
+def files_of_at_most(nbytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_takes_no_more_is_one_error_and_nothing_is_left_or_loaded(control, tmp_path):
+    transport = DiskTransport(control, folder=tmp_path, template=TEMPLATE)
+    with (
+        files_of_at_most(10_000),
+        pytest.raises(WeightSyncError, match=r"(?s)write version 1 of .*File too large.*Free there: \d+ MB. Make room"),
+    ):
+        send(transport, "1", 0.0)
+    assert list(tmp_path.iterdir()) == []
+    assert control.version() == "default"
+
+
+def test_a_folder_that_cannot_be_made_is_one_error(control, tmp_path):
+    (tmp_path / "file").touch()
+    transport = DiskTransport(control, folder=tmp_path / "file" / "weights", template=TEMPLATE)
+    with pytest.raises(WeightSyncError, match=r"write version 1 of the weights to .*Not a directory.*Make room"):
+        transport.begin("1")
+
+
+def test_engines_that_do_not_see_the_folder_say_where_it_should_be(control, tmp_path, monkeypatch):
+    seen = control.update_from_disk
+    monkeypatch.setattr(control, "update_from_disk", lambda folder, *, version: seen("/elsewhere", version=version))
+    transport = DiskTransport(control, folder=tmp_path, template=TEMPLATE)
+    with pytest.raises(WeightSyncError, match=r"refused with status 400.*no weights.*--update-weight-disk-dir"):
+        send(transport, "1", 0.0)
+    transport.close()
+    assert list(tmp_path.iterdir()) == []
