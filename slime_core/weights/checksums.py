@@ -3,14 +3,15 @@
 An engine reports one digest for each of *its* parameters. On a CPU that is the first 8 bytes of the SHA-256 of the
 parameter's bytes (sglang 0.5.23, srt/managers/mm_utils.py, ``tensor_hash``), so whoever sent the weights can compute it
 too: query, key and value weights end up one below the other in ``qkv_proj``, gate and up in ``gate_up_proj``, and the
-rows of embedding and output weights are filled up with zeros to a multiple of 64. That proves the bytes end to end,
-through broadcast, naming and fusing. On a GPU the digest is another one, and with tensor parallelism each rank holds a
-part: then the engines' agreement is what is left.
+rows of embedding and output weights are filled up with zeros to a multiple of 64. With tensor parallelism each of an
+engine's processes holds a part, which is cut here as the engine cuts it. That proves the bytes end to end, through
+transport, naming, cutting and fusing. On a GPU the digest is another one: then the engines' agreement is what is left.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,12 @@ FUSED = {
 PADDED = ("embed_tokens.weight", "lm_head.weight")
 ROWS = 64
 """DEFAULT_VOCAB_PADDING_SIZE, srt/layers/vocab_parallel_embedding.py."""
+
+KEYS_VALUES = (".k_proj.", ".v_proj.")
+ROWS_CUT = (".q_proj.", ".gate_proj.", ".up_proj.", *PADDED)
+COLUMNS_CUT = (".o_proj.weight", ".down_proj.weight")
+"""What tensor parallelism cuts, and along what; everything else is whole in every process (srt/layers/linear.py,
+``QKVParallelLinear``, ``MergedColumnParallelLinear``, ``RowParallelLinear``)."""
 
 SHOWN = 4
 
@@ -94,21 +101,24 @@ class SentWeights:
 
     Arguments:
         dtype: what the engines keep their weights in, torch's name; they cast what they receive.
+        ranks: processes of one engine (its tensor parallel size).
+        kv_heads: key-value heads of the model; with fewer heads than ranks, ranks share one. 0: no fewer than ranks.
     """
 
-    def __init__(self, *, dtype: str) -> None:
+    def __init__(self, *, dtype: str, ranks: int = 1, kv_heads: int = 0) -> None:
         self._dtype = dtype
-        self._digests: dict[str, str] = {}
-        self._pieces: dict[str, dict[int, bytes]] = {}
+        self._ranks, self._kv_heads = ranks, min(kv_heads or ranks, ranks)
+        self._digests: list[dict[str, str]] = [{} for _ in range(ranks)]
+        self._pieces: dict[str, dict[int, list[bytes]]] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Note ``tensor``, sent under the Hugging Face name ``name``."""
-        content = self._bytes(name, tensor)
+        contents = [_bytes(shard) for shard in self._cut(name, tensor)]
         for part, (fused, position, count) in FUSED.items():
             if f".{part}." in name:
-                self._add_piece(name.replace(part, fused), position, count, content)
+                self._add_piece(name.replace(part, fused), position, count, contents)
                 return
-        self._digests[name] = _digest([content])
+        self._note(name, [contents])
 
     def verify(self, held: HeldWeights) -> int:
         """The number of the engine's weights that were proven equal to what was sent; the rest has names that are not
@@ -117,29 +127,48 @@ class SentWeights:
         Raises:
             WeightSyncError: a weight is not what was sent.
         """
-        if len(held.ranks) != 1:
+        if len(held.ranks) != self._ranks:
             return 0
-        known = {name: digest for name, digest in held.ranks[0].items() if name in self._digests}
-        wrong = _different([{name: self._digests[name] for name in known}], [known])
-        if wrong:
+        known = [
+            {name: digest for name, digest in theirs.items() if name in ours}
+            for ours, theirs in zip(self._digests, held.ranks, strict=True)
+        ]
+        sent = [{name: ours[name] for name in names} for ours, names in zip(self._digests, known, strict=True)]
+        if wrong := _different(sent, known):
             raise WeightSyncError(f"After the update {held.url} does not hold what was sent: {wrong}")
-        return len(known)
+        return sum(map(len, known))
 
-    def _add_piece(self, name: str, position: int, count: int, content: bytes) -> None:
+    def _add_piece(self, name: str, position: int, count: int, contents: list[bytes]) -> None:
         pieces = self._pieces.setdefault(name, {})
-        pieces[position] = content
+        pieces[position] = contents
         if len(pieces) == count:
-            self._digests[name] = _digest(pieces[index] for index in range(count))
+            self._note(name, [pieces[index] for index in range(count)])
             del self._pieces[name]
 
-    def _bytes(self, name: str, tensor: torch.Tensor) -> bytes:
+    def _note(self, name: str, pieces: Sequence[Sequence[bytes]]) -> None:
+        for rank, digests in enumerate(self._digests):
+            digests[name] = _digest(contents[rank] for contents in pieces)
+
+    def _cut(self, name: str, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        """What each rank holds of ``tensor``."""
         import torch
 
-        kept = tensor.detach().to("cpu", getattr(torch, self._dtype)).contiguous()
-        content = kept.reshape(-1).view(torch.uint8).numpy().tobytes()
+        kept = tensor.detach().to("cpu", getattr(torch, self._dtype))
         if name.endswith(PADDED):
-            content += bytes(-tensor.shape[0] % ROWS * (len(content) // tensor.shape[0]))
-        return content
+            kept = torch.cat([kept, kept.new_zeros(-len(kept) % math.lcm(ROWS, self._ranks), *kept.shape[1:])])
+        if any(part in name for part in KEYS_VALUES):
+            return [shard for shard in kept.tensor_split(self._kv_heads) for _ in range(self._ranks // self._kv_heads)]
+        if any(part in name for part in ROWS_CUT):
+            return kept.tensor_split(self._ranks)
+        if name.endswith(COLUMNS_CUT):
+            return kept.tensor_split(self._ranks, dim=1)
+        return [kept] * self._ranks
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    import torch
+
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _digest(pieces: Iterable[bytes]) -> str:

@@ -14,7 +14,7 @@ from slime_core.weights.disk import DiskTransport
 from slime_core.weights.distributed import DistributedTransport
 from slime_core.weights.endpoints import EngineControl
 from slime_core.weights.group import Backend, join
-from slime_core.weights.specs import check, expected_specs, is_tied
+from slime_core.weights.specs import check, expected_specs, is_tied, num_kv_heads
 from slime_core.weights.tensor import TensorTransport
 from slime_core.weights.transport import Transport, TransportName
 
@@ -137,8 +137,12 @@ class Publisher:
             self._control.close()
 
     def _send(self, weights: NamedWeights) -> SentWeights | None:
+        settings = self._settings
         # Engines on GPUs report another digest than the one that can be computed here; see checksums.py.
-        sent = SentWeights(dtype=self._settings.dtype) if self._settings.backend == "gloo" else None
+        sent = None
+        if settings.backend == "gloo":
+            heads = num_kv_heads(settings.model)
+            sent = SentWeights(dtype=settings.dtype, ranks=settings.devices_per_engine, kv_heads=heads)
         for number, (bucket, tensors) in enumerate(_filled(self._buckets, weights), start=1):
             for name, tensor in zip(bucket.names, tensors, strict=True):
                 _refuse_non_finite(name, tensor)

@@ -11,7 +11,7 @@ from typing import Any
 
 from slime_core.errors import WeightSyncError
 
-__all__ = ["WeightSpec", "check", "expected_specs", "is_tied"]
+__all__ = ["WeightSpec", "check", "expected_specs", "is_tied", "num_kv_heads"]
 
 DTYPES = {
     "F64": "float64",
@@ -90,8 +90,12 @@ def expected_specs(folder: Path | str) -> dict[str, WeightSpec]:
 
 def is_tied(folder: Path | str) -> bool:
     """Whether the model of ``folder`` uses its embedding as output weight."""
-    config = json.loads((Path(folder) / "config.json").read_text())
-    return bool(config.get("tie_word_embeddings", False))
+    return bool(_config(folder).get("tie_word_embeddings", False))
+
+
+def num_kv_heads(folder: Path | str) -> int:
+    """Key-value heads of the model of ``folder``; 0: its config does not say."""
+    return int(_config(folder).get("num_key_value_heads") or 0)
 
 
 def check(
@@ -125,6 +129,11 @@ def check(
             + "; ".join(f"{kind}: {_listed(names)}" for kind, names in mistakes.items() if names)
             + ". The learner has to export the names and shapes of the checkpoint that the engines were started from."
         )
+
+
+def _config(folder: Path | str) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((Path(folder) / "config.json").read_text())
+    return config
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -106,7 +106,7 @@ def test_after_a_publication_an_engine_answers_like_one_that_was_started_from_th
     url, fresh = servers[width], generated(servers[0])
     before = generated(url)
     sender = publisher(url, width, transport, tmp_path, weights)
-    sender.publish(changed.items(), version="7")
+    assert sender.publish(changed.items(), version="7") == 1
     after = generated(url)
     assert {version for answer in after for version in answer.weight_versions} == {"7"}
     assert difference(after, fresh) <= LARGEST_DIFFERENCE < difference(before, fresh)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slime_core.errors import WeightSyncError
-from slime_core.weights.checksums import SentWeights, agree
+from slime_core.weights.checksums import SentWeights, agree, refuse_unrestored, refuse_unspoiled
 from slime_core.weights.endpoints import HeldWeights
 
 
@@ -38,6 +38,64 @@ def test_fused_weights_are_proven_whatever_the_order_of_their_pieces() -> None:
     assert sent.verify(held(**{name: digest(query, key, value)})) == 1
     with pytest.raises(WeightSyncError, match="qkv_proj"):
         sent.verify(held(**{name: digest(key, query, value)}))
+
+
+def of_ranks(*ranks: dict[str, str]) -> HeldWeights:
+    return HeldWeights("http://a", repr(ranks), ranks)
+
+
+def test_two_processes_hold_halves_of_rows_of_columns_or_all() -> None:
+    sent = SentWeights(dtype="float32", ranks=2, kv_heads=4)
+    gate, up, down, norm = (
+        torch.arange(8.0).reshape(4, 2),
+        torch.ones(4, 2),
+        torch.arange(8.0).reshape(2, 4),
+        torch.ones(2),
+    )
+    for name, tensor in (("gate_proj.weight", gate), ("up_proj.weight", up), ("down_proj.weight", down)):
+        sent.add(f"mlp.{name}", tensor)
+    sent.add("norm.weight", norm)
+    sent.add("model.embed_tokens.weight", torch.ones(70, 1))
+    whole = {"norm.weight": digest(norm)}
+    first = whole | {
+        "mlp.gate_up_proj.weight": digest(gate[:2], up[:2]),
+        "mlp.down_proj.weight": digest(down[:, :2].contiguous()),
+        "model.embed_tokens.weight": digest(torch.ones(64, 1)),
+    }
+    second = whole | {
+        "mlp.gate_up_proj.weight": digest(gate[2:], up[2:]),
+        "mlp.down_proj.weight": digest(down[:, 2:].contiguous()),
+        "model.embed_tokens.weight": digest(torch.ones(6, 1), torch.zeros(58, 1)),
+    }
+    assert sent.verify(of_ranks(first, second)) == 8
+    with pytest.raises(WeightSyncError, match=r"down_proj.weight, mlp.gate_up_proj.weight, model.embed_tokens.weight$"):
+        sent.verify(of_ranks(second, first))
+    assert sent.verify(of_ranks(first)) == 0
+
+
+def test_processes_share_key_value_heads_when_there_are_fewer() -> None:
+    sent = SentWeights(dtype="float32", ranks=4, kv_heads=2)
+    query, key, value = torch.arange(8.0), torch.arange(4.0), torch.arange(4.0) + 9
+    for name, tensor in (("q", query), ("k", key), ("v", value)):
+        sent.add(f"attn.{name}_proj.bias", tensor)
+    name = "attn.qkv_proj.bias"
+    heads = [(key[:2], value[:2]), (key[:2], value[:2]), (key[2:], value[2:]), (key[2:], value[2:])]
+    ranks = [{name: digest(query[2 * rank : 2 * rank + 2], *heads[rank])} for rank in range(4)]
+    assert sent.verify(of_ranks(*ranks)) == 4
+
+
+def test_spoiled_weights_have_to_differ_in_every_process() -> None:
+    began = [of_ranks({"a": "1", "b": "2"}, {"a": "3", "b": "4"})]
+    refuse_unspoiled(began, [of_ranks({"a": "5", "b": "6"}, {"a": "7", "b": "8"})])
+    with pytest.raises(WeightSyncError, match="http://a still holds b after all its weights were spoiled"):
+        refuse_unspoiled(began, [of_ranks({"a": "5", "b": "6"}, {"a": "7", "b": "4"})])
+
+
+def test_restored_weights_have_to_be_equal_in_every_process() -> None:
+    began = [of_ranks({"a": "1", "b": "2"}, {"a": "3", "b": "4"})]
+    refuse_unrestored(began, began)
+    with pytest.raises(WeightSyncError, match=r"http://a does not hold what it began with: a\. They"):
+        refuse_unrestored(began, [of_ranks({"a": "1", "b": "2"}, {"a": "9", "b": "4"})])
 
 
 def test_rows_of_the_embedding_are_filled_up_to_64() -> None:

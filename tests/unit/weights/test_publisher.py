@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from slime_core.errors import NonFiniteError, WeightSyncError
 from slime_core.weights import publisher as module
@@ -15,6 +15,7 @@ from slime_core.weights.publisher import Publisher, PublisherSettings
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
 NORM = "model.norm.weight"
+OUTPUT = "model.layers.0.self_attn.o_proj.weight"
 
 
 class Engines:
@@ -54,8 +55,16 @@ class Engines:
 
     def checksum(self):
         self.calls.append("checksum")
-        digest = hashlib.sha256(self.held[NORM].numpy().tobytes() + (b"!" if self.spoils else b"")).digest()[:8].hex()
-        return (HeldWeights("http://one", "total", ({NORM: digest},)),)
+        held = {name: _digest(self.held[name]) for name in (NORM, OUTPUT) if name in self.held}
+        return (HeldWeights("http://one", "total", (held | ({NORM: "spoilt"} if self.spoils else {}),)),)
+
+    def spoil(self):
+        self.calls.append("spoil")
+        self.held = {name: torch.rand_like(weight) for name, weight in self.held.items()}
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.numpy().tobytes()).digest()[:8].hex()
 
 
 @pytest.fixture
@@ -126,6 +135,42 @@ def test_engines_that_do_not_hold_what_was_sent_stay_paused(engines, weights, fa
     with pytest.raises(WeightSyncError, match=message):
         publisher(weights).publish(weights.items(), version="1")
     assert "resume" not in engines.calls
+
+
+def test_spoiled_weights_that_are_published_again_are_equal(engines, weights):
+    engines.held = dict(weights)
+    publisher(weights).check_equal(weights.items(), version="0")
+    assert engines.calls[:4] == ["checksum", "spoil", "checksum", "pause retract"]
+    assert engines.calls[-2:] == ["resume", "checksum"]
+
+
+def test_a_weight_that_is_not_published_is_not_equal_and_named(engines, weights, tmp_path):
+    engines.held = dict(weights)
+    fewer = {name: weight for name, weight in weights.items() if name != OUTPUT}
+    (tmp_path / "config.json").write_text((FOLDER / "config.json").read_text())
+    save_file(fewer, tmp_path / "model.safetensors")
+    sender = Publisher(["http://one"], settings=PublisherSettings(tmp_path), weights=fewer.items(), sends=True)
+    with pytest.raises(WeightSyncError, match=rf"does not hold what it began with: {OUTPUT}\."):
+        sender.check_equal(fewer.items(), version="0")
+
+
+def test_weights_that_cannot_be_spoiled_are_an_error(engines, weights):
+    engines.held = dict(weights)
+    engines.spoil = lambda: None
+    with pytest.raises(WeightSyncError, match=f"still holds {OUTPUT}, {NORM} after"):
+        publisher(weights).check_equal(weights.items(), version="0")
+    assert "pause retract" not in engines.calls
+
+
+def test_a_rank_that_does_not_send_only_takes_part_in_the_comparison(engines, weights):
+    seen = []
+    publisher(weights, sends=False).check_equal(((name, seen.append(name)) for name in weights), version="0")
+    assert (seen, engines.calls) == (list(weights), [])
+
+
+def test_files_need_a_folder(engines, weights):
+    with pytest.raises(WeightSyncError, match="no folder was given: --update-weight-disk-dir"):
+        publisher(weights, transport="disk")
 
 
 def test_weights_that_do_not_fit_the_engines_are_refused_before_anything_is_sent(engines, weights):
