@@ -55,6 +55,10 @@ learn: setup ## three seeds and three controls of the embedded run, and the tabl
 matrix: setup ## a few steps in every layout and over every transport
 	$(BIN)/python bench/matrix.py outputs/matrix
 
+.PHONY: transports
+transports: setup ## publish over every transport to real engines, and the table of docs/results.md
+	$(BIN)/python bench/transports.py
+
 .PHONY: warm-up
 warm-up: setup ## make the embedded checkpoint again, into outputs/warm-up
 	$(BIN)/python examples/arithmetic/warm_up.py outputs/warm-up

@@ -61,7 +61,7 @@ def join(
 
     Arguments:
         control: the engines; their ranks start at 1, in its order.
-        name: of the group; unlike any other group of this process or of the engines.
+        name: of the group, to which the port is added: torch takes each name once a process.
         backend: ``"nccl"`` where engines and learner have GPUs of their own, else ``"gloo"``.
         address: of this process as the engines see it; a free port is chosen.
         timeout_s: limit of the meeting, and of each broadcast.
@@ -73,6 +73,7 @@ def join(
     limit = timedelta(seconds=timeout_s)
     world_size = 1 + len(control.urls) * control.ranks_per_engine
     store = listening_store(address, world_size=world_size, timeout=limit)
+    name = f"{name}-{store.port}"
     with ThreadPoolExecutor(1, thread_name_prefix="update-group") as thread:
         engines = thread.submit(
             control.init_group, master_address=address, master_port=store.port, group=name, backend=backend

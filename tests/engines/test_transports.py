@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -52,12 +53,10 @@ def servers(engine: Any, changed: Weights, tmp_path_factory: pytest.TempPathFact
     export.write(folder / "changed", changed.items(), template=MODEL, writes=True)
     wide = EngineSettings(MODEL, folder / "wide.log", name="wide engine", dtype="float32", tensor_parallel=2)
     fresh = EngineSettings(folder / "changed", folder / "fresh.log", name="fresh engine", dtype="float32")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
-        with SGLangServer(wide) as two, SGLangServer(fresh) as reference:
-            two.wait_ready()
-            reference.wait_ready()
-            yield {0: reference.url, 1: engine.server.url, 2: two.url}
+    with SGLangServer(wide) as two, SGLangServer(fresh) as reference:
+        two.wait_ready()
+        reference.wait_ready()
+        yield {0: reference.url, 1: engine.server.url, 2: two.url}
 
 
 @pytest.fixture(params=WIDTHS, ids=["one process", "two processes"])
@@ -96,8 +95,12 @@ def difference(ours: list[Generation], theirs: list[Generation]) -> float:
     return float((log_probs[0] - log_probs[1]).abs().max())
 
 
-def shared_names() -> list[str]:
-    return [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_")]
+def shared() -> list[str]:
+    """What of this process's shared memory has a name, or is mapped by it or by a server that it started."""
+    mine = f"torch_{os.getpid()}_"
+    processes = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
+    maps = [line for pid in processes for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if mine in line]
+    return [name for name in os.listdir("/dev/shm") if name.startswith(mine)] + maps
 
 
 def test_after_a_publication_an_engine_answers_like_one_that_was_started_from_the_same_weights(
@@ -114,7 +117,14 @@ def test_after_a_publication_an_engine_answers_like_one_that_was_started_from_th
     sender.publish(weights.items(), version="default")
     assert difference(generated(url), before) <= LARGEST_DIFFERENCE
     sender.close()
-    assert (shared_names(), list(tmp_path.iterdir())) == ([], [])
+    assert (shared(), list(tmp_path.iterdir())) == ([], [])
+
+
+def test_a_process_may_have_several_groups(servers: dict[int, str], weights: Weights, tmp_path: Path) -> None:
+    senders = [publisher(servers[width], width, "distributed", tmp_path, weights) for width in (1, 1, 2)]
+    assert [sender.publish(weights.items(), version="default") for sender in senders] == [1, 1, 1]
+    for sender in senders:
+        sender.close()
 
 
 def test_weights_that_are_not_as_planned_are_refused_and_the_engine_is_what_it_was(
