@@ -5,7 +5,9 @@
 Two optimizer steps, of four micro-batches of ragged samples each, with every term of the loss: clipped policy loss,
 divergence from a reference with other weights, entropy. Compared with one rank: the loss and every metric, the norm of
 the gradient, the gradient of every weight under its Hugging Face name (relative L2 norm of the difference), and the
-weights after the last step. One rank in turn is compared with Hugging Face transformers and torch.autograd.
+weights after each step. Every step starts from the weights that one rank had there, bit for bit: what is compared is
+the layout, not how far a last bit of the first step grows in the second. One rank in turn is compared with Hugging Face
+transformers and torch.autograd.
 
 This process imports the engines once; the ranks are forked from it, fresh ones for every layout.
 """
@@ -15,12 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import shutil
 import socket
 import sys
 import tempfile
 import time
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +41,11 @@ from slime_core.types import Sample, Status, TrainBatch
 MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
 ALGORITHM = {"use_kl_loss": True, "kl_loss_coef": 0.05, "kl_loss_type": "k3", "entropy_coef": 0.02}
 ADAM = {"lr": 1e-4, "weight_decay": 0.1, "adam_beta2": 0.95, "adam_eps": 1e-5, "clip_grad": 0.5}
-TEMPERATURE, NUM_SAMPLES, NUM_STEPS, MAX_TOKENS = 0.7, 24, 2, 90
+TEMPERATURE, NUM_SAMPLES, NUM_STEPS, MAX_TOKENS = 3.0, 24, 2, 90
 TIMEOUT_S = 90
 
 BOUND = 1e-5
-"""Largest relative difference in fp32 that counts as equal."""
+"""Largest relative difference in fp32 that counts as equal; the order of additions alone makes some 1e-6."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +85,11 @@ class Difference:
     """How far a layout is from its single rank; relative numbers, the largest over both steps.
 
     Arguments:
-        loss, grad_norm, metric: of the loss, the norm and the worst metric.
+        loss, grad_norm: of the loss and of the norm of the gradient.
+        metric: of the worst metric; absolute where a metric is below 1.
         gradient: largest relative L2 norm of the difference of one weight's gradient.
         worst: the step and the weight where that is.
-        weights: largest absolute difference of a weight after the last step.
+        weights: largest absolute difference of a weight after a step.
         seconds: of the whole replay, start of the ranks included.
     """
 
@@ -102,12 +106,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the ranks of one case report: a list entry an optimizer step, and the weights at the end."""
+    """What the ranks of one case report, an entry an optimizer step: gradients before it, weights after it."""
 
-    metrics: list[dict[str, float]]
-    gradients: list[dict[str, torch.Tensor]]
-    weights: dict[str, torch.Tensor]
-    seconds: float
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    weights: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    seconds: float = 0.0
 
 
 # --- The rollout ------------------------------------------------------------------------------------------------------
@@ -142,20 +146,19 @@ def make_rollout(model: Any) -> Rollout:
 
 
 def write(model: Any, first_B: np.ndarray, num_tokens: int) -> torch.Tensor:
-    """Texts [B, num_tokens] sampled from ``model``, without its tokens for padding and for the end."""
-    torch.manual_seed(0)
-    found: torch.Tensor = model.generate(
-        torch.from_numpy(first_B)[:, None],
-        attention_mask=torch.ones(len(first_B), 1, dtype=torch.int64),
-        do_sample=True,
-        temperature=TEMPERATURE,
-        suppress_tokens=[0, 1],
-        max_new_tokens=num_tokens - 1,
-    )
-    return found
+    """Texts [B, num_tokens] sampled from ``model``, which goes on after the end; without padding tokens."""
+    generator = torch.Generator().manual_seed(0)
+    texts_BT = torch.from_numpy(first_B)[:, None]
+    with torch.no_grad():
+        while texts_BT.size(1) < num_tokens:
+            p_BV = (model(texts_BT).logits[:, -1] / TEMPERATURE).softmax(-1)
+            p_BV[:, 0] = 0
+            texts_BT = torch.cat([texts_BT, torch.multinomial(p_BV, 1, generator=generator)], dim=1)
+    return texts_BT
 
 
 def make_sample(model: Any, index: int, tokens_T: torch.Tensor, response_length: int) -> Sample:
+    """The log-probabilities are those of ``model`` and some noise, as if an engine had computed in less precision."""
     sample = Sample(
         group_index=index // 4,
         index=index,
@@ -164,7 +167,8 @@ def make_sample(model: Any, index: int, tokens_T: torch.Tensor, response_length:
         status=Status.COMPLETED,
     )
     with torch.no_grad():
-        sample.rollout_log_probs = log_probs(model, sample)[0].tolist()
+        log_probs_U = log_probs(model, sample)[0]
+    sample.rollout_log_probs = (log_probs_U + 0.01 * torch.randn_like(log_probs_U)).tolist()
     return sample
 
 
@@ -228,37 +232,34 @@ def build(case: Case, rank: int, address: str, folder: Path) -> Any:
     return learner
 
 
-def recorded(learner: Any) -> list[tuple[float, dict[str, torch.Tensor]]]:
-    """Filled, as the learner trains, with the norm and the gradients before each optimizer step."""
+def record(learner: Any, given: Path) -> Outcome:
+    """Filled as the learner trains. Where ``given`` holds weights, the step after the first one starts from those."""
     from slime_core.learner.gradients import named_gradients
 
-    found, original = [], learner.optimizer.step
+    found, finish, whole_step = Outcome(), learner.optimizer.step, learner._step
 
-    def step() -> Any:
-        gradients = named_gradients(learner._spec, learner.model)
-        result = original()
-        found.append((float(result[1]), gradients))
-        return result
+    def optimizer_step() -> Any:
+        found.gradients.append(named_gradients(learner._spec, learner.model))
+        return finish()
 
-    learner.optimizer.step = step
+    def step(*arguments: Any, **options: Any) -> dict[str, float]:
+        found.metrics.append(whole_step(*arguments, **options))
+        found.weights.append({name: weight.clone() for name, weight in learner.export_weights()})
+        if len(found.weights) == 1 and given.exists():
+            learner._spec.load_weights(learner.chunks, given)
+        return found.metrics[-1]
+
+    learner.optimizer.step, learner._step = optimizer_step, step
     return found
 
 
 def carry_out(case: Case, rollout: Rollout, rank: int, address: str, folder: Path, target: Path) -> None:
     """Runs in a forked process: trains the shard of ``rank``, and writes what it found to ``target``."""
     learner = build(case, rank, address, folder)
-    steps, results, original = recorded(learner), [], learner._step
-
-    def step(*arguments: Any, **options: Any) -> dict[str, float]:
-        results.append(original(*arguments, **options))
-        return results[-1]
-
-    learner._step = step
+    found = record(learner, folder / case.model / case.loss)
     parts = shards(rollout, case.layout.data_size(case.ranks))
     learner.train(parts[case.layout.data_rank(rank, world_size=case.ranks)])
-    weights = {name: weight.clone() for name, weight in learner.export_weights()}
-    gradients = [gradients for _, gradients in steps]
-    torch.save({"metrics": results, "gradients": gradients, "weights": weights}, target)
+    torch.save(asdict(found), target)
     learner.close()
 
 
@@ -287,7 +288,7 @@ def replay(case: Case, rollout: Rollout, folder: Path) -> Outcome:
     found = [torch.load(target, weights_only=True) for target in targets]
     if any(other["metrics"] != found[0]["metrics"] for other in found):
         sys.exit(f"{case.name}: the ranks report different metrics")
-    return Outcome(**found[0], seconds=time.monotonic() - began)
+    return replace(Outcome(**found[0]), seconds=time.monotonic() - began)
 
 
 def await_all(case: Case, ranks: list[Any]) -> None:
@@ -369,15 +370,20 @@ def compare(case: Case, found: Outcome, expected: Outcome) -> Difference:
     pairs = list(zip(found.metrics, expected.metrics, strict=True))
     if any(mine.keys() != theirs.keys() for mine, theirs in pairs):
         sys.exit(f"{case.name}: different metrics")
-    apart = {name: max(relative(mine[name], theirs[name]) for mine, theirs in pairs) for name in pairs[0][0]}
+    apart = {name: max(relative(mine[name], theirs[name]) for mine, theirs in pairs) for name in ("loss", "grad_norm")}
+    metric = max(abs(mine[name] - theirs[name]) / max(abs(theirs[name]), 1) for mine, theirs in pairs for name in mine)
     gradient, worst = worst_gradient(found.gradients, expected.gradients)
-    weights = max(float((found.weights[name] - expected.weights[name]).abs().max()) for name in expected.weights)
+    weights = max(
+        float((mine[name] - theirs[name]).abs().max())
+        for mine, theirs in zip(found.weights, expected.weights, strict=True)
+        for name in theirs
+    )
     return Difference(
         layout=case.name,
         ranks=case.ranks,
         loss=apart["loss"],
         grad_norm=apart["grad_norm"],
-        metric=max(apart.values()),
+        metric=metric,
         gradient=gradient,
         worst=worst,
         weights=weights,
@@ -429,6 +435,15 @@ def make_models(folder: Path) -> None:
         model.save_pretrained(folder / name / "reference")
 
 
+def save_weights(weights: dict[str, torch.Tensor], folder: Path, name: str) -> None:
+    """As a Hugging Face folder beside the actor's."""
+    from safetensors.torch import save_file
+
+    (folder / name).mkdir()
+    shutil.copy(folder / "actor" / "config.json", folder / name)
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / name / "model.safetensors")
+
+
 def measure(cases: tuple[Case, ...]) -> list[Difference]:
     """Every case against the first of its model and loss."""
     with tempfile.TemporaryDirectory() as name:
@@ -442,7 +457,9 @@ def measure(cases: tuple[Case, ...]) -> list[Difference]:
             outcome = replay(case, rollout, folder)
             if (case.model, case.loss) in alone:
                 found.append(compare(case, outcome, alone[case.model, case.loss]))
-            alone.setdefault((case.model, case.loss), outcome)
+            else:
+                alone[case.model, case.loss] = outcome
+                save_weights(outcome.weights[0], folder / case.model, case.loss)
         return [compare_with_hugging_face(hugging_face, rollout, alone["dense", "token"]), *found]
 
 
@@ -461,7 +478,7 @@ def prepare() -> None:
     install()
     # Megatron warns about its own calls between its own modules.
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="megatron")
-    warnings.filterwarnings("ignore", message="The .grad attribute", module="megatron")
+    warnings.filterwarnings("ignore", message="The .grad attribute|When using", module="megatron")
     # torch 2.13 renamed what Megatron calls.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     torch.set_num_threads(1)
