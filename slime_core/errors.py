@@ -11,6 +11,7 @@
         ├── EngineError            an inference server or the router failed or died
         │   └── RequestRefused     a request that no engine will ever take; trying again is no use
         ├── WeightSyncError        learner and engines would not, or do not, hold the same weights
+        ├── ParityError             learner and engines give the same tokens other log-probabilities
         ├── CheckpointError        a checkpoint cannot be written or read
         ├── NonFiniteError         a NaN or an infinity in a loss, a gradient or a weight
         ├── WaitTimeout            a wait outlived its limit; says who waited for what
@@ -27,6 +28,7 @@ __all__ = [
     "EngineError",
     "ManifestMismatch",
     "NonFiniteError",
+    "ParityError",
     "PlacementError",
     "PluginError",
     "RemoteError",
@@ -85,6 +87,10 @@ class RequestRefused(EngineError):
 
 class WeightSyncError(RunError):
     """Learner and engines would not, or do not, hold the same weights."""
+
+
+class ParityError(RunError):
+    """Learner and engines give the same tokens other log-probabilities; nothing was trained on them."""
 
 
 class CheckpointError(RunError):

@@ -199,6 +199,8 @@ class TrainBatch:
         steps: one plan for each optimizer step.
         indices_B: int64 [b], the samples' ``index``, for records.
         temperature: what the logits are divided by, as the engine did.
+        weight_version_B: int64 [b], the version of the weights that drew a whole response; -1 where several did, or
+            an unknown one. None: unknown for all.
     """
 
     rollout: int
@@ -212,6 +214,7 @@ class TrainBatch:
     steps: tuple[StepPlan, ...]
     indices_B: np.ndarray
     temperature: float = 1.0
+    weight_version_B: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.lengths_B)

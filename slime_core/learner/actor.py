@@ -22,6 +22,12 @@ from slime_core.weights.publisher import Publisher, PublisherSettings
 
 __all__ = ["LearnerActor", "LearnerHandle", "Saving"]
 
+UNCHECKED = (
+    "parity of learner and engines could not be checked: no trained token of this rollout is known to come from the "
+    "published weights alone. A generate function must copy weight_versions from the engine's answers to its samples. "
+    "--parity-interval 0 switches the check off"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Saving:
@@ -80,7 +86,9 @@ class LearnerActor(Watched):
 
     def publish(self, version: int) -> float:
         """Every engine holds the weights of the learner, as ``version``. Collective; see ``Publisher.publish``."""
-        return float(self._publisher.publish(self._learner.export_weights(), version=str(version)))
+        proven = float(self._publisher.publish(self._learner.export_weights(), version=str(version)))
+        self._learner.parity.published(version)
+        return proven
 
     def check_equal(self, version: int) -> None:
         """The engines lose all weights and get ``version`` again. Collective; see ``Publisher.check_equal``."""
@@ -104,6 +112,7 @@ class LearnerActor(Watched):
 
         learner = self._learner
         sharded.load(folder, chunks=learner.chunks, optimizer=learner.optimizer, schedule=learner.schedule)
+        learner.parity.moved()
 
     def sleep(self) -> int:
         """Give all device memory away; returns its bytes."""
@@ -143,7 +152,7 @@ class LearnerHandle:
         warn: Callable[[str], None],
     ) -> None:
         self._group, self._watch, self._saving = group, watch, saving
-        self._warned, self._checks_equal = False, checks_equal
+        self._warned, self._parity_seen, self._checks_equal = False, False, checks_equal
         self._data_ranks: list[int] = []
         self._also, self._warn = also, warn
 
@@ -174,7 +183,14 @@ class LearnerHandle:
         """All optimizer steps of one rollout; ``shards`` are references, one a data-parallel rank."""
         wrapped = [[shards[data_rank]] for data_rank in self._data_ranks]
         metrics: dict[str, float] = self._wait(self._group.start_each("train", wrapped), what="training")[0]
+        self._watch_parity(metrics.get("parity/tokens"))
         return metrics
+
+    def _watch_parity(self, tokens: float | None) -> None:
+        """Warn once if the first rollout whose parity was due could not be compared; None: it was not due."""
+        if tokens == 0 and not self._parity_seen:
+            self._warn(UNCHECKED)
+        self._parity_seen = self._parity_seen or tokens is not None
 
     def publish(self, version: int) -> None:
         """Every engine holds the learner's weights, as ``version``, when this returns."""

@@ -43,6 +43,7 @@ class MicroBatch:
         advantages_U, rollout_log_probs_U: float32 [u].
         old_log_probs_U: float32 [u] once annotated; None: the current ones stand in, detached.
         ref_log_probs_U: float32 [u] once annotated; None: nothing reads them.
+        fresh_U: bool [u], drawn by the weights that the learner holds; None: parity is not measured.
     """
 
     tokens_1T: torch.Tensor
@@ -60,6 +61,7 @@ class MicroBatch:
     temperature: float = 1.0
     old_log_probs_U: torch.Tensor | None = None
     ref_log_probs_U: torch.Tensor | None = None
+    fresh_U: torch.Tensor | None = None
 
     @property
     def num_tokens(self) -> int:

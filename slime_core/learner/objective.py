@@ -16,6 +16,7 @@ import torch.distributed as dist
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import RunError
 from slime_core.learner.batches import MicroBatch
+from slime_core.learner.parity import compare
 from slime_core.ops.kl import approximate_kl
 from slime_core.plugins.contracts import LossSettings, LossTerms, PolicyLoss
 
@@ -93,7 +94,8 @@ class Objective:
         sums["loss"] = loss.detach()
         sums["weight"] = weights_U.sum()
         largest = difference_U.where(trained_U, 0.0).max() if difference_U.numel() else difference_U.sum()
-        return loss, Sums(sums, {"train_rollout_logprob_max_diff": largest})
+        fresh_sums, fresh_largest = compare(difference_U, micro)
+        return loss, Sums(sums | fresh_sums, {"train_rollout_logprob_max_diff": largest, **fresh_largest})
 
 
 def _weighted(values_U: torch.Tensor, weights_U: torch.Tensor, trained_U: torch.Tensor) -> torch.Tensor:

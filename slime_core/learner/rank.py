@@ -21,6 +21,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.cpu.accelerator import accelerator
 from slime_core.errors import NonFiniteError, RunError
 from slime_core.learner.layout import ParallelLayout, initialize
+from slime_core.learner.parity import ParityGate
 from slime_core.plugins.component import Kind
 from slime_core.plugins.registry import Registry
 from slime_core.types import TrainBatch
@@ -81,6 +82,7 @@ class Learner:
         self._spec = _model_spec(settings, registry)
         self.chunks = self._build(settings)
         self._objective = _objective(settings, registry)
+        self.parity = ParityGate(config.weights, bf16=self._bf16)
         traits: Any = registry.find(Kind.POLICY_LOSS, settings.policy_loss).traits
         self._reads = traits.reads
         self._trainable()
@@ -130,15 +132,18 @@ class Learner:
         """Run every optimizer step of ``shard``; only numbers come back.
 
         Returns:
-            ``train/...`` metrics, averaged over the optimizer steps, the same on every rank.
+            ``train/...`` metrics, averaged over the optimizer steps, and ``parity/...`` metrics where it was due; the
+            same on every rank.
 
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite; the weights of this process are spoilt from then
             on.
+            ParityError: learner and engines give the same tokens other log-probabilities; nothing was trained.
         """
         from slime_core.learner.passes import log_probs
 
         steps = self._cut(shard)
+        self.parity.mark(shard, steps[0])
         every = [micro for step in steps for micro in step]
         if self._objective.uses_reference:
             with self._roles.playing("reference"):
@@ -149,7 +154,8 @@ class Learner:
             for micro, values_U in zip(every, log_probs(self.model, every), strict=False):
                 micro.old_log_probs_U = values_U
         results = [self._step(step, rollout=shard.rollout) for step in steps]
-        return {f"train/{name}": _over_steps(name, [result[name] for result in results]) for name in results[0]}
+        metrics = {f"train/{name}": _over_steps(name, [result[name] for result in results]) for name in results[0]}
+        return metrics | self.parity.report()
 
     def _cut(self, shard: TrainBatch) -> list[list[Any]]:
         from megatron.core import parallel_state
@@ -171,7 +177,9 @@ class Learner:
         metrics = backward(self.model, micro_batches, self._objective)
         _refuse_non_finite(metrics, rollout)
         _refuse_wrong_weights(metrics.pop("weight"), rollout)
+        self.parity.check(metrics, rollout=rollout, temperature=micro_batches[0].temperature)
         learning_rate = float(self.optimizer.param_groups[0]["lr"])
+        self.parity.moved()
         _, grad_norm, _ = self.optimizer.step()
         metrics |= {"grad_norm": float(grad_norm), "lr": learning_rate}
         _refuse_non_finite(metrics, rollout)

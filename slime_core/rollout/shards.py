@@ -13,6 +13,9 @@ from slime_core.types import Sample, StepPlan, TrainBatch
 
 __all__ = ["grouped_rewards", "loss_masks", "loss_weights", "make_shards"]
 
+UNKNOWN_VERSION = -1
+"""Published versions count training steps, from 0."""
+
 
 def loss_masks(samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
     """One float32 mask [response length] a sample: its own, all ones without one, all zeros for a removed sample.
@@ -127,7 +130,15 @@ def _shard(
         steps=steps,
         indices_B=np.array([samples[i].index for i in mine], np.int64),
         temperature=temperature,
+        weight_version_B=np.array([_weight_version(samples[i]) for i in mine], np.int64),
     )
+
+
+def _weight_version(sample: Sample) -> int:
+    """The one version that drew the whole response; -1: several did, none is recorded, or it is no number."""
+    versions = set(sample.weight_versions)
+    version = versions.pop() if len(versions) == 1 else ""
+    return int(version) if version.isdecimal() else UNKNOWN_VERSION
 
 
 def _log_probs(sample: Sample) -> NDArray[np.float32]:

@@ -217,6 +217,16 @@ def test_fewer_samples_than_ranks_in_a_step_are_refused():
         shards([sample(i, prompt=1, response=1) for i in range(2)], num_ranks=2, num_steps=2)
 
 
+def test_a_shard_knows_which_version_drew_each_response_where_one_alone_did():
+    recorded = [["7"], ["7", "7"], ["7", "8"], [], ["default"], ["0"], ["-3"]]
+    samples = [sample(i, prompt=1, response=1, weight_versions=versions) for i, versions in enumerate(recorded)]
+    first, second = shards(samples, num_ranks=2)
+    found = dict(zip(first.indices_B.tolist(), first.weight_version_B.tolist(), strict=True))
+    found |= dict(zip(second.indices_B.tolist(), second.weight_version_B.tolist(), strict=True))
+    assert found == {0: 7, 1: 7, 2: -1, 3: -1, 4: -1, 5: 0, 6: -1}
+    assert first.weight_version_B.dtype == np.int64
+
+
 @pytest.mark.parametrize(("log_probs", "found"), [(None, "none"), ([-1.0], "1")])
 def test_response_tokens_without_log_probs_are_refused(log_probs, found):
     broken = sample(0, prompt=1, response=2)

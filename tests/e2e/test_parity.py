@@ -1,0 +1,59 @@
+"""The parity gate in whole runs, on by default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.conftest import slime, train
+
+SMALL = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "8", "--skip-eval-before-train", "--save-interval", "1")
+
+MISTAKEN = '''
+"""Forgets the versions of rollout 0, does everything right in rollout 1, and cools rollout 2 down on its own."""
+
+from dataclasses import replace
+
+from slime_core import Component, GenerateTraits, hookimpl
+from slime_core.rollout.generate import SingleTurn
+
+
+@hookimpl
+def slime_register_generate_functions():
+    yield Component("mistaken", target=f"{__name__}:Mistaken", traits=GenerateTraits(scope="group"), summary="Mistaken")
+
+
+class Mistaken(SingleTurn):
+    async def __call__(self, context, samples, sampling):
+        rollout = samples[0].index // 64
+        asked = replace(sampling, temperature=0.5) if rollout == 2 else sampling
+        finished = await super().__call__(context, samples, asked)
+        return [replace(sample, weight_versions=[]) for sample in finished] if rollout == 0 else finished
+'''
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def test_every_due_rollout_is_compared_under_the_temperature_of_the_run(tmp_path: Path):
+    run = train(tmp_path / "run", "--num-rollout", "2", "--rollout-temperature", "0.7", *SMALL)
+    for row in run.rows[:2]:
+        assert row["parity/tokens"] == row["rollout/response_tokens"] > 64
+        assert 0 < row["parity/mean"] < 1e-5
+        assert row["parity/max"] < 1e-3
+    assert "parity" not in run.errors
+
+
+def test_a_run_whose_engines_draw_otherwise_than_the_learner_thinks_ends_before_it_trains_on_it(tmp_path: Path):
+    plugin, folder = tmp_path / "mistaken.py", tmp_path / "run"
+    plugin.write_text(MISTAKEN)
+    words = ("--generate-function", "mistaken", "--num-rollout", "5", "--progress", "lines", "--output-dir", folder)
+    run = slime(folder, "run", "--plugin", "grpo", "--plugin", plugin, *words, *SMALL)
+    assert run.code == 1
+    assert "rollout 2: learner and engines give the same tokens other log-probabilities" in run.errors
+    assert "--rollout-temperature" in run.errors
+    assert "Traceback" not in run.errors + run.output
+    assert (run.errors + run.output).count("parity of learner and engines could not be checked") == 1
+    assert [row["parity/tokens"] > 0 for row in run.rows] == [False, True]
+    assert ["parity/mean" in row for row in run.rows] == [False, True]
+    assert checkpoints(folder) == ["step-000001", "step-000002"]

@@ -1,0 +1,240 @@
+"""The parity gate between the real learner and the real engine: what passes, and mistakes that must end the run.
+
+The learner lives in children, because it takes over its process.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray import cloudpickle
+
+from slime_core.config.schema import ClusterConfig, OptimizerConfig, RunConfig
+from slime_core.errors import ParityError
+from slime_core.rollout.client import GenerateClient, SamplingParams
+from slime_core.rollout.shards import make_shards
+from slime_core.types import LogProbs, Sample, Status, TokenIds, TrainBatch
+from slime_core.weights.endpoints import EngineControl
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the children cannot import test files
+
+PROMPTS = [[3, 5 + i, 6 + i, 15, 12 - i, 7 + i, 4] for i in range(6)]
+"""Two-digit additions in the chat template of the embedded model."""
+
+SAMPLES_A_PROMPT = 8
+HALF_CUT = {"top_p": 0.9, "top_k": 4}
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Shards by rank, and the version that is published before they are trained; None: none."""
+
+    shards: Sequence[TrainBatch]
+    published: int | None = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Metrics of the rollouts that were trained, the parity error that ended them, and whether the weights moved in the
+    rollout that it ended."""
+
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    error: str | None = None
+    moved: bool | None = None
+
+
+def carry_out(folder: Path, rollouts: Sequence[Rollout], lr: float, rank: int, ranks: int, address: str) -> Outcome:
+    """Runs in a child."""
+    from slime_core.learner.rank import Learner, LearnerSettings
+    from slime_core.plugins.registry import activate
+
+    name = "Qwen3ForCausalLM"
+    config = RunConfig(cluster=ClusterConfig(device="cpu"), optimizer=OptimizerConfig(lr=lr))
+    place = {"rank": rank, "world_size": ranks, "address": address, "num_threads": 1}
+    learner = Learner(
+        LearnerSettings(config, folder, name, "clipped", {}, 100, **place), activate([], architecture=name).registry
+    )
+    metrics: list[dict[str, float]] = []
+    try:
+        for rollout in rollouts:
+            if rollout.published is not None:
+                learner.parity.published(rollout.published)
+            before = {key: weight.clone() for key, weight in learner.export_weights()}
+            metrics.append(learner.train(rollout.shards[rank]))
+        return Outcome(metrics)
+    except ParityError as error:
+        moved = any(not torch.equal(before[key], weight) for key, weight in learner.export_weights())
+        return Outcome(metrics, str(error), moved)
+    finally:
+        learner.close()
+
+
+class InChild:
+    """Runs where it is unpickled, because functions of a test file have no name there."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __reduce__(self) -> Any:
+        return _run_as_bytes, self.arguments
+
+
+def _run_as_bytes(*arguments: Any) -> bytes:
+    return cloudpickle.dumps(carry_out(*arguments))
+
+
+Learn = Callable[..., list[Outcome]]
+
+
+@pytest.fixture(scope="module")
+def learn(engine: Any) -> Iterator[Learn]:
+    """Trains rollouts in one child a rank, with the embedded model unless told otherwise; what every rank reports."""
+    context = multiprocessing.get_context("spawn")
+    pools = [ProcessPoolExecutor(1, mp_context=context) for _ in range(2)]
+    pids = [pool.submit(os.getpid) for pool in pools]
+
+    def run(*rollouts: Rollout, lr: float = 0.0, folder: Path = engine.model) -> list[Outcome]:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
+        ranks = len(rollouts[0].shards)
+        jobs = [cloudpickle.dumps(InChild(folder, rollouts, lr, rank, ranks, address)) for rank in range(ranks)]
+        calls = [pool.submit(cloudpickle.loads, job) for pool, job in zip(pools, jobs, strict=False)]
+        return [cloudpickle.loads(call.result(timeout=90)) for call in calls]
+
+    yield run
+    for pool, pid in zip(pools, pids, strict=True):
+        os.kill(pid.result(timeout=60), signal.SIGKILL)
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture
+def control(engine: Any) -> Iterator[EngineControl]:
+    """The engine reports version 0, as after the first publication of a run."""
+    found = EngineControl([engine.server.url], timeout_s=30)
+    found.set_version("0")
+    yield found
+    found.set_version("default")
+    found.close()
+
+
+@pytest.fixture
+async def client(engine: Any, control: EngineControl) -> AsyncIterator[GenerateClient]:
+    async with GenerateClient(engine.router.url, timeout_s=30, vocab_size=16) as found:
+        yield found
+
+
+async def sampled(client: GenerateClient, *, ranks: int = 1, temperature: float = 0.7, **cut: Any) -> list[TrainBatch]:
+    """One rollout of the engine as shards."""
+    sampling = SamplingParams(temperature=temperature, max_new_tokens=12, ignore_eos=True, **cut)
+    samples = []
+    for prompt in PROMPTS:
+        for answer in await client.generate(prompt, sampling=sampling, n=SAMPLES_A_PROMPT):
+            samples.append(
+                Sample(
+                    index=len(samples),
+                    tokens=TokenIds([*prompt, *answer.token_ids]),
+                    response_length=len(answer.token_ids),
+                    rollout_log_probs=LogProbs(answer.log_probs),
+                    weight_versions=list(answer.weight_versions),
+                    status=Status.COMPLETED,
+                )
+            )
+    advantages_B = np.tile(np.array([1, -1], np.float32), len(samples) // 2)
+    shape = {"num_ranks": ranks, "num_steps": 1, "max_tokens": 256}
+    return make_shards(samples, advantages_B, rollout=0, per_token=False, temperature=temperature, **shape)
+
+
+ALL_TOKENS = len(PROMPTS) * SAMPLES_A_PROMPT * 12
+
+
+async def test_learner_and_engine_agree_however_tokens_are_drawn(client: GenerateClient, learn: Learn) -> None:
+    draws = [{"temperature": 1.0}, {"temperature": 0.7}, {"temperature": 2.0}, {"temperature": 0.7, **HALF_CUT}]
+    (outcome,) = learn(*[Rollout(await sampled(client, **draw)) for draw in draws])
+    assert outcome.error is None
+    assert [metrics["parity/tokens"] for metrics in outcome.metrics] == [ALL_TOKENS] * 4
+    assert all(0 < metrics["parity/mean"] < 1e-5 for metrics in outcome.metrics)
+    assert all(metrics["parity/max"] < 1e-4 for metrics in outcome.metrics)
+
+
+def ignores_the_temperature(shard: TrainBatch) -> TrainBatch:
+    return replace(shard, temperature=1.0)
+
+
+def encodes_the_prompt_again(shard: TrainBatch) -> TrainBatch:
+    """The end of the chat template gets another id; the responses stay."""
+    starts_B = np.cumsum(shard.lengths_B) - shard.lengths_B
+    tokens_T = shard.tokens_T.copy()
+    tokens_T[starts_B + shard.lengths_B - shard.response_lengths_B - 1] = 3
+    return replace(shard, tokens_T=tokens_T)
+
+
+@pytest.mark.parametrize("mistake", [ignores_the_temperature, encodes_the_prompt_again])
+async def test_a_learner_that_computes_something_else_trains_nothing(
+    client: GenerateClient, learn: Learn, mistake: Callable[[TrainBatch], TrainBatch]
+) -> None:
+    (shard,) = await sampled(client)
+    (outcome,) = learn(Rollout([mistake(shard)]), lr=1e-3)
+    assert (outcome.metrics, outcome.moved) == ([], False)
+    assert f"rollout 0: learner and engines give the same tokens other log-probabilities. Over {ALL_TOKENS} " in str(
+        outcome.error
+    )
+
+
+async def test_a_rotary_embedding_with_another_base_is_noticed(
+    client: GenerateClient, learn: Learn, engine: Any, tmp_path: Path
+) -> None:
+    other = shutil.copytree(engine.model, tmp_path / "model")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"rope_theta": 1e5}))
+    (outcome,) = learn(Rollout(await sampled(client)), folder=other)
+    assert outcome.error is not None
+
+
+async def test_an_engine_that_missed_a_publication_ends_the_run_at_the_next_rollout(
+    client: GenerateClient, learn: Learn, control: EngineControl
+) -> None:
+    first = Rollout(await sampled(client), published=0)
+    control.set_version("1")  # announced, but no weight is sent
+    second = Rollout([replace(shard, rollout=1) for shard in await sampled(client)], published=1)
+    (outcome,) = learn(first, second, lr=1e-3)
+    assert len(outcome.metrics) == 1
+    assert outcome.moved is False
+    assert "rollout 1: learner and engines" in str(outcome.error)
+
+
+async def test_stale_tokens_are_not_compared(client: GenerateClient, learn: Learn) -> None:
+    shards = await sampled(client)
+    unpublished = Rollout([replace(shard, rollout=1) for shard in shards], published=None)
+    newer = Rollout([replace(shard, rollout=2) for shard in shards], published=2)
+    (outcome,) = learn(Rollout(shards), unpublished, newer, lr=1e-3)
+    assert outcome.error is None
+    assert [metrics["parity/tokens"] for metrics in outcome.metrics] == [ALL_TOKENS, 0, 0]
+    assert outcome.metrics[2]["train/train_rollout_logprob_abs_diff"] > 1e-4  # they would not have passed
+
+
+async def test_one_token_of_one_rank_ends_all_ranks(client: GenerateClient, learn: Learn) -> None:
+    whole = Rollout(await sampled(client, ranks=2))
+    passed = learn(whole)
+    assert [rank.error for rank in passed] == [None, None]
+    assert passed[0].metrics == passed[1].metrics
+    assert passed[0].metrics[0]["parity/tokens"] == ALL_TOKENS
+    spoilt = whole.shards[1].rollout_log_probs_U.copy()
+    spoilt[5] -= 2e-3
+    outcomes = learn(Rollout([whole.shards[0], replace(whole.shards[1], rollout_log_probs_U=spoilt)]), lr=1e-3)
+    assert outcomes[0].error == outcomes[1].error
+    assert "0.002 at most" in str(outcomes[0].error)
+    assert [rank.moved for rank in outcomes] == [False, False]
