@@ -100,8 +100,10 @@ class ParityGate:
         first, self._is_first = self._is_first, False
         if not (self._has_engines and self._interval and (first or shard.rollout % self._interval == 0)):
             return
-        fresh_B = self._fresh(shard)
-        for micro, members in zip(micro_batches, shard.steps[0].micro_batches, strict=True):
+        fresh_B, plan = self._fresh(shard), shard.steps[0].micro_batches
+        for position, micro in enumerate(micro_batches):
+            # Micro-batches beyond the plan repeat its last one, without weight: they only fill a schedule up.
+            members = plan[min(position, len(plan) - 1)]
             fresh_b = torch.as_tensor(fresh_B[list(members)], device=micro.samples_U.device)
             micro.fresh_U = fresh_b[micro.samples_U]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -113,6 +114,16 @@ def test_fresh_unmasked_tokens_count_the_same_whatever_their_weight():
 
 def test_tokens_that_are_not_fresh_do_not_count_even_where_they_are_no_numbers():
     assert sums((0, 1, 1), [[9.0, float("nan"), -1.5, -2.0], [7.0]]) == [(1.0, 0.5, 0.5), (0.0, 0.0, 0.0)]
+
+
+def test_a_row_that_is_repeated_without_weight_does_not_count_again():
+    found, batch = gate(), shard()
+    (micro_batches,) = cut(batch)
+    last = micro_batches[-1]
+    micro_batches.append(replace(last, weights_U=torch.zeros_like(last.weights_U)))
+    found.mark(batch, micro_batches)
+    tokens = [compare(torch.ones(len(micro.weights_U)), micro)[0]["parity_tokens"].item() for micro in micro_batches]
+    assert tokens == [3, 1, 0]
 
 
 def test_a_rollout_that_is_not_due_costs_nothing():
