@@ -225,6 +225,7 @@ class _Fleet:
             trust_remote_code=config.model.trust_remote_code,
             gives_memory_away=config.cluster.colocate,
             threads=_cores(),
+            extra=config.sglang.arguments,
             start_timeout_s=config.engine.engine_start_timeout_s,
         )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slime_core.config.engine_flags import ENGINES, Refusal, engine_settings, find_flag, find_key
 from slime_core.config.mistakes import Mistake, nearest
 from slime_core.config.settings import Setting
 from slime_core.errors import ConfigError
@@ -44,6 +45,8 @@ class Document:
         for table, entries in self.tables.items():
             if not isinstance(entries, dict):
                 mistakes.append(Mistake(f"{self.place('', table)}: stands in no section{_home(table, by_place)}"))
+            elif table in ENGINES:
+                yield from self._of_engine(table, entries, mistakes)
             elif not any(section == table for section, _ in by_place):
                 mistakes.append(Mistake(f"{self.place(table)}: {_no_table(table, by_place)}"))
             else:
@@ -58,6 +61,19 @@ class Document:
                 yield setting, value
             else:
                 mistakes.append(Mistake(f"{self.place(table, key)}: no such setting{_home(key, by_place)}"))
+
+    def _of_engine(
+        self, table: str, entries: Mapping[str, object], mistakes: list[Mistake]
+    ) -> Iterator[tuple[Setting, object]]:
+        for key, value in entries.items():
+            match find_key(table, key):
+                case Setting() as setting:
+                    yield setting, value
+                case Refusal(message):
+                    mistakes.append(Mistake(f"{self.place(table, key)}: {message}"))
+                case _:
+                    near = nearest(key, engine_settings(table))
+                    mistakes.append(Mistake(f"{self.place(table, key)}: {ENGINES[table]} has no such flag{near}"))
 
 
 def read_document(path: Path) -> Document:
@@ -96,11 +112,16 @@ def _home(key: str, by_place: Places) -> str:
     homes = [section for section, name in by_place if name == key]
     if homes:
         return f"; it belongs to [{homes[0]}]"
+    match find_flag(f"--{key.replace('_', '-')}"):
+        case Refusal(message):
+            return f"\n{message}"
+        case (setting, _):
+            return f"; it belongs to [{setting.section}]{f' as {setting.name}' if setting.name != key else ''}"
     return nearest(key, [name for _, name in by_place])
 
 
 def _no_table(table: str, by_place: Places) -> str:
-    sections = list(dict.fromkeys(section for section, _ in by_place))
+    sections = [*dict.fromkeys(section for section, _ in by_place), *ENGINES]
     return (
         f"neither a section nor a named plugin with options{nearest(table, sections)}\n"
         f"sections: {', '.join(sections)}; a plugin is named with --plugin, or in [run] plugins"

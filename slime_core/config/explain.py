@@ -10,7 +10,16 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from slime_core.config.engine_flags import (
+    ENGINES,
+    Refusal,
+    engine_settings,
+    find_flag,
+    find_key,
+    known_flags,
+)
 from slime_core.config.load import DEFAULT, Resolved
+from slime_core.config.megatron_flags import megatron_flags
 from slime_core.config.mistakes import nearest
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import Setting, core_settings, plugin_settings
@@ -25,14 +34,19 @@ _LEFT: Final = 33
 _RIGHT: Final = WIDTH - _LEFT - 3
 
 _COMMON_NAMES = """
-    hf_checkpoint load bf16 device actor_num_gpus_per_node rollout_num_gpus prompt_data input_key label_key
+    hf_checkpoint load bf16 device actor_num_gpus_per_node rollout_num_gpus prompt_data
     apply_chat_template num_rollout rollout_batch_size n_samples_per_prompt rollout_temperature
-    rollout_max_response_len rm_type eval_prompt_data eval_interval advantage_estimator eps_clip use_kl_loss
+    rollout_max_response_len rm_type eval_prompt_data eval_interval advantage_estimator use_kl_loss
     kl_loss_coef lr global_batch_size max_tokens_per_gpu save_interval output_dir seed plugins progress
 """
 
 COMMON: Final = frozenset(_COMMON_NAMES.split())
 """Settings that the short help describes; the others it only names."""
+
+_ENGINE_ROWS: Final = {
+    "--NAME [megatron]": "Megatron's own flags: --help megatron lists them",
+    "--sglang-NAME [sglang]": "SGLang's own flags: --help sglang lists them",
+}
 
 CONFIG_HELP: Final = "TOML file of settings, one table a section; flags win over it"
 
@@ -53,27 +67,40 @@ def explain(name: str, resolved: Resolved) -> str:
     """One setting: its value, where that came from, what it accepts and does.
 
     Arguments:
-        name: as a key (``lr``, ``optimizer.lr``, ``grpo.std_normalization``) or a flag (``--lr``).
+        name: as a key (``lr``, ``optimizer.lr``, ``grpo.std_normalization``, ``megatron.decoupled_lr``) or a flag
+            (``--lr``).
 
     Raises:
-        ConfigError: there is no such setting; with the nearest.
+        ConfigError: there is no such setting; with the nearest, or why there is none.
     """
     values = resolved.values()
     names = {spelling: key for key, (setting, _) in values.items() for spelling in _spellings(setting)}
     wanted = name.removeprefix("--").replace("-", "_")
-    if wanted not in names:
-        raise ConfigError(f"{name}: no such setting{nearest(wanted, names)}; slime run --help all lists them")
-    key = names[wanted]
-    setting, value = values[key]
+    setting = values[names[wanted]][0] if wanted in names else _of_engine(wanted, name, names)
+    value = values[setting.key][1] if setting.key in values else "(not given)"
     rows = {
-        "from": str(resolved.provenance[key]),
+        "from": str(resolved.provenance.get(setting.key, DEFAULT)),
         "accepts": setting.accepts,
         "default": _plain(setting.default),
-        "flag": f"{setting.flag} {setting.placeholder}".rstrip(),
+        "flag": _flag(setting),
         "file": f"[{setting.section}] {setting.name}",
     }
     listed = "\n".join(f"  {label:<8} {text}" for label, text in rows.items())
     return f"{setting.section}.{setting.name} = {_plain(value)}\n{listed}\n{_wrapped(_does(setting), indent=2)}"
+
+
+def _of_engine(wanted: str, name: str, names: Iterable[str]) -> Setting:
+    section, _, key = wanted.rpartition(".")
+    found = find_key(section, key) if section in ENGINES else find_flag(f"--{wanted.replace('_', '-')}")
+    match found:
+        case Setting() as setting:
+            return setting
+        case (setting, _):
+            return setting
+        case Refusal(message):
+            raise ConfigError(message)
+    near = nearest(wanted, [*names, *(flag.removeprefix("--").replace("-", "_") for flag in known_flags())])
+    raise ConfigError(f"{name}: no such setting{near}; slime run --help all lists them")
 
 
 def help_page(command: str, options: Mapping[str, type[BaseModel]] | None = None) -> str:
@@ -85,23 +112,26 @@ def help_page(command: str, options: Mapping[str, type[BaseModel]] | None = None
         others = [setting.flag for setting in settings if setting.name not in COMMON]
         parts += ["", _title(section), *_rows(map(_short_row, common))]
         parts += [_wrapped("also " + " ".join(others), indent=2, hanging=7)] if others else []
+    parts += ["", *_rows(_ENGINE_ROWS.items())]
     parts += _plugin_parts(options or {})
     parts += ["", f"slime {command} --help SECTION describes all of a section, --help all everything."]
     return "\n".join(parts)
 
 
 def help_topic(topic: str, options: Mapping[str, type[BaseModel]] | None = None) -> str:
-    """``slime run --help SECTION``: every setting of one section or named plugin, or of ``all``.
+    """``slime run --help SECTION``: every setting of one section, engine or named plugin, or of ``all`` but engines.
 
     Raises:
         ConfigError: there is no such section.
     """
+    if topic in ENGINES:
+        return "\n".join(_engine_parts(topic))
     everything = {**core_settings(), **plugin_settings(options or {})}
     sections = _by_section(everything.values())
     wanted = list(sections) if topic == "all" else [topic]
     if wanted[0] not in sections:
-        accepted = ", ".join(["all", *sections])
-        raise ConfigError(f"--help {topic}: no such section{nearest(topic, sections)}; accepted: {accepted}")
+        topics = ["all", *sections, *ENGINES]
+        raise ConfigError(f"--help {topic}: no such section{nearest(topic, topics)}; accepted: {', '.join(topics)}")
     parts = [line for section in wanted for line in ["", _title(section), *_rows(map(_row, sections[section]))]]
     return "\n".join(parts[1:])
 
@@ -172,10 +202,43 @@ def _plugin_parts(options: Mapping[str, type[BaseModel]]) -> Iterator[str]:
         yield from ["", _title(plugin), *_rows(map(_row, settings))]
 
 
+def _engine_parts(engine: str) -> Iterator[str]:
+    """The rows of an engine; of Megatron's, those that set something before those that only have to agree."""
+    settings = engine_settings(engine)
+    yield _title(engine)
+    for title, names in _engine_groups(engine, settings).items():
+        yield from ["", title, *_rows((_flag(settings[name], short=True), _tail(settings[name])) for name in names)]
+
+
+def _engine_groups(engine: str, settings: Mapping[str, Setting]) -> dict[str, list[str]]:
+    if engine == "sglang":
+        return {"Types and choices; python -m sglang.launch_server --help says what each does.": list(settings)}
+    titles = {
+        "sets": "Taking effect in the learner:",
+        "agrees": "Describing the model; each must say what config.json of the checkpoint says:",
+        "fixed": "Always so; accepted with that value only:",
+    }
+    verdicts = {name: megatron_flags()[name].verdict for name in settings}
+    return {title: [name for name in settings if verdicts[name] == verdict] for verdict, title in titles.items()}
+
+
+def _tail(setting: Setting) -> str:
+    if setting.section == "sglang":
+        return setting.accepts
+    verdict = megatron_flags()[setting.name].verdict
+    return _does(setting) if verdict == "sets" else setting.accepts if verdict == "agrees" else str(setting.default)
+
+
+def _flag(setting: Setting, *, short: bool = False) -> str:
+    """The flag with what follows it; ``short``: without the choices, which stand beside it."""
+    follows = "NAME" if short and "|" in setting.placeholder else setting.placeholder
+    return f"{setting.flag} {follows}".rstrip()
+
+
 def _row(setting: Setting) -> tuple[str, str]:
     default = _plain(setting.default)
     tail = "" if default in ("none", "(empty)") else f" [{default}]"
-    return f"{setting.flag} {setting.placeholder}".rstrip(), _does(setting) + tail
+    return _flag(setting), _does(setting) + tail
 
 
 def _short_row(setting: Setting) -> tuple[str, str]:

@@ -3,6 +3,9 @@
 Accepted are ``--flag value``, ``--flag=value``, several values where the setting is a sequence (and the flag again for
 more), and for switches ``--flag``, ``--flag false`` and ``--no-flag``. Abbreviations are not: a flag that is added
 later must not change what a script means.
+
+A flag that is neither the core's nor a named plugin's is looked up among those of the engines and of slime
+(``engine_flags``).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from slime_core.config.engine_flags import Refusal, find_flag, known_flags
 from slime_core.config.mistakes import Mistake, nearest
 from slime_core.config.settings import Setting
 
@@ -29,11 +33,13 @@ class CommandLine:
     Arguments:
         words: setting key -> the words given for it; a switch that stood alone has none.
         config: words after ``--config``.
+        engine: by key, the engines' settings that stood there.
         mistakes: what could not be understood.
     """
 
     words: dict[str, list[str]] = field(default_factory=dict)
     config: list[str] = field(default_factory=list)
+    engine: dict[str, Setting] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
 
     def blame(self, message: str, key: str = "") -> None:
@@ -58,7 +64,7 @@ def read_command_line(argv: Sequence[str], settings: Mapping[str, Setting]) -> C
         elif flag in switches:
             _switch_off(switches[flag], flag, words, line)
         else:
-            line.blame(_unknown(flag, by_flag))
+            _take_foreign(flag, words, line, by_flag)
     return line
 
 
@@ -101,8 +107,20 @@ def _switch_off(setting: Setting, flag: str, words: Sequence[str], line: Command
     _take_once(setting, ["false"], line)
 
 
+def _take_foreign(flag: str, words: list[str], line: CommandLine, by_flag: Mapping[str, Setting]) -> None:
+    match find_flag(flag):
+        case Refusal(message):
+            line.blame(message)
+        case (setting, off):
+            line.engine[setting.key] = setting
+            (_switch_off(setting, flag, words, line) if off else _take(setting, words, line))
+        case _:
+            line.blame(_unknown(flag, by_flag))
+
+
 def _unknown(flag: str, by_flag: Mapping[str, Setting]) -> str:
     plugin, dot, _ = flag.removeprefix("--").partition(".")
     if dot and not any(setting.of_plugin and setting.section == plugin for setting in by_flag.values()):
         return f"{flag}: the run names no plugin {plugin!r} that has options; add --plugin {plugin}"
-    return f"{flag}: no such setting{nearest(flag, [*by_flag, CONFIG_FLAG])}"
+    # One's own first: where both are as near, that is what was meant.
+    return f"{flag}: no such setting{nearest(flag, dict.fromkeys([*by_flag, CONFIG_FLAG, *known_flags()]))}"

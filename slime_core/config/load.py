@@ -14,12 +14,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from slime_core.config import check
+from slime_core.config import check, engine_rules
 from slime_core.config.document import Document, read_document
 from slime_core.config.embedded import EMBEDDED_DEFAULTS
+from slime_core.config.engine_flags import ENGINES, engine_settings
 from slime_core.config.flags import CommandLine, read_command_line
 from slime_core.config.mistakes import Mistake, nearest, report
 from slime_core.config.schema import RunConfig
+from slime_core.config.section import EngineSection, Value
 from slime_core.config.settings import Setting, Unacceptable, core_settings, plugin_settings
 from slime_core.errors import ConfigError
 
@@ -57,7 +59,8 @@ class Resolved:
     Arguments:
         config: the core's settings.
         plugin_options: plugin -> its options object, for every named plugin that has options.
-        provenance: setting key (``lr``, ``grpo.std_normalization``) -> where its value came from; every key is there.
+        provenance: setting key (``lr``, ``grpo.std_normalization``, ``megatron.decoupled_lr``) -> where its value came
+            from; of the engines' only those that were given.
     """
 
     config: RunConfig
@@ -65,12 +68,19 @@ class Resolved:
     provenance: Mapping[str, Provenance] = field(default_factory=dict)
 
     def values(self) -> dict[str, tuple[Setting, Any]]:
-        """Setting key -> (setting, value), the core's in the order of ``schema``, then the plugins'."""
+        """Setting key -> (setting, value): the core's in the order of ``schema``, the engines', the plugins'."""
         kinds = {plugin: type(options) for plugin, options in self.plugin_options.items()}
-        settings = {**core_settings(), **plugin_settings(kinds)}
+        given = [engine_settings(engine)[name] for engine in ENGINES for name, _ in self._given(engine)]
+        settings = {**core_settings(), **{setting.key: setting for setting in given}, **plugin_settings(kinds)}
         return {key: (setting, self._value(setting)) for key, setting in settings.items()}
 
+    def _given(self, engine: str) -> tuple[tuple[str, Value], ...]:
+        section: EngineSection = dict(self.config)[engine]
+        return section.given
+
     def _value(self, setting: Setting) -> Any:
+        if setting.owner == "engine":
+            return dict(self._given(setting.section))[setting.name]
         holder = self.plugin_options[setting.section] if setting.of_plugin else dict(self.config)[setting.section]
         return dict(holder)[setting.name]
 
@@ -91,7 +101,7 @@ class Peek:
 def peek(argv: Sequence[str]) -> Peek:
     """The plugins and the model that flags or file name; mistakes are left for :func:`load` to report."""
     wanted = {key: core_settings()[key] for key in ("plugins", "hf_checkpoint")}
-    reading = _Reading(core_settings())
+    reading = _Reading(dict(core_settings()))
     line = read_command_line(argv, core_settings())
     document = _document(line, reading)
     reading.read_file(document, only=wanted)
@@ -136,6 +146,7 @@ def load(
     config, plugins = reading.build(options)
     if check_rules and not reading.file_is_unreadable:
         reading.mistakes += check.mistakes(config, purpose=purpose, broken=reading.broken)
+        reading.mistakes += engine_rules.mistakes(config, broken=reading.broken)
     if reading.mistakes:
         raise report(reading.mistakes)
     return Resolved(config, plugins, {key: reading.provenance.get(key, DEFAULT) for key in reading.settings})
@@ -145,7 +156,7 @@ def load(
 class _Reading:
     """Values as far as they are read, later layers over earlier ones, and what was wrong on the way."""
 
-    settings: Mapping[str, Setting]
+    settings: dict[str, Setting]
     values: dict[str, Any] = field(default_factory=dict)
     provenance: dict[str, Provenance] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
@@ -172,12 +183,14 @@ class _Reading:
             return
         for setting, value in document.values(self.settings, self.mistakes):
             if only is None or setting.key in only:
+                self.settings[setting.key] = setting
                 place = document.place(setting.section, setting.name)
                 origin = Provenance("file", place.split(" ")[0])
                 read = partial(setting.read_toml, value, base=document.path.parent)
                 self._put(setting, origin, read, place)
 
     def read_flags(self, line: CommandLine, *, only: Mapping[str, Setting] | None = None) -> None:
+        self.settings |= line.engine
         for key, words in line.words.items():
             if only is None or key in only:
                 setting = self.settings[key]
@@ -198,6 +211,7 @@ class _Reading:
         for key, value in self.values.items():
             setting = self.settings[key]
             sections.setdefault(setting.section, {})[setting.name] = value
+        sections |= {engine: {"given": tuple(sorted(sections.get(engine, {}).items()))} for engine in ENGINES}
         plugins = {plugin: self._options(plugin, kind, sections.pop(plugin, {})) for plugin, kind in options.items()}
         return RunConfig.model_validate(sections), plugins
 

@@ -5,7 +5,8 @@ A section is a TOML table of the same name. The flag of a field is its name with
 Megatron's where slime took them from there.
 
 A field says its unit and what None and 0 mean in its description, which is also its line in ``slime run --help``.
-There is no field for a feature that does not exist.
+There is no field for a feature that does not exist. ``[megatron]`` and ``[sglang]`` hold what a run says to the engines
+under their own names.
 
 Example, as a file and as flags::
 
@@ -20,7 +21,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from slime_core.config.megatron import MegatronConfig
+from slime_core.config.section import Section
+from slime_core.config.sglang import SGLangConfig
 
 __all__ = [
     "AlgorithmConfig",
@@ -31,11 +36,13 @@ __all__ = [
     "EvalConfig",
     "JobConfig",
     "LearnerConfig",
+    "MegatronConfig",
     "ModelConfig",
     "OptimizerConfig",
     "ParallelConfig",
     "RolloutConfig",
     "RunConfig",
+    "SGLangConfig",
     "Section",
     "WatchConfig",
     "WeightsConfig",
@@ -49,12 +56,6 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 All = Annotated[int, Field(ge=-1, le=-1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
-
-
-class Section(BaseModel):
-    """A frozen group of settings; unknown names are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
 
 
 class ModelConfig(Section):
@@ -330,6 +331,8 @@ class RunConfig(Section):
     weights: WeightsConfig = Field(default_factory=WeightsConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
+    megatron: MegatronConfig = Field(default_factory=MegatronConfig)
+    sglang: SGLangConfig = Field(default_factory=SGLangConfig)
     watch: WatchConfig = Field(default_factory=WatchConfig)
     run: JobConfig = Field(default_factory=JobConfig)
 

@@ -20,8 +20,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from slime_core.config.schema import RunConfig
+from slime_core.config.section import EngineSection
 
-__all__ = ["Setting", "Unacceptable", "core_settings", "plugin_settings"]
+__all__ = ["InWords", "Setting", "Unacceptable", "core_settings", "plugin_settings"]
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
 _PLUGINS = "plugins"
@@ -33,30 +34,44 @@ class Unacceptable(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class InWords:
+    """Says what a type of our own accepts; stands in the metadata of its annotation."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of a section, or of a plugin's options class.
+    """One field of a section, of a plugin's options class, or one flag of an engine.
 
     Example: ``Setting("optimizer", "lr", ...)`` has the flag ``--lr`` and the key ``lr``; the plugin's
-    ``Setting("grpo", "std_normalization", ..., of_plugin=True)`` has ``--grpo.std-normalization`` and
-    ``grpo.std_normalization``.
+    ``Setting("grpo", "std_normalization", ..., owner="plugin")`` has ``--grpo.std-normalization`` and
+    ``grpo.std_normalization``; the engine's ``Setting("sglang", "log_level", ..., owner="engine")`` has
+    ``--sglang-log-level`` and ``sglang.log_level``. Megatron's flags stand on the command line without a prefix.
     """
 
     section: str
     name: str
     info: FieldInfo
-    of_plugin: bool = False
+    owner: Literal["core", "plugin", "engine"] = "core"
 
     @property
     def key(self) -> str:
         """Name in records of where values came from; unique in a run."""
-        return f"{self.section}.{self.name}" if self.of_plugin else self.name
+        return self.name if self.owner == "core" else f"{self.section}.{self.name}"
 
     @property
     def flag(self) -> str:
         """How the command line spells it."""
         if self.key == _PLUGINS:
             return "--plugin"
-        return "--" + (f"{self.section}." if self.of_plugin else "") + self.name.replace("_", "-")
+        prefix = {"plugin": f"{self.section}.", "engine": "sglang-" if self.section == "sglang" else ""}
+        return "--" + prefix.get(self.owner, "") + self.name.replace("_", "-")
+
+    @property
+    def of_plugin(self) -> bool:
+        """Whether a plugin's options class declares it."""
+        return self.owner == "plugin"
 
     @property
     def default(self) -> Any:
@@ -172,13 +187,15 @@ def core_settings() -> Mapping[str, Setting]:
 def plugin_settings(options: Mapping[str, type[BaseModel]]) -> Mapping[str, Setting]:
     """Every setting of these plugins' options classes, by key (``grpo.std_normalization``)."""
     fields = ((plugin, name, info) for plugin, kind in options.items() for name, info in kind.model_fields.items())
-    found = (Setting(plugin, name, info, of_plugin=True) for plugin, name, info in fields)
+    found = (Setting(plugin, name, info, owner="plugin") for plugin, name, info in fields)
     return {setting.key: setting for setting in found}
 
 
 def _fields_of_sections() -> Iterator[Setting]:
     for section, holder in RunConfig.model_fields.items():
         kind: Any = holder.annotation
+        if issubclass(kind, EngineSection):  # its names are the engine's
+            continue
         for name, info in kind.model_fields.items():
             yield Setting(section, name, info)
 
@@ -203,6 +220,8 @@ def _absolute(path: Path, base: Path) -> Path:
 def _in_words(annotation: Any, metadata: Sequence[object] = ()) -> str:
     """The annotation in words; empty for types that have none here."""
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if told := [entry.text for entry in metadata if isinstance(entry, InWords)]:
+        return told[0]
     if origin is Annotated:
         return _in_words(arguments[0], _flat(arguments[1:]))
     if origin in (Union, UnionType):

@@ -6,6 +6,7 @@ Gradients are *summed* over samples and ranks: every divisor is already in the s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -49,8 +50,14 @@ def sum_gradients(model: list[Any], num_tokens: torch.Tensor | None = None, **op
     finalize_model_grads(model, None, **options)
 
 
-def build_optimizer(model: list[Any], settings: OptimizerSettings, *, bf16: bool) -> Any:
-    """Adam with decoupled weight decay, fp32 master weights, gradient clipping, sharded over data-parallel ranks."""
+def build_optimizer(
+    model: list[Any], settings: OptimizerSettings, *, bf16: bool, overrides: Mapping[str, Any] | None = None
+) -> Any:
+    """Adam with decoupled weight decay, fp32 master weights, gradient clipping, sharded over data-parallel ranks.
+
+    Arguments:
+        overrides: further fields of Megatron's OptimizerConfig.
+    """
     config = OptimizerConfig(
         optimizer="adam",
         lr=settings.lr,
@@ -63,6 +70,7 @@ def build_optimizer(model: list[Any], settings: OptimizerSettings, *, bf16: bool
         bf16=bf16,
         params_dtype=torch.bfloat16 if bf16 else torch.float32,
         use_distributed_optimizer=True,
+        **(overrides or {}),
     )
     optimizer = get_megatron_optimizer(config, model)
     model[0].config.grad_scale_func = optimizer.scale_loss

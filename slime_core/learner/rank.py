@@ -98,7 +98,10 @@ class Learner:
         hf_config = AutoConfig.from_pretrained(settings.folder, trust_remote_code=trusted)
         dtype = torch.bfloat16 if self._bf16 else torch.float32
         chunks: list[torch.nn.Module] = self._spec.build(
-            hf_config, dtype=dtype, parallel=settings.layout, overrides={"calculate_per_token_loss": True}
+            hf_config,
+            dtype=dtype,
+            parallel=settings.layout,
+            overrides={"calculate_per_token_loss": True, **settings.config.megatron.transformer},
         )
         self._spec.load_weights(chunks, settings.folder)
         return chunks
@@ -107,8 +110,11 @@ class Learner:
         from slime_core.learner.optimizer import build_optimizer, build_schedule, wrap
 
         self.model = wrap(self.chunks, bf16=self._bf16)
-        self.optimizer = build_optimizer(self.model, self._config.optimizer, bf16=self._bf16)
-        self.schedule = build_schedule(self.optimizer, self._config.optimizer, num_steps=self._settings.num_steps)
+        config = self._config
+        self.optimizer = build_optimizer(
+            self.model, config.optimizer, bf16=self._bf16, overrides=config.megatron.optimizer
+        )
+        self.schedule = build_schedule(self.optimizer, config.optimizer, num_steps=self._settings.num_steps)
 
     def _remember_reference(self) -> Any:
         from slime_core.learner.roles import Roles

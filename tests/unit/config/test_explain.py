@@ -107,7 +107,7 @@ def test_the_short_help_names_every_setting_on_few_narrow_lines() -> None:
     lines = help_page("run").splitlines()
     words = set(" ".join(lines).split())
     assert {setting.flag for setting in core_settings().values()} <= words
-    assert len(lines) < 80
+    assert len(lines) < 85
     assert max(map(len, lines)) <= 100
 
 
@@ -124,7 +124,7 @@ def test_plugin_options_appear_in_help_when_the_plugin_is_named() -> None:
 def test_help_of_all_holds_every_section_in_order() -> None:
     titles = [line for line in help_topic("all").splitlines() if line.startswith("[")]
     assert [title.split("]")[0] for title in titles[:3]] == ["[model", "[cluster", "[data"]
-    assert len(titles) == 13
+    assert len(titles) == len({setting.section for setting in core_settings().values()})
 
 
 def test_help_of_a_section_that_does_not_exist_lists_those_that_do() -> None:

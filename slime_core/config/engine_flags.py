@@ -1,0 +1,178 @@
+"""Finds what a name means that is no setting of the core: one of Megatron's, SGLang's or slime's flags.
+
+The engines' names become :class:`~slime_core.config.settings.Setting` objects, so that flags and TOML are read, checked
+and explained as for the core's own. The tables are opened only when a name asks for it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache, partial
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator
+from pydantic.fields import FieldInfo
+
+from slime_core.config.megatron_flags import MegatronFlag, megatron_flags
+from slime_core.config.settings import InWords, Setting, core_settings
+from slime_core.config.sglang import owned, rows_by_name
+from slime_core.config.slime_flags import slime_flags
+
+__all__ = ["ENGINES", "Refusal", "engine_settings", "find_flag", "find_key", "known_flags", "said"]
+
+ENGINES: Mapping[str, str] = {"megatron": "Megatron", "sglang": "SGLang"}
+"""Section -> whose names it holds."""
+
+_SGLANG = "sglang_"
+_MULTIPLES = {
+    **{"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12},
+    **{"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A name that is known and not accepted; the message says why."""
+
+    message: str
+
+
+def find_flag(flag: str) -> tuple[Setting, bool] | Refusal | None:
+    """What ``--flag`` means, and whether it switches that off (``--no-flag``); None: nobody knows the name.
+
+    Raises:
+        ConfigError: another version of an engine is installed than the pinned one, and its flags cannot be read.
+    """
+    if "_" in flag:
+        return None
+    name = flag.removeprefix("--").replace("-", "_")
+    match _find(name, flag):
+        case Setting() as setting:
+            return setting, False
+        case Refusal() as refusal:
+            return refusal
+    off = _find(positive, flag) if (positive := _positive(name)) else None
+    return (off, True) if isinstance(off, Setting) and off.is_switch else None
+
+
+def find_key(section: str, name: str) -> Setting | Refusal | None:
+    """What ``name`` means in the table ``[megatron]`` or ``[sglang]``; None: that engine does not know it."""
+    if section == "sglang":
+        return _of_sglang(name, name)
+    home = core_settings().get(name)
+    return Refusal(f"it belongs to [{home.section}]") if home else _find(name, name)
+
+
+@cache
+def engine_settings(section: str) -> Mapping[str, Setting]:
+    """All settings that ``[megatron]`` or ``[sglang]`` may hold, by name."""
+    names: Iterable[str] = megatron_flags() if section == "megatron" else [row.name for row in rows_by_name().values()]
+    found = {name: find_key(section, name) for name in names}
+    return {name: setting for name, setting in found.items() if isinstance(setting, Setting)}
+
+
+def known_flags() -> list[str]:
+    """Every flag that :func:`find_flag` knows, to find the nearest to a misspelt one."""
+    engines = [*megatron_flags(), *(_SGLANG + name for name in rows_by_name())]
+    return [*slime_flags(), *("--" + name.replace("_", "-") for name in engines)]
+
+
+def _find(name: str, shown: str) -> Setting | Refusal | None:
+    row = slime_flags().get("--" + name.replace("_", "-"))
+    if row is not None and row.verdict != "kept":
+        return Refusal(row.message)
+    if name.startswith(_SGLANG):
+        return _of_sglang(name.removeprefix(_SGLANG), shown)
+    return _of_megatron(name, shown)
+
+
+def _positive(name: str) -> str | None:
+    """The switch that ``--no-NAME`` or ``--sglang-no-NAME`` turns off."""
+    for off in ("no_", f"{_SGLANG}no_"):
+        if name.startswith(off):
+            return off.removesuffix("no_") + name.removeprefix(off)
+    return None
+
+
+def _of_sglang(name: str, shown: str) -> Setting | Refusal | None:
+    if name in owned():
+        return Refusal(f"{shown}: not passed on to SGLang: {owned()[name]}")
+    row = rows_by_name().get(name)
+    if row is None:
+        return None
+    default = f"left to SGLang, whose own is {row.default}" if row.default else "left to SGLang"
+    info = _info(row.type, row.choices, "Passed on to every engine as it is.", default)
+    return Setting("sglang", row.name, info, owner="engine")
+
+
+def _of_megatron(name: str, shown: str) -> Setting | Refusal | None:
+    flag = megatron_flags().get(name)
+    if flag is None:
+        return None
+    if flag.verdict == "refused":
+        return Refusal(f"{shown}: not passed on to Megatron: {flag.text}")
+    return Setting("megatron", name, _info(flag.type, flag.choices, _does(flag), _default(flag)), owner="engine")
+
+
+def said(value: object) -> str:
+    """The value as one would write it after its flag."""
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _does(flag: MegatronFlag) -> str:
+    if flag.verdict != "fixed":
+        return flag.text
+    return f"Always {said(flag.value)}: {flag.text}. Accepted so that launch scripts that say so keep working."
+
+
+def _default(flag: MegatronFlag) -> str:
+    defaults = {"fixed": said(flag.value), "agrees": "what the checkpoint says"}
+    return defaults.get(flag.verdict, "left to Megatron")
+
+
+def _info(kind: str, choices: tuple[str, ...], text: str, default: str) -> FieldInfo:
+    one = _annotation(kind.rstrip("*"), choices)
+    many: Any = tuple
+    annotation = many[one, ...] if kind.endswith("*") else one
+    info = FieldInfo.from_annotation(annotation)
+    info.description, info.default = text, default
+    return info
+
+
+def _annotation(kind: str, choices: tuple[str, ...]) -> Any:
+    literal: Any = Literal
+    if choices and kind == "int":
+        return Annotated[int, AfterValidator(partial(_chosen, choices)), InWords(f"one of {', '.join(choices)}")]
+    if choices:
+        return literal[choices]
+    return {"bool": bool, "int": int, "float": float, "str": str, "size": _SIZE, "json": _JSON}[kind]
+
+
+def _chosen(choices: tuple[str, ...], value: int) -> int:
+    if str(value) not in choices:
+        raise ValueError(f"{value} is none of {choices}")
+    return value
+
+
+def _whole_number(value: object) -> object:
+    """What SGLang reads in ``"25.6k"``, 25600; anything else as it is."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT])|(\d+)([KMGT]i)", value) if isinstance(value, str) else None
+    if found is None:
+        return value
+    digits, multiple = (part for part in found.groups() if part)
+    return int(Decimal(digits) * _MULTIPLES[multiple])
+
+
+def _json_text(value: str) -> str:
+    json.loads(value)
+    return value
+
+
+_SIZE = Annotated[int, BeforeValidator(_whole_number), InWords("a whole number, or one like 32k or 25.6k")]
+_JSON = Annotated[str, AfterValidator(_json_text), InWords("JSON")]

@@ -1,0 +1,239 @@
+"""What a run may do with Megatron's own flags: the decision for every name that Megatron-core or its scripts know.
+
+    sets      reaches the named field of one of Megatron's configs, and takes effect there
+    agrees    describes the model, which is the checkpoint's; it must say what config.json says (``model_args``)
+    fixed     is always so here; only that value is accepted, so that launch scripts which say it keep working
+    refused   is not passed on; the text says why, or what to write instead
+
+A field of Megatron's configs that is in no table is refused as well: that it takes effect with the layers built here
+has to be shown first (``tests/engines/test_megatron_flags.py``).
+
+Where the names come from: the fields of megatron-core's configs, and ``megatron/training/arguments.py`` of Megatron-LM
+for those that its parser writes by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from slime_core.config.tables import Row, megatron_rows
+
+__all__ = ["MegatronFlag", "megatron_flags"]
+
+
+_DATA = Path(__file__).resolve().parent / "data"
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronFlag:
+    """The decision for one name.
+
+    Example: ``--recompute-activations`` is ``MegatronFlag("recompute_activations", "sets", "bool",
+    home="transformer", field="recompute_granularity", value="selective", text=...)``.
+
+    Arguments:
+        name: of the flag, with underscores.
+        type, choices: as in ``tables.Row``.
+        home, field: which of Megatron's configs it sets, and what there.
+        value: the only one that is accepted where it is fixed; what a switch sets where it is no switch's field.
+        text: what it does, why it is fixed, or why it is refused.
+    """
+
+    name: str
+    verdict: Literal["sets", "agrees", "fixed", "refused"]
+    type: str = "str"
+    choices: tuple[str, ...] = ()
+    home: str = ""
+    field: str = ""
+    value: Any = None
+    text: str = ""
+
+
+_MODULES = ("core_attn", "mlp")
+"""What can be recomputed in Megatron's local layers; layernorm needs TransformerEngine, the others a mixture or MLA."""
+
+_SETS: Sequence[tuple[str, str, str]] = [
+    (
+        "recompute_granularity",
+        "transformer",
+        "What the backward pass computes again instead of keeping it. full: whole layers. "
+        "selective: recompute_modules.",
+    ),
+    (
+        "recompute_method",
+        "transformer",
+        "Which layers granularity full recomputes. uniform: all, in chunks of recompute_num_layers. block: the first "
+        "recompute_num_layers of each pipeline stage.",
+    ),
+    ("recompute_num_layers", "transformer", "Layers a chunk (uniform), or layers a pipeline stage (block)."),
+    ("recompute_modules", "transformer", "Parts that granularity selective recomputes. Not given: core_attn."),
+    (
+        "disable_bf16_reduced_precision_matmul",
+        "transformer",
+        "Sum products of bfloat16 matrices in float32, on GPUs.",
+    ),
+    ("decoupled_lr", "optimizer", "Learning rate of embedding and output weights. Not given: lr."),
+    ("decoupled_min_lr", "optimizer", "Where that learning rate ends. Not given: min_lr."),
+    ("apply_wd_to_qk_layernorm", "optimizer", "Decay the weights of the norms of queries and keys too."),
+]
+"""Field, its config, what it does; the flag has the field's name."""
+
+_AGREES: Mapping[str, str] = {
+    "int": """
+        num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels vocab_size
+        max_position_embeddings make_vocab_size_divisible_by num_experts moe_router_topk moe_ffn_hidden_size
+        moe_shared_expert_intermediate_size moe_router_num_groups moe_router_group_topk q_lora_rank kv_lora_rank
+        qk_head_dim qk_pos_emb_head_dim v_head_dim
+    """,
+    "float": "norm_epsilon layernorm_epsilon rotary_base rotary_percent moe_router_topk_scaling_factor",
+    "str": "normalization position_embedding_type moe_layer_freq moe_router_score_function",
+    "bool": """
+        swiglu group_query_attention untie_embeddings_and_output_weights disable_bias_linear add_bias_linear
+        add_qkv_bias qk_layernorm use_rotary_position_embeddings no_position_embedding multi_latent_attention
+        moe_router_enable_expert_bias
+    """,
+}
+
+_LOCAL = "the layers are Megatron's local ones, without fused kernels"
+_LATER_MOE = "no family of models with experts is built yet"
+_OVERLAP = "gradients are reduced after the last micro-batch; overlapping that is not built yet"
+
+_FIXED: Mapping[tuple[str, object], str] = {
+    ("it would make two passes over the same tokens differ", 0.0): "hidden_dropout attention_dropout",
+    (_LOCAL, False): """
+        masked_softmax_fusion bias_activation_fusion bias_gelu_fusion bias_swiglu_fusion bias_dropout_fusion
+        apply_rope_fusion rope_fusion gradient_accumulation_fusion persist_layer_norm moe_grouped_gemm
+        moe_permute_fusion moe_shared_expert_overlap cross_entropy_loss_fusion
+    """,
+    (_LOCAL, "local"): "transformer_impl",
+    ("attention is torch's scaled_dot_product_attention, which chooses its kernel itself", "auto"): "attention_backend",
+    ("softmax and reductions are computed in float32", True): """
+        attention_softmax_in_fp32 grad_reduce_in_fp32 accumulate_allreduce_grads_in_fp32
+    """,
+    ("softmax and reductions are computed in float32", False): "grad_reduce_in_bf16",
+    ("the optimizer's state is always spread over the data-parallel ranks", True): "use_distributed_optimizer",
+    ("the optimizer is Adam with decoupled weight decay", "adam"): "optimizer",
+    ("the optimizer is Adam with decoupled weight decay", True): "decoupled_weight_decay",
+    ("gradients are summed, because the divisors are in the loss", False): """
+        average_in_collective ddp_average_in_collective
+    """,
+    (_OVERLAP, False): "overlap_grad_reduce overlap_param_gather",
+    ("a run always stops at a loss or a gradient that is not finite", True): "check_for_nan_in_loss_and_grad",
+    ("models are Megatron-core's", True): "use_mcore_models",
+    ("checkpoints are distributed ones", "torch_dist"): "ckpt_format dist_ckpt_format",
+    ("checkpoints are distributed ones", True): "use_dist_ckpt",
+    ("the tokenizer is the checkpoint's", "HuggingFaceTokenizer"): "tokenizer_type",
+    ("only a plain RMSNorm is built", False): "layernorm_zero_centered_gamma apply_layernorm_1p",
+    ("float16 is not built; --bf16 computes in bfloat16", False): "fp16",
+}
+
+_REFUSED: Mapping[str, str] = {
+    "write --hf-checkpoint, whose tokenizer it is": "tokenizer_model vocab_file merge_file tokenizer_metadata",
+    "write --hf-checkpoint, the start weights": """
+        finetune pretrained_checkpoint no_load_optim no_load_rng load_optim load_rng
+    """,
+    "the start weights are the checkpoint's, so nothing is initialised": """
+        init_method_std embedding_init_method_std perform_initialization use_cpu_initialization
+        init_model_with_meta_device init_method_xavier_uniform
+    """,
+    "write --prompt-data": "data_path train_data_path data_args_path mock_data",
+    "write --eval-prompt-data": "valid_data_path test_data_path eval_iters",
+    "write --num-rollout": "train_iters train_samples exit_interval",
+    "write --lr-warmup-iters": "warmup lr_warmup_fraction lr_warmup_samples lr_warmup_steps",
+    "write --lr-decay-iters": "lr_decay_samples lr_decay_steps",
+    "write --weight-decay, which stays the same": "start_weight_decay end_weight_decay weight_decay_incr_style",
+    "write --load with the path of the checkpoint": "ckpt_step use_checkpoint_args",
+    "write --output-dir": "tensorboard_dir wandb_save_dir",
+    "write --bf16 or leave it out": "params_dtype",
+    "write --num-virtual-stages-per-pipeline-rank": """
+        virtual_pipeline_model_parallel_size num_layers_per_virtual_pipeline_stage
+    """,
+    "write --tensor-model-parallel-size": "model_parallel_size",
+    "write --recompute-activations": "checkpoint_activations",
+    "write --num-experts": "num_moe_experts",
+    "write --disable-bias-linear": "bias_linear",
+    "write --swiglu": "gated_linear_unit",
+    "sequences are packed as they are; --max-tokens-per-gpu and --rollout-max-response-len limit them": """
+        seq_length encoder_seq_length decoder_seq_length rampup_batch_size
+    """,
+    "every rollout is logged": "log_interval tensorboard_log_interval",
+    "attention is torch's scaled_dot_product_attention, which chooses its kernel itself": "use_flash_attn flash_decode",
+    _OVERLAP: "overlap_param_gather_with_optimizer_step ddp_bucket_size ddp_num_buckets bucket_size no_sync_func",
+    _LATER_MOE: """
+        expert_tensor_parallel_size moe_token_dispatcher_type moe_router_dtype moe_aux_loss_coeff moe_z_loss_coeff
+        moe_router_load_balancing_type moe_router_bias_update_rate moe_router_pre_softmax moe_enable_deepep
+        moe_router_force_load_balancing moe_expert_capacity_factor moe_pad_expert_input_to_capacity
+        moe_token_drop_policy moe_input_jitter_eps moe_flex_dispatcher_backend moe_router_fusion
+    """,
+    "keeping the optimizer in host memory is not built yet": """
+        optimizer_cpu_offload optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d use_precision_aware_optimizer
+        use_torch_optimizer_for_cpu_offload main_grads_dtype main_params_dtype exp_avg_dtype exp_avg_sq_dtype
+    """,
+    "stages of different numbers of layers are not built yet": """
+        decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers num_layers_in_first_pipeline_stage
+        num_layers_in_last_pipeline_stage pipeline_model_parallel_layout account_for_embedding_in_pipeline_split
+        account_for_loss_in_pipeline_split
+    """,
+    "the loss is scaled for float16 only, which is not built": """
+        loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis
+    """,
+    "it needs TransformerEngine, which is not used": """
+        fp8 fp8_format fp8_recipe fp8_param fp8_param_gather fp8_margin fp8_interval fp8_amax_history_len
+        fp8_amax_compute_algo fp8_wgrad fp4 fp4_recipe fp4_param tp_comm_overlap use_te_rng_tracker cpu_offloading
+    """,
+}
+
+_UNTRIED = "no test has shown yet that it takes effect with the layers and the loop that are built here"
+_SCRIPT = "Megatron's own training script reads it, and slime runs no such script"
+
+
+@cache
+def megatron_flags() -> Mapping[str, MegatronFlag]:
+    """The decision for every name of Megatron, by name.
+
+    Raises:
+        ConfigError: as ``tables.megatron_rows``.
+    """
+    fields = {row.name: row for row in megatron_rows()}
+    decided = {flag.name: flag for flag in [*_refused(), *_fixed(fields), *_agreeing(), *_setting(fields)]}
+    found = {name: MegatronFlag(name, "refused", text=_SCRIPT) for name in _script_names()}
+    found |= {name: MegatronFlag(name, "refused", text=_UNTRIED) for name in fields}
+    return {name: flag for name, flag in found.items() if name.removeprefix("no_") not in decided} | decided
+
+
+def _refused() -> Iterator[MegatronFlag]:
+    for text, names in _REFUSED.items():
+        yield from (MegatronFlag(name, "refused", text=text) for name in names.split())
+
+
+def _fixed(fields: Mapping[str, Row]) -> Iterator[MegatronFlag]:
+    for (text, value), names in _FIXED.items():
+        for name in names.split():
+            kind = type(value).__name__
+            choices = fields[name].choices if name in fields else ()
+            yield MegatronFlag(name, "fixed", kind, choices=choices, value=value, text=text)
+
+
+def _agreeing() -> Iterator[MegatronFlag]:
+    text = "Describes the model: must say what config.json of the checkpoint says."
+    for kind, names in _AGREES.items():
+        yield from (MegatronFlag(name, "agrees", kind, text=text) for name in names.split())
+
+
+def _setting(fields: Mapping[str, Row]) -> Iterator[MegatronFlag]:
+    for name, home, text in _SETS:
+        row = fields[name]
+        choices = _MODULES if name == "recompute_modules" else row.choices
+        yield MegatronFlag(name, "sets", row.type, choices=choices, home=home, field=name, text=text)
+    text = "The same as recompute_granularity selective."
+    field, home = "recompute_granularity", "transformer"
+    yield MegatronFlag("recompute_activations", "sets", "bool", home=home, field=field, value="selective", text=text)
+
+
+def _script_names() -> list[str]:
+    lines = (_DATA / "megatron_scripts.txt").read_text(encoding="utf-8").splitlines()
+    return [name for line in lines if not line.startswith("#") for name in line.split()]

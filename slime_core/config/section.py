@@ -1,0 +1,26 @@
+"""What every group of settings is: frozen, compared by value, without names that nobody declared."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["EngineSection", "Section", "Value"]
+
+Value = bool | int | float | str | tuple[int | float | str, ...]
+"""What a flag of an engine can say."""
+
+
+class Section(BaseModel):
+    """A frozen group of settings; unknown names are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+class EngineSection(Section):
+    """Settings under an engine's own names; only those that were given, since the engine has defaults of its own.
+
+    Example: ``given = (("recompute_granularity", "full"),)``.
+    """
+
+    given: tuple[tuple[str, Value], ...] = ()
+    """Pairs of a name and its value, sorted by name."""

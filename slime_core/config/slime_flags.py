@@ -1,0 +1,115 @@
+"""What became of every flag of slime, whose names its users know: for ``docs/flags.md`` and for error messages.
+
+The table is ``data/slime_flags.txt``; a row is ``flag | verdict | text``. Verdicts:
+
+    kept      the flag exists here under the same name; the text says where its values differ
+    renamed   the text is the flag to write here, then why or how
+    refused   the text says why there is no such flag
+    later     the feature is not built yet; the text says which it is
+
+``python -m slime_core.config.slime_flags docs/flags.md`` writes the page.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+__all__ = ["BEYOND", "SlimeFlag", "groups", "page", "slime_flags"]
+
+Verdict = Literal["kept", "renamed", "refused", "later"]
+
+BEYOND = ("parsed elsewhere", "of the seed's workflows")
+"""Groups beyond the 219 flags that slime's own parser has."""
+
+_TABLE = Path(__file__).resolve().parent / "data" / "slime_flags.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class SlimeFlag:
+    """One row.
+
+    Example: ``SlimeFlag("--rollout-seed", "renamed", "--seed, one for the whole run")``.
+    """
+
+    flag: str
+    verdict: Verdict
+    text: str
+
+    @property
+    def message(self) -> str:
+        """What somebody is told who writes it; nothing where the flag is kept."""
+        said = {
+            "kept": "",
+            "renamed": f"{self.flag} is called here {self.text}",
+            "refused": f"{self.flag}: there is no such setting: {self.text}",
+            "later": f"{self.flag}: not built yet: {self.text}",
+        }
+        return said[self.verdict]
+
+
+@cache
+def groups() -> Mapping[str, tuple[SlimeFlag, ...]]:
+    """Group of slime's parser -> its flags, in the order of the table."""
+    _, *parts = _TABLE.read_text(encoding="utf-8").split("\n## ")
+    titled = (part.strip().partition("\n") for part in parts)
+    return {title: tuple(map(_row, rows.splitlines())) for title, _, rows in titled}
+
+
+@cache
+def slime_flags() -> Mapping[str, SlimeFlag]:
+    """Every row by its flag."""
+    return {row.flag: row for rows in groups().values() for row in rows}
+
+
+def page() -> str:
+    """The text of ``docs/flags.md``."""
+    counts = {verdict: sum(row.verdict == verdict for row in slime_flags().values()) for verdict in get_args(Verdict)}
+    listed = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    parts = [_HEAD.format(counts=listed, total=len(slime_flags()))]
+    for group, rows in groups().items():
+        parts += [f"## {group}\n", "| flag | here | |", "|---|---|---|"]
+        parts += [f"| `{row.flag}` | {row.verdict} | {_marked_up(row.text)} |" for row in rows]
+        parts.append("")
+    return "\n".join(parts)
+
+
+_HEAD = """\
+# slime's flags, one by one
+
+What somebody who knows slime's command line finds here. {total} flags: {counts}.
+
+- *kept*: the same name.
+- *renamed*: the name here.
+- *refused*: there is no such flag, and why.
+- *later*: the feature is not built yet.
+
+Whoever writes a flag that is not kept is told the same by the error message. The table is
+`slime_core/config/data/slime_flags.txt`; `tests/guards/test_slime_flags.py` walks it, and
+`python -m slime_core.config.slime_flags docs/flags.md` makes this page of it.
+
+Megatron's own flags keep Megatron's names: `slime run --help megatron` lists those that a run may set. SGLang's are its
+own with `--sglang-` before them: `slime run --help sglang`.
+"""
+
+
+def _row(line: str) -> SlimeFlag:
+    flag, verdict, text = (cell.strip() for cell in line.split("|", 2))
+    return SlimeFlag(flag, cast(Verdict, verdict), text)
+
+
+def _marked_up(text: str) -> str:
+    return " ".join(_as_code(word) if word.startswith("--") else word for word in text.split())
+
+
+def _as_code(word: str) -> str:
+    bare = word.rstrip(",;:")
+    return f"`{bare}`{word[len(bare) :]}"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

@@ -1,0 +1,64 @@
+"""Every flag of slime's command line is decided, and whoever writes it is told the decision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime_core.config.load import load
+from slime_core.config.settings import core_settings
+from slime_core.config.slime_flags import BEYOND, SlimeFlag, groups, page, slime_flags
+from slime_core.errors import ConfigError
+
+DOCS = Path(__file__).parents[2] / "docs"
+PLUGIN_OPTIONS = {"--no-grpo.std-normalization"}
+
+flags = list(slime_flags().values())
+
+
+def named(*verdicts: str) -> list[SlimeFlag]:
+    return [row for row in flags if row.verdict in verdicts]
+
+
+def test_the_table_holds_the_219_flags_of_slimes_parser_once_each():
+    assert sum(len(rows) for group, rows in groups().items() if group not in BEYOND) == 219
+    assert len(flags) == sum(len(rows) for rows in groups().values())
+
+
+def test_every_row_that_is_not_kept_says_why():
+    assert [row.flag for row in named("renamed", "refused", "later") if not row.text] == []
+
+
+@pytest.mark.parametrize("row", named("kept"), ids=lambda row: row.flag)
+def test_a_flag_that_is_kept_is_a_setting(row):
+    assert row.flag in {setting.flag for setting in core_settings().values()}
+
+
+@pytest.mark.parametrize("row", named("renamed"), ids=lambda row: row.flag)
+def test_a_renamed_flag_leads_to_one_that_exists(row):
+    new = row.text.split()[0].rstrip(",")
+    assert new in {setting.flag for setting in core_settings().values()} | PLUGIN_OPTIONS
+
+
+@pytest.mark.parametrize("row", named("renamed", "refused", "later"), ids=lambda row: row.flag)
+def test_a_flag_that_is_not_kept_is_an_error_with_the_decision_and_nothing_else(row):
+    with pytest.raises(ConfigError) as caught:
+        load([row.flag, "1"], check_rules=False)
+    assert str(caught.value).splitlines()[1:-1] == [f"  - {row.message}"]
+    assert row.text in row.message
+    assert row.flag not in {setting.flag for setting in core_settings().values()}
+
+
+def test_a_key_of_a_file_is_told_the_decision_too(tmp_path):
+    (tmp_path / "run.toml").write_text("[algorithm]\nuse_tis = true\n")
+    with pytest.raises(
+        ConfigError, match=r"run.toml:2 .algorithm. use_tis: no such setting\n +--use-tis: not built yet"
+    ):
+        load(["--config", str(tmp_path / "run.toml")], check_rules=False)
+
+
+def test_the_page_is_the_table():
+    assert (DOCS / "flags.md").read_text(encoding="utf-8") == page(), (
+        "run: python -m slime_core.config.slime_flags docs/flags.md"
+    )

@@ -1,0 +1,141 @@
+"""What the engines' flags may say: what is fixed, what the checkpoint says, and what has an effect."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.load import load
+from slime_core.config.model_args import expected
+from slime_core.errors import ConfigError
+
+MODEL_ARGS = """
+    --swiglu --num-layers 3 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 --group-query-attention
+    --num-query-groups 2 --kv-channels 16 --use-rotary-position-embeddings --disable-bias-linear --qk-layernorm
+    --normalization RMSNorm --norm-epsilon 1e-6 --rotary-base 10000 --vocab-size 16
+    --untie-embeddings-and-output-weights
+    --no-position-embedding --position-embedding-type rope --rotary-percent 1 --make-vocab-size-divisible-by 8
+    --attention-dropout 0.0 --hidden-dropout 0 --accumulate-allreduce-grads-in-fp32 --attention-softmax-in-fp32
+    --no-masked-softmax-fusion --no-gradient-accumulation-fusion --use-distributed-optimizer --optimizer adam
+"""
+"""As in slime's launch scripts, for the embedded checkpoint."""
+
+MIXTURE: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "routed_scaling_factor": 2.5,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+}
+
+
+def mistakes_of(line: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(["--advantage-estimator", "grpo", *line.split()])
+    return [text.removeprefix("  - ") for text in str(caught.value).splitlines() if text.startswith("  - ")]
+
+
+def test_the_arguments_of_a_launch_script_agree_with_its_checkpoint() -> None:
+    given = dict(load(["--advantage-estimator", "grpo", *MODEL_ARGS.split()]).config.megatron.given)
+    assert given["rotary_base"] == 10000
+    assert given["masked_softmax_fusion"] is False
+    assert len(given) == 28
+
+
+@pytest.mark.parametrize(
+    ("line", "mistake"),
+    [
+        ("--num-layers 36", "megatron.num_layers = 36, but {file} says 3; the checkpoint decides, so leave it out"),
+        ("--no-swiglu", "megatron.swiglu = false, but {file} says true; the checkpoint decides, so leave it out"),
+        (
+            "--num-experts 8",
+            "megatron.num_experts = 8, but {file} tells nothing of it; the checkpoint decides, so leave it out",
+        ),
+        (
+            "--hidden-dropout 0.1",
+            "megatron.hidden_dropout = 0.1, but here it is always 0.0: it would make two passes over the "
+            "same tokens differ; leave it out",
+        ),
+        (
+            "--recompute-granularity full",
+            "megatron.recompute_granularity = full also needs recompute_method and recompute_num_layers",
+        ),
+        ("--recompute-method block", "megatron.recompute_method has no effect without recompute_granularity = full"),
+        (
+            "--recompute-modules mlp",
+            "megatron.recompute_modules has no effect without recompute_granularity = selective",
+        ),
+        (
+            "--recompute-activations --recompute-granularity full --recompute-method block --recompute-num-layers 1",
+            "megatron.recompute_activations means selective, but recompute_granularity = full; leave one out",
+        ),
+        ("--decoupled-min-lr 0", "megatron.decoupled_min_lr has no effect without decoupled_lr"),
+        (
+            "--sglang-dp-size 2",
+            "sglang.dp_size = 2 copies of an engine would need more devices than rollout_num_gpus_per_engine; "
+            "add --sglang-enable-dp-attention, or raise --rollout-num-gpus for more engines",
+        ),
+    ],
+)
+def test_what_contradicts_or_does_nothing_is_a_mistake(line: str, mistake: str) -> None:
+    assert mistakes_of(line) == [mistake.format(file=ARITHMETIC / "model" / "config.json")]
+
+
+def test_attention_in_parallel_copies_is_passed_on() -> None:
+    line = ["--advantage-estimator", "grpo", "--sglang-dp-size", "2", "--sglang-enable-dp-attention"]
+    assert load(line).config.sglang.arguments == ("--dp-size=2", "--enable-dp-attention")
+
+
+def test_a_checkpoint_without_config_is_reported_once(tmp_path: Path) -> None:
+    (only,) = mistakes_of(f"--hf-checkpoint {tmp_path} --num-layers 3 --swiglu")
+    assert only.startswith(f"hf_checkpoint: {tmp_path} holds no config.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("num_experts", 8),
+        ("moe_router_topk", 2),
+        ("moe_shared_expert_intermediate_size", 64),
+        ("moe_router_score_function", "sigmoid"),
+        ("moe_router_enable_expert_bias", True),
+        ("moe_router_topk_scaling_factor", 2.5),
+        ("multi_latent_attention", True),
+        ("qk_pos_emb_head_dim", 8),
+        ("v_head_dim", None),
+    ],
+)
+def test_a_mixture_of_experts_is_described_as_in_its_config(name: str, told: object) -> None:
+    assert expected(name, "other", MIXTURE) == told
+
+
+@pytest.mark.parametrize("pattern", ["([0]*1+[1]*3)", "[0,1,1,1]", "[0]*1 + [1] * 3".replace(" * ", "*")])
+def test_a_pattern_of_layers_is_read(pattern: str) -> None:
+    assert expected("moe_layer_freq", pattern, MIXTURE) == pattern
+
+
+@pytest.mark.parametrize("pattern", ["1", "[1]*4", "__import__('os')", "[0]*99999999"])
+def test_another_pattern_of_layers_does_not_agree(pattern: str) -> None:
+    assert expected("moe_layer_freq", pattern, MIXTURE) == "[0,1,1,1]"
+
+
+def test_tied_embeddings_of_an_older_config_and_its_rope_are_read() -> None:
+    described = {"rope_parameters": {"rope_theta": 5e5, "partial_rotary_factor": 0.5}, "tie_word_embeddings": True}
+    assert expected("untie_embeddings_and_output_weights", True, described) is False
+    assert expected("rotary_base", 500_000.0, described) == 500_000.0
+    assert expected("rotary_percent", 1.0, described) == 0.5
+
+
+def test_a_vocabulary_is_not_padded() -> None:
+    assert expected("make_vocab_size_divisible_by", 128, {"vocab_size": 300}) == 1
+    assert json.dumps(expected("make_vocab_size_divisible_by", 100, {"vocab_size": 300})) == "100"

@@ -1,0 +1,171 @@
+"""The same settings said as flags, as TOML and as the file that a run writes are the same run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import tomli_w
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.engine_flags import engine_settings
+from slime_core.config.explain import to_toml
+from slime_core.config.load import Resolved, load, peek
+from slime_core.config.settings import InWords, Setting, core_settings
+from slime_core.plugins.registry import activate
+
+WORKFLOW = """
+    --actor-num-nodes 1 --actor-num-gpus-per-node 1 --rollout-num-gpus 1 --advantage-estimator grpo --use-kl-loss
+    --kl-loss-coef 0.001 --prompt-data {prompts} --input-key prompt --label-key label --apply-chat-template
+    --rollout-batch-size 4 --n-samples-per-prompt 8 --global-batch-size 32 --num-rollout 3000 --save-interval 100
+    --eval-interval 50 --eval-prompt-data held-out {held_out} --hf-checkpoint {model} --rollout-max-response-len 8
+    --recompute-activations --sglang-mem-fraction-static 0.4 --sglang-attention-backend torch_native
+"""
+"""Workflow 1 of the seed, with fewer devices and prompts, and an engine's flag of each kind."""
+
+TWIN = """
+    [run]
+    plugins = ["grpo"]
+    [cluster]
+    actor_num_nodes = 1
+    actor_num_gpus_per_node = 1
+    rollout_num_gpus = 1
+    [model]
+    hf_checkpoint = "{model}"
+    [data]
+    prompt_data = "{prompts}"
+    input_key = "prompt"
+    label_key = "label"
+    apply_chat_template = true
+    [rollout]
+    num_rollout = 3000
+    rollout_batch_size = 4
+    n_samples_per_prompt = 8
+    rollout_max_response_len = 8
+    [learner]
+    global_batch_size = 32
+    [algorithm]
+    advantage_estimator = "grpo"
+    use_kl_loss = true
+    kl_loss_coef = 0.001
+    [checkpoint]
+    save_interval = 100
+    [eval]
+    eval_interval = 50
+    eval_prompt_data = [["held-out", "{held_out}"]]
+    [engine]
+    sglang_mem_fraction_static = 0.4
+    [megatron]
+    recompute_activations = true
+    [sglang]
+    attention_backend = "torch_native"
+"""
+
+PATHS = {
+    "model": str(ARITHMETIC / "model"),
+    "prompts": str(ARITHMETIC / "data" / "train.jsonl"),
+    "held_out": str(ARITHMETIC / "data" / "held_out.jsonl"),
+}
+
+
+def resolve(argv: list[str]) -> Resolved:
+    active = activate(peek(argv).plugins)
+    return load(argv, presets=active.presets, plugin_options=active.options)
+
+
+def test_the_first_workflow_runs_as_written_and_equals_its_toml_twin(tmp_path: Path) -> None:
+    by_flags = resolve(["--plugin", "grpo", *shlex.split(WORKFLOW.format(**PATHS))])
+    twin, written = tmp_path / "twin.toml", tmp_path / "written.toml"
+    twin.write_text(TWIN.format(**PATHS))
+    written.write_text(to_toml(by_flags))
+    assert by_flags.config.megatron.transformer == {"recompute_granularity": "selective"}
+    assert by_flags.config.steps_per_rollout == 1
+    for path in (twin, written):
+        repeated = resolve(["--config", str(path)])
+        assert (repeated.config, repeated.plugin_options) == (by_flags.config, by_flags.plugin_options)
+
+
+# --- Any settings -----------------------------------------------------------------------------------------------------
+
+TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(lambda text: text != "none")
+st.register_type_strategy(Path, TEXT.map(lambda text: Path(os.path.abspath(Path("/data") / text.lstrip("~/")))))
+st.register_type_strategy(str, TEXT)
+
+UNDER_TEST = [
+    setting
+    for setting in [
+        *core_settings().values(),
+        *engine_settings("megatron").values(),
+        *engine_settings("sglang").values(),
+    ]
+    if setting.key != "plugins" and InWords("JSON") not in setting.info.metadata
+]
+
+
+def values_of(setting: Setting) -> st.SearchStrategy[Any]:
+    bounds = setting.info.metadata
+    if any(isinstance(entry, InWords) for entry in bounds):
+        _, _, choices = setting.accepts.partition("one of ")
+        return st.sampled_from([int(choice) for choice in choices.split(", ")]) if choices else st.integers(0)
+    annotation: Any = Annotated[(setting.info.annotation, *bounds)] if bounds else setting.info.annotation
+    finite: st.SearchStrategy[Any] = st.from_type(annotation)
+    return finite.filter(lambda value: not isinstance(value, float) or abs(value) < 1e300)
+
+
+def chosen(draw: st.DrawFn) -> dict[str, tuple[Setting, Any]]:
+    settings = draw(st.lists(st.sampled_from(UNDER_TEST), max_size=6, unique_by=lambda setting: setting.key))
+    return {setting.key: (setting, draw(values_of(setting))) for setting in settings}
+
+
+def as_flags(setting: Setting, value: Any) -> list[str]:
+    match value:
+        case None:
+            return [f"{setting.flag}=none"]
+        case bool():
+            return [f"{setting.flag}={str(value).lower()}"]
+        case tuple() if setting.is_pairs:
+            return [word for name, path in value for word in (setting.flag, name, str(path))]
+        case tuple():
+            return [f"{setting.flag}={entry}" for entry in value]
+    return [f"{setting.flag}={value}"]
+
+
+def as_toml(value: Any) -> Any:
+    match value:
+        case None:
+            return "none"
+        case Path():
+            return str(value)
+        case tuple():
+            return list(map(as_toml, value))
+    return value
+
+
+@hypothesis_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(picked=st.composite(chosen)())
+def test_any_settings_are_the_same_as_flags_as_toml_and_written_again(
+    picked: dict[str, tuple[Setting, Any]], tmp_path: Path
+) -> None:
+    picked = {key: (setting, value) for key, (setting, value) in picked.items() if value != ()}
+    flags = [word for setting, value in picked.values() for word in as_flags(setting, value)]
+    tables: dict[str, dict[str, Any]] = {}
+    for setting, value in picked.values():
+        tables.setdefault(setting.section, {})[setting.name] = as_toml(value)
+    by_flags = load(flags, check_rules=False)
+    for name, text in {"twin.toml": tomli_w.dumps(tables), "written.toml": to_toml(by_flags)}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        assert load(["--config", str(tmp_path / name)], check_rules=False).config == by_flags.config
+    values = by_flags.values()
+    assert {key: values[key][1] for key in picked} == {key: value for key, (_, value) in picked.items()}
+
+
+@pytest.mark.parametrize("section", ["megatron", "sglang"])
+def test_every_flag_of_an_engine_is_under_test(section: str) -> None:
+    missing = engine_settings(section).keys() - {setting.name for setting in UNDER_TEST}
+    assert all("JSON" in engine_settings(section)[name].accepts for name in missing)
