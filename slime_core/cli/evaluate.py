@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_core.checkpoint.folder import find
+from slime_core.cli.preflight import preflight
 from slime_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def expand(argv: Sequence[str]) -> list[str]:
 
 def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> int:
     """Print the scores; returns the exit code."""
+    preflight(resolved.config, active.registry, trains=False)
     from slime_core.launch import Job, evaluate
 
     with tempfile.TemporaryDirectory(prefix="slime-eval-") as logs:

@@ -13,7 +13,9 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from slime_core.checkpoint.folder import Checkpoint, find, set_aside
+from slime_core.cli.preflight import preflight
 from slime_core.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, summary
+from slime_core.cli.traces import no_trace_if_refused, standing, writing
 from slime_core.config.explain import to_toml
 from slime_core.config.flags import read_command_line
 from slime_core.config.schema import RunConfig
@@ -21,7 +23,7 @@ from slime_core.config.settings import core_settings
 from slime_core.errors import ConfigError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
-from slime_core.track.events import EvalFinished, Event
+from slime_core.track.events import EvalFinished, Event, Listener
 from slime_core.track.record import RunRecord, numbered
 from slime_core.track.track import Sink, Track
 
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from slime_core.plugins.registry import ActivePlugins
 
 __all__ = ["execute", "expand", "open_record"]
+
+OUTPUTS = Path("outputs")
+"""In the working directory; run folders without a name of their own are made here."""
 
 
 def expand(argv: Sequence[str]) -> list[str]:
@@ -53,7 +58,9 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     resume = find(config.model.load) if config.model.load else None
     if resume is not None:
         _refuse_finished(config, resume)
+    preflight(config, active.registry, trains=True)
     trackers = _trackers(resolved, active)
+    stood = standing(config.run.output_dir or OUTPUTS)
     record = open_record(config, resume)
     record.write_text("config.toml", to_toml(resolved))
     record.write_text("plugins.json", active.manifest.to_json() + "\n")
@@ -72,7 +79,9 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     signal.signal(signal.SIGTERM, _as_interrupt)
     evaluations = _Evaluations()
     _announce(record, active)
-    with _progress(config) as progress, Track(record, trackers=trackers, listeners=[progress, evaluations]) as track:
+    progress = _progress(config)
+    listeners: list[Listener] = [progress, evaluations]
+    with no_trace_if_refused(record, stood), progress, Track(record, trackers=trackers, listeners=listeners) as track:
         run(job, track=track, resume=resume)
     summary(
         start=evaluations.first,
@@ -108,12 +117,14 @@ def open_record(config: RunConfig, resume: Checkpoint | None) -> RunRecord:
     A run that resumes in its own folder goes back to the checkpoint: later rows go, later checkpoints are set aside.
 
     Raises:
-        ConfigError: the folder holds something else.
+        ConfigError: the folder holds something else, or cannot be written.
     """
     asked, home = config.run.output_dir, resume.home if resume is not None else None
     if resume is None or home is None or (asked is not None and asked.resolve() != home.resolve()):
-        return RunRecord(asked or _new_folder(config.run.job_name))
-    record = RunRecord(asked or home, resumed_step=resume.state.step)
+        with writing(asked or _new_folder(config.run.job_name)) as folder:
+            return RunRecord(folder)
+    with writing(asked or home) as folder:
+        record = RunRecord(folder, resumed_step=resume.state.step)
     for path in set_aside(record.checkpoints, after=resume.state.step):
         print(f"set aside, because the run goes back to step {resume.state.step}: {path}")
     return record
@@ -121,8 +132,8 @@ def open_record(config: RunConfig, resume: Checkpoint | None) -> RunRecord:
 
 def _new_folder(job_name: str) -> Path:
     """A folder that this call made, so that two runs that start in the same second do not share one."""
-    for folder in numbered(Path("outputs") / f"{job_name}-{datetime.now():%Y%m%d-%H%M%S}"):
-        with suppress(FileExistsError):
+    for folder in numbered(OUTPUTS / f"{job_name}-{datetime.now():%Y%m%d-%H%M%S}"):
+        with writing(folder), suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
     raise AssertionError("numbers do not end")

@@ -2,6 +2,7 @@
 
     session.py    a Ray cluster for the length of a run: its own, or one that is running
     layout.py     what a run needs and how that is cut into bundles; plain arithmetic, no Ray
+    machine.py    what this machine has left, before anything is started
     placement.py  the one placement group, and which bundle is whose
     actors.py     one actor: started in a slot, watched, called by name
     group.py      several actors called as one
@@ -12,5 +13,5 @@
 
 The rule between them: nothing outside this room calls ``ray.get`` or ``ray.wait``. A started call is a
 :class:`~.actors.Call` that knows its actor, and only :func:`~.waiting.wait` takes its result, so no wait is anonymous
-and none is endless. ``layout``, ``lending`` and ``stacks`` import no Ray.
+and none is endless. ``layout``, ``lending``, ``machine`` and ``stacks`` import no Ray.
 """

@@ -6,20 +6,18 @@ where one of those has no usable value, because that was reported already.
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.described import context_length, described, start_weights
+from slime_core.config.layout_rules import ENGINE_LAYOUT, LEARNER_LAYOUT, Rule
 from slime_core.config.mistakes import Mistake
 from slime_core.config.schema import RunConfig
 
 __all__ = ["mistakes"]
-
-Rule = Callable[[RunConfig], Iterator[str]]
 
 
 def mistakes(config: RunConfig, *, purpose: str = "run", broken: frozenset[str] = frozenset()) -> list[Mistake]:
@@ -56,16 +54,6 @@ def _batches_add_up(config: RunConfig) -> Iterator[str]:
         yield f"{left}, which num_steps_per_rollout = {steps} does not divide; choose a divisor of {total}"
 
 
-def _every_rank_has_samples(config: RunConfig) -> Iterator[str]:
-    if config.samples_per_step < config.num_learner_ranks:
-        nodes, each = config.cluster.actor_num_nodes, config.cluster.actor_num_gpus_per_node
-        yield (
-            f"{config.samples_per_step} samples an optimizer step, for actor_num_nodes x actor_num_gpus_per_node = "
-            f"{nodes} x {each} = {config.num_learner_ranks} learner ranks; each needs at least one, "
-            "so raise global_batch_size"
-        )
-
-
 def _engines_fill_their_gpus(config: RunConfig) -> Iterator[str]:
     gpus, each = config.cluster.rollout_num_gpus, config.cluster.rollout_num_gpus_per_engine
     if gpus % each:
@@ -79,6 +67,15 @@ def _responses_fit_the_context(config: RunConfig) -> Iterator[str]:
         yield (
             f"sglang_context_length = {context} has no room for a prompt and a response of {longest} tokens; "
             "raise it, or lower the longest response"
+        )
+
+
+def _context_fits_the_model(config: RunConfig) -> Iterator[str]:
+    asked, context = config.engine.sglang_context_length, context_length(start_weights(config))
+    if asked is not None and context is not None and asked > context:
+        yield (
+            f"sglang_context_length = {asked}, but the model reads at most max_position_embeddings = {context} tokens; "
+            f"give at most {context}, or leave it out"
         )
 
 
@@ -103,6 +100,68 @@ def _reference_is_used(config: RunConfig) -> Iterator[str]:
     folder = config.model.ref_load
     if folder is not None and not config.algorithm.use_kl_loss:
         yield f"ref_load = {folder} has no effect without use_kl_loss; add --use-kl-loss, or leave it out"
+
+
+def _colocated_engines_have_devices(config: RunConfig) -> Iterator[str]:
+    engines, ranks = config.cluster.rollout_num_gpus, config.num_learner_ranks
+    if config.cluster.colocate and engines > ranks:
+        nodes, each = config.cluster.actor_num_nodes, config.cluster.actor_num_gpus_per_node
+        yield (
+            f"colocate: rollout_num_gpus = {engines} is more than the learner's devices, actor_num_nodes x "
+            f"actor_num_gpus_per_node = {nodes} x {each} = {ranks}, and engines sit on those; give at most {ranks}"
+        )
+
+
+def _colocated_weights_come_back(config: RunConfig) -> Iterator[str]:
+    interval = config.weights.update_weights_interval
+    if config.cluster.colocate and interval != 1:
+        yield (
+            f"colocate: update_weights_interval = {interval}, but engines give their weights away while the learner "
+            "trains, so that each training ends with an update; leave the interval at 1, or colocate out"
+        )
+
+
+def _transport_reaches_the_engines(config: RunConfig) -> Iterator[str]:
+    nodes = config.cluster.actor_num_nodes
+    if config.weights.update_weight_transport == "tensor" and nodes > 1 and not config.cluster.colocate:
+        yield (
+            f"update_weight_transport = tensor shares memory inside a machine, and actor_num_nodes = {nodes} without "
+            "colocate has engines on others; choose distributed or disk, or add --colocate true"
+        )
+
+
+def _disk_folder_is_used(config: RunConfig) -> Iterator[str]:
+    folder, transport = config.weights.update_weight_disk_dir, config.weights.update_weight_transport
+    if folder is None:
+        return
+    if transport != "disk":
+        yield (
+            f"update_weight_disk_dir = {folder} has no effect with update_weight_transport = {transport}; "
+            "add --update-weight-transport disk, or leave it out"
+        )
+    else:
+        yield from _unwritable(folder, "update_weight_disk_dir")
+
+
+def _parity_bounds_are_ordered(config: RunConfig) -> Iterator[str]:
+    settings, number = config.weights, "bfloat16" if config.model.bf16 else "float32"
+    given = {
+        "parity_mean_tolerance": settings.parity_mean_tolerance,
+        "parity_max_tolerance": settings.parity_max_tolerance,
+    }
+    if settings.parity_interval == 0:
+        for name, value in given.items():
+            if value is not None:
+                yield f"{name} = {value:g} has no effect with parity_interval = 0; leave one of them out"
+        return
+    defaults = dict(zip(given, (0.02, 1.0) if config.model.bf16 else (1e-4, 1e-3), strict=True))
+    mean, largest = (value or defaults[name] for name, value in given.items())
+    if mean > largest:
+        yield (
+            f"parity_mean_tolerance = {mean:g} is above parity_max_tolerance = {largest:g}, and no mean is above its "
+            f"largest part; give both (in {number} they are {' and '.join(f'{one:g}' for one in defaults.values())} "
+            "by default)"
+        )
 
 
 def _schedule_is_possible(config: RunConfig) -> Iterator[str]:
@@ -165,12 +224,16 @@ def _load_exists(config: RunConfig) -> Iterator[str]:
 
 
 def _output_is_writable(config: RunConfig) -> Iterator[str]:
-    folder = config.run.output_dir or Path.cwd() / "outputs"
+    yield from _unwritable(config.run.output_dir or Path.cwd() / "outputs", "output_dir")
+
+
+def _unwritable(folder: Path, what: str) -> Iterator[str]:
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    flag = "--" + what.replace("_", "-")
     if not nearest.is_dir():
-        yield f"output_dir: {nearest} is a file, so {folder} cannot be a folder; choose another with --output-dir"
+        yield f"{what}: {nearest} is a file, so {folder} cannot be a folder; choose another with {flag}"
     elif not os.access(nearest, os.W_OK | os.X_OK):
-        yield f"output_dir: {nearest} is not writable, so {folder} cannot be written; choose another with --output-dir"
+        yield f"{what}: {nearest} is not writable, so {folder} cannot be written; choose another with {flag}"
 
 
 def _unreadable(path: Path, what: str) -> Iterator[str]:
@@ -188,35 +251,22 @@ def _no_model(folder: Path | None, what: str) -> Iterator[str]:
     if not (folder / "config.json").is_file():
         found = "holds no config.json" if folder.is_dir() else "is no folder"
         yield f"{what}: {folder} {found}; {accepted}"
-    elif (described := _described(folder)) is None:
+    elif (content := described(folder)) is None:
         yield f"{what}: {folder / 'config.json'} is no JSON object; {accepted}"
-    elif not _names_an_architecture(described):
+    elif not _names_an_architecture(content):
         yield f"{what}: {folder / 'config.json'} names no architecture; {accepted}"
 
 
-def _described(folder: Path) -> dict[str, Any] | None:
-    """What ``config.json`` says; None: it cannot be read, which another rule reports."""
-    try:
-        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return described if isinstance(described, dict) else None
-
-
-def _names_an_architecture(described: dict[str, Any]) -> bool:
-    match described.get("architectures"):
+def _names_an_architecture(found: dict[str, Any]) -> bool:
+    match found.get("architectures"):
         case [str(), *_]:
             return True
     return False
 
 
 def _too_long(config: RunConfig, name: str, longest: int | None) -> Iterator[str]:
-    described = _described(config.model.hf_checkpoint or ARITHMETIC / "model") or {}
-    context = described.get("max_position_embeddings")
-    # With scaled rotary embeddings a model reads further than this number says; how far is the engine's to know.
-    if longest is None or not isinstance(context, int) or described.get("rope_scaling"):
-        return
-    if longest >= context:
+    context = context_length(start_weights(config))
+    if longest is not None and context is not None and longest >= context:
         yield (
             f"{name} = {longest}, but the model reads at most max_position_embeddings = {context} tokens, "
             f"prompt and response together; give less than {context}"
@@ -227,6 +277,8 @@ _BATCH = "rollout_batch_size n_samples_per_prompt global_batch_size num_steps_pe
 
 _ALWAYS: dict[Rule, str] = {
     _engines_fill_their_gpus: "rollout_num_gpus rollout_num_gpus_per_engine",
+    **ENGINE_LAYOUT,
+    _context_fits_the_model: "hf_checkpoint sglang_context_length",
     _responses_fit_the_context: "sglang_context_length rollout_max_response_len eval_max_response_len",
     _waits_warn_first: "wait_warn_s wait_fail_s",
     _eval_names_differ: "eval_prompt_data",
@@ -244,7 +296,12 @@ _OF_EVAL: dict[Rule, str] = {
 _OF_RUN: dict[Rule, str] = {
     _estimator_is_named: "advantage_estimator plugins",
     _batches_add_up: _BATCH,
-    _every_rank_has_samples: f"{_BATCH} actor_num_nodes actor_num_gpus_per_node",
+    **LEARNER_LAYOUT,
+    _colocated_engines_have_devices: "colocate rollout_num_gpus actor_num_nodes actor_num_gpus_per_node",
+    _colocated_weights_come_back: "colocate update_weights_interval",
+    _transport_reaches_the_engines: "colocate update_weight_transport actor_num_nodes",
+    _disk_folder_is_used: "update_weight_transport update_weight_disk_dir",
+    _parity_bounds_are_ordered: "bf16 parity_interval parity_mean_tolerance parity_max_tolerance",
     _responses_fit_the_model: "hf_checkpoint rollout_max_response_len eval_max_response_len",
     _kl_is_used: "kl_loss_coef use_kl_loss",
     _reference_is_used: "ref_load use_kl_loss",

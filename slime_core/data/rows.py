@@ -9,7 +9,7 @@ from typing import Any
 
 from slime_core.errors import DataError
 
-__all__ = ["PromptRow", "read_prompts", "read_rows"]
+__all__ = ["PromptRow", "read_numbered", "read_prompts", "read_rows"]
 
 EXAMPLE = '{"prompt": "What is 2 + 2?", "label": "4"}'
 
@@ -31,15 +31,18 @@ class PromptRow:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-def read_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
+def read_rows(path: Path, *, most_bytes: int | None = None) -> list[tuple[int, dict[str, Any]]]:
     """All rows of a JSON Lines file with their line numbers; empty lines are passed over.
+
+    Arguments:
+        most_bytes: read whole lines up to this size of the file and leave out the rest; None: read all.
 
     Raises:
         DataError: the file is missing, unreadable or empty, or a line is not a JSON object.
     """
     try:
         # Not splitlines(): it also cuts at U+2028 and U+0085, which JSON allows inside a string.
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = _bytes(path, most_bytes).decode("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as problem:
         raise DataError(
             f"{path} cannot be read: {problem}. Name a JSON Lines file in UTF-8, one object a line."
@@ -59,10 +62,25 @@ def read_prompts(path: Path, *, input_key: str, label_key: str | None, metadata_
     Raises:
         DataError: as :func:`read_rows`, or a row lacks a field or holds something else than is read here.
     """
+    return [row for _, row in read_numbered(path, input_key=input_key, label_key=label_key, metadata_key=metadata_key)]
+
+
+def read_numbered(
+    path: Path, *, input_key: str, label_key: str | None, metadata_key: str, most_bytes: int | None = None
+) -> list[tuple[int, PromptRow]]:
+    """As :func:`read_prompts`, with line numbers, and of a large file only the first ``most_bytes``."""
     return [
-        _prompt(path, number, row, input_key=input_key, label_key=label_key, metadata_key=metadata_key)
-        for number, row in read_rows(path)
+        (number, _prompt(path, number, row, input_key=input_key, label_key=label_key, metadata_key=metadata_key))
+        for number, row in read_rows(path, most_bytes=most_bytes)
     ]
+
+
+def _bytes(path: Path, most: int | None) -> bytes:
+    with path.open("rb") as stream:
+        if most is None:
+            return stream.read()
+        # The last line is cut short, unless it ends here.
+        return stream.read(most) + stream.readline()
 
 
 def _row(path: Path, number: int, line: str) -> dict[str, Any]:

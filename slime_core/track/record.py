@@ -20,7 +20,7 @@ from pathlib import Path
 from slime_core.errors import ConfigError
 from slime_core.track.jsonl import read_rows
 
-__all__ = ["RunRecord", "numbered", "write_atomically"]
+__all__ = ["FILES", "FOLDERS", "RunRecord", "numbered", "write_atomically"]
 
 FOLDERS = ("tensorboard", "samples", "logs", "checkpoints")
 FILES = ("config.toml", "plugins.json", "metrics.jsonl")

@@ -11,7 +11,7 @@ from typing import Any
 
 from slime_core.errors import WeightSyncError
 
-__all__ = ["WeightSpec", "check", "expected_specs", "is_tied", "num_kv_heads"]
+__all__ = ["WeightSpec", "check", "expected_specs", "is_tied", "num_kv_heads", "weight_files"]
 
 DTYPES = {
     "F64": "float64",
@@ -84,7 +84,7 @@ def expected_specs(folder: Path | str) -> dict[str, WeightSpec]:
     Raises:
         WeightSyncError: there is no safetensors file in ``folder``, or a header cannot be read.
     """
-    files = _files(Path(folder))
+    files = weight_files(Path(folder))
     return {spec.name: spec for file in files for spec in _header(file)}
 
 
@@ -141,7 +141,12 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def _files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint: those its index names, or all there are.
+
+    Raises:
+        WeightSyncError: there is none.
+    """
     files = sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
     if index.exists():

@@ -1,0 +1,129 @@
+"""What can be found wrong before the first process starts and the first file is written: prompts, weights, the machine.
+
+The rules between settings came before (:mod:`slime_core.config.check`). Here files are opened and the machine is looked
+at. Estimates are lower bounds: what is refused here cannot work, what passes may still be too much.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from slime_core.cli.needs import GIB, Needs
+from slime_core.cluster.machine import Machine, look
+from slime_core.config.described import context_length, start_weights
+from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.mistakes import Mistake, report
+from slime_core.config.schema import RunConfig
+from slime_core.data.screen import Reading, Room, screen
+from slime_core.plugins.component import Kind
+
+if TYPE_CHECKING:
+    from slime_core.plugins.registry import Registry
+
+__all__ = ["machine_mistakes", "preflight"]
+
+CORE = "core"
+
+
+def preflight(config: RunConfig, registry: Registry, *, trains: bool) -> None:
+    """Returns if nothing was found that would end the run before its first step.
+
+    Arguments:
+        trains: False: an evaluation, without learner and training prompts.
+
+    Raises:
+        DataError: a prompt file, with file and line.
+        ConfigError: the start weights cannot be read, or this machine is too small; lists all that it has too little
+            of.
+    """
+    _screen_prompts(config, registry, trains=trains)
+    needs = Needs.of(config, trains=trains)
+    joins = config.cluster.ray_address or os.environ.get("RAY_ADDRESS")
+    # What other machines have is Ray's to say, and the placement's.
+    found = [] if joins else list(machine_mistakes(config, needs, look()))
+    if found:
+        raise report([Mistake(message) for message in found])
+
+
+def machine_mistakes(config: RunConfig, needs: Needs, machine: Machine) -> Iterator[str]:
+    """Of what ``machine`` has too little for ``needs``."""
+    if config.cluster.device == "cuda" and not machine.can_use_gpus:
+        yield from _no_gpu(machine)
+    elif config.cluster.device == "cpu" or not machine.can_use_gpus:
+        yield from _too_few_cores(config, needs, machine)
+        yield from _too_little_memory(needs, machine)
+        yield from _too_little_shared_memory(config, needs, machine)
+
+
+def _no_gpu(machine: Machine) -> Iterator[str]:
+    found = "this machine shows no GPU driver under /dev"
+    if machine.has_gpus:
+        found = f"torch {machine.torch} is a build without CUDA"
+    yield f"device = cuda, but {found}; accepted here: --device cpu or auto, or a cluster with GPUs (--ray-address)"
+
+
+def _too_few_cores(config: RunConfig, needs: Needs, machine: Machine) -> Iterator[str]:
+    limit_s = config.engine.engine_start_timeout_s
+    start_s = needs.start_core_seconds / machine.cores
+    if start_s > limit_s:
+        yield (
+            f"{needs.processes} take {needs.start_core_seconds:.0f} s of a CPU core to start, on {machine.cores} cores "
+            f"{start_s:.0f} s, and engine_start_timeout_s = {limit_s:g}; ask for fewer (--actor-num-gpus-per-node, "
+            "--rollout-num-gpus), or give --engine-start-timeout-s more"
+        )
+
+
+def _too_little_memory(needs: Needs, machine: Machine) -> Iterator[str]:
+    if needs.memory > machine.memory:
+        yield (
+            f"memory: {needs.memory_sum} GiB are needed at least, and this machine has {machine.memory / GIB:.1f} GiB "
+            "left; take a smaller model, fewer ranks or engines, or a larger machine"
+        )
+
+
+def _too_little_shared_memory(config: RunConfig, needs: Needs, machine: Machine) -> Iterator[str]:
+    free, needed = machine.shared_memory, needs.shared_memory
+    if free is None or needed > free:
+        found = "this machine has none" if free is None else f"it has {free / GIB:.3g} GiB free"
+        yield (
+            f"shared memory: the processes need {needed / GIB:.3g} GiB of /dev/shm, for one of them "
+            f"update_weight_buffer_size = {config.weights.update_weight_buffer_size}, and {found}; enlarge it "
+            "(docker run --shm-size), lower --update-weight-buffer-size, or --update-weight-transport distributed"
+        )
+
+
+def _screen_prompts(config: RunConfig, registry: Registry, *, trains: bool) -> None:
+    embedded = config.model.hf_checkpoint is None
+    rows = Reading(
+        input_key=config.data.input_key, label_key=config.data.label_key, metadata_key=config.data.metadata_key
+    )
+    response = config.rollout.rollout_max_response_len
+    prompts = config.data.prompt_data
+    if trains and prompts is not None and _is_ours(registry, Kind.DATA_SOURCE, config.data.data_source):
+        room = _room(config, registry, response=response, leaves_out=config.data.rollout_max_prompt_len)
+        screen(prompts, rows, room=room, setting="prompt_data")
+    room = _room(config, registry, response=config.eval.eval_max_response_len or response)
+    for name, path in config.eval.eval_prompt_data:
+        # Ours, for our model: looked through by the tests.
+        if not (embedded and path.is_relative_to(ARITHMETIC)):
+            screen(path, rows, room=room, setting=f"eval_prompt_data {name}")
+
+
+def _room(config: RunConfig, registry: Registry, *, response: int, leaves_out: int | None = None) -> Room | None:
+    """How long prompts may be; None: a plugin's own generate function decides what it makes of them."""
+    if not _is_ours(registry, Kind.GENERATE_FUNCTION, config.rollout.generate_function):
+        return None
+    folder = start_weights(config)
+    return Room(
+        context=config.engine.sglang_context_length or context_length(folder),
+        response=response,
+        folder=folder,
+        apply_chat_template=config.data.apply_chat_template,
+        leaves_out=leaves_out,
+    )
+
+
+def _is_ours(registry: Registry, kind: Kind, name: str) -> bool:
+    return registry.owner(kind, name).name == CORE

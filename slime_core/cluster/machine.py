@@ -1,0 +1,95 @@
+"""What this machine has left: memory, shared memory, GPUs. Reads files of the operating system; imports no Ray."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+__all__ = ["Machine", "look"]
+
+CGROUP = Path("/sys/fs/cgroup")
+SHARED = Path("/dev/shm")
+DEVICES = ("nvidia[0-9]*", "kfd", "dxg")
+"""Names under /dev of NVIDIA's driver, AMD's, and that of a Windows host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What processes that start now can have.
+
+    Arguments:
+        cores: that this process may run on.
+        memory: bytes that are free or can be freed, within the limit of this process's cgroup.
+        shared_memory: free bytes of /dev/shm; None: there is none.
+        has_gpus: a GPU driver has devices here.
+        torch: version of torch; ``+cpu`` at its end marks a build without CUDA.
+    """
+
+    cores: int
+    memory: int
+    shared_memory: int | None
+    has_gpus: bool
+    torch: str
+
+    @property
+    def can_use_gpus(self) -> bool:
+        """Whether torch can compute on a GPU here."""
+        return self.has_gpus and not self.torch.endswith("+cpu")
+
+
+def look() -> Machine:
+    """This machine now."""
+    return Machine(
+        cores=len(os.sched_getaffinity(0)),
+        memory=min(psutil.virtual_memory().available, *_left_in_group(CGROUP)),
+        shared_memory=_free(SHARED),
+        has_gpus=any(True for name in DEVICES for _ in Path("/dev").glob(name)),
+        torch=metadata.version("torch"),
+    )
+
+
+def _free(folder: Path) -> int | None:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def _left_in_group(root: Path, own: str | None = None) -> list[int]:
+    """Bytes below the limits of this process's control groups, one for each that has a limit; the cache of files counts
+    as free.
+
+    Source: Linux, Documentation/admin-guide/cgroup-v2.rst (memory.max, memory.current, memory.stat) and
+    cgroup-v1/memory.rst.
+
+    Arguments:
+        root: where the groups are mounted.
+        own: what /proc/self/cgroup says; None: read it.
+    """
+    groups = _own_groups() if own is None else own
+    names = [line.removeprefix("0::/") for line in groups.splitlines() if line.startswith("0::/")]
+    nested = [folder for name in names for folder in ((root / name), *(root / name).parents) if root in folder.parents]
+    second = [(folder, "memory.max", "memory.current", "inactive_file") for folder in (root, *nested)]
+    first = (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    found = [_left(*group) for group in (*second, first)]
+    return [left for left in found if left is not None]
+
+
+def _own_groups() -> str:
+    try:
+        return Path("/proc/self/cgroup").read_text()
+    except OSError:
+        return ""
+
+
+def _left(group: Path, limit: str, used: str, cache: str) -> int | None:
+    try:
+        rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return int((group / limit).read_text()) - int((group / used).read_text()) + int(rows.get(cache, 0))
+    except (OSError, ValueError):  # no such group, or "max": no limit
+        return None

@@ -1,0 +1,158 @@
+"""The rules of layouts: whether ranks, devices and model can be cut as asked. Arithmetic on settings and config.json.
+
+What divides what is Megatron-core 0.16's (``TransformerConfig.__post_init__``, ``initialize_model_parallel``) and, for
+an engine, SGLang 0.5's; both would say so only after they have started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from slime_core.config.described import described, start_weights, whole_number
+from slime_core.config.schema import RunConfig
+
+__all__ = ["ENGINE_LAYOUT", "LEARNER_LAYOUT", "Rule"]
+
+Rule = Callable[[RunConfig], Iterator[str]]
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What config.json calls the number of experts: Qwen, Mixtral, DeepSeek."""
+
+KEY_VALUE_HEADS = "num_key_value_heads"
+
+
+def _copies_fill_the_ranks(config: RunConfig) -> Iterator[str]:
+    sizes, ranks = config.parallel, config.num_learner_ranks
+    if ranks % sizes.model_size:
+        nodes, each = config.cluster.actor_num_nodes, config.cluster.actor_num_gpus_per_node
+        yield (
+            "tensor_model_parallel_size x pipeline_model_parallel_size x context_parallel_size = "
+            f"{sizes.tensor_model_parallel_size} x {sizes.pipeline_model_parallel_size} x "
+            f"{sizes.context_parallel_size} = {sizes.model_size} ranks hold one copy of the model, but "
+            f"actor_num_nodes x actor_num_gpus_per_node = {nodes} x {each} = {ranks} is no multiple of "
+            f"{sizes.model_size}; give {sizes.model_size} ranks or a multiple, or smaller sizes"
+        )
+
+
+def _axes_are_there(config: RunConfig) -> Iterator[str]:
+    sizes = config.parallel
+    if sizes.sequence_parallel and sizes.tensor_model_parallel_size == 1:
+        yield (
+            "sequence_parallel shares activations between tensor-parallel ranks, and tensor_model_parallel_size = 1; "
+            "give it at least 2, or leave sequence_parallel out"
+        )
+    if sizes.num_virtual_stages_per_pipeline_rank > 1 and sizes.pipeline_model_parallel_size == 1:
+        stages = sizes.num_virtual_stages_per_pipeline_rank
+        yield (
+            f"num_virtual_stages_per_pipeline_rank = {stages} interleaves pipeline ranks, and "
+            "pipeline_model_parallel_size = 1; give it at least 2, or leave the virtual stages out"
+        )
+
+
+def _heads_and_vocabulary_divide(config: RunConfig) -> Iterator[str]:
+    size = config.parallel.tensor_model_parallel_size
+    yield from _uneven(config, "tensor_model_parallel_size", size, "num_attention_heads", "vocab_size")
+
+
+def _engine_heads_divide(config: RunConfig) -> Iterator[str]:
+    size = config.cluster.rollout_num_gpus_per_engine
+    yield from _uneven(config, "rollout_num_gpus_per_engine", size, "num_attention_heads")
+
+
+def _layers_divide(config: RunConfig) -> Iterator[str]:
+    stages, chunks = config.parallel.pipeline_model_parallel_size, config.parallel.num_virtual_stages_per_pipeline_rank
+    folder = start_weights(config)
+    layers = whole_number(folder, "num_hidden_layers")
+    if layers is None or layers % (stages * chunks) == 0:
+        return
+    product = "pipeline_model_parallel_size"
+    numbers = f"{stages}"
+    if chunks > 1:
+        product += " x num_virtual_stages_per_pipeline_rank"
+        numbers += f" x {chunks} = {stages * chunks}"
+    yield (
+        f"{product} = {numbers} does not divide num_hidden_layers = {layers} of {folder / 'config.json'}; "
+        f"accepted: {_listed(_divisors(layers))}"
+    )
+
+
+def _experts_divide(config: RunConfig) -> Iterator[str]:
+    size, folder = config.parallel.expert_model_parallel_size, start_weights(config)
+    if size == 1 or described(folder) is None:
+        return
+    experts = whole_number(folder, *EXPERTS)
+    name = f"expert_model_parallel_size = {size}"
+    if experts is None:
+        yield f"{name}, but {folder / 'config.json'} describes a model without experts; leave it out"
+    elif experts % size:
+        yield f"{name} does not divide its {experts} experts; accepted: {_listed(_divisors(experts))}"
+
+
+def _experts_lie_in_the_replicas(config: RunConfig) -> Iterator[str]:
+    size, context = config.parallel.expert_model_parallel_size, config.parallel.context_parallel_size
+    whole = config.num_learner_ranks % config.parallel.model_size == 0
+    replicas = config.num_data_ranks * context
+    if whole and replicas % size:
+        yield (
+            f"expert_model_parallel_size = {size} does not divide the {config.num_data_ranks} x {context} = {replicas} "
+            "data- and context-parallel ranks that experts are shared over; accepted: "
+            f"{_listed(_divisors(replicas))}, or more learner ranks"
+        )
+
+
+def _every_copy_has_samples(config: RunConfig) -> Iterator[str]:
+    copies = config.num_data_ranks
+    if config.samples_per_step < copies:
+        ranks, size = config.num_learner_ranks, config.parallel.model_size
+        yield (
+            f"{config.samples_per_step} samples an optimizer step, for {ranks} learner ranks / {size} a copy of the "
+            f"model = {copies} data-parallel ranks; each needs at least one, so raise global_batch_size"
+        )
+
+
+def _uneven(config: RunConfig, setting: str, size: int, *even: str) -> Iterator[str]:
+    """What of the model ``size`` tensor-parallel processes cannot share evenly."""
+    folder = start_weights(config)
+    counts = {name: whole_number(folder, name) for name in (*even, KEY_VALUE_HEADS, "intermediate_size")}
+    known = {name: count for name, count in counts.items() if count is not None}
+    bad = [f"{name} = {count}" for name, count in known.items() if not _fits(size, name, count)]
+    if bad:
+        largest = min(count for name, count in known.items() if name != KEY_VALUE_HEADS)
+        good = [one for one in range(1, largest + 1) if all(_fits(one, *pair) for pair in known.items())]
+        yield (
+            f"{setting} = {size} does not divide {' and '.join(bad)} of {folder / 'config.json'}; "
+            f"accepted: {_listed(good)}"
+        )
+
+
+def _fits(size: int, name: str, count: int) -> bool:
+    # Fewer key-value heads than ranks are repeated, as long as every rank gets one.
+    return count % size == 0 or (name == KEY_VALUE_HEADS and size % count == 0)
+
+
+def _divisors(number: int) -> list[int]:
+    return [one for one in range(1, number + 1) if number % one == 0]
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+_RANKS = "actor_num_nodes actor_num_gpus_per_node"
+_SIZES = "tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size"
+_BATCH = "rollout_batch_size n_samples_per_prompt global_batch_size num_steps_per_rollout"
+
+LEARNER_LAYOUT: dict[Rule, str] = {
+    _copies_fill_the_ranks: f"{_RANKS} {_SIZES}",
+    _every_copy_has_samples: f"{_BATCH} {_RANKS} {_SIZES}",
+    _axes_are_there: (
+        "sequence_parallel tensor_model_parallel_size num_virtual_stages_per_pipeline_rank pipeline_model_parallel_size"
+    ),
+    _heads_and_vocabulary_divide: "hf_checkpoint tensor_model_parallel_size",
+    _layers_divide: "hf_checkpoint pipeline_model_parallel_size num_virtual_stages_per_pipeline_rank",
+    _experts_divide: "hf_checkpoint expert_model_parallel_size",
+    _experts_lie_in_the_replicas: f"expert_model_parallel_size {_RANKS} {_SIZES}",
+}
+
+ENGINE_LAYOUT: dict[Rule, str] = {_engine_heads_divide: "hf_checkpoint rollout_num_gpus_per_engine"}
+"""Rule -> the settings it reads."""
