@@ -57,14 +57,23 @@ class Outcome:
     moved: bool | None = None
 
 
-def carry_out(folder: Path, rollouts: Sequence[Rollout], lr: float, rank: int, ranks: int, address: str) -> Outcome:
+def carry_out(
+    folder: Path, rollouts: Sequence[Rollout], lr: float, layout: dict[str, int], rank: int, ranks: int, address: str
+) -> Outcome:
     """Runs in a child."""
+    from slime_core.learner.layout import ParallelLayout
     from slime_core.learner.rank import Learner, LearnerSettings
     from slime_core.plugins.registry import activate
 
     name = "Qwen3ForCausalLM"
     config = RunConfig(cluster=ClusterConfig(device="cpu"), optimizer=OptimizerConfig(lr=lr))
-    place = {"rank": rank, "world_size": ranks, "address": address, "num_threads": 1}
+    place = {
+        "rank": rank,
+        "world_size": ranks,
+        "address": address,
+        "num_threads": 1,
+        "layout": ParallelLayout(**layout),
+    }
     learner = Learner(
         LearnerSettings(config, folder, name, "clipped", {}, 100, **place), activate([], architecture=name).registry
     )
@@ -107,11 +116,11 @@ def learn(engine: Any) -> Iterator[Learn]:
     pools = [ProcessPoolExecutor(1, mp_context=context) for _ in range(2)]
     pids = [pool.submit(os.getpid) for pool in pools]
 
-    def run(*rollouts: Rollout, lr: float = 0.0, folder: Path = engine.model) -> list[Outcome]:
+    def run(*rollouts: Rollout, lr: float = 0.0, folder: Path = engine.model, **layout: int) -> list[Outcome]:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             address = f"127.0.0.1:{listener.getsockname()[1]}"
         ranks = len(rollouts[0].shards)
-        jobs = [cloudpickle.dumps(InChild(folder, rollouts, lr, rank, ranks, address)) for rank in range(ranks)]
+        jobs = [cloudpickle.dumps(InChild(folder, rollouts, lr, layout, rank, ranks, address)) for rank in range(ranks)]
         calls = [pool.submit(cloudpickle.loads, job) for pool, job in zip(pools, jobs, strict=False)]
         return [cloudpickle.loads(call.result(timeout=90)) for call in calls]
 
@@ -238,3 +247,13 @@ async def test_one_token_of_one_rank_ends_all_ranks(client: GenerateClient, lear
     assert outcomes[0].error == outcomes[1].error
     assert "0.002 at most" in str(outcomes[0].error)
     assert [rank.moved for rank in outcomes] == [False, False]
+
+
+@pytest.mark.parametrize("axis", ["tensor", "pipeline", "context"])
+async def test_ranks_that_share_a_model_count_each_token_once(client: GenerateClient, learn: Learn, axis: str) -> None:
+    (shard,) = await sampled(client)
+    first, second = learn(Rollout([shard, shard]), **{axis: 2})
+    assert (first.error, second.error) == (None, None)
+    assert first.metrics == second.metrics
+    assert first.metrics[0]["parity/tokens"] == ALL_TOKENS
+    assert 0 < first.metrics[0]["parity/mean"] < 1e-5
