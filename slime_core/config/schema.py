@@ -269,7 +269,7 @@ class WeightsConfig(Section):
     parity_mean_tolerance: Positive | None = None
     """Largest mean absolute difference of log-probs. None: 1e-4 in float32, 0.1 in bfloat16."""
     parity_max_tolerance: Positive | None = None
-    """Largest absolute difference of one token's log-probs. None: 1e-3 in float32, 1 in bfloat16."""
+    """Largest absolute difference of one token's log-probs. None: 1e-3 in float32, 2 in bfloat16."""
 
 
 class CheckpointConfig(Section):

@@ -45,7 +45,7 @@ class Bounds:
 
 
 FLOAT32 = Bounds(mean=1e-4, largest=1e-3)
-BFLOAT16 = Bounds(mean=0.1, largest=1.0)
+BFLOAT16 = Bounds(mean=0.1, largest=2.0)
 """Measured, with a margin, by ``bench/parity.py``; the table is in ``docs/metrics.md``."""
 
 TOKENS, SUM, LARGEST = "parity_tokens", "parity_sum", "parity_largest"
