@@ -7,6 +7,7 @@ Each version is written beside its final name and renamed, so that an engine nev
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,30 +27,32 @@ MB = 10**6
 
 
 class DiskTransport:
-    """A :class:`~slime_core.weights.transport.Transport` through ``folder``; nothing of it is left when it is closed.
+    """A :class:`~slime_core.weights.transport.Transport` through a folder of its own inside ``folder``, which is gone
+    when the transport is closed; several runs may share ``folder``.
 
     Only the version that the engines hold stays there, because a server that fails to load the next one reads on.
 
     Arguments:
-        control: the engines; they see ``folder`` under the same path.
-        folder: of all versions; made if it is missing.
+        control: the engines; they see ``folder`` under the same path, and may read what this user writes.
+        folder: made if it is missing.
         template: folder whose config and tokenizer belong to the weights.
     """
 
     def __init__(self, control: EngineControl, *, folder: Path, template: Path) -> None:
         self._control, self._template = control, template
         self._folder = folder.resolve()
+        self._own: Path | None = None
         self._version = ""
         self._held: Path | None = None
-
-    @property
-    def _draft(self) -> Path:
-        return self._folder / f".draft-{self._version}"
 
     def begin(self, version: str) -> None:
         """See the protocol."""
         self._version = version
         with self._written():
+            if self._own is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._own = Path(tempfile.mkdtemp(prefix="slime-weights-", dir=self._folder))
+            self._draft = self._own / "draft"
             shutil.rmtree(self._draft, ignore_errors=True)
             self._export = HuggingFaceFolder(self._draft)
 
@@ -63,7 +66,7 @@ class DiskTransport:
 
     def end(self) -> None:
         """See the protocol."""
-        whole, before = self._folder / f"version-{self._version}", self._held
+        whole, before = self._draft.with_name(f"version-{self._version}"), self._held
         with self._written():
             shutil.rmtree(whole, ignore_errors=True)
             self._draft.rename(whole)
@@ -74,9 +77,8 @@ class DiskTransport:
 
     def close(self) -> None:
         """See the protocol."""
-        for left in (self._draft, self._held):
-            if left is not None:
-                shutil.rmtree(left, ignore_errors=True)
+        if self._own is not None:
+            shutil.rmtree(self._own, ignore_errors=True)
 
     def _load(self, folder: Path) -> None:
         try:
@@ -90,7 +92,7 @@ class DiskTransport:
 
     @contextmanager
     def _written(self) -> Iterator[None]:
-        """What happens inside writes; if it cannot, nothing of the draft is left.
+        """What happens inside writes; if it cannot, nothing that was written is left.
 
         Raises:
             WeightSyncError: says why it cannot.
@@ -100,7 +102,7 @@ class DiskTransport:
         try:
             yield
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(self._draft, ignore_errors=True)
+            self.close()
             raise WeightSyncError(
                 f"Asked to write version {self._version} of the weights to {self._folder}; {error}. Free there: "
                 f"{_free_mb(self._folder)} MB. Make room for two versions, or set --update-weight-disk-dir to a folder "

@@ -43,7 +43,7 @@ def test_each_version_is_a_whole_folder_and_only_the_last_stays(control, tmp_pat
     for version in ("1", "2", "2"):
         send(transport, version, float(version))
         assert control.version() == version
-        (folder,) = (tmp_path / "weights").iterdir()
+        (folder,) = (tmp_path / "weights").glob("*/*")
         assert folder.name == f"version-{version}"
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     read = {name: load_file(folder / file)[name][0].item() for name, file in index["weight_map"].items()}
@@ -53,14 +53,20 @@ def test_each_version_is_a_whole_folder_and_only_the_last_stays(control, tmp_pat
     assert list((tmp_path / "weights").iterdir()) == []
 
 
-def test_what_an_interrupted_publication_left_is_overwritten(control, tmp_path):
-    for left in (".draft-1", "version-1"):
-        (tmp_path / left).mkdir()
-        (tmp_path / left / "torn").touch()
+def test_two_runs_may_share_a_folder(control, tmp_path):
+    ours, theirs = (DiskTransport(control, folder=tmp_path, template=TEMPLATE) for _ in range(2))
+    for transport in (ours, theirs):
+        send(transport, "1", 0.0)
+    ours.close()
+    assert [folder.name for folder in tmp_path.glob("*/*")] == ["version-1"]
+
+
+def test_what_a_publication_that_failed_left_is_overwritten(control, tmp_path):
     transport = DiskTransport(control, folder=tmp_path, template=TEMPLATE)
-    send(transport, "1", 0.0)
-    assert [one.name for one in tmp_path.iterdir()] == ["version-1"]
-    assert not (tmp_path / "version-1" / "torn").exists()
+    transport.begin("1")
+    transport.send(BUCKETS[0], [torch.zeros(4096)], last=False)
+    send(transport, "2", 0.0)
+    assert [folder.name for folder in tmp_path.glob("*/*")] == ["version-2"]
 
 
 @contextmanager
