@@ -23,7 +23,14 @@ import pytest
 import torch
 from ray import cloudpickle
 
-from slime_core.config.schema import AlgorithmConfig, ClusterConfig, ModelConfig, OptimizerConfig, RunConfig
+from slime_core.config.schema import (
+    AlgorithmConfig,
+    ClusterConfig,
+    MegatronConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+)
 from slime_core.errors import CheckpointError, NonFiniteError, RunError
 from slime_core.rollout.shards import loss_masks, make_shards
 from slime_core.types import Sample, Status, TrainBatch
@@ -398,6 +405,20 @@ def test_the_learning_rate_rises_from_the_first_step_and_then_falls(children, fo
     (found,) = children.run(Job(config, folder, [shards] * 6))
     rates = [metrics["train/lr"] for metrics in found.metrics]
     assert rates == pytest.approx([2e-3, 4e-3, 3e-3, 2e-3, 1e-3, 1e-3])
+
+
+def test_megatrons_own_flags_reach_its_optimizer(children, folder, samples):
+    config = settings().model_copy(update={"megatron": MegatronConfig(given=(("decoupled_lr", 0.0),))})
+    (outcome,) = children.run(Job(config, folder, [cut(samples)]))
+    start = start_weights(folder)
+    moved = {name for name in start if not torch.equal(start[name], outcome.weights[name])}
+    assert start.keys() - moved == {"model.embed_tokens.weight", "lm_head.weight"}
+
+
+def test_megatrons_own_flags_reach_its_model(children, folder):
+    full = MegatronConfig(given=(("recompute_granularity", "full"),))  # which Megatron refuses without a method
+    with pytest.raises(ValueError, match="recompute_method"):
+        children.run(Job(settings().model_copy(update={"megatron": full}), folder))
 
 
 def test_the_reference_is_the_start_and_stays_there(children, folder, samples):

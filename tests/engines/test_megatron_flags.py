@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
 from slime_core.learner.spec import MBridgeSpec
-from tests.engines.conftest import MODEL
+
+MODEL = ARITHMETIC / "model"
 
 # Megatron warns about its own calls, and that flash attention needs no recomputation; ours is torch's.
 pytestmark = [
@@ -20,17 +22,13 @@ pytestmark = [
 LENGTHS = (9, 5, 12)
 
 
-def overrides(line: str, home: str = "transformer") -> dict[str, Any]:
-    return getattr(load(line.split(), check_rules=False).config.megatron, home)
-
-
-def build(megatron: Any, line: str) -> Any:
+def build(megatron: Any, line: str, *, dtype: torch.dtype = torch.float32) -> Any:
     from transformers import AutoConfig
 
     spec = MBridgeSpec()
-    (chunk,) = spec.build(
-        AutoConfig.from_pretrained(MODEL), dtype=torch.float32, parallel=megatron, overrides=overrides(line)
-    )
+    overrides = load(line.split(), check_rules=False).config.megatron.transformer
+    hf_config = AutoConfig.from_pretrained(MODEL)
+    (chunk,) = spec.build(hf_config, dtype=dtype, parallel=megatron, overrides=overrides)
     spec.load_weights([chunk], MODEL)
     return chunk
 
@@ -62,7 +60,6 @@ def step(chunk: Any) -> tuple[int, dict[str, torch.Tensor]]:
     [
         "--recompute-activations",
         "--recompute-granularity selective --recompute-modules mlp",
-        "--recompute-granularity selective --recompute-modules layernorm",
         "--recompute-granularity selective --recompute-modules core_attn mlp",
         "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
         "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
@@ -74,3 +71,28 @@ def test_recomputing_keeps_fewer_activations_and_gives_the_same_gradients(megatr
     assert kept < plain
     for name, gradient in expected.items():
         assert (gradients[name] - gradient).norm() <= 1e-6 * gradient.norm(), name
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", [(1e-3, 1.0, 14), (1e-3, 0.0, 13)]),
+        ("--apply-wd-to-qk-layernorm", [(1e-3, 1.0, 20), (1e-3, 0.0, 7)]),
+        ("--decoupled-lr 1e-5", [(1e-3, 1.0, 12), (1e-5, 1.0, 2), (1e-3, 0.0, 13)]),
+    ],
+)
+def test_the_optimizer_has_the_groups_that_were_asked_for(megatron, line, expected):
+    """Largest learning rate, factor of the weight decay and number of the parameters in each group."""
+    from slime_core.learner.optimizer import build_optimizer, wrap
+
+    config = load(["--lr", "1e-3", *line.split()], check_rules=False).config
+    model = wrap([build(megatron, "")], bf16=False)
+    optimizer = build_optimizer(model, config.optimizer, bf16=False, overrides=config.megatron.optimizer)
+    groups = optimizer.param_groups
+    assert [(group["max_lr"], group["wd_mult"], len(group["params"])) for group in groups] == expected
+
+
+def test_products_of_bfloat16_are_summed_in_float32_when_asked(megatron, monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", True)
+    build(megatron, "--disable-bf16-reduced-precision-matmul", dtype=torch.bfloat16)
+    assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction

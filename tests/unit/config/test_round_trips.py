@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 import tomli_w
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.engine_flags import engine_settings
@@ -94,8 +98,7 @@ def test_the_first_workflow_runs_as_written_and_equals_its_toml_twin(tmp_path: P
 # --- Any settings -----------------------------------------------------------------------------------------------------
 
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(lambda text: text != "none")
-st.register_type_strategy(Path, TEXT.map(lambda text: Path(os.path.abspath(Path("/data") / text.lstrip("~/")))))
-st.register_type_strategy(str, TEXT)
+PATH = TEXT.map(lambda text: Path(os.path.abspath("/data/" + text.lstrip("/"))))
 
 UNDER_TEST = [
     setting
@@ -109,13 +112,41 @@ UNDER_TEST = [
 
 
 def values_of(setting: Setting) -> st.SearchStrategy[Any]:
-    bounds = setting.info.metadata
-    if any(isinstance(entry, InWords) for entry in bounds):
+    if any(isinstance(entry, InWords) for entry in setting.info.metadata):
         _, _, choices = setting.accepts.partition("one of ")
-        return st.sampled_from([int(choice) for choice in choices.split(", ")]) if choices else st.integers(0)
-    annotation: Any = Annotated[(setting.info.annotation, *bounds)] if bounds else setting.info.annotation
-    finite: st.SearchStrategy[Any] = st.from_type(annotation)
-    return finite.filter(lambda value: not isinstance(value, float) or abs(value) < 1e300)
+        return st.sampled_from([int(choice) for choice in choices.split(", ")]) if choices else st.integers(0, 10**9)
+    return values(setting.info.annotation, setting.info.metadata)
+
+
+def values(annotation: Any, metadata: Any = ()) -> st.SearchStrategy[Any]:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        nested = [entry.metadata if isinstance(entry, FieldInfo) else [entry] for entry in arguments[1:]]
+        return values(arguments[0], [entry for entries in nested for entry in entries])
+    if origin in (Union, UnionType):
+        return st.one_of(*(values(argument, metadata) for argument in arguments))
+    if origin is Literal:
+        return st.sampled_from(arguments)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return st.lists(values(arguments[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values, arguments))
+    simple = {NoneType: st.none(), bool: st.booleans(), str: TEXT, Path: PATH}
+    return simple[annotation] if annotation in simple else numbers(annotation, metadata)
+
+
+def numbers(kind: type, metadata: Any) -> st.SearchStrategy[Any]:
+    adapter = TypeAdapter(Annotated[(kind, *metadata)] if metadata else kind)
+
+    def is_accepted(value: Any) -> bool:
+        with suppress(ValidationError):
+            return adapter.validate_python(value) == value
+        return False
+
+    anything = (
+        st.sampled_from([-1, 0, 1, 2]) | st.integers(0, 10**9) if kind is int else st.floats(0, 1) | st.floats(1, 1e300)
+    )
+    return anything.filter(is_accepted)
 
 
 def chosen(draw: st.DrawFn) -> dict[str, tuple[Setting, Any]]:
@@ -147,7 +178,7 @@ def as_toml(value: Any) -> Any:
     return value
 
 
-@hypothesis_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(picked=st.composite(chosen)())
 def test_any_settings_are_the_same_as_flags_as_toml_and_written_again(
     picked: dict[str, tuple[Setting, Any]], tmp_path: Path
