@@ -30,7 +30,13 @@ SMALL_STORE_BYTES = 256 * 2**20
 """Shards of a small run are megabytes; Ray's own default would take a third of the memory from the engines."""
 
 LEFTOVER_GRACE_S = 5.0
-KNOCK_LIMIT_S = 10.0
+KNOCK_LIMIT_S = 3.0
+
+HTTP2_SETTINGS = 4
+HTTP2_HEAD = 9
+HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, HTTP2_SETTINGS, 0, 0, 0, 0, 0])
+"""Each side of a gRPC connection sends such a frame first: its head has 9 bytes, the fourth is the type (RFC 9113, 3.4
+and 4.1)."""
 
 
 class Session:
@@ -129,10 +135,14 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _knock(address: str) -> None:
-    # Ray itself tries for minutes where nobody listens.
+    # Ray itself tries for minutes where nobody listens, or a program that is not Ray.
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    with socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_LIMIT_S):
-        return
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_LIMIT_S) as connection:
+        connection.settimeout(KNOCK_LIMIT_S)
+        connection.sendall(HTTP2_GREETING)
+        answer = connection.recv(HTTP2_HEAD)
+    if len(answer) < HTTP2_HEAD or answer[3] != HTTP2_SETTINGS:
+        raise ValueError("the program that listens there does not speak gRPC")
 
 
 def _family(process: psutil.Process) -> list[psutil.Process]:

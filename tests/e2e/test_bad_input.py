@@ -204,10 +204,19 @@ ROWS = {
         f"{RUN} --output-dir /proc/slime/run", ("output_dir: /proc/slime/run", "cannot be written", "--output-dir")
     ),
     "an engine that does not come up": Row(
-        f"{RUN} --engine-start-timeout-s 0.5 --output-dir out",
-        ("engine 0 did not answer at http://127.0.0.1:", "within 0.5 s.", "The last lines of"),
+        f"{OWN} --prompt-data prompts.jsonl --output-dir out",
+        ("engine 0 ended with exit code", "The last lines of ", "out/logs/engine-0.log:", "no_such_method"),
+        together(lines(GOOD), model(quantization_config={"quant_method": "no_such_method"})),
         code=1,
         starts="engine",
+    ),
+    "an engine that has no time to come up": Row(
+        f"{RUN} --engine-start-timeout-s 0.1",
+        (
+            "2 processes take 8 s of a CPU core to start, on ",
+            "engine_start_timeout_s = 0.1",
+            "give --engine-start-timeout-s more",
+        ),
     ),
 }
 

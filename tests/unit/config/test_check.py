@@ -33,7 +33,7 @@ def test_the_embedded_run_breaks_no_rule() -> None:
         ),
         ("--global-batch-size 100", f"{PRODUCT}, which global_batch_size = 100 does not divide"),
         ("--num-steps-per-rollout 3", f"{PRODUCT}, which num_steps_per_rollout = 3 does not"),
-        ("--rollout-batch-size 1 --n-samples-per-prompt 2 --actor-num-nodes 3", "2 samples an optimizer step, for "),
+        ("--rollout-batch-size 1 --n-samples-per-prompt 2 --actor-num-nodes 3", "2 samples an optimizer step, for 3 "),
         ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", "rollout_num_gpus = 3 is no multiple of"),
         ("--sglang-context-length 5 --rollout-max-response-len 5", "sglang_context_length = 5 has no room for"),
         ("--kl-loss-coef 0.1", "kl_loss_coef = 0.1 has no effect without use_kl_loss; add --use-kl-loss"),
