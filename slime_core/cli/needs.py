@@ -85,7 +85,7 @@ class Needs:
     @property
     def processes(self) -> str:
         """How many, in words."""
-        return f"{self.ranks} learner ranks + {self.engines} engines = {self.ranks + self.engines} processes"
+        return f"{self.ranks} (learner ranks) + {self.engines} (engines) = {self.ranks + self.engines} processes"
 
     @property
     def start_core_seconds(self) -> float:
@@ -137,7 +137,7 @@ class Needs:
     def _learner_words(self) -> str:
         reference = f" + {self.item} reference" if self.reference else ""
         return (
-            f"({self.copies} copies x ({self.item} weights{reference} + {FLOAT32} gradients) + {self._shared_item} "
+            f"({self.copies} x ({self.item} weights{reference} + {FLOAT32} gradients) + {self._shared_item} "
             f"optimizer) = {self._learner_item} bytes"
         )
 

@@ -120,7 +120,7 @@ def _uneven(config: RunConfig, setting: str, size: int, *even: str) -> Iterator[
         largest = min(count for name, count in known.items() if name != KEY_VALUE_HEADS)
         good = [one for one in range(1, largest + 1) if all(_fits(one, *pair) for pair in known.items())]
         yield (
-            f"{setting} = {size} does not divide {' and '.join(bad)} of {folder / 'config.json'}; "
+            f"{setting} = {size} does not divide {', '.join(bad)} of {folder / 'config.json'}; "
             f"accepted: {_listed(good)}"
         )
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import ray
 
-from slime_core.cluster.session import Session
+from slime_core.cluster.session import Session, _knock
 
 
 @pytest.fixture
@@ -30,3 +33,31 @@ def test_the_handler_of_sigterm_survives_the_start_of_ray(
     with Session(address, namespace="n"):
         assert seen == [handler]
         assert signal.getsignal(signal.SIGTERM) is handler
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """The address of a program that says ``answer`` to whoever connects."""
+
+    def serve() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(64)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        thread.join()
+
+
+def test_a_program_that_greets_as_grpc_does_may_be_ray() -> None:
+    with answering(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])) as address:
+        _knock(address)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"220"])
+def test_a_program_that_is_not_ray_is_told_at_once(answer: bytes) -> None:
+    with answering(answer) as address, pytest.raises(ValueError, match="does not speak gRPC"):
+        _knock(address)

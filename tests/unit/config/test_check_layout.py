@@ -55,12 +55,12 @@ def described(folder: Path, **values: object) -> str:
         ),
         (
             "--tensor-model-parallel-size 3 --actor-num-gpus-per-node 3",
-            "tensor_model_parallel_size = 3 does not divide num_attention_heads = 4 and vocab_size = 16 and "
-            f"num_key_value_heads = 2 and intermediate_size = 128 of {MODEL}; accepted: 1, 2, 4",
+            "tensor_model_parallel_size = 3 does not divide num_attention_heads = 4, vocab_size = 16, "
+            f"num_key_value_heads = 2, intermediate_size = 128 of {MODEL}; accepted: 1, 2, 4",
         ),
         (
             "--rollout-num-gpus 3 --rollout-num-gpus-per-engine 3",
-            "rollout_num_gpus_per_engine = 3 does not divide num_attention_heads = 4 and num_key_value_heads = 2 and "
+            "rollout_num_gpus_per_engine = 3 does not divide num_attention_heads = 4, num_key_value_heads = 2, "
             f"intermediate_size = 128 of {MODEL}; accepted: 1, 2, 4",
         ),
         (

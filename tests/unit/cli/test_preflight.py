@@ -1,0 +1,126 @@
+"""What a run needs, against machines that are too small for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slime_core.cli import preflight as room
+from slime_core.cli.needs import ENGINE_BYTES, GIB, RANK_BYTES, RUN_BYTES, SEMAPHORE_BYTES, Needs
+from slime_core.cli.preflight import machine_mistakes, preflight
+from slime_core.cluster.machine import Machine
+from slime_core.config.load import load
+from slime_core.config.schema import RunConfig
+from slime_core.errors import ConfigError, DataError
+from slime_core.plugins.registry import activate
+
+LARGE = Machine(cores=64, memory=10**15, shared_memory=10**15, has_gpus=False, torch="2.13.0")
+BILLION = Needs(parameters=10**9, item=4, ranks=1, copies=1, engines=1, reference=False, buffer=0)
+PROCESSES = RUN_BYTES + RANK_BYTES + ENGINE_BYTES
+
+
+def config(line: str = "") -> RunConfig:
+    return load(["--advantage-estimator", "toy", *line.split()], check_rules=False).config
+
+
+@pytest.mark.parametrize(
+    ("change", "bytes_"),
+    [
+        # weights + gradients + two moments, and the engine's weights
+        ({}, 4 + 4 + 8 + 4),
+        # two copies of weights and gradients, one of the moments, shared out over them
+        ({"copies": 2}, 2 * (4 + 4) + 8 + 4),
+        ({"reference": True}, 4 + 4 + 4 + 8 + 4),
+        # bfloat16 weights, float32 gradients, moments and master
+        ({"item": 2}, 2 + 4 + 8 + 4 + 2),
+        ({"copies": 0}, 4),
+    ],
+)
+def test_the_bytes_of_a_parameter_are_counted_once_for_each_copy(change: dict[str, int], bytes_: int) -> None:
+    assert replace(BILLION, **change).memory == bytes_ * 10**9 + PROCESSES  # type: ignore[arg-type]
+
+
+def test_processes_cost_memory_and_time() -> None:
+    needs = replace(BILLION, parameters=0, ranks=3, engines=2)
+    assert needs.memory == RUN_BYTES + 3 * RANK_BYTES + 2 * ENGINE_BYTES
+    assert needs.start_core_seconds == 20
+
+
+def test_the_embedded_run_needs_what_its_files_hold() -> None:
+    needs = Needs.of(config("--actor-num-gpus-per-node 4 --tensor-model-parallel-size 2 --colocate true"), trains=True)
+    assert needs == Needs(parameters=113_184, item=4, ranks=4, copies=2, engines=1, reference=False, buffer=512 * 2**20)
+    assert needs.shared_memory == SEMAPHORE_BYTES + 4 * 113_184
+    assert Needs.of(config(), trains=False).memory == 4 * 113_184 + RUN_BYTES + ENGINE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("machine", "says"),
+    [
+        (
+            replace(LARGE, memory=8 * GIB),
+            "memory: 14.9 learner (1,000,000,000 parameters x (1 x (4 weights + 4 gradients) + 8 optimizer) = 16 "
+            "bytes) + 3.7 engines (1 x 4 bytes) + 1.8 processes = 20.4 GiB are needed at least, and this machine has "
+            "8.0 GiB left; take a smaller model, fewer ranks or engines, or a larger machine",
+        ),
+        (
+            replace(LARGE, shared_memory=2**10),
+            "shared memory: the processes need 2.29e-05 GiB of /dev/shm, for one of them update_weight_buffer_size = "
+            "536870912, and it has 9.54e-07 GiB free; enlarge it (docker run --shm-size), lower "
+            "--update-weight-buffer-size, or --update-weight-transport distributed",
+        ),
+        (replace(LARGE, shared_memory=None), "and this machine has none; enlarge it"),
+    ],
+)
+def test_a_small_machine_is_told_what_is_missing(machine: Machine, says: str) -> None:
+    (message,) = machine_mistakes(config("--device cpu"), BILLION, machine)
+    assert says in message
+
+
+def test_a_machine_that_has_just_enough_is_let_pass() -> None:
+    enough = replace(LARGE, memory=BILLION.memory, shared_memory=SEMAPHORE_BYTES, cores=2)
+    assert list(machine_mistakes(config("--device cpu"), BILLION, enough)) == []
+    assert len(list(machine_mistakes(config("--device cpu"), BILLION, replace(enough, memory=BILLION.memory - 1)))) == 1
+
+
+def test_more_processes_than_can_start_in_time_are_refused() -> None:
+    many = replace(BILLION, ranks=100, engines=60)
+    (message,) = machine_mistakes(config(), many, replace(LARGE, cores=2))
+    assert message.startswith(
+        "100 (learner ranks) + 60 (engines) = 160 processes take 640 s of a CPU core to start, on 2 cores 320 s, and "
+        "engine_start_timeout_s = 300; ask for fewer"
+    )
+    assert list(machine_mistakes(config("--engine-start-timeout-s 320"), many, replace(LARGE, cores=2))) == []
+
+
+@pytest.mark.parametrize(
+    ("machine", "found"),
+    [(LARGE, "no GPU driver under /dev"), (replace(LARGE, has_gpus=True, torch="2.13.0+cpu"), "without CUDA")],
+)
+def test_gpus_that_are_not_there_are_refused(machine: Machine, found: str) -> None:
+    (message,) = machine_mistakes(config("--device cuda"), BILLION, machine)
+    assert found in message
+
+
+def test_what_gpus_hold_is_not_judged_by_the_machine_around_them() -> None:
+    assert list(machine_mistakes(config(), BILLION, replace(LARGE, has_gpus=True, memory=0))) == []
+
+
+def test_the_machine_is_not_looked_at_where_another_cluster_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "look", lambda: replace(LARGE, memory=0))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    registry = activate(["grpo"]).registry
+    with pytest.raises(ConfigError, match="1 mistake in the settings:\n  - memory: "):
+        preflight(config(), registry, trains=True)
+    preflight(config("--ray-address auto"), registry, trains=True)
+
+
+def test_an_evaluation_looks_at_its_own_prompts_only(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("nonsense")
+    registry = activate(["grpo"]).registry
+    short = "--rollout-max-response-len 8"
+    preflight(config(f"--prompt-data {file} {short}"), registry, trains=False)
+    with pytest.raises(DataError, match="line 1, column 1: not JSON"):
+        preflight(config(f"--eval-prompt-data mine {file} {short}"), registry, trains=False)

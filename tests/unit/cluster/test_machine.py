@@ -1,0 +1,63 @@
+"""What a machine is found to have; its files are made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime_core.cluster import machine
+from slime_core.cluster.machine import Machine, look
+
+
+def group(folder: Path, *, limit: str, used: int, cache: int) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cache}\n")
+    return folder
+
+
+def test_a_limit_leaves_what_is_below_it_and_the_cache_of_files(tmp_path: Path) -> None:
+    group(tmp_path, limit="1000", used=700, cache=50)
+    assert machine._left_in_group(tmp_path, "0::/\n") == [350]
+
+
+def test_every_group_around_the_process_counts(tmp_path: Path) -> None:
+    group(tmp_path / "user" / "job", limit="100", used=10, cache=0)
+    group(tmp_path / "user", limit="80", used=20, cache=0)
+    assert sorted(machine._left_in_group(tmp_path, "0::/user/job\n")) == [60, 90]
+
+
+def test_no_limit_is_no_number(tmp_path: Path) -> None:
+    group(tmp_path, limit="max", used=700, cache=50)
+    assert machine._left_in_group(tmp_path, "0::/\n") == []
+    assert machine._left_in_group(tmp_path / "nothing", "") == []
+
+
+def test_a_limit_of_the_first_version_counts(tmp_path: Path) -> None:
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    (folder / "memory.limit_in_bytes").write_text("500\n")
+    (folder / "memory.usage_in_bytes").write_text("450\n")
+    (folder / "memory.stat").write_text("total_inactive_file 25\n")
+    assert machine._left_in_group(tmp_path, "4:memory:/docker/1\n") == [75]
+
+
+def test_the_tightest_limit_is_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "CGROUP", group(tmp_path, limit="1000", used=700, cache=50))
+    assert look().memory == 350
+
+
+def test_shared_memory_that_is_not_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine._free(tmp_path) > 0  # type: ignore[operator]
+    monkeypatch.setattr(machine, "SHARED", tmp_path / "nothing")
+    assert look().shared_memory is None
+
+
+@pytest.mark.parametrize(
+    ("has_gpus", "torch", "can"), [(True, "2.13.0", True), (True, "2.13.0+cpu", False), (False, "2.13.0", False)]
+)
+def test_gpus_need_a_driver_and_a_build_for_them(has_gpus: bool, torch: str, can: bool) -> None:
+    found = Machine(cores=1, memory=1, shared_memory=1, has_gpus=has_gpus, torch=torch)
+    assert found.can_use_gpus is can

@@ -1,0 +1,94 @@
+"""What is found in a prompt file before anything starts, and that lengths are those that the sampler will count."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core.config.embedded import ARITHMETIC
+from slime_core.data import screen as room_of_screen
+from slime_core.data.chat import PromptEncoder
+from slime_core.data.screen import Reading, Room, screen
+from slime_core.errors import DataError
+
+MODEL = ARITHMETIC / "model"
+READING = Reading(input_key="prompt", label_key=None, metadata_key="metadata")
+
+
+def room(**changed: Any) -> Room:
+    values = {"context": 20, "response": 8, "folder": MODEL, "apply_chat_template": False, **changed}
+    return Room(**values)
+
+
+def look(folder: Path, /, *prompts: object, **changed: Any) -> None:
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    screen(path, READING, room=room(**changed), setting="prompt_data")
+
+
+def test_the_longest_prompt_that_fits_is_accepted_and_one_token_more_is_not(tmp_path: Path) -> None:
+    look(tmp_path, "1" * 12)
+    with pytest.raises(DataError) as caught:
+        look(tmp_path, "1", "1" * 13)
+    assert str(caught.value) == (
+        f"{tmp_path}/prompts.jsonl, line 2: a prompt of 13 tokens in prompt_data, and a response may have 8, together "
+        "21; the model reads at most 20. Accepted are prompts of at most 12 tokens: shorten them, leave them out with "
+        "--rollout-max-prompt-len 12, or ask for shorter responses."
+    )
+
+
+def test_the_first_of_several_is_named_and_the_others_counted(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="line 1 and 2 more: a prompt of 14 tokens"):
+        look(tmp_path, "1" * 14, "2", "1" * 30, "1" * 13)
+
+
+@pytest.mark.parametrize(
+    "prompt", ["37+45", [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]]
+)
+def test_the_chat_template_counts_as_in_the_sampler(tmp_path: Path, prompt: Any) -> None:
+    counted = len(PromptEncoder(MODEL, apply_chat_template=True).encode(prompt))
+    look(tmp_path, prompt, apply_chat_template=True, context=counted + 8)
+    with pytest.raises(DataError, match=f"a prompt of {counted} tokens"):
+        look(tmp_path, prompt, apply_chat_template=True, context=counted + 7)
+
+
+def test_prompts_that_the_run_leaves_out_may_be_long(tmp_path: Path) -> None:
+    look(tmp_path, "1" * 50, "1", leaves_out=12)
+    with pytest.raises(DataError, match="line 2: a prompt of 14 tokens"):
+        look(tmp_path, "1" * 50, "1" * 14, leaves_out=14)
+
+
+@pytest.mark.parametrize("changed", [{"context": None}, {"context": 10_000}])
+def test_where_no_prompt_can_be_too_long_no_tokenizer_is_read(tmp_path: Path, changed: dict[str, Any]) -> None:
+    look(tmp_path, "1" * 50, folder=tmp_path / "nothing", **changed)
+
+
+def test_a_tokenizer_with_code_of_its_own_is_left_to_the_sampler(tmp_path: Path) -> None:
+    shutil.copy(MODEL / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": "mine.Mine"}}')
+    look(tmp_path, "1" * 50, folder=tmp_path)
+
+
+def test_messages_without_the_template_are_refused_with_their_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"line 2: the prompt is a list of chat messages.*add --apply-chat-template"):
+        look(tmp_path, "1", [{"role": "user", "content": "1"}])
+
+
+def test_of_a_large_file_the_beginning_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room_of_screen, "MOST_BYTES", 30)
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "1"}\n{"prompt": "a longer one"}\nnonsense\n')
+    screen(path, READING, room=None, setting="prompt_data")
+    monkeypatch.setattr(room_of_screen, "MOST_BYTES", 60)
+    with pytest.raises(DataError, match="line 3, column 1: not JSON"):
+        screen(path, READING, room=None, setting="prompt_data")
+
+
+def test_the_longest_prompts_are_counted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room_of_screen, "MOST_TEXT", 20)
+    with pytest.raises(DataError, match="line 3: a prompt of 15 tokens"):
+        look(tmp_path, "1" * 13, "1" * 14, "1" * 15)
