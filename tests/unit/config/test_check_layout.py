@@ -64,8 +64,9 @@ def described(folder: Path, **values: object) -> str:
             f"intermediate_size = 128 of {MODEL}; accepted: 1, 2, 4",
         ),
         (
-            "--pipeline-model-parallel-size 2 --actor-num-gpus-per-node 2",
-            f"pipeline_model_parallel_size = 2 does not divide num_hidden_layers = 3 of {MODEL}; accepted: 1, 3",
+            "--pipeline-model-parallel-size 5 --actor-num-gpus-per-node 5",
+            f"pipeline_model_parallel_size = 5 chunks of a model with num_hidden_layers = 3 in {MODEL}; "
+            "accepted: at most 4, so that every chunk but the last has a layer",
         ),
         (
             "--expert-model-parallel-size 2 --actor-num-gpus-per-node 2",
@@ -154,14 +155,14 @@ def test_experts_divide_over_the_replicas(line: str, says: str, tmp_path: Path) 
     assert message.endswith(says)
 
 
-def test_layers_divide_over_pipeline_ranks_and_their_chunks(tmp_path: Path) -> None:
+def test_layers_need_not_divide_but_every_chunk_has_one(tmp_path: Path) -> None:
     pipeline = "--pipeline-model-parallel-size 2 --actor-num-gpus-per-node 2 --num-virtual-stages-per-pipeline-rank"
-    line = described(tmp_path, num_hidden_layers=12)
+    line = described(tmp_path, num_hidden_layers=5)
     assert broken_rules(f"{line} {pipeline} 3") == []
     (message,) = broken_rules(f"{line} {pipeline} 4")
     assert message.startswith(
-        "pipeline_model_parallel_size x num_virtual_stages_per_pipeline_rank = 2 x 4 = 8 does not divide "
-        "num_hidden_layers = 12 of "
+        "pipeline_model_parallel_size x num_virtual_stages_per_pipeline_rank = 2 x 4 = 8 chunks of a model with "
+        "num_hidden_layers = 5 in "
     )
 
 
