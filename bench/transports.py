@@ -1,6 +1,6 @@
 """Publishes to a server of one process and one of two, over every transport, and prints the table of the results.
 
-    python bench/transports.py [MODEL]        about a minute on two idle cores with the embedded model
+    python bench/transports.py [MODEL [ROUNDS]]        about a minute on two idle cores with the embedded model
 
 Each round publishes once over every transport to every server, so that all of them see the same load of the machine.
 Afterwards the servers' log-probs are compared with those of a fresh server that read the same weights from disk. A
@@ -56,7 +56,7 @@ class Row:
     difference: float = 0.0
 
 
-def main(model: Path) -> None:
+def main(model: Path, rounds: int) -> None:
     """Measure everything, then print the table."""
     weights = {
         name: one.float() for file in sorted(model.glob("*.safetensors")) for name, one in load_file(file).items()
@@ -72,7 +72,7 @@ def main(model: Path) -> None:
             for width in WIDTHS
             for transport in get_args(TransportName)
         ]
-        measure(rows, weights, changed)
+        measure(rows, rounds, weights, changed)
         for row in rows:
             row.sender.publish(weights.items(), version="before")
             row.sender.publish(changed.items(), version="after")
@@ -85,9 +85,9 @@ def main(model: Path) -> None:
         sys.exit(f"{worst[0].transport} differs by {worst[0].difference}, more than {LARGEST_DIFFERENCE}")
 
 
-def measure(rows: list[Row], weights: Weights, changed: Weights) -> None:
+def measure(rows: list[Row], rounds: int, weights: Weights, changed: Weights) -> None:
     """Fill in the seconds of every row; the first round, which opens connections and files, is not counted."""
-    for round_, (row, sent) in itertools.product(range(ROUNDS + 1), zip(rows, itertools.cycle((weights, changed)))):
+    for round_, (row, sent) in itertools.product(range(rounds + 1), zip(rows, itertools.cycle((weights, changed)))):
         begun_s = time.perf_counter()
         row.sender.publish(sent.items(), version=str(round_))
         if round_:
@@ -140,8 +140,9 @@ def print_table(rows: list[Row], nbytes: int) -> None:
     for row in rows:
         ms = 1000 * statistics.median(row.seconds)
         print(f"| {row.transport} | TP{row.width} | {nbytes / 1e6:.1f} | {ms:.0f} | {row.difference:.1e} |")
-    print(f"\n{ROUNDS} rounds, {os.cpu_count()} cores, load of the machine {os.getloadavg()[0]:.1f}")
+    print(f"\n{len(rows[0].seconds)} rounds, {os.cpu_count()} cores, load of the machine {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else EMBEDDED)
+    given = dict(enumerate(sys.argv))
+    main(Path(given.get(1, EMBEDDED)), int(given.get(2, ROUNDS)))
