@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
+import time
 
 from slime_core.cluster.stacks import task_stacks, thread_stacks
 
@@ -42,17 +44,19 @@ async def test_a_task_is_shown_through_everything_it_awaits() -> None:
 
 
 def test_tasks_of_another_threads_loop_are_seen() -> None:
-    started = threading.Event()
+    running: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
 
     async def far() -> None:
-        started.set()
-        await asyncio.sleep(0.5)
+        seen = asyncio.Event()
+        running.put((asyncio.get_running_loop(), seen))
+        await seen.wait()
 
     thread = threading.Thread(target=asyncio.run, args=(far(),))
     thread.start()
-    started.wait()
-    text = ""
-    for _ in range(50):
-        text = text or (found if "in far" in (found := task_stacks()) else "")
+    loop, seen = running.get(timeout=60)
+    text, deadline_s = "", time.monotonic() + 60
+    while "in far" not in text and time.monotonic() < deadline_s:
+        text = task_stacks()
+    loop.call_soon_threadsafe(seen.set)
     thread.join()
-    assert "in far\n    await asyncio.sleep(0.5)" in text
+    assert "in far\n    await seen.wait()" in text
