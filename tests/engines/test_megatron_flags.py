@@ -92,7 +92,11 @@ def test_the_optimizer_has_the_groups_that_were_asked_for(megatron, line, expect
     assert [(group["max_lr"], group["wd_mult"], len(group["params"])) for group in groups] == expected
 
 
-def test_products_of_bfloat16_are_summed_in_float32_when_asked(megatron, monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", True)
-    build(megatron, "--disable-bf16-reduced-precision-matmul", dtype=torch.bfloat16)
-    assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+def test_products_of_bfloat16_are_summed_in_float32_when_asked(megatron):
+    products = torch.backends.cuda.matmul
+    products.allow_bf16_reduced_precision_reduction = True
+    try:
+        build(megatron, "--disable-bf16-reduced-precision-matmul", dtype=torch.bfloat16)
+        assert not products.allow_bf16_reduced_precision_reduction
+    finally:
+        products.allow_bf16_reduced_precision_reduction = True

@@ -17,7 +17,7 @@ def described(action: argparse.Action) -> dict[str, Any]:
     row = {
         "name": plain[0].replace("-", "_"),
         "type": _type(action),
-        "choices": [str(choice) for choice in action.choices or ()],
+        "choices": sorted(str(choice) for choice in action.choices or ()),  # some are sets
         "default": "" if action.default in (None, "", [], ()) else str(action.default),
         "also": [other.replace("-", "_") for other in plain[1:]],
         "negatable": isinstance(action, argparse.BooleanOptionalAction),
