@@ -169,3 +169,8 @@ def test_help_lists_the_engines_flags_only_when_asked() -> None:
     assert "--fp8 " not in help_topic("megatron")
     assert "  --sglang-log-level NAME           text" in help_topic("sglang")
     assert "--sglang-port" not in help_topic("sglang")
+
+
+def test_the_order_of_flags_does_not_matter() -> None:
+    first, second = "--sglang-log-level info --swiglu", "--sglang-page-size 1 --decoupled-lr 1e-5"
+    assert config_of(f"{first} {second}") == config_of(f"{second} {first}")
