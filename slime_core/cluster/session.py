@@ -22,6 +22,7 @@ import ray
 from ray._private import ray_constants
 
 from slime_core.errors import PlacementError
+from slime_core.plugins.boundary import boundary
 
 __all__ = ["Session", "cluster_has_gpus", "head_address"]
 
@@ -30,6 +31,10 @@ SMALL_STORE_BYTES = 256 * 2**20
 """Shards of a small run are megabytes; Ray's own default would take a third of the memory from the engines."""
 
 LEFTOVER_GRACE_S = 5.0
+BUSY = (
+    "Its services have 30 s to answer. Free some CPU cores and memory, or join a cluster that runs already with "
+    "--ray-address."
+)
 KNOCK_LIMIT_S = 3.0
 
 HTTP2_SETTINGS = 4
@@ -50,7 +55,7 @@ class Session:
         num_gpus: GPUs of its own cluster; None: those that Ray finds.
 
     Raises:
-        PlacementError: there is no cluster at ``address``.
+        PlacementError: there is no cluster at ``address``, or its own one does not start.
     """
 
     def __init__(
@@ -71,7 +76,9 @@ class Session:
         before = psutil.Process().children()
         with _sigterm_kept():
             if self.own:
-                self._start()
+                # Where the machine is too busy for it, Ray raises a bare Exception.
+                with boundary("Ray", "starting on this machine", error=PlacementError, next_step=BUSY):
+                    self._start()
             else:
                 self._join()
         self._services = [child for child in psutil.Process().children() if child not in before]
@@ -101,7 +108,7 @@ class Session:
             if self.address != "auto":
                 _knock(self.address)
             self._init(address=self.address)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise PlacementError(
                 f"Asked to join the Ray cluster at {self.address!r}; none answers there ({error}). Start one with "
                 "`ray start --head`, give its host:port, or leave the address out to run on this machine alone."

@@ -13,6 +13,7 @@ import pytest
 import ray
 
 from slime_core.cluster.session import Session, _knock
+from slime_core.errors import PlacementError
 
 
 @pytest.fixture
@@ -61,3 +62,12 @@ def test_a_program_that_greets_as_grpc_does_may_be_ray() -> None:
 def test_a_program_that_is_not_ray_is_told_at_once(answer: bytes) -> None:
     with answering(answer) as address, pytest.raises(ValueError, match="does not speak gRPC"):
         _knock(address)
+
+
+def test_ray_that_does_not_start_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_slow(**_: object) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", too_slow)
+    with pytest.raises(PlacementError, match=r"^Ray: starting on this machine failed .* timed out .*\n.*Free some CPU"):
+        Session("local", namespace="test").__enter__()

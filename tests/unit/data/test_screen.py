@@ -92,3 +92,23 @@ def test_the_longest_prompts_are_counted_first(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(room_of_screen, "MOST_TEXT", 20)
     with pytest.raises(DataError, match="line 3: a prompt of 15 tokens"):
         look(tmp_path, "1" * 13, "1" * 14, "1" * 15)
+
+
+def test_a_template_that_refuses_a_prompt_is_told_with_the_line(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shutil.copy(MODEL / "tokenizer.json", folder)
+    settings = json.loads((MODEL / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(settings | {"chat_template": "{{ raise_exception('no system role') }}"})
+    )
+    with pytest.raises(
+        DataError, match="line 1: turning the prompt into tokens failed with TemplateError: no system role"
+    ):
+        look(tmp_path, "1", folder=folder, apply_chat_template=True)
+
+
+def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
+    shutil.copy(MODEL / "tokenizer.json", tmp_path)
+    with pytest.raises(DataError, match="has no chat template"):
+        look(tmp_path, "1", folder=tmp_path, apply_chat_template=True)
