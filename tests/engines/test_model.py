@@ -199,35 +199,3 @@ def test_scaled_rotary_positions_are_refused(megatron, folder):
     config.rope_parameters = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
     with pytest.raises(ConfigError, match="'yarn'"):
         MBridgeSpec().build(config, dtype=torch.float32, parallel=megatron)
-
-
-def test_lengths_up_to_the_same_power_of_two_share_a_batch(megatron):
-    from slime_core.learner.rows import Packing
-
-    packing = Packing.of(torch.tensor([0, 4, 5, 8]), num_tokens=8)
-    assert packing.shapes == ((1, 1), (2, 4))
-    assert packing.rows_S.tolist() == [4, 0, 1, 2, 3, 5, 6, 7, 7]
-    assert packing.slots_T.tolist() == [1, 2, 3, 4, 0, 5, 6, 7]
-    assert packing.positions_T.tolist() == [0, 1, 2, 3, 0, 0, 1, 2]
-
-
-def test_empty_sequences_take_no_slot_and_the_tail_is_a_sequence_of_its_own(megatron):
-    from slime_core.learner.rows import Packing
-
-    packing = Packing.of(torch.tensor([0, 2, 2]), num_tokens=4)
-    assert packing.shapes == ((2, 2),)
-    assert packing.positions_T.tolist() == [0, 1, 0, 1]
-
-
-def test_the_packing_of_a_row_is_computed_once(megatron):
-    from slime_core.learner.rows import Packing
-
-    ends = torch.tensor([0, 3, 5])
-    assert Packing.of(ends, num_tokens=5) is Packing.of(ends, num_tokens=5)
-
-
-def test_a_row_shorter_than_its_sequences_is_refused(megatron):
-    from slime_core.learner.rows import Packing
-
-    with pytest.raises(ValueError, match="ends at 5, but the packed row holds 4"):
-        Packing.of(torch.tensor([0, 3, 5]), num_tokens=4)

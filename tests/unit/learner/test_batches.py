@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from slime_core.learner.batches import boundaries, cut
+from slime_core.learner.batches import boundaries, cut, idle
+from slime_core.learner.layout import ParallelLayout
 from slime_core.types import StepPlan, TrainBatch
 
 
@@ -84,3 +85,50 @@ def test_a_sample_without_a_prompt_is_refused():
     bare.response_lengths_B = np.array([2, 3])
     with pytest.raises(ValueError, match="without a prompt token"):
         cut(bare)
+
+
+# --- Shared rows ------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_padded_for_sequence_parallelism_with_a_sequence_of_its_own():
+    ((micro,),) = cut(shard(((0, 1),)), layout=ParallelLayout(tensor=3, sequence=True))
+    assert micro.tokens_1T.tolist() == [[5, 14, 5, 7, 1, 20, 21, 22, 0]]
+    assert micro.position_ids_1T.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 0]]
+    assert micro.cu_seqlens.tolist() == [0, 5, 8, 9]
+    assert (micro.num_samples, micro.rows_U.tolist()) == (2, [2, 3, 6])
+    assert boundaries(micro) == [(0, 5), (5, 8)]
+
+
+def test_padding_longer_than_every_sample_sets_the_longest_length():
+    ((micro,),) = cut(shard(((1,),)), layout=ParallelLayout(context=4))
+    assert (micro.num_tokens, micro.max_seqlen) == (2, 5)
+
+
+def test_context_parallel_ranks_hold_every_response_token_once():
+    layout = ParallelLayout(context=2)
+    ((first,),), ((second,),) = (cut(shard(((0, 1),)), layout=layout, context_rank=rank) for rank in range(2))
+    assert first.tokens_1T.tolist() == [[5, 14, 21, 22]]
+    assert second.tokens_1T.tolist() == [[5, 7, 1, 20]]
+    assert second.position_ids_1T.tolist() == [[2, 3, 4, 0]]
+    assert (first.rows_U.tolist(), second.rows_U.tolist()) == ([2], [0, 1])
+    assert (first.targets_U.tolist(), second.targets_U.tolist()) == ([22], [7, 1])
+    assert (first.samples_U.tolist(), second.samples_U.tolist()) == ([1], [0, 0])
+    assert (first.weights_U.tolist(), second.weights_U.tolist()) == ([0.25], [0.5, 0])
+    assert first.cu_seqlens.tolist() == second.cu_seqlens.tolist() == [0, 5, 8]
+
+
+def test_a_target_may_be_held_by_another_rank_than_its_prediction():
+    layout = ParallelLayout(context=2)
+    short = shard(((0,),))  # padded to 8: the row 5 14 5 7 1 0 0 0
+    ((first,),), ((second,),) = (cut(short, layout=layout, context_rank=rank) for rank in range(2))
+    assert first.tokens_1T.tolist() == [[5, 14, 0, 0]]
+    assert first.rows_U.tolist() == []
+    assert second.targets_U.tolist() == [7, 1]
+
+
+def test_an_idle_micro_batch_trains_nothing():
+    ((micro,),) = cut(shard(((0, 1),)))
+    spare = idle(micro)
+    assert spare.tokens_1T is micro.tokens_1T
+    assert spare.mask_U.tolist() == spare.weights_U.tolist() == [0, 0, 0]
+    assert micro.weights_U.tolist() == [0.5, 0, 0.25]

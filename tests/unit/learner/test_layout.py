@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from slime_core.config.schema import ParallelConfig
+from slime_core.errors import ConfigError
+from slime_core.learner.layout import ParallelLayout
+
+
+def test_the_settings_of_a_run_become_a_layout():
+    settings = ParallelConfig(
+        tensor_model_parallel_size=2,
+        sequence_parallel=True,
+        pipeline_model_parallel_size=3,
+        num_virtual_stages_per_pipeline_rank=4,
+        context_parallel_size=5,
+        expert_model_parallel_size=6,
+    )
+    expected = ParallelLayout(tensor=2, sequence=True, pipeline=3, virtual_pipeline=4, context=5, expert=6)
+    assert ParallelLayout.of(settings) == expected
+
+
+def test_sequence_parallelism_needs_tensor_parallel_ranks():
+    with pytest.raises(ConfigError, match="sequence parallelism was asked for with tensor size 1"):
+        ParallelLayout(sequence=True)
+
+
+def test_interleaving_needs_pipeline_ranks():
+    with pytest.raises(ConfigError, match="virtual pipeline size 2"):
+        ParallelLayout(virtual_pipeline=2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "multiple"),
+    [
+        (ParallelLayout(), 1),
+        (ParallelLayout(tensor=2), 1),
+        (ParallelLayout(tensor=2, sequence=True), 2),
+        (ParallelLayout(context=2), 4),
+        (ParallelLayout(tensor=2, sequence=True, context=4), 16),
+    ],
+)
+def test_a_row_divides_among_those_who_share_it(layout, multiple):
+    assert layout.row_multiple == multiple
+
+
+def test_ranks_of_one_replica_have_one_data_rank():
+    layout = ParallelLayout(tensor=2, context=2, pipeline=2)
+    ranks = [layout.data_rank(rank, world_size=16) for rank in range(16)]
+    assert ranks == [0, 0, 0, 0, 1, 1, 1, 1] * 2
+
+
+def test_layers_left_over_go_to_the_first_stages():
+    layers = [chunk.count("decoder") for chunk in ParallelLayout(pipeline=3).stages(8)]
+    assert layers == [3, 3, 2]
+
+
+def test_the_last_chunk_may_hold_the_logits_only():
+    chunks = ParallelLayout(pipeline=2, virtual_pipeline=2).stages(3)
+    assert chunks == [["embedding", "decoder"], ["decoder"], ["decoder"], ["loss"]]
+
+
+def test_more_chunks_than_layers_are_refused():
+    with pytest.raises(ConfigError, match="has only 2 layers; at most 3 chunks"):
+        ParallelLayout(pipeline=4).stages(2)
+
+
+def test_ranks_that_do_not_make_whole_models_are_refused():
+    with pytest.raises(ConfigError, match="must be a multiple of 4"):
+        ParallelLayout(tensor=2, pipeline=2).data_size(6)
