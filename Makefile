@@ -59,6 +59,10 @@ matrix: setup ## a few steps in every layout and over every transport
 transports: setup ## publish over every transport to real engines, and the table of docs/results.md
 	$(BIN)/python bench/transports.py
 
+.PHONY: layouts
+layouts: setup ## one rollout replayed in every layout of the learner, and the table of differences
+	$(BIN)/python bench/layouts.py
+
 .PHONY: warm-up
 warm-up: setup ## make the embedded checkpoint again, into outputs/warm-up
 	$(BIN)/python examples/arithmetic/warm_up.py outputs/warm-up

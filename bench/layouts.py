@@ -1,8 +1,8 @@
 """Replays one rollout in every layout of the learner and prints how far each is from one rank.
 
-    python bench/layouts.py [--json FILE]        about a minute on two cores; exit code 1 if a bound is broken
+    python bench/layouts.py [--json FILE]        half a minute on two idle cores; exit code 1 if a bound is broken
 
-Two optimizer steps, of four micro-batches of ragged samples each, with every term of the loss: clipped policy loss,
+Two optimizer steps, of five and seven micro-batches of ragged samples, every term of the loss: clipped policy loss,
 divergence from a reference with other weights, entropy. Compared with one rank: the loss and every metric, the norm of
 the gradient, the gradient of every weight under its Hugging Face name (relative L2 norm of the difference), and the
 weights after each step. Every step starts from the weights that one rank had there, bit for bit: what is compared is
@@ -151,7 +151,7 @@ class Rollout:
 
 
 def make_rollout(model: Any) -> Rollout:
-    """Conversations of 1 to 7 sums that ``model`` answered, of 8 to 80 tokens; one sample removed.
+    """Conversations of 1 to 7 sums that ``model`` answered, of 10 to 62 tokens; one sample removed.
 
     The first sum is the prompt, and what the user says later is masked.
     """

@@ -4,10 +4,12 @@
     spec.py        builds a model from a Hugging Face config and maps its weights both ways (public: model specs use it)
     attention.py   packed sequences: core attention and rotary positions without a loop over sequences
     norm.py        the norm of every layer
+    rows.py        where the tokens of a packed row go: padded batches, and context-parallel ranks
     batches.py     a shard cut into packed micro-batches
     log_probs.py   log-probabilities and entropies of response tokens
     objective.py   policy loss, divergence from the reference, entropy: one number to minimise, and metrics
     passes.py      micro-batches through Megatron's schedule, forward only or with gradients
+    gradients.py   gradients under Hugging Face names, to compare layouts
     optimizer.py   Megatron's DDP, optimizer and schedule
     roles.py       sets of weights that take turns in one model
     rank.py        one process of the learner, with or without Ray
