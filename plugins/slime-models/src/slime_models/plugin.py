@@ -16,3 +16,9 @@ def slime_register_model_specs() -> Iterator[Component]:
         traits=ModelSpecTraits(architectures=frozenset({"Qwen3ForCausalLM"})),
         summary="Qwen3 dense models (Qwen3 Technical Report, 2505.09388)",
     )
+    yield Component(
+        "llama",
+        target="slime_models.llama:Llama",
+        traits=ModelSpecTraits(architectures=frozenset({"LlamaForCausalLM"})),
+        summary="Llama dense models without scaled positions (Llama 2, 2307.09288), SmolLM2 among them",
+    )
