@@ -2,9 +2,9 @@
 
     python examples/smollm2/data.py FOLDER
 
-A *fact* is an unordered pair of numbers. An addition fact {13, 14} is asked four ways (13 + 14, 14 + 13, 27 - 13,
-27 - 14; two if both numbers are one), a multiplication fact {4, 7} two ways. The split goes by facts, a fifth of each
-kind held out: no held-out problem, nor its mirror image, nor the difference that undoes it, is ever trained on.
+Sums of two numbers from 1 to 30 and products of two numbers from 2 to 12. The split goes by unordered pairs, a fifth of
+each kind held out: neither a held-out problem nor its mirror image is ever trained on. Differences are left out: the
+start model gets one in seven right, which is too little for a short run to build on.
 
 A prompt is a conversation of three messages and the question. The answer given in it shows the form ``6 + 7 = 13``,
 which SmolLM2 then keeps; without it, it chats.
@@ -26,8 +26,8 @@ HELD_OUT = 5
 
 ADDENDS = range(1, 31)
 FACTORS = range(2, 13)
-NUM_HELD_OUT = {"sum": 100, "difference": 100, "product": 24}
-"""Held-out problems that are written, of each kind; more than these would only make the evaluation longer."""
+NUM_HELD_OUT = {"sum": 176, "product": 24}
+"""Held-out problems that are written, of each kind."""
 
 BEFORE = (
     {"role": "system", "content": "You are a calculator."},
@@ -35,11 +35,11 @@ BEFORE = (
     {"role": "assistant", "content": "6 + 7 = 13"},
 )
 SHOWN = (6, 7)
-"""The fact that every prompt shows; it is in neither file."""
+"""The sum that every prompt shows; it is in neither file."""
 
 
 class Problem(NamedTuple):
-    """One question: ``Problem("difference", "27 - 13", 14)``."""
+    """One question: ``Problem("sum", "14 + 13", 27)``."""
 
     kind: str
     question: str
@@ -65,12 +65,12 @@ def split() -> tuple[list[Problem], list[Problem]]:
     """All problems to train on, and those that are held out, each in an order of its own."""
     order = random.Random(SEED)
     train, held_out = [], []
-    for ask, numbers in ((additions, ADDENDS), (products, FACTORS)):
-        facts = [fact for fact in combinations_with_replacement(numbers, 2) if ask is products or fact != SHOWN]
-        order.shuffle(facts)
-        cut = len(facts) // HELD_OUT
-        held_out += [problem for fact in facts[:cut] for problem in ask(*fact)]
-        train += [problem for fact in facts[cut:] for problem in ask(*fact)]
+    for kind, numbers in (("sum", ADDENDS), ("product", FACTORS)):
+        pairs = [pair for pair in combinations_with_replacement(numbers, 2) if (kind, pair) != ("sum", SHOWN)]
+        order.shuffle(pairs)
+        cut = len(pairs) // HELD_OUT
+        held_out += [problem for pair in pairs[:cut] for problem in problems_of(kind, *pair)]
+        train += [problem for pair in pairs[cut:] for problem in problems_of(kind, *pair)]
     order.shuffle(train)
     order.shuffle(held_out)
     return train, [problem for kind, count in NUM_HELD_OUT.items() for problem in of_kind(held_out, kind)[:count]]
@@ -81,17 +81,10 @@ def of_kind(problems: list[Problem], kind: str) -> list[Problem]:
     return [problem for problem in problems if problem.kind == kind]
 
 
-def additions(first: int, second: int) -> Iterator[Problem]:
-    """What an addition fact answers."""
+def problems_of(kind: str, first: int, second: int) -> Iterator[Problem]:
+    """Both orders of a pair; one, if its numbers are equal."""
     for a, b in sorted({(first, second), (second, first)}):
-        yield Problem("sum", f"{a} + {b}", a + b)
-        yield Problem("difference", f"{a + b} - {a}", b)
-
-
-def products(first: int, second: int) -> Iterator[Problem]:
-    """What a multiplication fact answers."""
-    for a, b in sorted({(first, second), (second, first)}):
-        yield Problem("product", f"{a} * {b}", a * b)
+        yield Problem(kind, f"{a} + {b}", a + b) if kind == "sum" else Problem(kind, f"{a} * {b}", a * b)
 
 
 if __name__ == "__main__":
