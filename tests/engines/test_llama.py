@@ -59,8 +59,9 @@ def hugging_face(folder: Path) -> Any:
 
 
 def build(folder: Path, layout: ParallelLayout) -> tuple[Any, list[Any]]:
-    from slime_models.llama import Llama
     from transformers import AutoConfig
+
+    from slime_models.llama import Llama
 
     spec = Llama()
     chunks = spec.build(AutoConfig.from_pretrained(folder), dtype=torch.float32, parallel=layout)
