@@ -263,7 +263,7 @@ class WeightsConfig(Section):
     update_weight_disk_dir: Path | None = None
     """Folder for weights that travel as files; learner and engines must all see it. None: inside the run folder."""
     check_weight_update_equal: bool = False
-    """At the start, spoil the engines' weights, publish, and compare what they then hold with what they began with."""
+    """After the first publication, spoil the engines' weights, publish again, and compare what they hold."""
     parity_interval: CountOrZero = 1
     """Compare log-probs of learner and engines every so many rollouts; stop if they differ. 0: never."""
     parity_mean_tolerance: Positive | None = None

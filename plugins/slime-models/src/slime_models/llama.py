@@ -43,7 +43,7 @@ class Llama(MBridgeSpec):
         return chunks
 
     def _share_embedding(self) -> None:
-        """A last pipeline stage holds its own copy of the embedding; mbridge 0.15.1 says so for Qwen2, not for Llama."""
+        """A last pipeline stage has its own copy of the embedding; mbridge 0.15.1 says so for Qwen2, not for Llama."""
         bridge = self._built()
         bridge._DIRECT_MAPPING["output_layer.weight"] = "model.embed_tokens.weight"
         bridge._get_hf_shared_weight_keys = lambda: ["model.embed_tokens.weight"]
