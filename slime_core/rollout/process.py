@@ -14,7 +14,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -113,6 +113,11 @@ class ServerProcess:
         """Whether the program has ended, after waiting at most ``timeout_s`` seconds for it; None: as long as it
         takes."""
         return self._ended.wait(timeout_s)
+
+    def mapped_files(self, pattern: str) -> set[Path]:
+        """The files whose path matches ``pattern`` that processes of the program have in memory now."""
+        tree = _tree(self._process.pid) if self._process is not None else []
+        return {path for process in tree for path in _mapped(process.pid) if path.match(pattern)}
 
     def death(self) -> EngineError:
         """The error to raise for a program that ended on its own."""
@@ -217,6 +222,15 @@ def _tree(pid: int) -> list[psutil.Process]:
         return [root, *root.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def _mapped(pid: int) -> Iterator[Path]:
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:  # it has ended
+        return
+    # address perms offset dev inode path; anonymous memory has no path (proc_pid_maps(5))
+    yield from (Path(parts[5]) for line in lines if len(parts := line.split(maxsplit=5)) == 6)
 
 
 def _wait_gone(processes: Sequence[psutil.Process], timeout_s: float) -> None:

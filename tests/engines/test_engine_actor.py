@@ -28,11 +28,15 @@ def test_the_death_of_a_server_ends_waits_and_the_death_of_its_actor_ends_the_se
     watching = actor.start("watch")
     assert wait([actor.start("stacks")], what="an answer", also=[watching])[0]
     server = front(url)
+    family = [server, *server.children(recursive=True)]
+    shared = {Path(entry.path) for one in family for entry in one.memory_maps() if entry.path.startswith("/dev/shm/")}
+    assert shared, "the server shares no memory any more; engine.SHARED_MEMORY can go"
     server.kill()
     with pytest.raises(EngineError, match=r"engine 5 ended by signal 9(.|\n)*The last lines of"):
         wait([watching], what="its end", fail_after_s=20)
 
     wait([actor.start("stop")], what="the rest")
+    assert [path for path in shared if path.exists()] == []
     ray.kill(actor.handle)
 
 
