@@ -90,7 +90,11 @@ def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
         address=address,
         num_threads=1,
     )
-    learner = Learner(settings, activate([], architecture="Qwen3ForCausalLM").registry)
+    try:
+        learner = Learner(settings, activate([], architecture="Qwen3ForCausalLM").registry)
+    except ValueError:
+        leave_groups()  # the child goes on to serve other tests
+        raise
     from slime_core.checkpoint import sharded  # Megatron may be imported only now
 
     parts = {"chunks": learner.chunks, "optimizer": learner.optimizer, "schedule": learner.schedule}
@@ -120,6 +124,13 @@ def nap(learner: Any) -> int:
     )
     learner.wake()
     return int(given_away)
+
+
+def leave_groups() -> None:
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
 
 
 class InChild:
