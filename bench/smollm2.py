@@ -107,7 +107,10 @@ def checkpoint_accuracies(run: Path) -> dict[str, dict[str, float]]:
     """As :func:`accuracies`, of a run's checkpoints, scored by the reward of the example."""
     found = {}
     for checkpoint in sorted((run / "checkpoints").glob("step-*")):
-        lines = slime("eval", str(checkpoint), "--rm-type", "last_number").splitlines()
+        kept = run / f"{checkpoint.name}.txt"
+        if not kept.exists():
+            kept.write_text(slime("eval", str(checkpoint), "--rm-type", "last_number"))
+        lines = kept.read_text().splitlines()
         scores = {name: float(score) for name, score in (line.split(": ") for line in lines if line.startswith(NAME))}
         found |= accuracies([{"step": int(checkpoint.name.removeprefix("step-")), **scores}])
     return found
