@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load as load_config
 from slime_core.config.load import peek
 from slime_core.plugins.component import Kind
@@ -154,7 +153,7 @@ def write_gguf(path: Path) -> dict[str, Any]:
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
     writer.add_rope_dimension_count(8)
-    writer.add_context_length(64)
+    writer.add_context_length(256)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(1e5)
     writer.add_token_list(pieces)
@@ -227,9 +226,9 @@ def test_a_wheel_is_read_without_being_installed(tmp_path: Path) -> None:
 # --- Settings ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_settings_hold_together_for_a_stand_in_model(tmp_path: Path) -> None:
+def test_the_settings_hold_together_for_a_small_llama(converted: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     data.main(tmp_path)
-    argv = ["--config", str(EXAMPLE / "run.toml"), "--hf-checkpoint", str(ARITHMETIC / "model")]
+    argv = ["--config", str(EXAMPLE / "run.toml"), "--hf-checkpoint", str(converted[0])]
     argv += ["--prompt-data", str(tmp_path / "train.jsonl")]
     argv += ["--eval-prompt-data", "arithmetic", str(tmp_path / "held_out.jsonl")]
     active = activate(peek(argv).plugins, architecture="LlamaForCausalLM")
