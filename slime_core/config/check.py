@@ -15,7 +15,7 @@ from typing import Any
 from slime_core.config.described import context_length, described, start_weights
 from slime_core.config.layout_rules import ENGINE_LAYOUT, LEARNER_LAYOUT, Rule
 from slime_core.config.mistakes import Mistake
-from slime_core.config.schema import RunConfig
+from slime_core.config.schema import PARITY_BOUNDS, RunConfig
 
 __all__ = ["mistakes"]
 
@@ -154,7 +154,7 @@ def _parity_bounds_are_ordered(config: RunConfig) -> Iterator[str]:
             if value is not None:
                 yield f"{name} = {value:g} has no effect with parity_interval = 0; leave one of them out"
         return
-    defaults = dict(zip(given, (0.02, 1.0) if config.model.bf16 else (1e-4, 1e-3), strict=True))
+    defaults = dict(zip(given, PARITY_BOUNDS[number], strict=True))
     mean, largest = (value or defaults[name] for name, value in given.items())
     if mean > largest:
         yield (

@@ -28,6 +28,7 @@ from slime_core.config.section import Section
 from slime_core.config.sglang import SGLangConfig
 
 __all__ = [
+    "PARITY_BOUNDS",
     "AlgorithmConfig",
     "CheckpointConfig",
     "ClusterConfig",
@@ -56,6 +57,11 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 All = Annotated[int, Field(ge=-1, le=-1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
+
+
+PARITY_BOUNDS = {"float32": (1e-4, 1e-3), "bfloat16": (0.1, 2.0)}
+"""dtype -> largest mean and largest single difference of log-probabilities that the parity gate accepts, in nats.
+Measured with a margin by ``bench/parity.py``; the table is in ``docs/metrics.md``."""
 
 
 class ModelConfig(Section):

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from slime_core.config.schema import WeightsConfig
+from slime_core.config.schema import PARITY_BOUNDS, WeightsConfig
 from slime_core.errors import ParityError
 from slime_core.learner.batches import MicroBatch
 from slime_core.types import TrainBatch
@@ -44,9 +44,8 @@ class Bounds:
     largest: float
 
 
-FLOAT32 = Bounds(mean=1e-4, largest=1e-3)
-BFLOAT16 = Bounds(mean=0.1, largest=2.0)
-"""Measured, with a margin, by ``bench/parity.py``; the table is in ``docs/metrics.md``."""
+FLOAT32 = Bounds(*PARITY_BOUNDS["float32"])
+BFLOAT16 = Bounds(*PARITY_BOUNDS["bfloat16"])
 
 TOKENS, SUM, LARGEST = "parity_tokens", "parity_sum", "parity_largest"
 """Names of what :func:`compare` measures, on its way through the sums over micro-batches and ranks."""
