@@ -155,10 +155,12 @@ class _Fleet:
             for rank, slot in enumerate(self._placement.learner)
         )
         config = self._job.config
+        layout = ParallelLayout.of(config.parallel)
         learner = LearnerHandle(
             ActorGroup(ranks),
             watch=self._watch,
             saving=Saving(checkpoints, self._job.model, save_hf=config.checkpoint.save_hf),
+            data_ranks=[layout.data_rank(rank, world_size=len(ranks)) for rank in range(len(ranks))],
             checks_equal=config.weights.check_weight_update_equal,
             also=self._monitors,
             warn=self._warn,
@@ -190,7 +192,6 @@ class _Fleet:
         self._monitors += [engine.start("watch") for engine in self._engines]
         self._wait([self._router.start("add", urls)], what="the router to see the engines")
         if learner is not None:
-            learner.has_started(started[len(self._engines) + 1 :])
             gpus = self._wait([engine.start("gpus") for engine in self._engines], what="the engines' GPUs")
             learner.connect(urls, self._publisher_settings(gpus))
 

@@ -63,14 +63,9 @@ class LearnerActor(Watched):
             listener.bind((host, 0))
             return f"{host}:{listener.getsockname()[1]}"
 
-    def setup(self, settings: LearnerSettings) -> int:
-        """Attach exactly the driver's plugins, build the model and load the start weights. Collective.
-
-        Returns:
-            The data-parallel rank: which shard of a rollout this process trains.
-        """
+    def setup(self, settings: LearnerSettings) -> None:
+        """Attach exactly the driver's plugins, build the model and load the start weights. Collective."""
         self._learner = Learner(settings, attach(self._manifest))
-        return int(self._learner.data_rank)
 
     def connect(self, engine_urls: list[str], settings: PublisherSettings) -> None:
         """Meet the engines for weight transfer. Collective."""
@@ -136,6 +131,7 @@ class LearnerHandle:
         group: actors that run :class:`LearnerActor`, in rank order.
         watch: limits of waiting.
         saving: where checkpoints go.
+        data_ranks: which data-parallel shard each rank trains; ranks that share one copy of the model share a shard.
         checks_equal: after the first publication, prove that it reaches every weight of the engines.
         also: background calls whose failure ends any wait, such as engine monitors; calls added later count too.
         warn: receives what a person should read, such as a report of a wait that takes long.
@@ -147,14 +143,14 @@ class LearnerHandle:
         *,
         watch: WatchConfig,
         saving: Saving,
+        data_ranks: Sequence[int],
         checks_equal: bool = False,
         also: Sequence[Call] = (),
         warn: Callable[[str], None],
     ) -> None:
         self._group, self._watch, self._saving = group, watch, saving
         self._warned, self._parity_seen, self._checks_equal = False, False, checks_equal
-        self._data_ranks: list[int] = []
-        self._also, self._warn = also, warn
+        self._data_ranks, self._also, self._warn = list(data_ranks), also, warn
 
     def setup(self, settings: LearnerSettings, *, reachable: bool) -> list[Call]:
         """Start building on every rank; the caller waits.
@@ -170,10 +166,6 @@ class LearnerHandle:
             for rank in range(len(self._group))
         ]
         return self._group.start_each("setup", ranks)
-
-    def has_started(self, data_ranks: Sequence[int]) -> None:
-        """Take note of which shard each rank trains: the results of the calls of :meth:`setup`."""
-        self._data_ranks = list(data_ranks)
 
     def connect(self, engine_urls: list[str], settings: PublisherSettings) -> None:
         """Meet the engines for weight transfer."""

@@ -199,6 +199,11 @@ class Learner:
         weights: Iterator[tuple[str, torch.Tensor]] = self._spec.export_weights(self.chunks)
         return weights
 
+    @property
+    def is_sender(self) -> bool:
+        """Whether this rank is the one that talks to the engines and writes shared files."""
+        return self._settings.rank == 0
+
     # --- Devices -----------------------------------------------------------------------------------------------------
 
     def sleep(self) -> int:
@@ -216,20 +221,6 @@ class Learner:
         if self._bed is not None:
             self._bed.wake()
             self._bed = None
-
-    # --- Whole -------------------------------------------------------------------------------------------------------
-
-    @property
-    def data_rank(self) -> int:
-        """Which shard of a rollout this rank trains; ranks that share one copy of the model share a shard."""
-        from megatron.core import parallel_state
-
-        return int(parallel_state.get_data_parallel_rank())
-
-    @property
-    def is_sender(self) -> bool:
-        """Whether this rank is the one that talks to the engines and writes shared files."""
-        return self._settings.rank == 0
 
     def close(self) -> None:
         """Leave the process group."""
