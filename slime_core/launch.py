@@ -31,7 +31,7 @@ from slime_core.cluster.session import Session, cluster_has_gpus, head_address
 from slime_core.cluster.waiting import wait
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import RunConfig
-from slime_core.errors import RemoteError, WaitTimeout
+from slime_core.errors import ConfigError, RemoteError, WaitTimeout
 from slime_core.learner.actor import LearnerActor, LearnerHandle, Saving, manifest_record
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.rank import LearnerSettings
@@ -46,7 +46,6 @@ from slime_core.rollout.router import RouterSettings
 from slime_core.rollout.router_actor import start_router
 from slime_core.rollout.sampler import SamplerSettings
 from slime_core.track.track import Track
-from slime_core.weights.endpoints import EngineControl
 from slime_core.weights.publisher import PublisherSettings
 
 __all__ = ["Job", "evaluate", "run"]
@@ -123,6 +122,28 @@ def evaluate(job: Job, *, warn: Warn) -> dict[str, float]:
         return scores
 
 
+class _Engines:
+    """All engines, for whoever shares devices with them; every wait is watched."""
+
+    def __init__(self, actors: Sequence[Actor], wait: Callable[..., list[Any]]) -> None:
+        self._actors, self._wait = actors, wait
+
+    def pause(self, mode: str) -> None:
+        self._all("pause", mode, what="the engines to pause")
+
+    def resume(self) -> None:
+        self._all("resume", what="the engines to go on")
+
+    def release_memory(self, *tags: str) -> None:
+        self._all("release_memory", *tags, what=f"the engines to give {' and '.join(tags)} away")
+
+    def resume_memory(self, *tags: str) -> None:
+        self._all("resume_memory", *tags, what=f"the engines to get {' and '.join(tags)} back")
+
+    def _all(self, method: str, *arguments: str, what: str) -> None:
+        self._wait([actor.start(method, *arguments) for actor in self._actors], what=what)
+
+
 class _Fleet:
     """Everything that runs in other processes, with the calls that are still starting it."""
 
@@ -132,6 +153,7 @@ class _Fleet:
         self._learner_calls: list[Call] = []
         self._monitors: list[Call] = []
         self._engines: list[Actor] = []
+        self._engines_are_watched = False
         self._address = head_address()
         self._router = start_router(
             RouterSettings(log_file=job.logs / "router.log"), reachable=self._address is not None
@@ -170,8 +192,9 @@ class _Fleet:
         return learner, devices
 
     def _share_devices(self, learner: LearnerHandle) -> Sharing:
-        urls = self._wait(self._engine_calls, what="the engines to start")
-        devices = Sharing(EngineControl(urls, timeout_s=self._watch.wait_fail_s), learner)
+        self._wait(self._engine_calls, what="the engines to start")
+        self._watch_engines()
+        devices = Sharing(_Engines(self._engines, self._wait), learner)
         devices.vacate()
         return devices
 
@@ -189,11 +212,16 @@ class _Fleet:
         calls = [*self._engine_calls, self._sampler_call, *self._learner_calls]
         started = self._wait(calls, what="engines, learner and sampler to start")
         urls: list[str] = started[: len(self._engines)]
-        self._monitors += [engine.start("watch") for engine in self._engines]
+        self._watch_engines()
         self._wait([self._router.start("add", urls)], what="the router to see the engines")
         if learner is not None:
             gpus = self._wait([engine.start("gpus") for engine in self._engines], what="the engines' GPUs")
             learner.connect(urls, self._publisher_settings(gpus))
+
+    def _watch_engines(self) -> None:
+        if not self._engines_are_watched:
+            self._engines_are_watched = True
+            self._monitors += [engine.start("watch") for engine in self._engines]
 
     def stop(self) -> None:
         """Stop servers in their own time; whatever does not answer dies with its Ray actor."""
@@ -242,6 +270,7 @@ class _Fleet:
             transport=config.transport,
             disk_folder=config.weights.update_weight_disk_dir or self._job.logs.parent / "weights",
             engine_gpus=tuple(gpus) if all(gpus) else (),
+            resumes=not config.cluster.colocate,
         )
 
     @property
@@ -306,10 +335,19 @@ def _cluster(job: Job, *, learner_ranks: int, warn: Warn) -> Iterator[_Fleet]:
             device,
             colocated=cluster.colocate and learner_ranks > 0,
         )
+        _refuse_shared_nccl(job.config, device)
         placement = stack.enter_context(place(layout))
         fleet = _Fleet(job, placement, device=device, warn=warn)
         stack.callback(fleet.stop)
         yield fleet
+
+
+def _refuse_shared_nccl(config: RunConfig, device: Device) -> None:
+    if device == "gpu" and config.cluster.colocate and config.transport == "distributed":
+        raise ConfigError(
+            "update_weight_transport = distributed with colocate on GPUs: NCCL takes no two processes on one GPU, and "
+            "the first learner rank shares its GPU with an engine. Choose tensor, disk or auto."
+        )
 
 
 def _can_use_gpus() -> bool:

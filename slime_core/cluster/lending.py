@@ -4,10 +4,10 @@
     Sharing    they take turns on the same devices, in five phases:
 
     GENERATING   the engines hold weights and cache, the learner sleeps
-    CACHE_FREE   the engines have given their cache away
+    CACHE_FREE   the engines have ended what they generated, and given their cache away
     LEARNING     and their weights: the learner is awake and may train and save
     PUBLISHING   the engines have room for weights again and take the learner's
-    REFILLED     the learner sleeps; the engines hold new weights, and get their cache back -> GENERATING
+    REFILLED     the learner sleeps; the engines hold new weights, get their cache back, and go on -> GENERATING
 
 Both hold one rule: one borrower at a time. The order of the phases is what keeps memory from overflowing: the learner
 wakes after the engines have left, and their cache, the largest part, comes back after the learner has left.
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, Protocol
 
 __all__ = ["CACHE", "WEIGHTS", "Engines", "Lending", "Phase", "Sharing", "Sleeper"]
 
@@ -29,6 +29,12 @@ WEIGHTS = "weights"
 
 class Engines(Protocol):
     """All engines at once, as :class:`~slime_core.weights.endpoints.EngineControl` controls them."""
+
+    def pause(self, mode: Literal["abort"]) -> None:
+        """No engine generates from here on, and requests in flight have ended with what they had."""
+
+    def resume(self) -> None:
+        """All engines generate again."""
 
     def release_memory(self, *tags: str) -> None:
         """Every engine has given the memory of ``tags`` away; they must be idle."""
@@ -104,8 +110,12 @@ class Sharing(Lending):
         self._engines, self._learner = engines, learner
 
     def vacate(self) -> None:
-        """The engines have left the devices: cache first, which only idle engines can do, then weights."""
+        """The engines have left the devices: cache first, which only idle engines can do, then weights.
+
+        A request that nobody waits for any more may still be running: it is ended, since it would end the server.
+        """
         self._require(Phase.GENERATING)
+        self._engines.pause("abort")
         self._engines.release_memory(CACHE)
         self.phase = Phase.CACHE_FREE
         self._engines.release_memory(WEIGHTS)
@@ -127,6 +137,7 @@ class Sharing(Lending):
         self._learner.sleep()
         self.phase = Phase.REFILLED
         self._engines.resume_memory(CACHE)
+        self._engines.resume()
         self.phase = Phase.GENERATING
 
     def _require(self, phase: Phase) -> None:

@@ -45,7 +45,7 @@ def look() -> Machine:
     """This machine now."""
     return Machine(
         cores=len(os.sched_getaffinity(0)),
-        memory=min(psutil.virtual_memory().available, *_left_in_group(CGROUP)),
+        memory=min([psutil.virtual_memory().available, *_left_in_group(CGROUP)]),
         shared_memory=_free(SHARED),
         has_gpus=any(True for name in DEVICES for _ in Path("/dev").glob(name)),
         torch=metadata.version("torch"),

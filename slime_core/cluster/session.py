@@ -146,8 +146,10 @@ def _knock(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_LIMIT_S) as connection:
         connection.settimeout(KNOCK_LIMIT_S)
+        if os.environ.get("RAY_USE_TLS", "0") not in ("", "0", "false"):
+            return  # it answers no greeting that is not encrypted
         connection.sendall(HTTP2_GREETING)
-        answer = connection.recv(HTTP2_HEAD)
+        answer = connection.recv(HTTP2_HEAD, socket.MSG_WAITALL)
     if len(answer) < HTTP2_HEAD or answer[3] != HTTP2_SETTINGS:
         raise ValueError("the program that listens there does not speak gRPC")
 

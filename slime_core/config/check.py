@@ -123,10 +123,10 @@ def _colocated_weights_come_back(config: RunConfig) -> Iterator[str]:
 
 def _transport_reaches_the_engines(config: RunConfig) -> Iterator[str]:
     nodes = config.cluster.actor_num_nodes
-    if config.weights.update_weight_transport == "tensor" and nodes > 1 and not config.cluster.colocate:
+    if config.transport == "tensor" and nodes > 1:
         yield (
-            f"update_weight_transport = tensor shares memory inside a machine, and actor_num_nodes = {nodes} without "
-            "colocate has engines on others; choose distributed or disk, or add --colocate true"
+            f"update_weight_transport = tensor shares memory inside the machine of the first learner rank, and "
+            f"actor_num_nodes = {nodes} has engines on others; choose disk, or without colocate distributed"
         )
 
 

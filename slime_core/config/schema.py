@@ -265,7 +265,10 @@ class WeightsConfig(Section):
     update_weight_buffer_size: Count = 512 * 1024**2
     """Bytes of weights sent at once; one larger tensor still goes alone."""
     update_weight_transport: Literal["auto", "distributed", "tensor", "disk"] = "auto"
-    """How weights travel: broadcast, shared memory, or files. auto: tensor with colocate, else distributed."""
+    """How weights travel: broadcast, shared memory, or files.
+
+    auto: distributed; with colocate tensor on one machine, and disk on several.
+    """
     update_weight_disk_dir: Path | None = None
     """Folder for weights that travel as files; learner and engines must all see it. None: inside the run folder."""
     check_weight_update_equal: bool = False
@@ -368,9 +371,11 @@ class RunConfig(Section):
     def transport(self) -> Literal["distributed", "tensor", "disk"]:
         """How weights travel, ``auto`` resolved."""
         chosen = self.weights.update_weight_transport
-        if chosen == "auto":
-            return "tensor" if self.cluster.colocate else "distributed"
-        return chosen
+        if chosen != "auto":
+            return chosen
+        if not self.cluster.colocate:
+            return "distributed"
+        return "tensor" if self.cluster.actor_num_nodes == 1 else "disk"
 
     @property
     def num_data_ranks(self) -> int:

@@ -208,10 +208,11 @@ class Learner:
 
     def sleep(self) -> int:
         """Give all device memory away until :meth:`wake`; returns its bytes. Not collective."""
-        from slime_core.learner.sleep import Bed, device_tensors
+        from slime_core.learner.sleep import Bed, device_tensors, drop_scratch
 
         if self._bed is None:
             self.optimizer.zero_grad()
+            drop_scratch()
             # Anew each time: the optimizer makes its state at its first step.
             self._bed = Bed(*device_tensors(self.model, self.optimizer))
         return int(self._bed.sleep())

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Bed", "device_tensors"]
+__all__ = ["Bed", "device_tensors", "drop_scratch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,18 @@ def _leave(storage: torch.UntypedStorage, *, keeps: bool) -> _Asleep:
     nbytes, content = storage.nbytes(), None
     if keeps:
         flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        content = torch.empty(nbytes, dtype=torch.uint8, pin_memory=storage.device.type == "cuda").copy_(flat)
+        content = torch.empty(nbytes, dtype=torch.uint8).copy_(flat)
     storage.resize_(0)
     return _Asleep(storage, nbytes, content)
+
+
+def drop_scratch() -> None:
+    """Megatron forgets what it can compute again: tables of rotary angles, and the buffer of gathered activations."""
+    from megatron.core import parallel_state
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+
+    RotaryEmbedding.forward.cache_clear()
+    parallel_state.get_global_memory_buffer().buffer.clear()
 
 
 def _empty_cache() -> None:

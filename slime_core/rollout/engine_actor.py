@@ -12,8 +12,12 @@ from slime_core.cluster.actors import Actor, start_actor
 from slime_core.cluster.placement import Slot
 from slime_core.rollout.engine import EngineSettings, SGLangServer
 from slime_core.rollout.server_actor import ServerActor
+from slime_core.weights.endpoints import EngineControl, PauseMode
 
 __all__ = ["EngineActor", "start_engine"]
+
+
+CONTROL_LIMIT_S = 600.0
 
 
 class EngineActor(ServerActor):
@@ -40,6 +44,26 @@ class EngineActor(ServerActor):
         self._server.start()
         self._server.wait_ready()
         return self._server.url
+
+    def pause(self, mode: PauseMode) -> None:
+        """The server generates nothing from here on; see :meth:`EngineControl.pause`."""
+        self._control().pause(mode)
+
+    def resume(self) -> None:
+        """The server generates again."""
+        self._control().resume()
+
+    def release_memory(self, *tags: str) -> None:
+        """The server has given the memory of ``tags`` away; it must be idle."""
+        self._control().release_memory(*tags)
+
+    def resume_memory(self, *tags: str) -> None:
+        """The server has memory for ``tags`` again."""
+        self._control().resume_memory(*tags)
+
+    def _control(self) -> EngineControl:
+        # Whoever calls the actor waits no longer than it wants to; the limit here only ends a thread.
+        return EngineControl([self._server.url], timeout_s=CONTROL_LIMIT_S)
 
     def gpus(self) -> tuple[str, ...]:
         """UUIDs of the engine's GPUs, in the order of its processes; none on a CPU, or where nobody can say."""

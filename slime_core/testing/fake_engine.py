@@ -80,6 +80,7 @@ class FakeEngine:
         self._ready = threading.Event()
         self._stopping = asyncio.Event()
         self._running = asyncio.Event()
+        self._aborted = asyncio.Event()
 
     def start(self) -> None:
         """It listens at ``url``."""
@@ -111,19 +112,28 @@ class FakeEngine:
             return 400, {"error": {"message": "input_ids cannot be empty."}}
         if max(map(len, prompts)) + sampling["max_new_tokens"] > self._context_length:
             return 400, {"error": {"message": "longer than the model's maximum context length"}}
-        await self._work()
+        if await self._is_aborted():
+            return 200, _aborted(self._version)
         if self.released:
             return 400, {"error": {"message": f"nothing can be generated without {sorted(self.released)}"}}
         n = sampling.get("n", 1)
         rows = [self._respond(prompt, sampling) for prompt in prompts for _ in range(n)]
         return 200, rows if len(rows) > 1 else rows[0]
 
-    async def _work(self) -> None:
+    async def _is_aborted(self) -> bool:
+        """Takes its time, and says whether it was told to stop meanwhile."""
         self._in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
+        working, told = asyncio.create_task(self._work()), asyncio.create_task(self._aborted.wait())
+        done, left = await asyncio.wait([working, told], return_when=asyncio.FIRST_COMPLETED)
+        for task in left:
+            task.cancel()
+        self._in_flight -= 1
+        return working not in done
+
+    async def _work(self) -> None:
         await asyncio.sleep(self.delay_s)
         await self._running.wait()
-        self._in_flight -= 1
 
     def _respond(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
         ids: list[int] = []
@@ -144,6 +154,11 @@ class FakeEngine:
     async def _pause(self, body: dict[str, Any]) -> tuple[int, Any]:
         self._running.clear()
         self._keeps_running = body.get("mode") == "in_place"
+        if body.get("mode") == "abort":
+            self._aborted.set()
+            self._aborted = asyncio.Event()
+            while self._in_flight:
+                await asyncio.sleep(0)
         return _success()
 
     async def _continue(self, _: dict[str, Any]) -> tuple[int, Any]:
@@ -293,6 +308,11 @@ class FakeEngine:
 async def _turns(number: int) -> None:
     for _ in range(number):
         await asyncio.sleep(0)
+
+
+def _aborted(version: str) -> dict[str, Any]:
+    meta = {"finish_reason": {"type": "abort"}, "weight_versions": [{"version": version, "start": 0, "end": 0}]}
+    return {"text": "", "output_ids": [], "meta_info": meta | {"output_token_logprobs": []}}
 
 
 def _success() -> tuple[int, Any]:

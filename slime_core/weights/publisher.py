@@ -42,6 +42,7 @@ class PublisherSettings:
         disk_folder: for ``disk``: a folder that learner and engines see.
         engine_gpus: for ``tensor`` on GPUs: UUID of the GPU of each process of each engine, one tuple an engine; empty:
             they read the weights from the machine's memory, which is slower.
+        resumes: whether engines generate again after an update; False: they wait, and somebody else resumes them.
     """
 
     model: Path
@@ -54,6 +55,7 @@ class PublisherSettings:
     transport: TransportName = "distributed"
     disk_folder: Path | None = None
     engine_gpus: tuple[tuple[str, ...], ...] = ()
+    resumes: bool = True
 
 
 class Publisher:
@@ -87,7 +89,8 @@ class Publisher:
         self._transport = _transport(settings, self._control)
 
     def publish(self, weights: NamedWeights, *, version: str) -> float:
-        """Every engine holds ``weights``, reports ``version`` and generates again when this returns.
+        """Every engine holds ``weights``, reports ``version`` and, unless told otherwise, generates again when this
+        returns.
 
         Generation is paused meanwhile: requests in flight are put back and go on afterwards, with the new weights.
 
@@ -108,7 +111,8 @@ class Publisher:
         sent = self._send(weights)
         self._transport.end()
         proven = self._prove(self._control, sent, version)
-        self._control.resume()
+        if self._settings.resumes:
+            self._control.resume()
         return proven
 
     def check_equal(self, weights: NamedWeights, *, version: str) -> None:

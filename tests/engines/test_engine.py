@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from slime_core.rollout.client import GenerateClient, Generation, SamplingParams
 from slime_core.rollout.engine import EngineSettings, SGLangServer
 from slime_core.rollout.process import free_ports
 from slime_core.rollout.router import Router, RouterSettings
+from slime_core.weights.bucket import Bucket
 from slime_core.weights.checksums import SentWeights, agree
 from slime_core.weights.endpoints import EngineControl
 from slime_core.weights.publisher import Publisher, PublisherSettings
@@ -194,14 +195,11 @@ async def test_weights_that_were_announced_but_not_sent_are_noticed(
     model: torch.nn.Module,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def forgets_to_send(_: EngineControl, announced: Any, version: str) -> SentWeights:
-        sent = SentWeights(dtype="float32")
-        for name, weight in announced:
-            sent.add(name, weight)
-        control.set_version(version)
-        return sent
+    def forgets_to_send(bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
+        if last:
+            control.set_version("5")
 
-    monkeypatch.setattr(publisher, "_send", forgets_to_send)
+    monkeypatch.setattr(publisher._transport, "send", forgets_to_send)
     with pytest.raises(WeightSyncError, match="does not hold what was sent"):
         publisher.publish(changed(model, seed=5), version="5")
     control.set_version("default")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -10,7 +12,7 @@ from slime_core.cluster.lending import CACHE, WEIGHTS, Lending, Phase, Sharing
 from slime_core.errors import WeightSyncError
 from slime_core.testing.fake_engine import FakeEngine
 from slime_core.weights.bucket import Bucket
-from slime_core.weights.endpoints import EngineControl
+from slime_core.weights.endpoints import EngineControl, call
 from slime_core.weights.specs import WeightSpec
 
 
@@ -52,7 +54,6 @@ def publish(control: EngineControl) -> None:
     control.begin_update()
     control.update_from_distributed(bucket, group="g", send=Sent, version="1")
     control.end_update()
-    control.resume()
 
 
 @pytest.mark.parametrize("make", [lambda _: Lending(), lambda parts: Sharing(*parts)], ids=["own", "shared"])
@@ -90,12 +91,37 @@ def test_shared_devices_go_through_five_phases(control: EngineControl, engine: F
             assert (sharing.phase, learner.awake, engine.released) == (Phase.PUBLISHING, True, {CACHE})
             publish(control)
         assert (sharing.phase, learner.awake, engine.released) == (Phase.GENERATING, False, set())
-    assert [call for call in engine.calls if "memory" in call] == 2 * [
+    assert [path for path in engine.calls if "memory" in path] == 2 * [
         "/release_memory_occupation",
         "/release_memory_occupation",
         "/resume_memory_occupation",
         "/resume_memory_occupation",
     ]
+
+
+def test_a_request_that_is_still_running_is_ended_before_memory_goes(
+    control: EngineControl, engine: FakeEngine
+) -> None:
+    engine.delay_s = 60
+    body = {"input_ids": [3, 4], "sampling_params": {"max_new_tokens": 4}}
+    with ThreadPoolExecutor(1) as thread:
+        straggler = thread.submit(call, engine.url, "/generate", body, timeout_s=60)
+        while not engine.most_in_flight:
+            time.sleep(0.01)
+        Sharing(control, Sleepy(engine)).vacate()
+        assert straggler.result()["meta_info"]["finish_reason"]["type"] == "abort"
+    assert engine.released == {CACHE, WEIGHTS}
+
+
+def test_engines_generate_again_only_when_they_have_all_their_memory(
+    control: EngineControl, engine: FakeEngine
+) -> None:
+    sharing = Sharing(control, Sleepy(engine))
+    with sharing.lend("learner"):
+        sharing.make_room_for_weights()
+    told = [path for path in engine.calls if "generation" in path or "memory" in path]
+    assert told[0] == "/pause_generation"
+    assert told[-2:] == ["/resume_memory_occupation", "/continue_generation"]
 
 
 def test_the_first_borrower_finds_the_devices_vacated(control: EngineControl, engine: FakeEngine) -> None:

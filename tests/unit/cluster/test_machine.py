@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from slime_core.cluster import machine
@@ -33,6 +34,11 @@ def test_no_limit_is_no_number(tmp_path: Path) -> None:
     group(tmp_path, limit="max", used=700, cache=50)
     assert machine._left_in_group(tmp_path, "0::/\n") == []
     assert machine._left_in_group(tmp_path / "nothing", "") == []
+
+
+def test_a_machine_without_limits_has_what_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "CGROUP", tmp_path / "nothing")
+    assert 0 < machine.look().memory <= psutil.virtual_memory().total
 
 
 def test_a_limit_of_the_first_version_counts(tmp_path: Path) -> None:
