@@ -56,7 +56,7 @@ matrix: setup ## a few steps in every layout and over every transport
 	$(BIN)/python bench/matrix.py outputs/matrix
 
 .PHONY: transports
-transports: setup ## publish over every transport to real engines, and the table of docs/results.md
+transports: setup ## publish over every transport to real engines, and the table of docs/layouts.md
 	$(BIN)/python bench/transports.py
 
 .PHONY: layouts

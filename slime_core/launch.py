@@ -153,7 +153,7 @@ class _Fleet:
         self._learner_calls: list[Call] = []
         self._monitors: list[Call] = []
         self._engines: list[Actor] = []
-        self._engines_are_watched = False
+        self._are_in = False
         self._address = head_address()
         self._router = start_router(
             RouterSettings(log_file=job.logs / "router.log"), reachable=self._address is not None
@@ -192,8 +192,7 @@ class _Fleet:
         return learner, devices
 
     def _share_devices(self, learner: LearnerHandle) -> Sharing:
-        self._wait(self._engine_calls, what="the engines to start")
-        self._watch_engines()
+        self._take_in(self._wait(self._engine_calls, what="the engines to start"))
         devices = Sharing(_Engines(self._engines, self._wait), learner)
         devices.vacate()
         return devices
@@ -212,16 +211,19 @@ class _Fleet:
         calls = [*self._engine_calls, self._sampler_call, *self._learner_calls]
         started = self._wait(calls, what="engines, learner and sampler to start")
         urls: list[str] = started[: len(self._engines)]
-        self._watch_engines()
-        self._wait([self._router.start("add", urls)], what="the router to see the engines")
+        self._take_in(urls)
         if learner is not None:
             gpus = self._wait([engine.start("gpus") for engine in self._engines], what="the engines' GPUs")
             learner.connect(urls, self._publisher_settings(gpus))
 
-    def _watch_engines(self) -> None:
-        if not self._engines_are_watched:
-            self._engines_are_watched = True
-            self._monitors += [engine.start("watch") for engine in self._engines]
+    def _take_in(self, urls: Sequence[str]) -> None:
+        """Engines that have started are watched, and the router sends them requests. It takes in only those that are
+        not paused, so shared devices are left after this."""
+        if self._are_in:
+            return
+        self._are_in = True
+        self._monitors += [engine.start("watch") for engine in self._engines]
+        self._wait([self._router.start("add", list(urls))], what="the router to see the engines")
 
     def stop(self) -> None:
         """Stop servers in their own time; whatever does not answer dies with its Ray actor."""

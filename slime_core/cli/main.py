@@ -115,7 +115,7 @@ def _config(argv: list[str]) -> int:
         case _:
             usage = "slime config explain KEY [flags of slime run]\nslime config show [flags of slime run]"
             if not _asks_help(argv):
-                raise UserError(f"slime config {' '.join(argv)}: accepted are\n{usage}")
+                raise UserError(f"{' '.join(['slime config', *argv])}: accepted are\n{usage}")
             print(usage)
     return 0
 

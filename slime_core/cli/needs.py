@@ -16,9 +16,10 @@ from slime_core.errors import ConfigError, WeightSyncError
 from slime_core.weights.specs import expected_specs
 from slime_core.weights.whole import refuse_cut
 
-__all__ = ["GIB", "Needs"]
+__all__ = ["GIB", "MIB", "Needs"]
 
 GIB = 2**30
+MIB = 2**20
 
 RUN_BYTES = int(0.9 * GIB)
 RANK_BYTES = int(0.4 * GIB)
@@ -69,9 +70,6 @@ class Needs:
         """
         parameters = _parameters(start_weights(config), needed=trains)
         weights, parallel = config.weights, config.parallel
-        shares = weights.update_weight_transport == "tensor" or (
-            weights.update_weight_transport == "auto" and config.cluster.colocate
-        )
         return cls(
             parameters=parameters,
             item=2 if config.model.bf16 else FLOAT32,
@@ -79,7 +77,7 @@ class Needs:
             copies=config.num_data_ranks * parallel.context_parallel_size if trains else 0,
             engines=config.num_engines,
             reference=config.algorithm.use_kl_loss and trains,
-            buffer=weights.update_weight_buffer_size if shares and trains else 0,
+            buffer=weights.update_weight_buffer_size if config.transport == "tensor" and trains else 0,
         )
 
     @property

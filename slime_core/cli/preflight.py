@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from slime_core.cli.needs import GIB, Needs
+from slime_core.cli.needs import GIB, MIB, Needs
 from slime_core.cluster.machine import Machine, look
 from slime_core.config.described import context_length, start_weights
 from slime_core.config.embedded import ARITHMETIC
@@ -54,7 +54,7 @@ def machine_mistakes(config: RunConfig, needs: Needs, machine: Machine) -> Itera
     elif config.cluster.device == "cpu" or not machine.can_use_gpus:
         yield from _too_few_cores(config, needs, machine)
         yield from _too_little_memory(needs, machine)
-        yield from _too_little_shared_memory(config, needs, machine)
+        yield from _too_little_shared_memory(needs, machine)
 
 
 def _no_gpu(machine: Machine) -> Iterator[str]:
@@ -83,14 +83,16 @@ def _too_little_memory(needs: Needs, machine: Machine) -> Iterator[str]:
         )
 
 
-def _too_little_shared_memory(config: RunConfig, needs: Needs, machine: Machine) -> Iterator[str]:
+def _too_little_shared_memory(needs: Needs, machine: Machine) -> Iterator[str]:
     free, needed = machine.shared_memory, needs.shared_memory
     if free is None or needed > free:
-        found = "this machine has none" if free is None else f"it has {free / GIB:.3g} GiB free"
+        found = "this machine has none" if free is None else f"it has {free / MIB:,.1f} MiB free"
+        weights = ""
+        if needs.buffer:
+            weights = ", or lower --update-weight-buffer-size, or choose --update-weight-transport disk"
         yield (
-            f"shared memory: the processes need {needed / GIB:.3g} GiB of /dev/shm, for one of them "
-            f"update_weight_buffer_size = {config.weights.update_weight_buffer_size}, and {found}; enlarge it "
-            "(docker run --shm-size), lower --update-weight-buffer-size, or --update-weight-transport distributed"
+            f"shared memory: the processes need {needed / MIB:,.1f} MiB of /dev/shm, and {found}; enlarge it "
+            f"(docker run --shm-size){weights}"
         )
 
 

@@ -64,6 +64,8 @@ def find_key(section: str, name: str) -> Setting | Refusal | None:
     if section == "sglang":
         return _of_sglang(name, name)
     home = core_settings().get(name)
+    if home is None and name.startswith("sglang_"):
+        return Refusal(f"it belongs to [sglang], as {name.removeprefix('sglang_')}")
     return Refusal(f"it belongs to [{home.section}]") if home else _find(name, name)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slime_core.config.described import start_weights, whole_number
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.engine_flags import said
 from slime_core.config.megatron_flags import MegatronFlag, megatron_flags
@@ -28,7 +30,8 @@ def mistakes(config: RunConfig, *, broken: frozenset[str] = frozenset()) -> list
     if "hf_checkpoint" not in broken:
         found += _other_than_the_model(given, config)
     if not any(key.startswith("megatron.") for key in broken):
-        found += [*_recomputes_nothing(given), *_ends_what_begins_not(given)]
+        found += [*_recomputes_nothing(given), *_recomputes_by_layers(given, config)]
+        found += [*_ends_what_begins_not(given), *_has_no_such_rate(given)]
     if not any(key.startswith("sglang.") for key in broken):
         found += _copies_need_attention(dict(config.sglang.given))
     return list(map(Mistake, found))
@@ -85,6 +88,36 @@ def _recomputes_nothing(given: Mapping[str, Value]) -> Iterator[str]:
         yield f"megatron.{name} has no effect without recompute_granularity = full"
     if "recompute_modules" in given and granularity != "selective":
         yield "megatron.recompute_modules has no effect without recompute_granularity = selective"
+
+
+def _recomputes_by_layers(given: Mapping[str, Value], config: RunConfig) -> Iterator[str]:
+    """Megatron-core 0.16's loop over chunks of layers does not end for 0, and steps over the end of a stage
+    (transformer/transformer_block.py, ``_checkpointed_forward``)."""
+    number = given.get("recompute_num_layers")
+    if not isinstance(number, int) or given.get("recompute_granularity") != "full":
+        return
+    if number < 1:
+        yield f"megatron.recompute_num_layers = {number}; accepted: at least 1"
+        return
+    layers = whole_number(start_weights(config), "num_hidden_layers")
+    if given.get("recompute_method") != "uniform" or layers is None:
+        return
+    parallel = config.parallel
+    chunks = parallel.pipeline_model_parallel_size * parallel.num_virtual_stages_per_pipeline_rank
+    sizes = {layers // chunks + (place < layers % chunks) for place in range(chunks)}
+    if any(size % number for size in sizes):
+        held = " and ".join(map(str, sorted(sizes)))
+        yield (
+            f"megatron.recompute_num_layers = {number} with recompute_method = uniform does not divide the {held} "
+            f"layers that a rank holds of num_hidden_layers = {layers}; choose a divisor, or recompute_method block"
+        )
+
+
+def _has_no_such_rate(given: Mapping[str, Value]) -> Iterator[str]:
+    for name in ("decoupled_lr", "decoupled_min_lr"):
+        rate = given.get(name)
+        if isinstance(rate, float) and not 0 <= rate < math.inf:
+            yield f"megatron.{name} = {rate}; accepted: a finite number of at least 0"
 
 
 def _ends_what_begins_not(given: Mapping[str, Value]) -> Iterator[str]:

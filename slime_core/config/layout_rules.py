@@ -118,7 +118,7 @@ def _uneven(config: RunConfig, setting: str, size: int, *even: str) -> Iterator[
     known = {name: count for name, count in counts.items() if count is not None}
     bad = [f"{name} = {count}" for name, count in known.items() if not _fits(size, name, count)]
     if bad:
-        largest = min(count for name, count in known.items() if name != KEY_VALUE_HEADS)
+        largest = min((count for name, count in known.items() if name != KEY_VALUE_HEADS), default=size)
         good = [one for one in range(1, largest + 1) if all(_fits(one, *pair) for pair in known.items())]
         yield (
             f"{setting} = {size} does not divide {', '.join(bad)} of {folder / 'config.json'}; "

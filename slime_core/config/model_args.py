@@ -26,11 +26,18 @@ def expected(name: str, value: Value, described: Described) -> Value | None:
         value: what was given.
         described: the JSON object of the file.
     """
+    try:
+        return _told(name, value, described)
+    except (TypeError, ValueError, AttributeError, ArithmeticError):
+        return None  # text where a number belongs, or the like
+
+
+def _told(name: str, value: Value, described: Described) -> Value | None:
     if name == "make_vocab_size_divisible_by":
         return _divisor(value, described)
     if name == "moe_layer_freq":
         return _frequency(value, described)
-    found = _TOLD[name](described)
+    found: Value | None = _TOLD[name](described)
     close = isinstance(found, float) and isinstance(value, float) and math.isclose(found, value, rel_tol=1e-9)
     return value if close else found
 

@@ -23,7 +23,7 @@ __all__ = ["BEYOND", "SlimeFlag", "groups", "page", "slime_flags"]
 
 Verdict = Literal["kept", "renamed", "refused", "later"]
 
-BEYOND = ("parsed elsewhere", "of the seed's workflows")
+BEYOND = ("parsed elsewhere", "named by users, not by slime's parser")
 """Groups beyond the 219 flags that slime's own parser has."""
 
 _TABLE = Path(__file__).resolve().parent / "data" / "slime_flags.txt"

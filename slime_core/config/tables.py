@@ -139,9 +139,9 @@ def _held(path: Path, version: str) -> dict[str, Any] | None:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
         [Row.of(row) for row in table["rows"]]
+        return table if table["version"] == version else None
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    return table if table["version"] == version else None
 
 
 def _cache_file(engine: Engine, version: str) -> Path:

@@ -108,11 +108,11 @@ def _refuse_long(path: Path, rows: Rows, room: Room, setting: str) -> None:
     if long:
         more = f" and {len(long) - 1} more" if len(long) > 1 else ""
         length = kept[long[0]]
+        leave_out = f"leave them out with --rollout-max-prompt-len {room.prompt}, " if setting == "prompt_data" else ""
         raise DataError(
             f"{path}, line {long[0]}{more}: a prompt of {length} tokens in {setting}, and a response may have "
             f"{room.response}, together {length + room.response}; the model reads at most {room.context}. Accepted are "
-            f"prompts of at most {room.prompt} tokens: shorten them, leave them out with --rollout-max-prompt-len "
-            f"{room.prompt}, or ask for shorter responses."
+            f"prompts of at most {room.prompt} tokens: shorten them, {leave_out}or ask for shorter responses."
         )
 
 

@@ -198,7 +198,7 @@ ROWS = {
     ),
     "too little shared memory": Row(
         f"{OWN} --device cpu --colocate true --update-weight-buffer-size {TERABYTE}",
-        ("shared memory: ", "GiB of /dev/shm", "--shm-size", "--update-weight-buffer-size"),
+        ("shared memory: ", "MiB of /dev/shm", "--shm-size", "--update-weight-buffer-size"),
         model(of_size(TERABYTE)),
     ),
     "a file where the output folder should be": Row(

@@ -66,9 +66,8 @@ def test_the_embedded_run_needs_what_its_files_hold() -> None:
         ),
         (
             replace(LARGE, shared_memory=2**10),
-            "shared memory: the processes need 2.29e-05 GiB of /dev/shm, for one of them update_weight_buffer_size = "
-            "536870912, and it has 9.54e-07 GiB free; enlarge it (docker run --shm-size), lower "
-            "--update-weight-buffer-size, or --update-weight-transport distributed",
+            "shared memory: the processes need 0.0 MiB of /dev/shm, and it has 0.0 MiB free; enlarge it "
+            "(docker run --shm-size)",
         ),
         (replace(LARGE, shared_memory=None), "and this machine has none; enlarge it"),
     ],

@@ -84,8 +84,8 @@ def described(folder: Path, **values: object) -> str:
         ),
         (
             "--update-weight-transport tensor --actor-num-nodes 2",
-            "update_weight_transport = tensor shares memory inside a machine, and actor_num_nodes = 2 without colocate "
-            "has engines on others; choose distributed or disk, or add --colocate true",
+            "update_weight_transport = tensor shares memory inside the machine of the first learner rank, and "
+            "actor_num_nodes = 2 has engines on others; choose disk, or without colocate distributed",
         ),
         (
             "--update-weight-disk-dir /weights",

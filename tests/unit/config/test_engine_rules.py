@@ -11,6 +11,7 @@ import pytest
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
 from slime_core.config.model_args import expected
+from slime_core.config.section import Value
 from slime_core.errors import ConfigError
 
 MODEL_ARGS = """
@@ -79,6 +80,16 @@ def test_the_arguments_of_a_launch_script_agree_with_its_checkpoint() -> None:
             "--recompute-activations --recompute-granularity full --recompute-method block --recompute-num-layers 1",
             "megatron.recompute_activations means selective, but recompute_granularity = full; leave one out",
         ),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 0",
+            "megatron.recompute_num_layers = 0; accepted: at least 1",
+        ),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+            "megatron.recompute_num_layers = 2 with recompute_method = uniform does not divide the 3 layers that a "
+            "rank holds of num_hidden_layers = 3; choose a divisor, or recompute_method block",
+        ),
+        ("--decoupled-lr -1", "megatron.decoupled_lr = -1.0; accepted: a finite number of at least 0"),
         ("--decoupled-min-lr 0", "megatron.decoupled_min_lr has no effect without decoupled_lr"),
         (
             "--sglang-dp-size 2",
@@ -139,3 +150,18 @@ def test_tied_embeddings_of_an_older_config_and_its_rope_are_read() -> None:
 def test_a_vocabulary_is_not_padded() -> None:
     assert expected("make_vocab_size_divisible_by", 128, {"vocab_size": 300}) == 1
     assert json.dumps(expected("make_vocab_size_divisible_by", 100, {"vocab_size": 300})) == "100"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "described"),
+    [
+        ("rotary_base", 1e4, {"rope_theta": None}),
+        ("kv_channels", 64, {"hidden_size": "64", "num_attention_heads": 4}),
+        ("make_vocab_size_divisible_by", 128, {"vocab_size": [1]}),
+        ("moe_layer_freq", "1", {"num_experts": 2, "num_hidden_layers": "2"}),
+    ],
+)
+def test_a_config_json_that_says_something_odd_tells_nothing(
+    name: str, value: Value, described: dict[str, object]
+) -> None:
+    assert expected(name, value, described) is None

@@ -31,7 +31,7 @@ WORKFLOW = """
     --eval-interval 50 --eval-prompt-data held-out {held_out} --hf-checkpoint {model} --rollout-max-response-len 8
     --recompute-activations --sglang-mem-fraction-static 0.4 --sglang-attention-backend torch_native
 """
-"""Workflow 1 of the seed, with fewer devices and prompts, and an engine's flag of each kind."""
+"""The standard workflow, with fewer devices and prompts, and an engine's flag of each kind."""
 
 TWIN = """
     [run]
