@@ -13,6 +13,7 @@ learner and engines share devices does the learner wait until the engines have s
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -81,6 +82,12 @@ class Job:
     def prompts(self) -> Path:
         """The training prompts."""
         return self.config.data.prompt_data or ARITHMETIC / "data" / "train.jsonl"
+
+    @property
+    def weights_folder(self) -> Path:
+        """Where weights lie that travel as files; gone at the end of the run, however it ends."""
+        shared, run = self.config.weights.update_weight_disk_dir, self.logs.parent
+        return run / "weights" if shared is None else shared / f"{run.name}-{os.getpid()}"
 
 
 Warn = Callable[[str], None]
@@ -270,7 +277,7 @@ class _Fleet:
             devices_per_engine=config.cluster.rollout_num_gpus_per_engine,
             address=self._address or "127.0.0.1",
             transport=config.transport,
-            disk_folder=config.weights.update_weight_disk_dir or self._job.logs.parent / "weights",
+            disk_folder=self._job.weights_folder,
             engine_gpus=tuple(gpus) if all(gpus) else (),
             resumes=not config.cluster.colocate,
         )
@@ -338,6 +345,8 @@ def _cluster(job: Job, *, learner_ranks: int, warn: Warn) -> Iterator[_Fleet]:
             colocated=cluster.colocate and learner_ranks > 0,
         )
         _refuse_shared_nccl(job.config, device)
+        if job.config.transport == "disk":
+            stack.callback(shutil.rmtree, job.weights_folder, ignore_errors=True)
         placement = stack.enter_context(place(layout))
         fleet = _Fleet(job, placement, device=device, warn=warn)
         stack.callback(fleet.stop)

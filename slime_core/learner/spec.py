@@ -97,6 +97,7 @@ class MBridgeSpec:
         if parallel.pipeline > 1:
             settings.setdefault("pipeline_model_parallel_layout", parallel.stages(hf_config.num_hidden_layers))
         self._bridge = bridge_class(_classic_config(hf_config), dtype, settings)
+        _refuse_router_losses(self._bridge.config)
         return [_build_chunk(self._bridge, stage, parallel) for stage in range(parallel.virtual_pipeline)]
 
     def load_weights(self, chunks: Sequence[torch.nn.Module], folder: str | Path) -> None:
@@ -191,6 +192,18 @@ def _num_experts(hf_config: Any) -> int:
     """Experts of a layer; 0: the model is dense. Families name the field differently."""
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     return next((int(found) for name in names if (found := getattr(hf_config, name, None))), 0)
+
+
+def _refuse_router_losses(config: Any) -> None:
+    # Megatron multiplies their gradients by tokens and expects a division that sum_gradients leaves out
+    # (transformer/moe/router.py, "calculate_per_token_loss").
+    balancing = config.moe_router_load_balancing_type not in (None, "none") and config.moe_aux_loss_coeff
+    if config.num_moe_experts and (balancing or config.moe_z_loss_coeff):
+        raise ConfigError(
+            f"a router loss was asked for (moe_aux_loss_coeff {config.moe_aux_loss_coeff}, moe_z_loss_coeff "
+            f"{config.moe_z_loss_coeff}), which would be weighted wrongly here; only models without are built: give "
+            'the overrides moe_router_load_balancing_type="none" and moe_z_loss_coeff=None'
+        )
 
 
 def _refuse_other_state(parallel: ParallelLayout) -> None:

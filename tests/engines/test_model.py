@@ -169,6 +169,26 @@ def test_a_misspelt_override_is_refused_with_the_nearest_field(megatron, folder)
         build(folder, megatron, recompute_granularty="full")
 
 
+def test_losses_of_a_router_that_would_be_weighted_wrongly_are_refused(megatron):
+    from transformers import Qwen3MoeConfig
+
+    config = Qwen3MoeConfig(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+    )
+    MBridgeSpec().build(config, dtype=torch.float32, parallel=megatron)
+    with pytest.raises(ConfigError, match="moe_z_loss_coeff 0.1"):
+        MBridgeSpec().build(config, dtype=torch.float32, parallel=megatron, overrides={"moe_z_loss_coeff": 0.1})
+
+
 def test_full_recomputation_gives_the_same_logits(megatron, folder):
     _, (plain,) = build(folder, megatron)
     recomputed = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
