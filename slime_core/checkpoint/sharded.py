@@ -73,10 +73,8 @@ def _state(chunks: Sequence[Any], optimizer: Any, *, loading: bool) -> dict[str,
         "singleton_local_shards": False,
     }
     model = {key: chunk.sharded_state_dict(metadata=metadata) for key, chunk in zip(_keys(chunks), chunks, strict=True)}
-    whole = (
-        model["model"] if len(chunks) == 1 else {name: value for part in model.values() for name, value in part.items()}
-    )
-    return {**model, "optimizer": optimizer.sharded_state_dict(whole, is_loading=loading, metadata=metadata)}
+    # Chunk by chunk, not joined: a layer has the same name in each of them.
+    return {**model, "optimizer": optimizer.sharded_state_dict(model, is_loading=loading, metadata=metadata)}
 
 
 def _keys(chunks: Sequence[Any]) -> list[str]:
