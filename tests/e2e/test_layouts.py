@@ -10,7 +10,12 @@ from bench.matrix import LAYOUTS, deepen, settings
 from slime_core.config.embedded import ARITHMETIC
 from tests.e2e.conftest import train
 
-CHOSEN = ("colocated, tensor 2, engine tensor 2", "pipeline 2, two engines, disk", "context 2")
+CHOSEN = (
+    "colocated, tensor 2, engine tensor 2",
+    "pipeline 2, two engines, disk",
+    "pipeline 2, interleaved",
+    "context 2",
+)
 
 
 @pytest.mark.parametrize("name", CHOSEN)
