@@ -16,10 +16,11 @@ from slime_core.errors import ConfigError, WeightSyncError
 from slime_core.weights.specs import expected_specs
 from slime_core.weights.whole import refuse_cut
 
-__all__ = ["GIB", "MIB", "Needs"]
+__all__ = ["GIB", "KIB", "MIB", "Needs"]
 
 GIB = 2**30
 MIB = 2**20
+KIB = 2**10
 
 RUN_BYTES = int(0.9 * GIB)
 RANK_BYTES = int(0.4 * GIB)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from slime_core.cli.needs import GIB, MIB, Needs
+from slime_core.cli.needs import GIB, KIB, MIB, Needs
 from slime_core.cluster.machine import Machine, look
 from slime_core.config.described import context_length, start_weights
 from slime_core.config.embedded import ARITHMETIC
@@ -86,14 +86,18 @@ def _too_little_memory(needs: Needs, machine: Machine) -> Iterator[str]:
 def _too_little_shared_memory(needs: Needs, machine: Machine) -> Iterator[str]:
     free, needed = machine.shared_memory, needs.shared_memory
     if free is None or needed > free:
-        found = "this machine has none" if free is None else f"it has {free / MIB:,.1f} MiB free"
+        found = "this machine has none" if free is None else f"it has {_size(free)} free"
         weights = ""
         if needs.buffer:
             weights = ", or lower --update-weight-buffer-size, or choose --update-weight-transport disk"
         yield (
-            f"shared memory: the processes need {needed / MIB:,.1f} MiB of /dev/shm, and {found}; enlarge it "
+            f"shared memory: the processes need {_size(needed)} of /dev/shm, and {found}; enlarge it "
             f"(docker run --shm-size){weights}"
         )
+
+
+def _size(number: int) -> str:
+    return f"{number / MIB:,.1f} MiB" if number >= MIB else f"{number / KIB:,.1f} KiB"
 
 
 def _screen_prompts(config: RunConfig, registry: Registry, *, trains: bool) -> None:

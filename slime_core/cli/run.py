@@ -83,19 +83,19 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     listeners: list[Listener] = [progress, evaluations]
     with no_trace_if_refused(record, stood), progress, Track(record, trackers=trackers, listeners=listeners) as track:
         run(job, track=track, resume=resume)
-    summary(
-        start=evaluations.first,
-        end=evaluations.last,
-        seconds=time.monotonic() - begun_s,
-        paths=[
-            ("run", record.directory),
-            ("metrics", record.metrics),
-            ("samples", record.samples),
-            ("checkpoint", record.checkpoints),
-            ("curves", Path(f"tensorboard --logdir {record.tensorboard}")),
-        ],
-    )
+    seconds = time.monotonic() - begun_s
+    summary(start=evaluations.first, end=evaluations.last, seconds=seconds, paths=_paths(record))
     return 0
+
+
+def _paths(record: RunRecord) -> list[tuple[str, Path]]:
+    return [
+        ("run", record.directory),
+        ("metrics", record.metrics),
+        ("samples", record.samples),
+        ("checkpoint", record.checkpoints),
+        ("curves", Path(f"tensorboard --logdir {record.tensorboard}")),
+    ]
 
 
 class _Evaluations:

@@ -66,7 +66,7 @@ def test_the_embedded_run_needs_what_its_files_hold() -> None:
         ),
         (
             replace(LARGE, shared_memory=2**10),
-            "shared memory: the processes need 0.0 MiB of /dev/shm, and it has 0.0 MiB free; enlarge it "
+            "shared memory: the processes need 24.0 KiB of /dev/shm, and it has 1.0 KiB free; enlarge it "
             "(docker run --shm-size)",
         ),
         (replace(LARGE, shared_memory=None), "and this machine has none; enlarge it"),
