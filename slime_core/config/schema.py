@@ -23,6 +23,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from slime_core.config.custom import CustomConfig
 from slime_core.config.megatron import MegatronConfig
 from slime_core.config.section import Section
 from slime_core.config.sglang import SGLangConfig
@@ -32,6 +33,7 @@ __all__ = [
     "AlgorithmConfig",
     "CheckpointConfig",
     "ClusterConfig",
+    "CustomConfig",
     "DataConfig",
     "EngineConfig",
     "EvalConfig",
@@ -343,6 +345,7 @@ class RunConfig(Section):
     megatron: MegatronConfig = Field(default_factory=MegatronConfig)
     sglang: SGLangConfig = Field(default_factory=SGLangConfig)
     watch: WatchConfig = Field(default_factory=WatchConfig)
+    custom: CustomConfig = Field(default_factory=CustomConfig)
     run: JobConfig = Field(default_factory=JobConfig)
 
     @property

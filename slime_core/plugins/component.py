@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from slime_core.plugins.traits import (
     AdvantageTraits,
+    CorrectionTraits,
     DataTraits,
     GenerateTraits,
     ModelSpecTraits,
@@ -15,6 +16,7 @@ from slime_core.plugins.traits import (
     RewardTraits,
     TrackerTraits,
     Traits,
+    TransformTraits,
 )
 
 __all__ = ["Component", "Kind"]
@@ -28,7 +30,9 @@ class Kind(StrEnum):
 
     ADVANTAGE_ESTIMATOR = "advantage_estimator"
     POLICY_LOSS = "policy_loss"
+    CORRECTION = "correction"
     REWARD_MODEL = "reward_model"
+    SAMPLE_TRANSFORM = "sample_transform"
     GENERATE_FUNCTION = "generate_function"
     DATA_SOURCE = "data_source"
     MODEL_SPEC = "model_spec"
@@ -48,7 +52,9 @@ class Kind(StrEnum):
 _TRAITS: dict[Kind, type[Traits]] = {
     Kind.ADVANTAGE_ESTIMATOR: AdvantageTraits,
     Kind.POLICY_LOSS: PolicyLossTraits,
+    Kind.CORRECTION: CorrectionTraits,
     Kind.REWARD_MODEL: RewardTraits,
+    Kind.SAMPLE_TRANSFORM: TransformTraits,
     Kind.GENERATE_FUNCTION: GenerateTraits,
     Kind.DATA_SOURCE: DataTraits,
     Kind.MODEL_SPEC: ModelSpecTraits,

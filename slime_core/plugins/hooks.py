@@ -1,6 +1,6 @@
-"""The calls through which a plugin declares what it offers; each is made once, at start, and carries declarations only.
+"""The calls that a plugin may implement: declarations, each made once, at start; and the lifecycle of a run.
 
-A plugin implements any of them, as plain functions without parameters::
+Declarations are plain functions without parameters::
 
     from slime_core import Component, hookimpl
 
@@ -14,29 +14,47 @@ Order between plugins never decides anything: two plugins that claim one name, o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import pluggy
 
 from slime_core.plugins.component import Component, Kind
+from slime_core.plugins.contracts.lifecycle import LearnerInfo, Place, RunInfo, TrainStep
+from slime_core.types import PromptGroup, Sample
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 __all__ = [
+    "LIFECYCLE_HOOKS",
     "PROJECT",
     "REGISTRATION_HOOKS",
+    "Lifecycle",
     "hookimpl",
     "hookspec",
+    "slime_after_rollout",
+    "slime_after_train_step",
+    "slime_after_weight_sync",
+    "slime_before_log_probs",
+    "slime_before_rollout",
+    "slime_before_train_step",
+    "slime_checkpoint_restore",
+    "slime_checkpoint_state",
+    "slime_learner_start",
     "slime_options",
     "slime_presets",
     "slime_register_advantage_estimators",
+    "slime_register_corrections",
     "slime_register_data_sources",
     "slime_register_generate_functions",
     "slime_register_model_specs",
     "slime_register_policy_losses",
     "slime_register_reward_models",
+    "slime_register_sample_transforms",
     "slime_register_trackers",
+    "slime_run_end",
+    "slime_run_start",
 ]
 
 PROJECT = "slime"
@@ -56,8 +74,19 @@ def slime_register_policy_losses() -> Iterable[Component]:  # type: ignore[empty
 
 
 @hookspec
+def slime_register_corrections() -> Iterable[Component]:  # type: ignore[empty-body]
+    """Yield off-policy corrections: how far tokens of other weights count (contract ``Correction``)."""
+
+
+@hookspec
 def slime_register_reward_models() -> Iterable[Component]:  # type: ignore[empty-body]
     """Yield reward models: how responses are scored (contract ``RewardModel``)."""
+
+
+@hookspec
+def slime_register_sample_transforms() -> Iterable[Component]:  # type: ignore[empty-body]
+    """Yield sample transforms: which finished groups are trained on, and how (contracts ``GroupTransform`` and
+    ``RolloutTransform``)."""
 
 
 @hookspec
@@ -90,10 +119,103 @@ def slime_options() -> type[BaseModel]:  # type: ignore[empty-body]
     """Return the frozen pydantic model of the plugin's own settings; every field has a default and a description."""
 
 
+# --- Lifecycle -------------------------------------------------------------------------------------------------------
+# Called while the run goes on. An implementation names the parameters it wants; ``options`` is the options object of
+# its own plugin, None without one.
+
+
+@hookspec
+def slime_run_start(run: RunInfo, options: Any) -> None:
+    """Everything has started, nothing has been sampled."""
+
+
+@hookspec
+def slime_run_end(run: RunInfo, error: BaseException | None, options: Any) -> None:
+    """The run is over; ``error`` is what ended it, None after its last rollout."""
+
+
+@hookspec
+def slime_before_rollout(rollout: int, groups: list[PromptGroup], options: Any) -> None:
+    """Prompt groups are about to be generated; their samples may be changed in place."""
+
+
+@hookspec
+def slime_after_rollout(rollout: int, samples: list[Sample], options: Any) -> None:
+    """The samples that will be trained on are rewarded and transformed; they may be changed in place."""
+
+
+@hookspec
+def slime_learner_start(learner: LearnerInfo, options: Any) -> None:
+    """Process groups are up; ``learner.model`` is empty, because the model comes next."""
+
+
+@hookspec
+def slime_before_log_probs(role: str, learner: LearnerInfo, options: Any) -> None:
+    """The model holds the weights of ``role`` (``actor`` or ``reference``), and a pass without gradients follows."""
+
+
+@hookspec
+def slime_before_train_step(step: TrainStep, options: Any) -> None:
+    """The gradients of an optimizer step are about to be computed."""
+
+
+@hookspec
+def slime_after_train_step(step: TrainStep, options: Any) -> None:
+    """The weights have changed; ``step.metrics`` are those of the step, the same on every rank."""
+
+
+@hookspec
+def slime_after_weight_sync(version: int, options: Any) -> None:
+    """Every engine serves the learner's weights, as ``version``."""
+
+
+@hookspec
+def slime_checkpoint_state(place: Place, options: Any) -> Mapping[str, object] | None:
+    """Return what :func:`slime_checkpoint_restore` needs at this place, as JSON-ready values; None: nothing.
+
+    Of the learner's ranks, rank 0 is asked, and every rank gets its answer back.
+    """
+
+
+@hookspec
+def slime_checkpoint_restore(place: Place, state: Mapping[str, object], options: Any) -> None:
+    """Continue from what :func:`slime_checkpoint_state` returned at this place; not called where it returned None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    """Where a lifecycle hook is called, and what its failure means.
+
+    Arguments:
+        places: the processes that call it.
+        policy: ``participant``: an exception ends the run. ``observer``: it is logged and counted, and after three the
+            plugin is not called there again.
+    """
+
+    places: tuple[Place, ...]
+    policy: Literal["participant", "observer"]
+
+
+LIFECYCLE_HOOKS: dict[str, Lifecycle] = {
+    "slime_run_start": Lifecycle((Place.DRIVER,), "participant"),
+    "slime_run_end": Lifecycle((Place.DRIVER,), "observer"),
+    "slime_before_rollout": Lifecycle((Place.SAMPLER,), "participant"),
+    "slime_after_rollout": Lifecycle((Place.SAMPLER,), "participant"),
+    "slime_learner_start": Lifecycle((Place.RANK,), "participant"),
+    "slime_before_log_probs": Lifecycle((Place.RANK,), "participant"),
+    "slime_before_train_step": Lifecycle((Place.RANK,), "participant"),
+    "slime_after_train_step": Lifecycle((Place.RANK,), "observer"),
+    "slime_after_weight_sync": Lifecycle((Place.DRIVER,), "observer"),
+    "slime_checkpoint_state": Lifecycle((Place.DRIVER, Place.SAMPLER, Place.RANK), "participant"),
+    "slime_checkpoint_restore": Lifecycle((Place.DRIVER, Place.SAMPLER, Place.RANK), "participant"),
+}
+
 REGISTRATION_HOOKS: dict[str, Kind] = {
     "slime_register_advantage_estimators": Kind.ADVANTAGE_ESTIMATOR,
     "slime_register_policy_losses": Kind.POLICY_LOSS,
+    "slime_register_corrections": Kind.CORRECTION,
     "slime_register_reward_models": Kind.REWARD_MODEL,
+    "slime_register_sample_transforms": Kind.SAMPLE_TRANSFORM,
     "slime_register_generate_functions": Kind.GENERATE_FUNCTION,
     "slime_register_data_sources": Kind.DATA_SOURCE,
     "slime_register_model_specs": Kind.MODEL_SPEC,

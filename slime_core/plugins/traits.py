@@ -8,6 +8,7 @@ from typing import Literal
 
 __all__ = [
     "AdvantageTraits",
+    "CorrectionTraits",
     "DataTraits",
     "GenerateTraits",
     "ModelSpecTraits",
@@ -15,6 +16,7 @@ __all__ = [
     "RewardTraits",
     "TrackerTraits",
     "Traits",
+    "TransformTraits",
 ]
 
 
@@ -23,17 +25,18 @@ class AdvantageTraits:
     """How an advantage estimator is called.
 
     Arguments:
-        scope: ``sample``: over all samples of a rollout at once, one number a sample; there is no other yet.
+        scope: ``sample``: over all samples of a rollout at once, one number a sample. ``token``: on every learner rank
+            over its own samples, one number a response token.
         reads: the columns it needs filled, such as ``rewards``, ``groups`` or ``values``.
         policy_loss: the policy loss it pairs with.
     """
 
-    scope: Literal["sample"] = "sample"
+    scope: Literal["sample", "token"] = "sample"
     reads: AbstractSet[str] = frozenset()
     policy_loss: str = "clipped"
 
     def __post_init__(self) -> None:
-        _require_choice("AdvantageTraits.scope", self.scope, ("sample",))
+        _require_choice("AdvantageTraits.scope", self.scope, ("sample", "token"))
         object.__setattr__(self, "reads", frozenset(self.reads))
 
 
@@ -45,6 +48,21 @@ class PolicyLossTraits:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reads", frozenset(self.reads))
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionTraits:
+    """An off-policy correction has no traits yet; the class keeps the place typed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransformTraits:
+    """How a sample transform is called: ``group``: with each finished group; ``rollout``: with all groups at once."""
+
+    scope: Literal["group", "rollout"] = "group"
+
+    def __post_init__(self) -> None:
+        _require_choice("TransformTraits.scope", self.scope, ("group", "rollout"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +106,15 @@ class TrackerTraits:
 
 
 Traits = (
-    AdvantageTraits | PolicyLossTraits | RewardTraits | GenerateTraits | DataTraits | ModelSpecTraits | TrackerTraits
+    AdvantageTraits
+    | PolicyLossTraits
+    | CorrectionTraits
+    | RewardTraits
+    | TransformTraits
+    | GenerateTraits
+    | DataTraits
+    | ModelSpecTraits
+    | TrackerTraits
 )
 
 

@@ -66,7 +66,7 @@ def _mistake(name: str, function: Callable[..., Any]) -> str | None:
         return "is async; hooks declare and are called once, at start.\nWrite it with plain def; targets may be async."
     if options["wrapper"] or options["hookwrapper"]:
         return "is a hook wrapper; a plugin declares its own components and sees nobody else's.\nUse plain @hookimpl."
-    return _wrong_parameter(function)
+    return _wrong_parameter(function, known=_parameters(hook))
 
 
 def _unmarked(name: str, markers: dict[str, Any]) -> str | None:
@@ -86,7 +86,12 @@ def _markers(function: Callable[..., Any]) -> dict[str, Any]:
     return {key: value for key, value in vars(function).items() if key.endswith("_impl") and isinstance(value, dict)}
 
 
-def _wrong_parameter(function: Callable[..., Any]) -> str | None:
+def _parameters(hook: str) -> tuple[str, ...]:
+    """What the hook passes; a declaration takes nothing."""
+    return tuple(inspect.signature(vars(hooks)[hook]).parameters)
+
+
+def _wrong_parameter(function: Callable[..., Any], *, known: tuple[str, ...]) -> str | None:
     parameters = list(inspect.signature(function).parameters.values())
     if parameters and parameters[0].name in ("self", "cls"):
         parameters = parameters[1:]
@@ -96,5 +101,7 @@ def _wrong_parameter(function: Callable[..., Any]) -> str | None:
             return f"has the {kind} parameter {parameter.name!r}, which is never passed.\nRemove it."
         if parameter.default is not inspect.Parameter.empty:
             return f"gives parameter {parameter.name!r} a default, which hides whether it was passed.\nRemove it."
-        return f"has the parameter {parameter.name!r}; this hook takes none.\nRemove it."
+        if parameter.name not in known:
+            takes = f"passes {', '.join(known)}" if known else "takes none"
+            return f"has the parameter {parameter.name!r}; this hook {takes}.\nRemove it."
     return None

@@ -39,7 +39,7 @@ def test_a_scope_that_does_not_exist_names_those_that_do():
 
 
 def test_every_kind_has_its_own_traits_class_with_defaults():
-    assert len({type(kind.traits()) for kind in Kind}) == len(Kind) == 7
+    assert len({type(kind.traits()) for kind in Kind}) == len(Kind) == 9
 
 
 def test_a_component_survives_pickling():

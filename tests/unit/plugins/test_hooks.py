@@ -14,10 +14,15 @@ def test_every_kind_is_registered_through_exactly_one_hook():
 
 
 def test_every_hook_takes_no_arguments_and_says_what_it_yields():
-    for name in [name for name in hooks.__all__ if name.startswith("slime_")]:
+    for name in [*hooks.REGISTRATION_HOOKS, "slime_presets", "slime_options"]:
         hook = vars(hooks)[name]
         assert not inspect.signature(hook).parameters
         assert re.match(r"(Yield|Return) ", hook.__doc__)
+
+
+def test_every_hook_declares_components_or_has_a_place_in_the_lifecycle():
+    named = {name for name in hooks.__all__ if name.startswith("slime_")}
+    assert named == {*hooks.REGISTRATION_HOOKS, *hooks.LIFECYCLE_HOOKS, "slime_presets", "slime_options"}
 
 
 def test_only_boundary_catches_everything():

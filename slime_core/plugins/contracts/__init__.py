@@ -1,0 +1,70 @@
+"""What the targets of components implement: one Protocol a kind, and the records they take and return.
+
+Every target is called once with the plugin's options object (None where the plugin has no options) and the result is
+used for the whole run. numpy and torch appear in annotations only, so that importing this package stays cheap.
+"""
+
+from slime_core.plugins.contracts.advantages import (
+    AdvantageEstimator,
+    AdvantageSettings,
+    GroupedRewards,
+    Reductions,
+    ResponseTokens,
+    TokenAdvantageEstimator,
+    TokenAdvantages,
+)
+from slime_core.plugins.contracts.lifecycle import LearnerInfo, Place, RunInfo, TrainStep
+from slime_core.plugins.contracts.losses import (
+    Correction,
+    CorrectionOutput,
+    CorrectionTerms,
+    LossOutput,
+    LossSettings,
+    LossTerms,
+    PolicyLoss,
+    Segments,
+)
+from slime_core.plugins.contracts.models import ModelSpec
+from slime_core.plugins.contracts.rollouts import (
+    DataSource,
+    GenerateFunction,
+    GroupGenerateFunction,
+    GroupTransform,
+    PromptRequest,
+    RewardModel,
+    RolloutTransform,
+    Transformed,
+)
+from slime_core.plugins.contracts.trackers import Tracker
+
+__all__ = [
+    "AdvantageEstimator",
+    "AdvantageSettings",
+    "Correction",
+    "CorrectionOutput",
+    "CorrectionTerms",
+    "DataSource",
+    "GenerateFunction",
+    "GroupGenerateFunction",
+    "GroupTransform",
+    "GroupedRewards",
+    "LearnerInfo",
+    "LossOutput",
+    "LossSettings",
+    "LossTerms",
+    "ModelSpec",
+    "Place",
+    "PolicyLoss",
+    "PromptRequest",
+    "Reductions",
+    "ResponseTokens",
+    "RewardModel",
+    "RolloutTransform",
+    "RunInfo",
+    "Segments",
+    "TokenAdvantageEstimator",
+    "TokenAdvantages",
+    "Tracker",
+    "TrainStep",
+    "Transformed",
+]

@@ -1,0 +1,144 @@
+"""Advantage estimators, and what they see: rewards of whole groups, or the tokens of a learner rank's responses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+__all__ = [
+    "AdvantageEstimator",
+    "AdvantageSettings",
+    "GroupedRewards",
+    "Reductions",
+    "ResponseTokens",
+    "TokenAdvantageEstimator",
+    "TokenAdvantages",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedRewards:
+    """The rewards of B samples and which prompt group each belongs to; samples of a group may stand anywhere.
+
+    Example, two groups of two::
+
+        GroupedRewards(rewards_B=np.float32([1, 0, 1, 1]), groups_B=np.int64([7, 7, 9, 9]),
+                       lengths_B=np.int64([12, 30, 8, 9]), mask_sums_B=np.int64([12, 18, 8, 9]))
+
+    Arguments:
+        rewards_B: float32, finite.
+        groups_B: int64, the samples' ``group_index``; any integers.
+        lengths_B: int64, response tokens.
+        mask_sums_B: int64, response tokens that are trained.
+
+    Raises:
+        ValueError: the columns differ in shape, or a reward is NaN or infinite.
+    """
+
+    rewards_B: NDArray[np.float32]
+    groups_B: NDArray[np.int64]
+    lengths_B: NDArray[np.int64]
+    mask_sums_B: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        shapes = {
+            "rewards_B": self.rewards_B.shape,
+            "groups_B": self.groups_B.shape,
+            "lengths_B": self.lengths_B.shape,
+            "mask_sums_B": self.mask_sums_B.shape,
+        }
+        if set(shapes.values()) != {(len(self.rewards_B),)}:
+            raise ValueError(f"every column holds one number a sample; found the shapes {shapes}")
+        if len(self) and not math.isfinite(float(abs(self.rewards_B).max())):
+            raise ValueError("a reward is NaN or infinite; the reward model must return finite numbers")
+
+    def __len__(self) -> int:
+        return len(self.rewards_B)
+
+
+class AdvantageEstimator(Protocol):
+    """Turns the rewards of a whole rollout into one advantage a sample (scope ``sample``)."""
+
+    def estimate(self, batch: GroupedRewards) -> NDArray[np.float32]:
+        """Advantages, float32 [B], in the order of ``batch``; permuting the samples permutes them alike."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageSettings:
+    """The settings that every estimator of scope ``token`` shares.
+
+    Arguments:
+        gamma: discount of a later token's reward, 0 to 1.
+        lambd: decay of generalised advantage estimation, 0 to 1.
+        kl_coef: weight of the divergence from the reference that is taken off the rewards; 0: none.
+        kl_estimator: how that divergence is estimated, as in :func:`slime_core.ops.kl.approximate_kl`.
+    """
+
+    gamma: float = 1.0
+    lambd: float = 1.0
+    kl_coef: float = 0.0
+    kl_estimator: str = "k1"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTokens:
+    """The responses of one learner rank's shard: b samples, u response tokens, every response whole and in order.
+
+    Columns that the estimator's traits do not read are None.
+
+    Arguments:
+        lengths_B: int64 [b], response tokens of each sample; they add up to u.
+        samples_U: int64 [u], which of the b samples a token belongs to.
+        mask_U: float32 [u], 1 where the token is trained.
+        rewards_B: float32 [b].
+        log_probs_U: float32 [u], of the actor before the first optimizer step of the rollout.
+        ref_log_probs_U: float32 [u], of the reference.
+        rollout_log_probs_U: float32 [u], of the engine.
+        values_U: float32 [u], of the critic.
+        settings: see :class:`AdvantageSettings`.
+    """
+
+    lengths_B: torch.Tensor
+    samples_U: torch.Tensor
+    mask_U: torch.Tensor
+    rewards_B: torch.Tensor
+    log_probs_U: torch.Tensor | None = None
+    ref_log_probs_U: torch.Tensor | None = None
+    rollout_log_probs_U: torch.Tensor | None = None
+    values_U: torch.Tensor | None = None
+    settings: AdvantageSettings = AdvantageSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAdvantages:
+    """One advantage a response token, float32 [u], and, where a critic is trained, one return a token."""
+
+    advantages_U: torch.Tensor
+    returns_U: torch.Tensor | None = None
+
+
+class Reductions(Protocol):
+    """Sums over all data-parallel ranks; every rank must call the same reductions in the same order."""
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The elementwise sum over ranks, a new tensor of the same shape and dtype; without gradient."""
+        ...
+
+
+class TokenAdvantageEstimator(Protocol):
+    """Turns what is known of each response token into one advantage a token (scope ``token``).
+
+    Runs on every learner rank over that rank's shard. How samples are split over ranks must not change the result:
+    whatever is taken over the batch goes through ``reduce``.
+    """
+
+    def estimate(self, batch: ResponseTokens, reduce: Reductions) -> TokenAdvantages:
+        """Advantages of every response token, finite, 0 where masked, in the order of ``batch``."""
+        ...

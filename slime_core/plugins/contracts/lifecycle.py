@@ -1,0 +1,73 @@
+"""What the lifecycle hooks are handed: records of where a run stands. Objects of the engines are typed loosely, so that
+importing this loads none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+__all__ = ["LearnerInfo", "Place", "RunInfo", "TrainStep"]
+
+
+class Place(StrEnum):
+    """Where a hook is called: the driver, the sampler's process, or every rank of the learner."""
+
+    DRIVER = "driver"
+    SAMPLER = "sampler"
+    RANK = "rank"
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """The run, as the driver knows it.
+
+    Arguments:
+        folder: of the run.
+        settings: setting name -> value of every setting of the core.
+        step: steps done when it started: 0, or what it resumed from.
+        num_rollout: steps it will have done at its end.
+    """
+
+    folder: Path
+    settings: Mapping[str, Any]
+    step: int = 0
+    num_rollout: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerInfo:
+    """One learner rank.
+
+    Arguments:
+        rank, world_size: of the process among the learner's.
+        settings: setting name -> value of every setting of the core.
+        model: the chunks of the model that the rank holds; empty before they are built.
+        optimizer, schedule: Megatron's; None before they are built.
+    """
+
+    rank: int
+    world_size: int
+    settings: Mapping[str, Any]
+    model: Sequence[Any] = ()
+    optimizer: Any = None
+    schedule: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStep:
+    """One optimizer step.
+
+    Arguments:
+        rollout: number of the rollout.
+        step: number of the step within the rollout, from 0.
+        learner: the rank that takes it.
+        metrics: the step's metrics, once it is done; empty before.
+    """
+
+    rollout: int
+    step: int
+    learner: LearnerInfo
+    metrics: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,131 @@
+"""What takes part in a rollout: data sources, generate functions, reward models, sample transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from slime_core.types import PromptGroup, Sample
+
+__all__ = [
+    "DataSource",
+    "GenerateFunction",
+    "GroupGenerateFunction",
+    "GroupTransform",
+    "PromptRequest",
+    "RewardModel",
+    "RolloutTransform",
+    "Transformed",
+]
+
+Prompt = str | list[dict[str, Any]]
+
+
+class RewardModel(Protocol):
+    """Scores finished responses."""
+
+    async def score(self, samples: Sequence[Sample]) -> Sequence[float | dict[str, float]]:
+        """One reward a sample, in the order of ``samples``; changes none of them."""
+        ...
+
+
+class GenerateFunction(Protocol):
+    """Makes the response to one sample's prompt (scope ``sample``)."""
+
+    async def __call__(self, context: Any, sample: Sample, sampling: Any) -> Sample | list[Sample]:
+        """The finished sample, or several that one generation fanned out into and that share a ``rollout_id``."""
+        ...
+
+
+class GroupGenerateFunction(Protocol):
+    """Makes the responses to one prompt group (scope ``group``)."""
+
+    async def __call__(self, context: Any, samples: PromptGroup, sampling: Any) -> list[Sample]:
+        """The finished samples of the group."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRequest:
+    """What a data source is asked for.
+
+    Arguments:
+        path: the file.
+        input_key, label_key, metadata_key: fields of a row.
+        n_samples_per_prompt: samples of a group.
+        shuffle: a new order each epoch, by ``seed``; False: file order.
+        keeps: prompts it says no to are left out; None: all are kept.
+    """
+
+    path: Path
+    input_key: str = "prompt"
+    label_key: str | None = "label"
+    metadata_key: str = "metadata"
+    n_samples_per_prompt: int = 1
+    shuffle: bool = True
+    seed: int = 0
+    keeps: Callable[[Prompt], bool] | None = None
+
+
+class DataSource(Protocol):
+    """Hands out prompt groups, and can be put back to where it was.
+
+    Its target is called with the plugin's options and ``request=``, a :class:`PromptRequest`.
+    """
+
+    def next_groups(self, n: int) -> list[PromptGroup]:
+        """The next ``n`` prompt groups, of pending samples."""
+        ...
+
+    def put_back(self, groups: Sequence[PromptGroup]) -> None:
+        """Take unfinished groups back; they are handed out first."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What ``restore`` needs, as JSON-ready values."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from where ``state()`` was taken."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of prompts in one pass over the data."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Transformed:
+    """What a sample transform made of one prompt group.
+
+    Example: a group whose rewards are all equal is left out::
+
+        Transformed(samples, dropped="zero_std")
+
+    Arguments:
+        samples: the group as it goes on; fewer samples, other rewards, ``loss_mask`` or ``remove_sample`` set.
+        dropped: why the whole group is not trained on; None: it is. Counted as ``rollout/dropped/REASON``.
+        changed: reason -> number of samples that were changed for it; counted as ``rollout/changed/REASON``.
+    """
+
+    samples: PromptGroup
+    dropped: str | None = None
+    changed: Mapping[str, int] = field(default_factory=dict)
+
+
+class GroupTransform(Protocol):
+    """Keeps, drops, masks or shapes one finished, rewarded prompt group (scope ``group``)."""
+
+    def __call__(self, samples: PromptGroup) -> Transformed:
+        """What becomes of the group; it may change the samples that it is handed."""
+        ...
+
+
+class RolloutTransform(Protocol):
+    """Keeps, drops, masks or shapes all prompt groups of a rollout, seen together (scope ``rollout``)."""
+
+    def __call__(self, groups: Sequence[PromptGroup]) -> Sequence[Transformed]:
+        """What becomes of each group, in order; it may change the samples that it is handed."""
+        ...
