@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from slime_core.checkpoint.folder import find
 from slime_core.cli.preflight import preflight
+from slime_core.cli.run import options_of
 from slime_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
             manifest=active.manifest,
             architecture=architecture,
             logs=Path(logs),
-            options=dict(resolved.plugin_options),
+            options=options_of(resolved, active),
         )
         print(f"model: {job.model}", flush=True)
         scores = evaluate(job, warn=_warn)

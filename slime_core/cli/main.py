@@ -70,7 +70,7 @@ def activate_named(peek: Peek) -> ActivePlugins:
     """
     from slime_core.plugins.registry import activate
 
-    return activate(peek.plugins, architecture=_architecture(peek.hf_checkpoint))
+    return activate(peek.plugins, architecture=_architecture(peek.hf_checkpoint), paths=peek.paths)
 
 
 def _dispatch(argv: list[str]) -> int:

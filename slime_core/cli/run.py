@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slime_core.checkpoint.folder import Checkpoint, find, set_aside
 from slime_core.cli.preflight import preflight
@@ -23,6 +23,7 @@ from slime_core.config.settings import core_settings
 from slime_core.errors import ConfigError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
+from slime_core.plugins.discovery import PATHS
 from slime_core.track.events import EvalFinished, Event, Listener
 from slime_core.track.record import RunRecord, numbered
 from slime_core.track.track import Sink, Track
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from slime_core.config.load import Resolved
     from slime_core.plugins.registry import ActivePlugins
 
-__all__ = ["execute", "expand", "open_record"]
+__all__ = ["execute", "expand", "open_record", "options_of"]
 
 OUTPUTS = Path("outputs")
 """In the working directory; run folders without a name of their own are made here."""
@@ -74,7 +75,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
         architecture=architecture,
         logs=record.logs,
         samples=record.samples,
-        options=dict(resolved.plugin_options),
+        options=options_of(resolved, active),
     )
     signal.signal(signal.SIGTERM, _as_interrupt)
     evaluations = _Evaluations()
@@ -86,6 +87,23 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     seconds = time.monotonic() - begun_s
     summary(start=evaluations.first, end=evaluations.last, seconds=seconds, paths=_paths(record))
     return 0
+
+
+def options_of(resolved: Resolved, active: ActivePlugins) -> dict[str, Any]:
+    """Plugin -> its options object; plugin ``paths`` gets the settings and the code that they name.
+
+    Raises:
+        ConfigError: ``custom_config_path`` cannot be read.
+    """
+    options: dict[str, Any] = dict(resolved.plugin_options)
+    if active.functions:
+        from slime_core.adapters.options import PathOptions, read_extra
+
+        config = resolved.config
+        options[PATHS.name] = PathOptions(
+            config=config, sources=active.functions, extra=read_extra(config.custom.custom_config_path)
+        )
+    return options
 
 
 def _paths(record: RunRecord) -> list[tuple[str, Path]]:

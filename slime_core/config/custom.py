@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from slime_core.config.section import Section
 
-__all__ = ["CustomConfig"]
+__all__ = ["NO_CODE", "STANDS_IN_FOR", "CustomConfig", "function_paths"]
 
 FunctionPath = Annotated[str, Field(min_length=1)]
 """``package.module.function``, ``package.module:function``, ``file.py:function``, or ``file.py`` that holds one."""
@@ -76,3 +77,25 @@ class CustomConfig(Section):
     """fn(args, rollout_id, step_id, model, optimizer, scheduler): called before each optimizer step. None: none."""
     custom_update_weight_post_write_path: FunctionPath | None = None
     """fn(args, version_dir, rollout_engines): called on every rank when weights travel as files. None: none."""
+
+
+NO_CODE = frozenset({"custom_config_path", "max_turns", "group_rm", "rm_model_path"})
+"""Settings of the section that name no code."""
+
+STANDS_IN_FOR = {
+    "custom_generate_function_path": "generate_function",
+    "custom_rm_path": "rm_type",
+    "data_source_path": "data_source",
+    "custom_advantage_function_path": "advantage_estimator",
+}
+"""Path setting -> the setting that selects a component. The component of a path is called like its setting, and a run
+that gives the path selects it; where the selecting setting takes several names, it comes last."""
+
+
+def function_paths(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Path setting -> the paths it names, of those among ``values`` (setting -> value) that name any."""
+    named = {name: values[name] for name in CustomConfig.model_fields if name not in NO_CODE and values.get(name)}
+    paths = {name: value if isinstance(value, tuple) else (value,) for name, value in named.items()}
+    if "spec" in paths:
+        paths["spec"] = (":".join(paths["spec"]),)
+    return paths

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from slime_core.config import check, engine_rules
+from slime_core.config.custom import STANDS_IN_FOR, CustomConfig, function_paths
 from slime_core.config.document import Document, read_document
 from slime_core.config.embedded import EMBEDDED_DEFAULTS
 from slime_core.config.engine_flags import ENGINES, engine_settings
@@ -92,21 +93,24 @@ class Peek:
     Arguments:
         plugins: the named plugins; those on the command line replace those of the file.
         hf_checkpoint: the folder of the start weights, whose architecture may need a plugin; None: the embedded model.
+        paths: setting -> the functions that it names by path.
     """
 
     plugins: tuple[str, ...] = ()
     hf_checkpoint: Path | None = None
+    paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def peek(argv: Sequence[str]) -> Peek:
     """The plugins and the model that flags or file name; mistakes are left for :func:`load` to report."""
-    wanted = {key: core_settings()[key] for key in ("plugins", "hf_checkpoint")}
+    wanted = {key: core_settings()[key] for key in ("plugins", "hf_checkpoint", *CustomConfig.model_fields)}
     reading = _Reading(dict(core_settings()))
     line = read_command_line(argv, core_settings())
     document = _document(line, reading)
     reading.read_file(document, only=wanted)
     reading.read_flags(line, only=wanted)
-    return Peek(**reading.values)
+    values = reading.values
+    return Peek(values.get("plugins", ()), values.get("hf_checkpoint"), function_paths(values))
 
 
 def named_plugins(argv: Sequence[str]) -> tuple[str, ...]:
@@ -142,6 +146,7 @@ def load(
     reading.read_file(document)
     reading.mistakes += line.mistakes
     reading.read_flags(line)
+    reading.select_paths()
     reading.fill_embedded()
     config, plugins = reading.build(options)
     if check_rules and not reading.file_is_unreadable:
@@ -196,6 +201,22 @@ class _Reading:
                 setting = self.settings[key]
                 origin = Provenance("flag", setting.flag)
                 self._put(setting, origin, partial(setting.read_flag, words), setting.flag)
+
+    def select_paths(self) -> None:
+        """Where code is named by path, select the component that runs it."""
+        for path in sorted(STANDS_IN_FOR.keys() & function_paths(self.values).keys()):
+            key = STANDS_IN_FOR[path]
+            chosen = self.values.get(key)
+            if self.settings[key].is_sequence:
+                self.values[key] = (*(name for name in chosen or () if name != path), path)
+            elif chosen not in (None, path) and self.provenance[key].layer in ("file", "flag"):
+                found = f"{self.provenance[key]} says {chosen}"
+                message = f"{self.settings[path].flag} stands in for {key}, and {found}; accepted: one of the two"
+                self.mistakes.append(Mistake(message, key))
+                continue
+            else:
+                self.values[key] = path
+            self.provenance[key] = self.provenance[path]
 
     def fill_embedded(self) -> None:
         """Embedded defaults for what nothing has said, where neither a model nor prompts are named."""

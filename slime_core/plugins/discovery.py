@@ -22,6 +22,7 @@ from slime_core.errors import PluginError
 __all__ = [
     "ARCHITECTURE_GROUP",
     "CORE",
+    "PATHS",
     "PLUGIN_GROUP",
     "Claim",
     "PluginIdentity",
@@ -63,6 +64,8 @@ class PluginIdentity:
 
 
 CORE = PluginIdentity("core", "slime-rl", slime_core.__version__, "slime_core.builtin.plugin")
+PATHS = PluginIdentity("paths", CORE.distribution, CORE.version, "slime_core.adapters.plugin")
+"""Runs the functions that ``[custom]`` names by path; active where there are any."""
 
 
 class Source(StrEnum):
@@ -100,9 +103,9 @@ def installed() -> list[PluginIdentity]:
     found = [
         PluginIdentity(point.name, *_distribution(point), point.value)
         for point in metadata.entry_points(group=PLUGIN_GROUP)
-        if point.value != CORE.entry_point
+        if point.value not in (CORE.entry_point, PATHS.entry_point)
     ]
-    return sorted([CORE, *found], key=lambda plugin: (plugin.name, plugin.distribution))
+    return sorted([CORE, PATHS, *found], key=lambda plugin: (plugin.name, plugin.distribution))
 
 
 def claimants(architecture: str) -> list[Claim]:

@@ -10,11 +10,12 @@ import base64
 import hashlib
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import slime_core
 from slime_core.errors import ManifestMismatch, PluginError
@@ -47,13 +48,19 @@ class ManifestEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The plugins of a run, ``core`` first, then in the order in which they were named."""
+    """The plugins of a run, ``core`` first, then in the order in which they were named.
+
+    Arguments:
+        functions: code that ``[custom]`` names by path; ``plugin`` is the setting, ``distribution`` the path.
+    """
 
     entries: tuple[ManifestEntry, ...]
+    functions: tuple[ManifestEntry, ...] = ()
 
     def to_json(self) -> str:
         """The manifest as text; :meth:`from_json` reads it back to an equal manifest."""
-        return json.dumps({"plugins": [asdict(entry) for entry in self.entries]}, indent=2)
+        rows = {"plugins": self.entries, **({"functions": self.functions} if self.functions else {})}
+        return json.dumps({name: [asdict(entry) for entry in entries] for name, entries in rows.items()}, indent=2)
 
     @staticmethod
     def from_json(text: str) -> Manifest:
@@ -63,16 +70,20 @@ class Manifest:
             PluginError: the text is not a manifest.
         """
         try:
-            rows = json.loads(text)["plugins"]
-            return Manifest(tuple(ManifestEntry(**{**row, "source": Source(row["source"])}) for row in rows))
+            found = json.loads(text)
+            return Manifest(_entries(found["plugins"]), _entries(found.get("functions", [])))
         except (ValueError, KeyError, TypeError) as mistake:
             found = f"not a plugin manifest ({type(mistake).__name__}: {mistake})"
             raise PluginError(f"{found}; give the text that Manifest.to_json wrote") from mistake
 
 
-def record(sources: Sequence[PluginSource]) -> Manifest:
-    """The manifest of these plugins, as their files are now."""
-    return Manifest(tuple(_entry(source) for source in sources))
+def _entries(rows: Sequence[Mapping[str, Any]]) -> tuple[ManifestEntry, ...]:
+    return tuple(ManifestEntry(**{**row, "source": Source(row["source"])}) for row in rows)
+
+
+def record(sources: Sequence[PluginSource], functions: Sequence[PluginSource] = ()) -> Manifest:
+    """The manifest of these plugins, and of code that is named by path, as their files are now."""
+    return Manifest(tuple(map(_entry, sources)), tuple(map(_entry, functions)))
 
 
 def attach(manifest: Manifest) -> Registry:
@@ -82,6 +93,8 @@ def attach(manifest: Manifest) -> Registry:
         ManifestMismatch: a plugin is missing here, or its version or content differs; names the plugin and both sides.
         PluginError: a plugin fails while it is imported.
     """
+    for function in manifest.functions:
+        _verified(function)
     return register([_verified(entry) for entry in manifest.entries])
 
 
@@ -126,7 +139,7 @@ def _here(entry: ManifestEntry) -> PluginSource:
 def _version_here(entry: ManifestEntry) -> str:
     if entry.source is Source.MODULE:
         return entry.version
-    if entry.entry_point == CORE.entry_point:
+    if entry.distribution == CORE.distribution:
         return slime_core.__version__
     try:
         return metadata.version(entry.distribution)
@@ -141,7 +154,7 @@ def _digest(source: PluginSource) -> str:
     if source.source is Source.FILE:
         return hashlib.sha256(source.content).hexdigest()
     files = _package_files(source.plugin)
-    if source.source is Source.INSTALLED and source.plugin != CORE:
+    if source.source is Source.INSTALLED and source.plugin.distribution != CORE.distribution:
         files |= _recorded_files(source.plugin.distribution)
     total = hashlib.sha256()
     for name in sorted(files):

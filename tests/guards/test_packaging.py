@@ -24,7 +24,12 @@ PROJECTS = {
     for path in (ROOT / "pyproject.toml", *sorted((ROOT / "plugins").glob("*/pyproject.toml")))
 }
 # Import names that differ from the names of their distributions.
-IMPORTED_AS = {"annotated_types": "annotated-types", "megatron": "megatron-core", "tomli_w": "tomli-w"}
+IMPORTED_AS = {
+    "annotated_types": "annotated-types",
+    "megatron": "megatron-core",
+    "tomli_w": "tomli-w",
+    "yaml": "pyyaml",
+}
 
 
 def project(name: str) -> dict[str, Any]:
