@@ -94,6 +94,8 @@ class Session:
     def _start(self) -> None:
         # Ray reads this nowhere but in the environment; a run does not report to anyone without being asked.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Ray starts workers at niceness 15, so that whatever else the machine does starves the run.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         with _on_loopback():
             self._init(
                 address="local",

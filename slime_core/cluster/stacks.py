@@ -36,9 +36,16 @@ def thread_stacks() -> str:
 
 
 def task_stacks() -> str:
-    """Where every unfinished asyncio task of this process is suspended, over all event loops."""
-    stacks = {task.get_name(): "".join(_suspended(task)).rstrip() for task in _tasks()}
-    return "\n".join(f"task {name}:\n{stack}" for name, stack in stacks.items() if stack)
+    """Where every unfinished asyncio task of this process is suspended, over all event loops; tasks that stand at one
+    place are told once, with their number."""
+    standing: dict[str, list[str]] = {}
+    for task in _tasks():
+        standing.setdefault("".join(_suspended(task)).rstrip(), []).append(task.get_name())
+    return "\n".join(f"{_names(names)}:\n{stack}" for stack, names in standing.items() if stack)
+
+
+def _names(tasks: list[str]) -> str:
+    return f"task {tasks[0]}" if len(tasks) == 1 else f"task {tasks[0]} and {len(tasks) - 1} more like it"
 
 
 def _tasks() -> list[asyncio.Task[Any]]:

@@ -185,6 +185,11 @@ def test_waiting_for_nothing_returns_nothing(ray_session: Session) -> None:
     assert wait([], what="nothing") == []
 
 
+def test_a_run_is_not_starved_by_what_else_the_machine_does(worker: Actor) -> None:
+    pid = wait([worker.start("ping")], what="a ping")[0]
+    assert psutil.Process(pid).nice() == psutil.Process().nice()
+
+
 def test_ping_answers_while_the_actor_is_busy(worker: Actor) -> None:
     busy = worker.start("nap", 3)
     begun = time.monotonic()

@@ -43,6 +43,16 @@ async def test_a_task_is_shown_through_everything_it_awaits() -> None:
     assert positions == sorted(positions)
 
 
+async def test_tasks_that_wait_at_one_place_are_told_once() -> None:
+    tasks = [asyncio.create_task(inner(), name=f"sample-{number}") for number in range(3)]
+    await asyncio.sleep(0)
+    text = task_stacks()
+    for task in tasks:
+        task.cancel()
+    assert text.count("in inner\n") == 1
+    assert "and 2 more like it:\n" in text
+
+
 def test_tasks_of_another_threads_loop_are_seen() -> None:
     running: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
 
