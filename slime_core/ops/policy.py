@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Surrogate", "clipped_surrogate"]
+__all__ = ["Surrogate", "check_clip", "clipped_surrogate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ def clipped_surrogate(
     Sources: Schulman et al. 2017 (1707.06347), equation 7; clip-higher: DAPO (2503.14476), section 3.1; dual clip: Ye
     et al. 2019 (1912.09729), the dual-clip PPO objective.
     """
-    high = eps_clip if eps_clip_high is None else eps_clip_high
-    _check(log_ratio_T, advantages_T, low=eps_clip, high=high, dual=eps_clip_c)
+    low, high = check_clip(eps_clip, eps_clip_high)
+    _check(log_ratio_T, advantages_T, dual=eps_clip_c)
     ratio_T = log_ratio_T.exp()
     free_T = -ratio_T * advantages_T
-    held_T = -ratio_T.clamp(1.0 - eps_clip, 1.0 + high) * advantages_T
+    held_T = -ratio_T.clamp(1.0 - low, 1.0 + high) * advantages_T
     loss_T = torch.maximum(free_T, held_T)
     clipped_T = held_T > free_T
     dual_T = torch.zeros_like(clipped_T)
@@ -71,15 +71,23 @@ def clipped_surrogate(
     return Surrogate(loss_T, ratio_T.detach(), (clipped_T & ~dual_T).to(ratio_T.dtype), dual_T.to(ratio_T.dtype))
 
 
-def _check(
-    log_ratio_T: torch.Tensor, advantages_T: torch.Tensor, *, low: float, high: float, dual: float | None
-) -> None:
+def check_clip(eps_clip: float, eps_clip_high: float | None) -> tuple[float, float]:
+    """How far below and above 1 the ratio may count; the second is the first where it is None.
+
+    Raises:
+        ValueError: a bound is out of range.
+    """
+    high = eps_clip if eps_clip_high is None else eps_clip_high
+    if not 0.0 <= eps_clip <= 1.0:
+        raise ValueError(f"eps_clip is {eps_clip}; a lower bound of the ratio needs 0 <= eps_clip <= 1")
+    if not 0.0 <= high < math.inf:
+        raise ValueError(f"eps_clip_high is {high}; an upper bound of the ratio needs eps_clip_high >= 0")
+    return eps_clip, high
+
+
+def _check(log_ratio_T: torch.Tensor, advantages_T: torch.Tensor, *, dual: float | None) -> None:
     if log_ratio_T.shape != advantages_T.shape:
         shapes = f"{tuple(log_ratio_T.shape)} and {tuple(advantages_T.shape)}"
         raise ValueError(f"log_ratio_T and advantages_T must have one shape; found {shapes}")
-    if not 0.0 <= low <= 1.0:
-        raise ValueError(f"eps_clip is {low}; a lower bound of the ratio needs 0 <= eps_clip <= 1")
-    if not 0.0 <= high < math.inf:
-        raise ValueError(f"eps_clip_high is {high}; an upper bound of the ratio needs eps_clip_high >= 0")
     if dual is not None and not dual > 1.0:
         raise ValueError(f"eps_clip_c is {dual}; the dual clip needs a bound above 1, or None to leave it out")

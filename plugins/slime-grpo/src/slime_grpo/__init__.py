@@ -1,5 +1,5 @@
-"""Group-relative advantages for slime: ``grpo``, ``dr_grpo`` and ``rloo``.
+"""Group-relative advantages for slime: ``grpo``, ``dr_grpo``, ``rloo``, ``gspo`` and ``cispo``.
 
-``plugin`` declares them, ``advantage`` computes them with numpy, ``options`` holds the settings ``--grpo.*``. Naming
-the plugin makes ``grpo`` the run's advantage estimator.
+``plugin`` declares them, ``advantage`` computes advantages with numpy, ``losses`` the policy losses of gspo and cispo
+with torch, ``options`` holds the settings ``--grpo.*``. Naming the plugin makes ``grpo`` the run's advantage estimator.
 """

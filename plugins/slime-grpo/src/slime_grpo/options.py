@@ -15,5 +15,5 @@ class GrpoOptions(BaseModel):
     std_normalization: bool = Field(
         default=True,
         description="Divide grpo's advantages by the standard deviation of their group's rewards. Off: hard and easy "
-        "prompts weigh by how much their rewards differ. Only grpo reads it; dr_grpo and rloo never divide.",
+        "prompts weigh by how much their rewards differ. Read by grpo, gspo and cispo; dr_grpo and rloo never divide.",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slime_core import AdvantageTraits, Component, hookimpl
+from slime_core import AdvantageTraits, Component, PolicyLossTraits, hookimpl
 from slime_grpo.options import GrpoOptions
 
 __all__: list[str] = []
@@ -31,6 +31,34 @@ def slime_register_advantage_estimators() -> Iterator[Component]:
         target="slime_grpo.advantage:LeaveOneOut",
         traits=_TRAITS,
         summary="Reward minus the mean of the group's other rewards (RLOO, 2402.14740)",
+    )
+    yield Component(
+        "gspo",
+        target="slime_grpo.advantage:GroupRelative",
+        traits=AdvantageTraits(scope="sample", reads={"rewards", "groups"}, policy_loss="gspo"),
+        summary="grpo's advantage with one importance ratio a response (GSPO, 2507.18071)",
+    )
+    yield Component(
+        "cispo",
+        target="slime_grpo.advantage:GroupRelative",
+        traits=AdvantageTraits(scope="sample", reads={"rewards", "groups"}, policy_loss="cispo"),
+        summary="grpo's advantage with clipped importance weights (CISPO, 2506.13585)",
+    )
+
+
+@hookimpl
+def slime_register_policy_losses() -> Iterator[Component]:
+    yield Component(
+        "gspo",
+        target="slime_grpo.losses:SequenceClipped",
+        traits=PolicyLossTraits(reads={"old_log_probs"}),
+        summary="Clipped surrogate of the response's geometric mean ratio (GSPO, 2507.18071)",
+    )
+    yield Component(
+        "cispo",
+        target="slime_grpo.losses:ClippedImportance",
+        traits=PolicyLossTraits(reads={"old_log_probs"}),
+        summary="Policy gradient with clipped importance weights (CISPO, 2506.13585)",
     )
 
 

@@ -1,0 +1,91 @@
+"""Policy losses that go with group-relative advantages: ``gspo`` and ``cispo``.
+
+Both return a loss a token and leave the averaging to the core. With its default, the mean over each response and then
+over responses, gspo's average is the paper's; cispo's paper averages over all tokens (``--calculate-per-token-loss``).
+
+Left out of GSPO: GSPO-token (its section 4.3), which differs only where the advantages within a response do. Left out
+of CISPO: its unified form with a token mask (its equation 7), which is a correction's business.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slime_core import LossOutput, LossTerms
+from slime_core.ops.policy import check_clip, clipped_surrogate
+from slime_grpo.options import GrpoOptions
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ClippedImportance", "SequenceClipped"]
+
+
+class SequenceClipped:
+    """GSPO: the clipped surrogate of one importance ratio a response, the geometric mean of its tokens' ratios.
+
+    Source: Group Sequence Policy Optimization (2507.18071), equations 5 and 7; the mean runs over trained tokens. The
+    paper's clip ranges are some 3e-4: two orders of magnitude below those of token ratios.
+
+    Metrics a token: ``ratio``, ``clip_fraction``, ``dual_clip_fraction`` and ``ppo_kl``, each the response's.
+    """
+
+    def __init__(self, options: GrpoOptions | None = None) -> None:
+        del options
+
+    def __call__(self, terms: LossTerms) -> LossOutput:
+        """The loss of each token, float32 [T]; its gradient reaches every trained token of the response.
+
+        Raises:
+            ValueError: there is nothing that says which tokens form a response, or a clip setting is out of range.
+        """
+        if terms.segments is None:
+            raise ValueError("gspo needs to know which tokens form a response: LossTerms.segments is None")
+        trained_T = terms.mask_T != 0
+        log_ratio_T = (terms.log_probs_T - terms.old_log_probs_T).where(trained_T, 0.0)
+        tokens_b = terms.segments.sums(trained_T.to(log_ratio_T.dtype)).clamp(min=1.0)
+        of_response_T = terms.segments.spread(terms.segments.sums(log_ratio_T) / tokens_b).where(trained_T, 0.0)
+        surrogate = clipped_surrogate(
+            of_response_T,
+            advantages_T=terms.advantages_T.where(trained_T, 0.0),
+            eps_clip=terms.settings.eps_clip,
+            eps_clip_high=terms.settings.eps_clip_high,
+            eps_clip_c=terms.settings.eps_clip_c,
+        )
+        metrics_T = {
+            "ratio": surrogate.ratio_T,
+            "clip_fraction": surrogate.clipped_T,
+            "dual_clip_fraction": surrogate.dual_clipped_T,
+            "ppo_kl": -of_response_T.detach(),
+        }
+        return LossOutput(surrogate.loss_T, metrics_T)
+
+
+class ClippedImportance:
+    """CISPO: minus log-probability times advantage, weighted by the clipped importance ratio; no gradient is cut.
+
+    ``-sg(clamp(ratio, 1 - eps_clip, 1 + eps_clip_high)) * A * log_prob``, where ``sg`` stops the gradient.
+
+    Source: MiniMax-M1 (2506.13585), equations 4 and 5. The paper leaves the lower bound open (``--eps-clip 1``).
+
+    Metrics a token: ``ratio``, ``clip_fraction`` (the clip changed the ratio) and ``ppo_kl``.
+    """
+
+    def __init__(self, options: GrpoOptions | None = None) -> None:
+        del options
+
+    def __call__(self, terms: LossTerms) -> LossOutput:
+        """The loss of each token, float32 [T].
+
+        Raises:
+            ValueError: a clip setting is out of range.
+        """
+        low, high = check_clip(terms.settings.eps_clip, terms.settings.eps_clip_high)
+        trained_T = terms.mask_T != 0
+        log_probs_T = terms.log_probs_T.where(trained_T, 0.0)
+        log_ratio_T: torch.Tensor = (log_probs_T - terms.old_log_probs_T.where(trained_T, 0.0)).detach()
+        ratio_T = log_ratio_T.exp()
+        weight_T = ratio_T.clamp(1.0 - low, 1.0 + high)
+        loss_T = -weight_T * terms.advantages_T.where(trained_T, 0.0) * log_probs_T
+        clipped_T = (weight_T != ratio_T).to(ratio_T.dtype)
+        return LossOutput(loss_T, {"ratio": ratio_T, "clip_fraction": clipped_T, "ppo_kl": -log_ratio_T})
