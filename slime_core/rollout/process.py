@@ -21,7 +21,7 @@ import psutil  # type: ignore[import-untyped]
 
 from slime_core.errors import EngineError
 
-__all__ = ["ServerProcess", "free_ports"]
+__all__ = ["ServerProcess", "die_with", "free_ports"]
 
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
@@ -162,7 +162,7 @@ class ServerProcess:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     process_group=0,
-                    preexec_fn=lambda: _die_with(parent),
+                    preexec_fn=lambda: die_with(parent),
                 )
         except OSError as error:
             self._failure = error
@@ -189,7 +189,8 @@ def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
             one.close()
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
+    """For ``preexec_fn``: this new process is killed when the thread of ``parent`` that started it ends."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
