@@ -32,12 +32,15 @@ from slime_core.cluster.session import Session, cluster_has_gpus, head_address
 from slime_core.cluster.waiting import wait
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import RunConfig
+from slime_core.config.settings import core_values
 from slime_core.errors import ConfigError, RemoteError, WaitTimeout
 from slime_core.learner.actor import LearnerActor, LearnerHandle, Saving, manifest_record
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.rank import LearnerSettings
 from slime_core.loop import train
 from slime_core.plugins.component import Kind
+from slime_core.plugins.contracts import Place, RunInfo
+from slime_core.plugins.lifecycle import Failures, LifecycleHooks, lifetime, unclaimed_states
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.actor import SamplerActor, SamplerHandle
@@ -99,28 +102,45 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
     Arguments:
         resume: continue from this checkpoint.
     """
-    with _cluster(job, learner_ranks=job.config.num_learner_ranks, warn=track.warn) as fleet:
+    hooks = LifecycleHooks(job.registry, place=Place.DRIVER, options=job.options)
+    ranks = job.config.num_learner_ranks
+    with _cluster(job, learner_ranks=ranks, warn=track.warn, failures=hooks.failures) as fleet:
         with track.timer("start"):
             fleet.start_engines()
             learner, devices = fleet.start_learner(track.record.checkpoints)
             sampler = fleet.start_sampler()
             fleet.join(learner)
         state = RunState(plugins=manifest_record(job.manifest))
-        if resume is not None:
-            learner.load(resume)
-            sampler.restore(resume.state.cursor)
-            if resume.state.plugins != state.plugins:
-                track.warn(f"{resume.path.name} was written with other plugin code than runs now; see plugins.json")
-            state = replace(resume.state, plugins=state.plugins)
-        state = train(learner, sampler, config=job.config, state=state, track=track, devices=devices)
-        sampler.close()
-        learner.close()
+        with lifetime(hooks, _info(job, track.record.directory, resume), warn=track.warn):
+            if resume is not None:
+                if resume.state.plugins != state.plugins:
+                    track.warn(f"{resume.path.name} was written with other plugin code than runs now; see plugins.json")
+                _restore(resume, learner, sampler, hooks)
+                for unclaimed in unclaimed_states(resume.state.plugin_states, job.registry):
+                    track.warn(unclaimed)
+                state = replace(resume.state, plugins=state.plugins)
+            state = train(learner, sampler, config=job.config, state=state, track=track, devices=devices, hooks=hooks)
+            sampler.close()
+            learner.close()
         return state
+
+
+def _info(job: Job, folder: Path, resume: Checkpoint | None) -> RunInfo:
+    step = 0 if resume is None else resume.state.step
+    return RunInfo(folder, core_values(job.config), step=step, num_rollout=job.config.rollout.num_rollout)
+
+
+def _restore(resume: Checkpoint, learner: LearnerHandle, sampler: SamplerHandle, hooks: LifecycleHooks) -> None:
+    """Weights, data and plugins of every process are where ``resume`` left them."""
+    states = resume.state.plugin_states
+    learner.load(resume)
+    sampler.restore(resume.state.cursor, states.get(Place.SAMPLER, {}))
+    hooks.restore(states.get(Place.DRIVER, {}))
 
 
 def evaluate(job: Job, *, warn: Warn) -> dict[str, float]:
     """The scores of the weights in ``job.model`` on every evaluation set; no learner is started."""
-    with _cluster(job, learner_ranks=0, warn=warn) as fleet:
+    with _cluster(job, learner_ranks=0, warn=warn, failures=Failures()) as fleet:
         fleet.start_engines()
         sampler = fleet.start_sampler()
         fleet.join(None)
@@ -154,7 +174,8 @@ class _Engines:
 class _Fleet:
     """Everything that runs in other processes, with the calls that are still starting it."""
 
-    def __init__(self, job: Job, placement: Placement, *, device: Device, warn: Warn) -> None:
+    def __init__(self, job: Job, placement: Placement, *, device: Device, warn: Warn, failures: Failures) -> None:
+        self._failures = failures
         self._job, self._placement, self._device, self._warn = job, placement, device, warn
         self._watch = job.config.watch
         self._learner_calls: list[Call] = []
@@ -193,6 +214,7 @@ class _Fleet:
             checks_equal=config.weights.check_weight_update_equal,
             also=self._monitors,
             warn=self._warn,
+            failures=self._failures,
         )
         devices = self._share_devices(learner) if config.cluster.colocate else Lending()
         self._learner_calls = learner.setup(self._learner_settings(), reachable=self._address is not None)
@@ -209,7 +231,7 @@ class _Fleet:
         router_url = self._wait([self._router_call], what="the router to start")[0]
         self._monitors.append(self._router.start("watch"))
         actor = start_actor(SamplerActor, self._job.manifest, label="sampler", env=self._cpu_environment())
-        sampler = SamplerHandle(actor, watch=self._watch, also=self._monitors, warn=self._warn)
+        sampler = SamplerHandle(actor, watch=self._watch, also=self._monitors, warn=self._warn, failures=self._failures)
         self._sampler_call = sampler.setup(self._sampler_settings(router_url))
         return sampler
 
@@ -331,7 +353,7 @@ STOP_LIMIT_S = 6.0
 
 
 @contextmanager
-def _cluster(job: Job, *, learner_ranks: int, warn: Warn) -> Iterator[_Fleet]:
+def _cluster(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -> Iterator[_Fleet]:
     """A fleet on a Ray cluster; nothing of it is left after the block."""
     cluster = job.config.cluster
     with ExitStack() as stack:
@@ -348,7 +370,7 @@ def _cluster(job: Job, *, learner_ranks: int, warn: Warn) -> Iterator[_Fleet]:
         if job.config.transport == "disk":
             stack.callback(shutil.rmtree, job.weights_folder, ignore_errors=True)
         placement = stack.enter_context(place(layout))
-        fleet = _Fleet(job, placement, device=device, warn=warn)
+        fleet = _Fleet(job, placement, device=device, warn=warn, failures=failures)
         stack.callback(fleet.stop)
         yield fleet
 

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from slime_core.checkpoint.folder import RunState
 from slime_core.cluster.lending import Lending
 from slime_core.config.schema import RunConfig
+from slime_core.plugins.contracts import Place
+from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
 from slime_core.track.track import Track
 
 __all__ = ["Learner", "Rollout", "Sampler", "train"]
@@ -43,6 +45,9 @@ class Sampler(Protocol):
     def evaluate(self, step: int) -> dict[str, float]:
         """Scores of the weights that the engines hold."""
 
+    def plugin_states(self) -> PlaceStates:
+        """What the plugins of the sampler want to find in a checkpoint."""
+
 
 class Learner(Protocol):
     """What the loop asks of the training side."""
@@ -54,17 +59,24 @@ class Learner(Protocol):
         """Every engine holds the learner's weights, as ``version``, when this returns."""
 
     def save(self, state: RunState) -> None:
-        """A checkpoint of ``state`` is on disk when this returns."""
+        """A checkpoint of ``state`` is on disk when this returns, with the states of the plugins on the ranks."""
 
 
 def train(
-    learner: Learner, sampler: Sampler, *, config: RunConfig, state: RunState, track: Track, devices: Lending
+    learner: Learner,
+    sampler: Sampler,
+    *,
+    config: RunConfig,
+    state: RunState,
+    track: Track,
+    devices: Lending,
+    hooks: LifecycleHooks,
 ) -> RunState:
     """Run the steps that are left; returns where the run then stands. Engines never serve what the learner does not
     hold."""
     total = config.rollout.num_rollout
     with devices.lend("learner"):
-        served = publish(learner, track, devices, version=state.step)
+        served = publish(learner, track, devices, hooks, version=state.step)
     if config.eval.eval_prompt_data and not config.eval.skip_eval_before_train:
         evaluate(sampler, track, step=state.step, served=served)
     for step in range(state.step, total):
@@ -78,19 +90,27 @@ def train(
                 state = replace(state, step=step + 1, cursor=rollout.cursor)
                 if is_due(config.checkpoint.save_interval, state.step) or state.step == total:
                     with track.timer("save"):
-                        learner.save(state)
+                        save(state, learner, sampler, hooks)
                 if is_due(config.weights.update_weights_interval, state.step):
-                    served = publish(learner, track, devices, version=state.step)
+                    served = publish(learner, track, devices, hooks, version=state.step)
+            metrics.update(hooks.failures.report(track.warn))
         if is_due(config.eval.eval_interval, state.step) or (config.eval.eval_interval and state.step == total):
             evaluate(sampler, track, step=state.step, served=served)
     return state
 
 
-def publish(learner: Learner, track: Track, devices: Lending, *, version: int) -> int:
+def save(state: RunState, learner: Learner, sampler: Sampler, hooks: LifecycleHooks) -> None:
+    """Write a checkpoint, with what the plugins of every process want to find in it."""
+    states: dict[str, Any] = {Place.DRIVER: hooks.states(), Place.SAMPLER: sampler.plugin_states()}
+    learner.save(replace(state, plugin_states=states))
+
+
+def publish(learner: Learner, track: Track, devices: Lending, hooks: LifecycleHooks, *, version: int) -> int:
     """Hand the learner's weights to every engine; returns the version that the engines now serve."""
     with track.timer("update_weights"):
         devices.make_room_for_weights()
         learner.publish(version)
+    hooks.call("slime_after_weight_sync", version=version)
     return version
 
 

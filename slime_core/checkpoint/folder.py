@@ -1,7 +1,7 @@
 """Where checkpoints lie and what makes one whole.
 
     checkpoints/step-000040/
-        state.json     the step, the data cursor, the plugins; written last
+        state.json     the step, the data cursor, the plugins and their states; written last
         torch_dist/    model, optimizer and schedule, in any parallel layout
         hf/            the weights as a Hugging Face folder (unless --save-hf is off)
 
@@ -37,11 +37,14 @@ class RunState:
         step: rollouts that were trained; also the version of the weights.
         cursor: the data source's state after the rollouts that were *trained*, whatever was sampled ahead.
         plugins: the manifest of the plugins that ran, as JSON-ready values.
+        plugin_states: place (``driver``, ``sampler``, ``rank``) -> plugin name -> what its ``slime_checkpoint_state``
+            returned there.
     """
 
     step: int = 0
     cursor: dict[str, Any] = field(default_factory=dict)
     plugins: dict[str, Any] = field(default_factory=dict)
+    plugin_states: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

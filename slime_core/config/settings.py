@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from slime_core.config.schema import RunConfig
 from slime_core.config.section import EngineSection
 
-__all__ = ["InWords", "Setting", "Unacceptable", "core_settings", "plugin_settings"]
+__all__ = ["InWords", "Setting", "Unacceptable", "core_settings", "core_values", "plugin_settings"]
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
 _PLUGINS = "plugins"
@@ -182,6 +182,12 @@ class Setting:
 def core_settings() -> Mapping[str, Setting]:
     """Every setting of the core by its name, in the order of ``schema``."""
     return {setting.name: setting for setting in _fields_of_sections()}
+
+
+def core_values(config: RunConfig) -> Mapping[str, Any]:
+    """Setting name -> value of every setting of the core; read-only."""
+    sections = (section for section in dict(config).values() if not isinstance(section, EngineSection))
+    return MappingProxyType({name: value for section in sections for name, value in section})
 
 
 def plugin_settings(options: Mapping[str, type[BaseModel]]) -> Mapping[str, Setting]:

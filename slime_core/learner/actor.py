@@ -17,10 +17,12 @@ from slime_core.cluster.group import ActorGroup
 from slime_core.cluster.waiting import wait
 from slime_core.config.schema import WatchConfig
 from slime_core.learner.rank import Learner, LearnerSettings
+from slime_core.plugins.contracts import Place
+from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.weights.publisher import Publisher, PublisherSettings
 
-__all__ = ["LearnerActor", "LearnerHandle", "Saving"]
+__all__ = ["LearnerActor", "LearnerHandle", "Saving", "Trained"]
 
 UNCHECKED = (
     "parity of learner and engines could not be checked: no trained token of this rollout is known to come from the "
@@ -42,6 +44,14 @@ class Saving:
     folder: Path
     hf_template: Path
     save_hf: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What one rank says of a rollout that it trained: the metrics, and what watching plugins got wrong there."""
+
+    metrics: dict[str, float]
+    failures: Failures
 
 
 class LearnerActor(Watched):
@@ -74,10 +84,10 @@ class LearnerActor(Watched):
             engine_urls, settings=settings, weights=learner.export_weights(), sends=learner.is_sender
         )
 
-    def train(self, shards: list[Any]) -> dict[str, float]:
+    def train(self, shards: list[Any]) -> Trained:
         """Train this rank's shard, a reference in a list of one."""
         metrics: dict[str, float] = self._learner.train(ray.get(shards[0]))
-        return metrics
+        return Trained(metrics, self._learner.hooks.failures.take())
 
     def publish(self, version: int) -> float:
         """Every engine holds the weights of the learner, as ``version``. Collective; see ``Publisher.publish``."""
@@ -101,13 +111,19 @@ class LearnerActor(Watched):
         if export:
             hf.write(draft / "hf", learner.export_weights(), template=template, writes=learner.is_sender)
 
-    def load(self, folder: Path) -> None:
-        """Continue from a checkpoint's ``torch_dist`` folder. Collective."""
+    def plugin_states(self) -> PlaceStates:
+        """What the plugins of this rank want to find in a checkpoint."""
+        states: PlaceStates = self._learner.hooks.states()
+        return states
+
+    def load(self, folder: Path, states: PlaceStates) -> None:
+        """Continue from a checkpoint's ``torch_dist`` folder and the plugins' states. Collective."""
         from slime_core.checkpoint import sharded
 
         learner = self._learner
         sharded.load(folder, chunks=learner.chunks, optimizer=learner.optimizer, schedule=learner.schedule)
         learner.parity.moved()
+        learner.hooks.restore(states)
 
     def sleep(self) -> int:
         """Give all device memory away; returns its bytes."""
@@ -135,6 +151,7 @@ class LearnerHandle:
         checks_equal: after the first publication, prove that it reaches every weight of the engines.
         also: background calls whose failure ends any wait, such as engine monitors; calls added later count too.
         warn: receives what a person should read, such as a report of a wait that takes long.
+        failures: receives what watching plugins got wrong on any rank.
     """
 
     def __init__(
@@ -147,7 +164,9 @@ class LearnerHandle:
         checks_equal: bool = False,
         also: Sequence[Call] = (),
         warn: Callable[[str], None],
+        failures: Failures,
     ) -> None:
+        self._failures = failures
         self._group, self._watch, self._saving = group, watch, saving
         self._warned, self._parity_seen, self._checks_equal = False, False, checks_equal
         self._data_ranks, self._also, self._warn = list(data_ranks), also, warn
@@ -174,7 +193,10 @@ class LearnerHandle:
     def train(self, shards: list[Any]) -> dict[str, float]:
         """All optimizer steps of one rollout; ``shards`` are references, one a data-parallel rank."""
         wrapped = [[shards[data_rank]] for data_rank in self._data_ranks]
-        metrics: dict[str, float] = self._wait(self._group.start_each("train", wrapped), what="training")[0]
+        trained: list[Trained] = self._wait(self._group.start_each("train", wrapped), what="training")
+        for rank in trained:
+            self._failures.merge(rank.failures)
+        metrics = trained[0].metrics
         self._watch_parity(metrics.get("parity/tokens"))
         return metrics
 
@@ -207,19 +229,23 @@ class LearnerHandle:
         self._wait(self._group.start("wake"), what="the learner to return to the devices")
 
     def save(self, state: RunState) -> None:
-        """A checkpoint of ``state`` is on disk when this returns, or nothing of it."""
+        """A checkpoint of ``state`` is on disk when this returns, or nothing of it; of the plugins on the ranks, rank 0
+        is asked for their states."""
         saving = self._saving
+        asked = self._group[0].start("plugin_states")
+        states: PlaceStates = self._wait([asked], what="the plugins' states on the learner")[0]
         with drafted(saving.folder, state.step) as draft:
             (draft / "torch_dist").mkdir()
             self._wait(
                 self._group.start("save", draft, export=saving.save_hf, template=saving.hf_template),
                 what=f"the checkpoint of step {state.step}",
             )
-            write_state(draft, state)
+            write_state(draft, replace(state, plugin_states={**state.plugin_states, Place.RANK: states}))
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Continue from ``checkpoint``."""
-        self._wait(self._group.start("load", checkpoint.sharded), what=f"the checkpoint {checkpoint.path.name}")
+        states = checkpoint.state.plugin_states.get(Place.RANK, {})
+        self._wait(self._group.start("load", checkpoint.sharded, states), what=f"the checkpoint {checkpoint.path.name}")
 
     def close(self) -> None:
         """Let every rank leave its process groups."""

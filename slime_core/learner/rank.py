@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,14 @@ import torch
 import torch.distributed as dist
 
 from slime_core.config.schema import RunConfig
+from slime_core.config.settings import core_values
 from slime_core.cpu.accelerator import accelerator
 from slime_core.errors import NonFiniteError, RunError
 from slime_core.learner.layout import ParallelLayout, initialize
 from slime_core.learner.parity import ParityGate
 from slime_core.plugins.component import Kind
+from slime_core.plugins.contracts import LearnerInfo, Place, TrainStep
+from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import Registry
 from slime_core.types import TrainBatch
 from slime_core.weights.group import listening_store
@@ -71,6 +74,7 @@ class Learner:
         Raises:
             ConfigError: the model cannot be built as asked.
             CheckpointError: the weights do not fit the model.
+            PluginError: a hook failed.
         """
         from slime_core.cpu import megatron
 
@@ -78,6 +82,10 @@ class Learner:
         config = settings.config
         self._settings, self._config = settings, config
         self.device = _prepare_process(settings)
+        where = f"learner rank {settings.rank}"
+        self.hooks = LifecycleHooks(registry, place=Place.RANK, options=settings.options, where=where)
+        self._info = LearnerInfo(settings.rank, settings.world_size, core_values(config))
+        self.hooks.call("slime_learner_start", learner=self._info)
         self._bf16 = config.model.bf16
         self._spec = _model_spec(settings, registry)
         self.chunks = self._build(settings)
@@ -115,6 +123,7 @@ class Learner:
             self.model, config.optimizer, bf16=self._bf16, overrides=config.megatron.optimizer
         )
         self.schedule = build_schedule(self.optimizer, config.optimizer, num_steps=self._settings.num_steps)
+        self._info = replace(self._info, model=tuple(self.model), optimizer=self.optimizer, schedule=self.schedule)
 
     def _remember_reference(self) -> Any:
         from slime_core.learner.roles import Roles
@@ -145,6 +154,7 @@ class Learner:
             NonFiniteError: a loss or a gradient is NaN or infinite; the weights of this process are spoilt from then
             on.
             ParityError: learner and engines give the same tokens other log-probabilities; nothing was trained.
+            PluginError: a hook failed.
         """
         from slime_core.learner.passes import log_probs
 
@@ -153,13 +163,15 @@ class Learner:
         every = [micro for step in steps for micro in step]
         if self._objective.uses_reference:
             with self._roles.playing("reference"):
+                self._before_log_probs("reference")
                 for micro, values_U in zip(every, log_probs(self.model, every), strict=False):
                     micro.ref_log_probs_U = values_U
         if len(steps) > 1 and "old_log_probs" in self._reads:
             # With one step the current log-probabilities are the old ones; a second pass would find the same numbers.
+            self._before_log_probs("actor")
             for micro, values_U in zip(every, log_probs(self.model, every), strict=False):
                 micro.old_log_probs_U = values_U
-        results = [self._step(step, rollout=shard.rollout) for step in steps]
+        results = [self._hooked_step(step, TrainStep(shard.rollout, i, self._info)) for i, step in enumerate(steps)]
         metrics = {f"train/{name}": _over_steps(name, [result[name] for result in results]) for name in results[0]}
         return metrics | self.parity.report()
 
@@ -173,6 +185,15 @@ class Learner:
         steps = cut(shard, device=self.device, layout=layout, context_rank=context_rank)
         fill_up(steps, layout)
         return steps
+
+    def _before_log_probs(self, role: str) -> None:
+        self.hooks.call("slime_before_log_probs", role=role, learner=self._info)
+
+    def _hooked_step(self, micro_batches: list[Any], step: TrainStep) -> dict[str, float]:
+        self.hooks.call("slime_before_train_step", step=step)
+        metrics = self._step(micro_batches, rollout=step.rollout)
+        self.hooks.call("slime_after_train_step", step=replace(step, metrics=dict(metrics)))
+        return metrics
 
     def _step(self, micro_batches: list[Any], *, rollout: int) -> dict[str, float]:
         from slime_core.learner.passes import backward

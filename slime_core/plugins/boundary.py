@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +12,9 @@ __all__ = ["boundary"]
 
 
 @contextmanager
-def boundary(who: object, action: str, *, error: type[SlimeError] = PluginError, next_step: str = "") -> Iterator[None]:
+def boundary(
+    who: object, action: str, *, error: type[SlimeError] = PluginError, next_step: str = "", locate: bool = False
+) -> Iterator[None]:
     """Whatever the block raises comes out as ``error``, saying who failed at what; cancellation passes through.
 
     Arguments:
@@ -19,10 +22,18 @@ def boundary(who: object, action: str, *, error: type[SlimeError] = PluginError,
         action: what was going on, such as ``"importing it"``.
         error: what is raised, chained to the plugin's own exception.
         next_step: what the reader should do.
+        locate: also say in which file and line it was raised.
     """
     try:
         yield
     # SystemExit: a plugin that leaves while it is imported would end the run as if it had succeeded.
     except (Exception, SystemExit) as failure:
         text = f"{who}: {action} failed with {type(failure).__name__}: {failure}"
+        if locate:
+            text = f"{text} ({_place(failure)})"
         raise error(f"{text}\n{next_step}".rstrip()) from failure
+
+
+def _place(failure: BaseException) -> str:
+    frame = traceback.extract_tb(failure.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"

@@ -30,6 +30,8 @@ __all__ = [
     "LIFECYCLE_HOOKS",
     "PROJECT",
     "REGISTRATION_HOOKS",
+    "RESTORE",
+    "STATE",
     "Lifecycle",
     "hookimpl",
     "hookspec",
@@ -120,18 +122,21 @@ def slime_options() -> type[BaseModel]:  # type: ignore[empty-body]
 
 
 # --- Lifecycle -------------------------------------------------------------------------------------------------------
-# Called while the run goes on. An implementation names the parameters it wants; ``options`` is the options object of
-# its own plugin, None without one.
+# Called while the run goes on, in the run's order of plugins: core, then as they were named. An implementation names
+# the parameters it wants; ``options`` is the options object of its own plugin, None without one.
 
 
 @hookspec
 def slime_run_start(run: RunInfo, options: Any) -> None:
-    """Everything has started, nothing has been sampled."""
+    """Everything has started; no state has been restored yet, and nothing has been sampled."""
 
 
 @hookspec
 def slime_run_end(run: RunInfo, error: BaseException | None, options: Any) -> None:
-    """The run is over; ``error`` is what ended it, None after its last rollout."""
+    """The run is over; ``error`` is what ended it, None after its last rollout.
+
+    Called wherever ``slime_run_start`` was, also where that failed.
+    """
 
 
 @hookspec
@@ -209,6 +214,9 @@ LIFECYCLE_HOOKS: dict[str, Lifecycle] = {
     "slime_checkpoint_state": Lifecycle((Place.DRIVER, Place.SAMPLER, Place.RANK), "participant"),
     "slime_checkpoint_restore": Lifecycle((Place.DRIVER, Place.SAMPLER, Place.RANK), "participant"),
 }
+
+STATE, RESTORE = "slime_checkpoint_state", "slime_checkpoint_restore"
+"""The two that carry a plugin's state through a checkpoint."""
 
 REGISTRATION_HOOKS: dict[str, Kind] = {
     "slime_register_advantage_estimators": Kind.ADVANTAGE_ESTIMATOR,

@@ -18,7 +18,7 @@ from slime_core.plugins.loading import load_plugin, load_target
 from slime_core.plugins.traits import ModelSpecTraits
 from slime_core.plugins.validation import check_hooks
 
-__all__ = ["Registry", "register"]
+__all__ = ["Implementation", "Registry", "register"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +28,36 @@ class _Declared:
 
 
 @dataclass(frozen=True, slots=True)
+class Implementation:
+    """One plugin's function for one hook.
+
+    Arguments:
+        plugin: whose it is.
+        function: a function of a module, or a bound method of an object.
+        wants: the names of its parameters; it is called with these and no others.
+    """
+
+    plugin: PluginIdentity
+    function: Callable[..., Any]
+    wants: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Registry:
-    """The components, presets and options of exactly the plugins that a run activated.
+    """The components, presets, options and hooks of exactly the plugins that a run activated.
 
     Arguments:
         plugins: who is active, ``core`` first, then in the order in which they were named.
         presets: flag name -> (value, plugin that sets it).
         options: plugin -> its options class.
+        lifecycle: lifecycle hook -> who implements it, in the order of ``plugins``.
     """
 
     plugins: tuple[PluginIdentity, ...]
     presets: Mapping[str, tuple[object, str]]
     options: Mapping[str, type[BaseModel]]
     _declared: Mapping[tuple[Kind, str], _Declared]
+    lifecycle: Mapping[str, tuple[Implementation, ...]]
 
     def find(self, kind: Kind, name: str) -> Component:
         """The component of that kind and name, its traits filled in.
@@ -114,6 +131,7 @@ def register(sources: Sequence[PluginSource]) -> Registry:
         presets=_presets(manager, identities),
         options=_options(manager, identities),
         _declared=_components(manager, identities),
+        lifecycle=_lifecycle(manager, identities),
     )
 
 
@@ -141,11 +159,11 @@ def _add(manager: pluggy.PluginManager, source: PluginSource, identities: Mappin
 def _components(manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]) -> dict[tuple[Kind, str], _Declared]:
     declared: dict[tuple[Kind, str], _Declared] = {}
     for hook, kind in hooks.REGISTRATION_HOOKS.items():
-        for plugin, function in _implementations(manager, hook, who):
-            with boundary(plugin, f"calling {hook}"):
-                components = [_checked(kind, found) for found in _iterable(function())]
+        for one in _implementations(manager, hook, who):
+            with boundary(one.plugin, f"calling {hook}"):
+                components = [_checked(kind, found) for found in _iterable(one.function())]
             for component in components:
-                _claim(declared, kind, _Declared(plugin, component))
+                _claim(declared, kind, _Declared(one.plugin, component))
     return declared
 
 
@@ -160,33 +178,53 @@ def _claim(declared: dict[tuple[Kind, str], _Declared], kind: Kind, new: _Declar
 
 def _presets(manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]) -> dict[str, tuple[object, str]]:
     presets: dict[str, tuple[object, str]] = {}
-    for plugin, function in _implementations(manager, "slime_presets", who):
-        with boundary(plugin, "calling slime_presets"):
-            own = _checked_presets(function())
+    for one in _implementations(manager, "slime_presets", who):
+        with boundary(one.plugin, "calling slime_presets"):
+            own = _checked_presets(one.function())
         for key, value in own.items():
             if key in presets:
                 raise PluginError(
-                    f"the preset {key!r} is set twice: by {who[presets[key][1]]} and by {plugin}.\n"
+                    f"the preset {key!r} is set twice: by {who[presets[key][1]]} and by {one.plugin}.\n"
                     "Name only one of these plugins; a preset is what naming a plugin sets."
                 )
-            presets[key] = (value, plugin.name)
+            presets[key] = (value, one.plugin.name)
     return presets
 
 
 def _options(manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]) -> dict[str, type[BaseModel]]:
     options = {}
-    for plugin, function in _implementations(manager, "slime_options", who):
-        with boundary(plugin, "calling slime_options"):
-            options[plugin.name] = _checked_options(function())
+    for one in _implementations(manager, "slime_options", who):
+        with boundary(one.plugin, "calling slime_options"):
+            options[one.plugin.name] = _checked_options(one.function())
     return options
+
+
+def _lifecycle(
+    manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]
+) -> dict[str, tuple[Implementation, ...]]:
+    found = {hook: tuple(_implementations(manager, hook, who)) for hook in hooks.LIFECYCLE_HOOKS}
+    restores = {one.plugin.name for one in found[hooks.RESTORE]}
+    for one in found[hooks.STATE]:
+        if one.plugin.name not in restores:
+            raise PluginError(
+                f"{one.plugin}: it implements {hooks.STATE} and not {hooks.RESTORE}, so what it saves would be "
+                "lost on a resume.\nImplement both, or neither."
+            )
+    return found
 
 
 def _implementations(
     manager: pluggy.PluginManager, hook: str, who: Mapping[str, PluginIdentity]
-) -> list[tuple[PluginIdentity, Callable[[], Any]]]:
-    """Who implements ``hook``, by plugin name; called one by one, so that a failure has an owner."""
-    found = {impl.plugin_name: impl.function for impl in manager.subset_hook_caller(hook, ()).get_hookimpls()}
-    return [(plugin, found[name]) for name, plugin in who.items() if name in found]
+) -> list[Implementation]:
+    """Who implements ``hook``, in the order of ``who``; called one by one, so that a failure has an owner."""
+    found: dict[str, Implementation] = {}
+    for impl in manager.subset_hook_caller(hook, ()).get_hookimpls():
+        plugin = who[impl.plugin_name]
+        earlier = found.setdefault(plugin.name, Implementation(plugin, impl.function, impl.argnames))
+        if earlier.function is not impl.function:
+            both = f"{earlier.function.__name__} and {impl.function.__name__}"
+            raise PluginError(f"{plugin}: {both} both implement {hook}.\nWrite one function that does both.")
+    return [found[name] for name in who if name in found]
 
 
 def _iterable(found: Any) -> Iterable[Any]:

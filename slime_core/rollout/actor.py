@@ -12,6 +12,7 @@ import ray
 from slime_core.cluster.actors import Actor, Call, Watched
 from slime_core.cluster.waiting import wait
 from slime_core.config.schema import WatchConfig
+from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.rollout.sampler import Sampler, SamplerSettings
 
@@ -27,6 +28,7 @@ class SampledShards:
     metrics: dict[str, float]
     cursor: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
+    failures: Failures = field(default_factory=Failures)
 
 
 class SamplerActor(Watched):
@@ -45,16 +47,23 @@ class SamplerActor(Watched):
         sampled = await self._sampler.sample(rollout)
         # Wrapped in a list, a reference is passed on as it is; bare, Ray would fetch the shard into the driver.
         refs = [ray.put(shard) for shard in sampled.shards]
-        return SampledShards(refs, sampled.metrics, sampled.cursor, sampled.warnings)
+        failures = self._sampler.hooks.failures.take()
+        return SampledShards(refs, sampled.metrics, sampled.cursor, sampled.warnings, failures)
 
     async def evaluate(self, step: int) -> dict[str, float]:
         """Measure every evaluation set."""
         metrics: dict[str, float] = await self._sampler.evaluate(step)
         return metrics
 
-    async def restore(self, cursor: dict[str, Any]) -> None:
-        """Continue the data where ``cursor`` was taken."""
+    async def plugin_states(self) -> PlaceStates:
+        """What the plugins of this process want to find in a checkpoint."""
+        states: PlaceStates = self._sampler.hooks.states()
+        return states
+
+    async def restore(self, cursor: dict[str, Any], states: PlaceStates) -> None:
+        """Continue the data where ``cursor`` was taken, and the plugins with their states."""
         self._sampler.restore(cursor)
+        self._sampler.hooks.restore(states)
 
     async def close(self) -> None:
         """Close connections."""
@@ -69,12 +78,20 @@ class SamplerHandle:
         watch: limits of waiting.
         also: background calls whose failure ends any wait, such as engine monitors; calls added later count too.
         warn: receives what a person should read: samples that were lost, waits that take long.
+        failures: receives what watching plugins got wrong in the sampler.
     """
 
     def __init__(
-        self, actor: Actor, *, watch: WatchConfig, also: Sequence[Call] = (), warn: Callable[[str], None]
+        self,
+        actor: Actor,
+        *,
+        watch: WatchConfig,
+        also: Sequence[Call] = (),
+        warn: Callable[[str], None],
+        failures: Failures,
     ) -> None:
         self._actor, self._watch, self._also, self._warn = actor, watch, also, warn
+        self._failures = failures
 
     def setup(self, settings: SamplerSettings) -> Call:
         """Start loading; the caller waits."""
@@ -85,6 +102,7 @@ class SamplerHandle:
         result: SampledShards = self._call("sample", rollout, what=f"rollout {rollout}")
         for warning in result.warnings:
             self._warn(f"rollout {rollout}: {warning}")
+        self._failures.merge(result.failures)
         return result
 
     def evaluate(self, step: int) -> dict[str, float]:
@@ -92,9 +110,14 @@ class SamplerHandle:
         metrics: dict[str, float] = self._call("evaluate", step, what=f"the evaluation after {step} steps")
         return metrics
 
-    def restore(self, cursor: dict[str, Any]) -> None:
-        """Continue the data where ``cursor`` was taken."""
-        self._call("restore", cursor, what="the data cursor")
+    def plugin_states(self) -> PlaceStates:
+        """What the plugins of the sampler want to find in a checkpoint."""
+        states: PlaceStates = self._call("plugin_states", what="the plugins' states in the sampler")
+        return states
+
+    def restore(self, cursor: dict[str, Any], states: PlaceStates) -> None:
+        """Continue the data where ``cursor`` was taken, and the plugins with their states."""
+        self._call("restore", cursor, states, what="the data cursor")
 
     def close(self) -> None:
         """Let the sampler close its connections."""

@@ -25,7 +25,8 @@ from slime_core.data.chat import PromptEncoder
 from slime_core.data.prompts import PromptFiles
 from slime_core.errors import RunError
 from slime_core.plugins.component import Kind
-from slime_core.plugins.contracts import PromptRequest
+from slime_core.plugins.contracts import Place, PromptRequest
+from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.client import GenerateClient, SamplingParams
 from slime_core.rollout.collect import TRAINABLE, Collector
@@ -90,6 +91,7 @@ class Sampler:
         """
         config = settings.config
         self._settings, self._config, self._registry = settings, config, registry
+        self.hooks = LifecycleHooks(registry, place=Place.SAMPLER, options=settings.options)
         self._encoder = PromptEncoder(
             settings.folder,
             apply_chat_template=config.data.apply_chat_template,
@@ -123,6 +125,7 @@ class Sampler:
         """
         begun_s = time.monotonic()
         groups = self._source.next_groups(self._config.rollout.rollout_batch_size)
+        self.hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
         finished = await self._collector.collect(self._context(evaluation=False), groups, self._sampling())
         rollout_s = time.monotonic() - begun_s
         samples = [sample for group in finished for sample in group]
@@ -131,6 +134,7 @@ class Sampler:
         self._source.put_back([group for group in finished if _was_aborted(group)])
         whole = [group for group in finished if not _was_aborted(group)]
         trained = [sample for group in whole for sample in group if sample.status in TRAINABLE]
+        self.hooks.call("slime_after_rollout", rollout=rollout, samples=trained)
         needed = self._config.steps_per_rollout * self._settings.num_ranks
         if len(trained) < needed:
             raise RunError(

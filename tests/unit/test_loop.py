@@ -11,6 +11,9 @@ from slime_core.cluster.lending import Lending
 from slime_core.config.schema import CheckpointConfig, EvalConfig, RolloutConfig, RunConfig, WeightsConfig
 from slime_core.errors import NonFiniteError
 from slime_core.loop import train
+from slime_core.plugins.contracts import Place
+from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.registry import activate
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
 
@@ -31,6 +34,7 @@ class Diary:
     borrowers: dict[str, str | None] = field(default_factory=dict)
     saved: list[RunState] = field(default_factory=list)
     fails_at: int | None = None
+    states: dict[str, Any] = field(default_factory=dict)
 
     def sample(self, rollout: int) -> Sampled:
         self._note("sample", rollout)
@@ -53,6 +57,9 @@ class Diary:
         self._note("evaluate", step)
         return {"eval/sums": step / 10}
 
+    def plugin_states(self) -> dict[str, Any]:
+        return self.states
+
     def _note(self, what: str, detail: Any) -> None:
         self.calls.append(f"{what} {detail}")
         self.borrowers[what] = self.devices.borrower
@@ -69,9 +76,20 @@ def config(*, interval: int = 1, save: int | None = 2, evaluate: int | None = 2,
 
 @pytest.fixture
 def run(tmp_path):
-    def start(diary: Diary, settings: RunConfig, state: RunState | None = None) -> RunState:
-        with Track(RunRecord(tmp_path), tensorboard=False) as track:
-            return train(diary, diary, config=settings, state=state or RunState(), track=track, devices=diary.devices)
+    def start(
+        diary: Diary, settings: RunConfig, state: RunState | None = None, plugins: tuple[str, ...] = ()
+    ) -> RunState:
+        hooks = LifecycleHooks(activate(plugins).registry, place=Place.DRIVER, options={})
+        with Track(RunRecord(tmp_path / "run"), tensorboard=False) as track:
+            return train(
+                diary,
+                diary,
+                config=settings,
+                state=state or RunState(),
+                track=track,
+                devices=diary.devices,
+                hooks=hooks,
+            )
 
     return start
 
@@ -117,7 +135,39 @@ def test_without_an_interval_a_checkpoint_is_saved_at_the_end(run):
 def test_a_checkpoint_holds_the_cursor_behind_the_rollout_that_was_trained(run):
     diary = Diary()
     run(diary, config(), RunState(plugins={"version": 1}))
-    assert diary.saved == [RunState(2, {"next": 20}, {"version": 1}), RunState(3, {"next": 30}, {"version": 1})]
+    states = {"driver": {}, "sampler": {}}
+    assert diary.saved == [
+        RunState(2, {"next": 20}, {"version": 1}, states),
+        RunState(3, {"next": 30}, {"version": 1}, states),
+    ]
+
+
+def test_a_checkpoint_holds_what_plugins_of_driver_and_sampler_return(run, tmp_path):
+    plugin = tmp_path / "toy.py"
+    plugin.write_text(
+        "from slime_core import hookimpl\nseen = []\n"
+        "@hookimpl\ndef slime_after_weight_sync(version):\n    seen.append(version)\n"
+        "@hookimpl\ndef slime_checkpoint_state(place):\n    return {place: list(seen)}\n"
+        "@hookimpl\ndef slime_checkpoint_restore(state):\n    seen[:] = state['driver']\n"
+    )
+    diary = Diary(states={"toy": {"sampler": 1}})
+    run(diary, config(), plugins=(str(plugin),))
+    states = [state.plugin_states for state in diary.saved]
+    assert states == [
+        {"driver": {"toy": {"driver": [0, 1]}}, "sampler": {"toy": {"sampler": 1}}},
+        {"driver": {"toy": {"driver": [0, 1, 2]}}, "sampler": {"toy": {"sampler": 1}}},
+    ]
+
+
+def test_an_observer_that_fails_is_counted_in_the_row_of_the_step_and_off_after_three(run, tmp_path):
+    plugin = tmp_path / "toy.py"
+    plugin.write_text(
+        "from slime_core import hookimpl\n"
+        "@hookimpl\ndef slime_after_weight_sync(version):\n    raise ValueError(f'version {version}')\n"
+    )
+    run(Diary(), config(steps=4), plugins=(str(plugin),))
+    # The first publication belongs to no step; the row of step 0 counts it with its own.
+    assert [row.get("plugins/failures/toy") for row in rows(tmp_path)] == [2.0, 1.0, None, None, None]
 
 
 def test_training_saving_and_publishing_borrow_the_devices(run):
@@ -171,4 +221,4 @@ def test_rows_hold_metrics_times_and_the_evaluation_of_the_weights_they_start_fr
 
 
 def rows(folder) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]

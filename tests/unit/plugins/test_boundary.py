@@ -33,3 +33,10 @@ def test_success_passes_through():
     with boundary("plugin 'x'", "scoring"):
         done = True
     assert done
+
+
+def test_on_request_it_says_where_the_failure_was_raised():
+    with pytest.raises(PluginError) as failure, boundary("plugin 'x'", "scoring", locate=True):
+        raise ValueError("no")
+    line = failure.value.__cause__.__traceback__.tb_next.tb_lineno
+    assert str(failure.value) == f"plugin 'x': scoring failed with ValueError: no ({__file__}:{line})"

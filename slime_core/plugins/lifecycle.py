@@ -1,0 +1,234 @@
+"""Calls the lifecycle hooks of one process: frozen at start, in the run's order of plugins, at the cost of a loop.
+
+    LifecycleHooks    who implements which hook here, and how each is called
+    Failures          what observers got wrong, on its way to the driver
+    lifetime          the block between a run's start and its end
+
+A participant's exception leaves as a ``PluginError`` and ends the run. An observer's is recorded; after
+:data:`PATIENCE` of them the observer is not called again for that hook in that process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_core.errors import PluginError
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.contracts import Place, RunInfo
+from slime_core.plugins.discovery import PluginIdentity
+from slime_core.plugins.hooks import LIFECYCLE_HOOKS, RESTORE, STATE
+from slime_core.plugins.registration import Implementation, Registry
+from slime_core.track.observers import PATIENCE
+
+__all__ = ["Failures", "LifecycleHooks", "PlaceStates", "lifetime", "unclaimed_states"]
+
+PlaceStates = Mapping[str, Any]
+"""Plugin name -> what its ``slime_checkpoint_state`` returned at one place, JSON-ready: ``{"mine": {"seen": 7}}``."""
+
+
+@dataclass(slots=True)
+class Failures:
+    """What observers got wrong since this was last emptied; survives pickling.
+
+    Example: ``Failures(Counter(plots=1), ["plugin 'plots' (...): slime_after_weight_sync on the driver failed ..."])``.
+
+    Arguments:
+        counts: plugin name -> failures.
+        warnings: one text a failure, for people.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    warnings: list[str] = field(default_factory=list)
+
+    def add(self, plugin: str, warning: str) -> None:
+        """One more failure of ``plugin``."""
+        self.counts[plugin] += 1
+        self.warnings.append(warning)
+
+    def merge(self, other: Failures) -> None:
+        """All of ``other`` as well, such as what another process sent."""
+        self.counts += other.counts
+        self.warnings += other.warnings
+
+    def report(self, warn: Callable[[str], None]) -> dict[str, float]:
+        """Hand every warning to ``warn``; returns the counts as metrics ``plugins/failures/NAME``, and is empty."""
+        taken = self.take()
+        for warning in taken.warnings:
+            warn(warning)
+        return {f"plugins/failures/{name}": float(count) for name, count in taken.counts.items()}
+
+    def take(self) -> Failures:
+        """Everything recorded so far; nothing of it is left here."""
+        taken = Failures(self.counts, self.warnings)
+        self.counts, self.warnings = Counter(), []
+        return taken
+
+
+@dataclass(slots=True)
+class _Called:
+    """An implementation with its plugin's options and, of an observer, its failures so far."""
+
+    of: Implementation
+    options: Any
+    failures: int = 0
+
+    def __call__(self, given: Mapping[str, Any]) -> Any:
+        every = {**given, "options": self.options}
+        return self.of.function(**{name: every[name] for name in self.of.wants})
+
+
+class LifecycleHooks:
+    """The lifecycle hooks of one place.
+
+    Example::
+
+        hooks = LifecycleHooks(registry, place=Place.SAMPLER, options={"grpo": GrpoOptions()})
+        hooks.call("slime_before_rollout", rollout=0, groups=groups)
+
+    Arguments:
+        registry: the active plugins; the order of ``registry.plugins`` is the order of calls.
+        place: where this process stands; hooks of other places are not called here.
+        options: plugin name -> its options object.
+        where: the place in words, for messages; None: the place's name.
+    """
+
+    def __init__(
+        self, registry: Registry, *, place: Place, options: Mapping[str, Any], where: str | None = None
+    ) -> None:
+        self._place, self._where = place, where or f"the {place}"
+        self.failures = Failures()
+        self._frozen = {
+            hook: tuple(_Called(one, options.get(one.plugin.name)) for one in registry.lifecycle[hook])
+            for hook, lifecycle in LIFECYCLE_HOOKS.items()
+            if place in lifecycle.places
+        }
+
+    def call(self, hook: str, **arguments: Any) -> None:
+        """Call every implementation of ``hook`` with the arguments that it names.
+
+        Raises:
+            PluginError: a participant failed; names plugin, hook, place, file and line. Those after it are not called.
+        """
+        observed = LIFECYCLE_HOOKS[hook].policy == "observer"
+        for one in self._frozen[hook]:
+            if observed:
+                self._observe(hook, one, arguments)
+            else:
+                self._take_part(hook, one, arguments)
+
+    def states(self) -> dict[str, Any]:
+        """What the plugins want to find in a checkpoint of this place, by plugin name.
+
+        Raises:
+            PluginError: a plugin failed, or returned something that JSON does not carry as it is.
+        """
+        found = {}
+        for one in self._frozen[STATE]:
+            state = self._take_part(STATE, one, {"place": self._place})
+            if state is not None:
+                self._refuse_unreadable(one.of.plugin, state)
+                found[one.of.plugin.name] = state
+        return found
+
+    def restore(self, states: PlaceStates) -> None:
+        """Hand each plugin what its ``slime_checkpoint_state`` returned at this place.
+
+        Raises:
+            PluginError: a plugin failed.
+        """
+        for one in self._frozen[RESTORE]:
+            name = one.of.plugin.name
+            if name in states:
+                self._take_part(RESTORE, one, {"place": self._place, "state": states[name]})
+
+    def _refuse_unreadable(self, plugin: PluginIdentity, state: Any) -> None:
+        wrong = next(_not_json(state, "state"), None) if isinstance(state, dict) else f"state is {_kind(state)}"
+        if wrong is not None:
+            raise PluginError(
+                f"{plugin}: {STATE} on {self._where} returned what JSON does not carry: {wrong}. Accepted is a dict of "
+                f"str to dicts, lists, str, int, bool, None and finite floats.\nCorrect {plugin.distribution}; nothing "
+                "of this checkpoint was kept."
+            )
+
+    def _take_part(self, hook: str, one: _Called, arguments: Mapping[str, Any]) -> Any:
+        plugin = one.of.plugin
+        step = (
+            f"Nothing of an unfinished step was saved or published. Correct {plugin.distribution}, or run without it."
+        )
+        with boundary(plugin, f"{hook} on {self._where}", next_step=step, locate=True):
+            return one(arguments)
+
+    def _observe(self, hook: str, one: _Called, arguments: Mapping[str, Any]) -> None:
+        if one.failures >= PATIENCE:
+            return
+        try:
+            with boundary(one.of.plugin, f"{hook} on {self._where}", locate=True):
+                one(arguments)
+        except PluginError as failure:
+            one.failures += 1
+            self.failures.add(one.of.plugin.name, f"{failure}\n{_consequence(one.failures)}")
+
+
+def _consequence(failures: int) -> str:
+    if failures == PATIENCE:
+        return f"It has failed {PATIENCE} times and is off for this hook for the rest of the run."
+    return f"It only watches, so the run goes on; after {PATIENCE} failures it is off."
+
+
+@contextmanager
+def lifetime(hooks: LifecycleHooks, run: RunInfo, *, warn: Callable[[str], None]) -> Iterator[None]:
+    """The block between the hooks of a run's start and end; its own error is never hidden by theirs.
+
+    Arguments:
+        hooks: of the driver.
+        warn: receives what observers got wrong since the last report.
+    """
+    error: BaseException | None = None
+    try:
+        hooks.call("slime_run_start", run=run)
+        yield
+    except BaseException as problem:
+        error = problem
+        raise
+    finally:
+        hooks.call("slime_run_end", run=run, error=error)
+        hooks.failures.report(warn)
+
+
+def unclaimed_states(states: Mapping[str, PlaceStates], registry: Registry) -> Iterator[str]:
+    """One text for each state of a checkpoint that no active plugin takes back; it is left out of the run.
+
+    Arguments:
+        states: place -> plugin name -> state.
+    """
+    takers = {one.plugin.name for one in registry.lifecycle[RESTORE]}
+    for place, held in states.items():
+        for name in sorted(held.keys() - takers):
+            yield (
+                f"the checkpoint holds state of plugin {name!r} for the {place}, and no active plugin of that name "
+                f"takes it back; it is left out. Name the plugin with --plugin {name} to go on with it."
+            )
+
+
+def _not_json(value: Any, path: str) -> Iterator[str]:
+    """Where in ``value`` something would not come back from JSON as it is."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            yield from [] if isinstance(key, str) else [f"{path} has the key {key!r}, which is {_kind(key)}"]
+            yield from _not_json(entry, f"{path}[{key!r}]")
+    elif isinstance(value, list):
+        for position, entry in enumerate(value):
+            yield from _not_json(entry, f"{path}[{position}]")
+    elif isinstance(value, float):
+        yield from [] if math.isfinite(value) else [f"{path} is {value}"]
+    elif not (value is None or isinstance(value, str | int)):
+        yield f"{path} is {_kind(value)}"
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import inspect
+import json
+import pickle
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from slime_core import Place, RunInfo
+from slime_core.errors import NonFiniteError, PluginError
+from slime_core.plugins import hooks as specs
+from slime_core.plugins.lifecycle import Failures, LifecycleHooks, lifetime, unclaimed_states
+from slime_core.plugins.registry import activate
+
+HEAD = "from slime_core import hookimpl\nfrom pydantic import BaseModel, ConfigDict, Field\nseen = []\n"
+
+
+def hook(name: str, *parameters: str, body: str) -> str:
+    return f"@hookimpl\ndef slime_{name}({', '.join(parameters)}):\n    {body}\n"
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """Writes a single-file plugin; returns its path."""
+
+    def write(name: str, *parts: str) -> str:
+        path = tmp_path / f"{name}.py"
+        path.write_text(HEAD + "".join(parts))
+        return str(path)
+
+    yield write
+    for module in [name for name in sys.modules if name.startswith("slime_local_")]:
+        del sys.modules[module]  # named after its bytes: the same text in another test would be the same module
+
+
+def made(*names: str, place: Place = Place.DRIVER, options=None, where=None) -> LifecycleHooks:
+    return LifecycleHooks(activate(names).registry, place=place, options=options or {}, where=where)
+
+
+def refusal(call, *arguments, **named) -> str:
+    with pytest.raises(PluginError) as failure:
+        call(*arguments, **named)
+    return str(failure.value)
+
+
+def test_plugins_are_called_in_the_order_in_which_the_run_names_them(plugin):
+    body = "groups.append({!r})"
+    names = [plugin(name, hook("before_rollout", "groups", body=body.format(name))) for name in ("b", "c", "a")]
+    groups: list[str] = []
+    made(*names, place=Place.SAMPLER).call("slime_before_rollout", rollout=0, groups=groups)
+    assert groups == ["b", "c", "a"]
+
+
+def test_first_and_last_of_pluggy_change_nothing_between_strangers(plugin):
+    eager = HEAD + "@hookimpl(tryfirst=True)\ndef slime_before_rollout(groups):\n    groups.append('late')\n"
+    names = [plugin("early", hook("before_rollout", "groups", body="groups.append('early')")), plugin("late")]
+    Path(names[1]).write_text(eager)
+    groups: list[str] = []
+    made(*names, place=Place.SAMPLER).call("slime_before_rollout", rollout=0, groups=groups)
+    assert groups == ["early", "late"]
+
+
+def test_an_implementation_gets_what_it_names_and_the_options_of_its_own_plugin(plugin):
+    names = [
+        plugin("one", hook("run_start", "options", "run", body="run.settings['said'].append((options, run.step))")),
+        plugin("two", hook("run_start", "run", "options", body="run.settings['said'].append(options)")),
+        plugin("three", hook("run_start", body="pass")),
+    ]
+    said: list[object] = []
+    run = RunInfo(Path("run"), {"said": said}, step=3)
+    made(*names, options={"one": "its own"}).call("slime_run_start", run=run)
+    assert said == [("its own", 3), None]
+
+
+def test_methods_of_an_object_are_hooks_like_functions_of_a_module(install):
+    code = (
+        "class Plugin:\n    def __init__(self):\n        self.seen = []\n"
+        "    @hookimpl\n    def slime_after_weight_sync(self, version):\n        self.seen.append(version)\n"
+        "    @staticmethod\n    @hookimpl\n    def slime_run_start(run):\n        plugin.seen.append(run)\n"
+        "plugin = Plugin()\n"
+    )
+    install("acme", plugins={"acme": "acme:plugin"}, files={"acme.py": HEAD + code})
+    hooks = made("acme")
+    hooks.call("slime_run_start", run="run")
+    hooks.call("slime_after_weight_sync", version=7)
+    import acme  # type: ignore[import-not-found]
+
+    assert acme.plugin.seen == ["run", 7]
+
+
+def test_a_participant_that_fails_ends_the_call_and_says_who_what_and_where(plugin):
+    path = plugin("toy", hook("before_train_step", "step", body="raise ValueError('no')"))
+    after = plugin("after", hook("before_train_step", "step", body="step.append('called')"))
+    registry = activate([path, after]).registry
+    hooks = LifecycleHooks(registry, place=Place.RANK, options={}, where="learner rank 1")
+    step: list[str] = []
+    assert refusal(hooks.call, "slime_before_train_step", step=step) == (
+        f"{registry.plugins[1]}: slime_before_train_step on learner rank 1 failed with ValueError: no ({path}:6)\n"
+        f"Nothing of an unfinished step was saved or published. Correct {path}, or run without it."
+    )
+    assert step == []
+
+
+def test_a_participant_that_exits_is_a_failure_and_not_the_end_of_the_process(plugin):
+    path = plugin("toy", hook("run_start", body="raise SystemExit(0)"))
+    assert "slime_run_start on the driver failed with SystemExit: 0" in refusal(made(path).call, "slime_run_start")
+
+
+def test_an_observer_that_fails_is_recorded_and_off_after_the_third_time(plugin):
+    path = plugin("toy", hook("after_weight_sync", "version", body="seen.append(version); raise KeyError(len(seen))"))
+    other = plugin("other", hook("after_weight_sync", "version", body="seen.append(version)"))
+    registry = activate([path, other]).registry
+    hooks = LifecycleHooks(registry, place=Place.DRIVER, options={})
+    for version in range(5):
+        hooks.call("slime_after_weight_sync", version=version)
+    assert seen(registry, "toy") == [0, 1, 2]
+    assert seen(registry, "other") == [0, 1, 2, 3, 4]
+    assert hooks.failures.counts == {"toy": 3}
+    texts = [warning.split("\n") for warning in hooks.failures.warnings]
+    assert (
+        texts[0][0]
+        == f"{registry.plugins[1]}: slime_after_weight_sync on the driver failed with KeyError: 1 ({path}:6)"
+    )
+    on = "It only watches, so the run goes on; after 3 failures it is off."
+    off = "It has failed 3 times and is off for this hook for the rest of the run."
+    assert [lines[1] for lines in texts] == [on, on, off]
+
+
+def test_an_observer_is_off_for_one_hook_only(plugin):
+    path = plugin(
+        "toy",
+        hook("after_weight_sync", body="raise ValueError"),
+        hook("run_end", body="seen.append('end')"),
+    )
+    registry = activate([path]).registry
+    hooks = LifecycleHooks(registry, place=Place.DRIVER, options={})
+    for _ in range(4):
+        hooks.call("slime_after_weight_sync", version=0)
+    hooks.call("slime_run_end", run=None, error=None)
+    assert seen(registry, "toy") == ["end"]
+
+
+def test_failures_are_reported_once_and_survive_the_way_to_the_driver():
+    failures = Failures()
+    failures.add("toy", "first")
+    failures.merge(pickle.loads(pickle.dumps(Failures(Counter(toy=2, other=1), ["second"]))))
+    warnings: list[str] = []
+    assert failures.report(warnings.append) == {"plugins/failures/toy": 3.0, "plugins/failures/other": 1.0}
+    assert warnings == ["first", "second"]
+    assert failures.report(warnings.append) == {}
+
+
+def test_a_run_that_fails_tells_the_end_hook_and_keeps_its_own_error(plugin):
+    path = plugin("toy", hook("run_end", "error", body="raise RuntimeError(f'saw {error}')"))
+    warnings: list[str] = []
+    with (
+        pytest.raises(NonFiniteError, match="loss is NaN"),
+        lifetime(made(path), RunInfo(Path("run"), {}), warn=warnings.append),
+    ):
+        raise NonFiniteError("loss is NaN")
+    assert "slime_run_end on the driver failed with RuntimeError: saw loss is NaN" in warnings[0]
+
+
+def test_a_run_that_was_interrupted_tells_the_end_hook(plugin):
+    path = plugin("toy", hook("run_end", "error", "run", body="run.settings['said'].append(repr(error))"))
+    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt), lifetime(made(path), RunInfo(Path("r"), {"said": said}), warn=print):
+        raise KeyboardInterrupt
+    assert said == ["KeyboardInterrupt()"]
+
+
+def test_a_start_hook_that_fails_is_followed_by_the_end_hooks(plugin):
+    bad = plugin("bad", hook("run_start", body="raise ValueError('no')"))
+    path = plugin("toy", hook("run_end", "error", "run", body="run.settings['said'].append(str(error))"))
+    said: list[str] = []
+    with (
+        pytest.raises(PluginError, match="slime_run_start on the driver failed with ValueError: no"),
+        lifetime(made(bad, path), RunInfo(Path("r"), {"said": said}), warn=print),
+    ):
+        raise AssertionError("the block of a run that did not start")
+    assert len(said) == 1
+
+
+STATE = hook("checkpoint_state", "place", body="return {'at': place, 'seen': list(seen)} if place != 'rank' else None")
+RESTORE = hook("checkpoint_restore", "state", "place", body="seen.append([place, state])")
+
+
+def test_a_state_comes_back_at_its_place_and_only_where_there_was_one(plugin):
+    path = plugin("toy", STATE, RESTORE)
+    registry = activate([path, plugin("idle", RESTORE)]).registry
+    states = {place: LifecycleHooks(registry, place=place, options={}).states() for place in Place}
+    written = json.loads(json.dumps(states))
+    assert written == {
+        "driver": {"toy": {"at": "driver", "seen": []}},
+        "sampler": {"toy": {"at": "sampler", "seen": []}},
+        "rank": {},
+    }
+    for place in Place:
+        LifecycleHooks(registry, place=place, options={}).restore(written[place])
+    assert seen(registry, "toy") == [[place, {"at": place, "seen": []}] for place in ("driver", "sampler")]
+
+
+@pytest.mark.parametrize(
+    ("value", "wrong"),
+    [
+        ("[1]", "state is a list"),
+        ("{'a': {'b': [0, (1, 2)]}}", "state['a']['b'][1] is a tuple"),
+        ("{'a': {3: 1}}", "state['a'] has the key 3, which is a int"),
+        ("{'a': float('nan')}", "state['a'] is nan"),
+        ("{'a': seen.append}", "state['a'] is a builtin_function_or_method"),
+    ],
+)
+def test_a_state_that_json_does_not_carry_is_refused(plugin, value, wrong):
+    path = plugin("toy", hook("checkpoint_state", body=f"return {value}"), RESTORE)
+    registry = activate([path]).registry
+    text = refusal(LifecycleHooks(registry, place=Place.DRIVER, options={}).states)
+    assert text == (
+        f"{registry.plugins[1]}: slime_checkpoint_state on the driver returned what JSON does not carry: {wrong}. "
+        f"Accepted is a dict of str to dicts, lists, str, int, bool, None and finite floats.\nCorrect {path}; nothing "
+        "of this checkpoint was kept."
+    )
+
+
+def test_a_plugin_that_saves_and_cannot_restore_is_refused_at_start(plugin):
+    path = plugin("toy", STATE)
+    assert refusal(activate, [path]).endswith(
+        "it implements slime_checkpoint_state and not slime_checkpoint_restore, so what it saves would be lost on a "
+        "resume.\nImplement both, or neither."
+    )
+
+
+def test_state_of_a_plugin_that_is_not_active_is_told():
+    states = {"driver": {"gone": {"n": 1}}, "rank": {}}
+    assert list(unclaimed_states(states, activate([]).registry)) == [
+        "the checkpoint holds state of plugin 'gone' for the driver, and no active plugin of that name takes it back; "
+        "it is left out. Name the plugin with --plugin gone to go on with it."
+    ]
+
+
+def test_two_functions_of_one_plugin_for_one_hook_are_refused(plugin):
+    second = "@hookimpl(specname='slime_run_start')\ndef another(run):\n    pass\n"
+    path = plugin("toy", hook("run_start", body="pass"), second)
+    assert refusal(activate, [path]).endswith(
+        ": another and slime_run_start both implement slime_run_start.\nWrite one function that does both."
+    )
+
+
+def test_a_hook_that_nobody_implements_calls_nobody():
+    hooks = made()
+    for name, lifecycle in specs.LIFECYCLE_HOOKS.items():
+        if Place.DRIVER in lifecycle.places and name not in (specs.STATE, specs.RESTORE):
+            hooks.call(name)
+    assert hooks.states() == {}
+
+
+def test_the_table_names_the_arguments_that_calls_pass():
+    assert {name: tuple(inspect.signature(vars(specs)[name]).parameters) for name in specs.LIFECYCLE_HOOKS} == {
+        "slime_run_start": ("run", "options"),
+        "slime_run_end": ("run", "error", "options"),
+        "slime_before_rollout": ("rollout", "groups", "options"),
+        "slime_after_rollout": ("rollout", "samples", "options"),
+        "slime_learner_start": ("learner", "options"),
+        "slime_before_log_probs": ("role", "learner", "options"),
+        "slime_before_train_step": ("step", "options"),
+        "slime_after_train_step": ("step", "options"),
+        "slime_after_weight_sync": ("version", "options"),
+        "slime_checkpoint_state": ("place", "options"),
+        "slime_checkpoint_restore": ("place", "state", "options"),
+    }
+
+
+def seen(registry, name: str) -> list[object]:
+    """The list ``seen`` in the module of plugin ``name``."""
+    identity = next(plugin for plugin in registry.plugins if plugin.name == name)
+    found: list[object] = sys.modules[identity.entry_point].seen
+    return found
