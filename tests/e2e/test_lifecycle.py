@@ -1,0 +1,123 @@
+"""A plugin that implements every lifecycle hook, in live runs of two learner ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Finished, slime
+
+PLUGIN = Path(__file__).with_name("watcher.py")
+
+SMALL = (
+    *("--actor-num-gpus-per-node", "2", "--rollout-batch-size", "4", "--n-samples-per-prompt", "2"),
+    *("--num-steps-per-rollout", "2", "--use-kl-loss", "--save-interval", "2", "--no-save-hf"),
+    *("--eval-prompt-data", "none", "--eval-interval", "none", "--progress", "lines", "--lr", "0.01"),
+)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A run that has ended, and what the plugin wrote of it, line by line."""
+
+    run: Finished
+    lines: list[dict[str, Any]]
+
+    def saw(self, hook: str) -> list[dict[str, Any]]:
+        """What the calls of one hook wrote."""
+        named = [line for line in self.lines if line["hook"] == hook]
+        return [{name: value for name, value in line.items() if name not in ("hook", "pid")} for line in named]
+
+
+def live(run: Path, notes: Path, *words: str | Path) -> Watched:
+    """A run of folder ``run`` with the plugin, which writes into the new folder ``notes``."""
+    notes.mkdir()
+    named = ("--plugin", "grpo", "--plugin", PLUGIN, "--watcher.folder", notes)
+    ended = slime(run, "run", *named, *SMALL, *words)
+    lines = (notes / "seen.jsonl").read_text().splitlines()
+    return Watched(ended, [json.loads(line) for line in lines])
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    """Two rollouts of two optimizer steps, and a checkpoint; an observer on rank 0 fails each time."""
+    folder = tmp_path_factory.mktemp("lifecycle")
+    watched = live(folder / "run", folder / "first", "--num-rollout", "2", "--output-dir", folder / "run")
+    assert watched.run.code == 0, watched.run.errors + watched.run.output
+    return watched
+
+
+@pytest.fixture(scope="module")
+def resumed(first: Watched) -> Watched:
+    """The same run, resumed for a third rollout, which a participant on rank 1 ends."""
+    run = first.run.folder
+    return live(run, run.parent / "resumed", "--num-rollout", "3", "--load", run, "--watcher.breaks", "true")
+
+
+def test_the_driver_calls_start_syncs_state_and_end(first: Watched):
+    assert first.saw("run_start") == [{"step": 0, "total": 2, "lr": 0.01}]
+    assert first.saw("after_weight_sync") == [{"version": version} for version in range(3)]
+    assert first.saw("run_end") == [{"error": None}]
+
+
+def test_the_sampler_calls_before_and_after_each_rollout(first: Watched):
+    assert first.saw("before_rollout") == [{"rollout": rollout, "samples": [2, 2, 2, 2]} for rollout in range(2)]
+    assert first.saw("after_rollout") == [{"rollout": rollout, "rewarded": True} for rollout in range(2)]
+
+
+def test_every_rank_calls_start_passes_and_steps(first: Watched):
+    starts = sorted(first.saw("learner_start"), key=lambda line: line["rank"])
+    assert starts == [{"rank": rank, "world": 2, "chunks": 0} for rank in range(2)]
+    for rank in range(2):
+        steps = [line for line in first.saw("before_train_step") if line["rank"] == rank]
+        assert [(line["rollout"], line["step"]) for line in steps] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+        passes = [line for line in first.saw("before_log_probs") if line["rank"] == rank]
+        assert [line["role"] for line in passes] == ["reference", "actor"] * 2
+
+
+def test_the_model_holds_the_weights_of_the_role_that_is_named(first: Watched):
+    passes = [line for line in first.saw("before_log_probs") if line["rank"] == 0]
+    reference, actor, still_reference, moved_actor = [line["weights"] for line in passes]
+    assert reference == actor == still_reference
+    assert moved_actor != actor
+
+
+def test_an_observer_on_one_rank_is_off_after_three_failures_and_the_run_goes_on(first: Watched):
+    ranks = [line["rank"] for line in first.saw("after_train_step")]
+    assert (ranks.count(0), ranks.count(1)) == (3, 4)
+    assert [row.get("plugins/failures/watcher") for row in first.run.rows] == [2.0, 1.0]
+    said = first.run.output + first.run.errors
+    assert said.count("slime_after_train_step on learner rank 0 failed with RuntimeError: no plot") == 3
+    assert said.count("It has failed 3 times and is off for this hook for the rest of the run.") == 1
+
+
+def test_a_checkpoint_holds_the_state_of_each_place_of_the_ranks_that_of_rank_0(first: Watched):
+    state = json.loads((first.run.folder / "checkpoints" / "step-000002" / "state.json").read_text())
+    asked = [line["place"] for line in first.saw("checkpoint_state")]
+    assert sorted(asked) == ["driver", "rank", "sampler"]
+    calls = {place: held["watcher"]["calls"] for place, held in state["plugin_states"].items()}
+    # Counted by each process: itself included, the last publication and the end of the run not yet.
+    assert calls == {"driver": 4, "sampler": 5, "rank": 13}
+
+
+def test_a_resume_restores_the_state_of_each_place_on_every_rank(resumed: Watched):
+    restored = resumed.saw("checkpoint_restore")
+    held = [(line["place"], line["state"]["calls"]) for line in restored]
+    assert sorted(held) == [("driver", 4), ("rank", 13), ("rank", 13), ("sampler", 5)]
+    assert resumed.saw("run_start") == [{"step": 2, "total": 3, "lr": 0.01}]
+
+
+def test_a_participant_that_fails_on_one_rank_ends_the_run_and_says_who_and_where(resumed: Watched):
+    errors = resumed.run.errors
+    assert resumed.run.code == 2, errors
+    assert "slime: plugin 'watcher' (" in errors
+    assert "slime_before_train_step on learner rank 1 failed with ValueError: rank 1 has had enough" in errors
+    assert "Traceback" not in errors
+    (end,) = resumed.saw("run_end")
+    assert "rank 1 has had enough" in end["error"]
+    assert [line["version"] for line in resumed.saw("after_weight_sync")] == [2]
+    assert not (resumed.run.folder / "checkpoints" / "step-000003").exists()
