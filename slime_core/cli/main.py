@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from slime_core import __version__
-from slime_core.errors import SlimeError, UserError
+from slime_core.errors import PluginError, SlimeError, UserError
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from slime_core.config.load import Peek, Resolved
     from slime_core.plugins.registry import ActivePlugins
 
@@ -29,14 +31,29 @@ OVERVIEW = """\
 slime: reinforcement learning of language models, with Megatron-core and SGLang
 
   slime run --plugin grpo            train; without a model and prompts, a small embedded task
+  slime check run.toml               what slime run would find wrong, and what it would start where; starts nothing
   slime eval RUN                     measure a run's newest checkpoint, or a model, on held-out prompts
+
   slime plugins list                 what is installed
   slime plugins show NAME            what one plugin offers
+  slime plugins check NAME           whether a plugin is sound: imports, hooks, contracts, metadata, files
+  slime plugins trace                which code a run calls, hook by hook; takes what slime run takes
+  slime plugins new KIND NAME        write a package with a plugin of one's own
+  slime plugins lock                 write slime.lock: the plugins of a run, down to their files
+  slime plugins verify               compare what is installed with slime.lock
+
   slime config explain KEY           what one setting does, its value, and where that came from
   slime config show                  all settings as TOML; takes what slime run takes
 
   slime COMMAND --help               more about one command
   slime --version"""
+
+WHAT_TO_EVALUATE = """\
+eval: nothing says what to evaluate; give one of
+  slime eval RUN                            the newest checkpoint of a run folder, on that run's prompts
+  slime eval RUN/checkpoints/step-000040    one checkpoint
+  slime eval --hf-checkpoint FOLDER --eval-prompt-data NAME FILE.jsonl
+  slime eval --eval-temperature 0           with settings alone: the small embedded model on the embedded prompts"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,6 +107,7 @@ def _run(argv: list[str]) -> int:
     if _asks_help(argv):
         return _help("run", argv)
     resolved, active = _resolve(argv, purpose="run")
+    _check_targets(resolved, active, trains=True)
     from slime_core.cli import run
 
     return run.execute(resolved, active, architecture=_architecture(resolved.config.model.hf_checkpoint) or "")
@@ -98,9 +116,12 @@ def _run(argv: list[str]) -> int:
 def _eval(argv: list[str]) -> int:
     if _asks_help(argv):
         return _help("eval", argv)
+    if not argv:
+        raise UserError(WHAT_TO_EVALUATE)
     from slime_core.cli import evaluate
 
     resolved, active = _resolve(evaluate.expand(argv), purpose="eval")
+    _check_targets(resolved, active, trains=False)
     return evaluate.execute(resolved, active, architecture=_architecture(resolved.config.model.hf_checkpoint) or "")
 
 
@@ -144,6 +165,12 @@ def _resolve(argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run") ->
     return resolved, active
 
 
+def _check_targets(resolved: Resolved, active: ActivePlugins, *, trains: bool) -> None:
+    from slime_core.plugins.selection import check_targets
+
+    check_targets(resolved.config, active.registry, trains=trains, architecture=None)
+
+
 def _resolve_unchecked(argv: Sequence[str]) -> Resolved:
     """For reading about settings: neither the rules between them nor a plugin for the model is needed."""
     from slime_core.cli import run
@@ -163,14 +190,26 @@ def _help(command: str, argv: Sequence[str]) -> int:
     """Print the short page, or the topic after ``--help``; plugins named beside it bring their options."""
     from slime_core.config.explain import help_page, help_topic
     from slime_core.config.load import named_plugins
-    from slime_core.plugins.registry import activate
 
     place = next(place for place, word in enumerate(argv) if word in ("--help", "-h"))
     topic = [word for word in argv[place + 1 : place + 2] if not word.startswith("--")]
     flags = [*argv[:place], *argv[place + 1 + len(topic) :]]
-    options = activate(named_plugins(flags)).options
+    options = _options_in_spite_of_all(named_plugins(flags))
     print(help_topic(topic[0], options) if topic else help_page(command, options))
     return 0
+
+
+def _options_in_spite_of_all(names: Sequence[str]) -> dict[str, type[BaseModel]]:
+    """The options classes of the plugins that load; what is wrong with the others is printed."""
+    from slime_core.plugins.registry import activate
+
+    options: dict[str, type[BaseModel]] = {}
+    for name in names:
+        try:
+            options |= activate([name]).options
+        except PluginError as broken:
+            print(f"slime: without the options of {name}: {broken}\n", file=sys.stderr)
+    return options
 
 
 def _architecture(folder: Path | None) -> str | None:

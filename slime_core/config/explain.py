@@ -18,6 +18,7 @@ from slime_core.config.engine_flags import (
     find_key,
     known_flags,
 )
+from slime_core.config.flags import CONFIG_FLAG
 from slime_core.config.load import DEFAULT, Resolved
 from slime_core.config.megatron_flags import megatron_flags
 from slime_core.config.mistakes import nearest
@@ -70,12 +71,20 @@ def explain(name: str, resolved: Resolved) -> str:
         name: as a key (``lr``, ``optimizer.lr``, ``grpo.std_normalization``, ``megatron.decoupled_lr``) or a flag
             (``--lr``).
 
+            (``--lr``), also the one that turns a switch off (``--no-save-hf``).
+
     Raises:
         ConfigError: there is no such setting; with the nearest, or why there is none.
     """
     values = resolved.values()
     names = {spelling: key for key, (setting, _) in values.items() for spelling in _spellings(setting)}
     wanted = name.removeprefix("--").replace("-", "_")
+    if f"--{wanted}" == CONFIG_FLAG:
+        says = "is no setting: it names the file that settings are read from."
+        return f"{CONFIG_FLAG} FILE.toml\n  {says}\n  {CONFIG_HELP}."
+    switch = values.get(names.get(wanted.removeprefix("no_"), ""))
+    if wanted not in names and switch is not None and switch[0].is_switch:
+        return f"{name} is {switch[0].flag} false.\n{explain(switch[0].key, resolved)}"
     setting = values[names[wanted]][0] if wanted in names else _of_engine(wanted, name, names)
     value = values[setting.key][1] if setting.key in values else "(not given)"
     rows = {

@@ -86,7 +86,7 @@ def misfits(kind: Kind, component: Component, target: Any) -> Iterator[str]:
         yield from _misfit_of_method(target, contract, name, asked)
 
 
-def _unbuildable(target: type, keywords: tuple[str, ...]) -> Iterator[str]:
+def _unbuildable(target: Any, keywords: tuple[str, ...]) -> Iterator[str]:
     call = f"{target.__name__}({', '.join(['options', *(f'{name}=' for name in keywords)])})"
     if inspect.isabstract(target):
         left = ", ".join(sorted(target.__abstractmethods__))

@@ -14,6 +14,7 @@ from slime_core.plugins import hooks
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.discovery import PluginIdentity, PluginSource, installed, nearest
+from slime_core.plugins.fitting import check_fit
 from slime_core.plugins.loading import load_plugin, load_target
 from slime_core.plugins.traits import ModelSpecTraits
 from slime_core.plugins.validation import check_hooks
@@ -76,13 +77,16 @@ class Registry:
         return tuple(sorted(name for found, name in self._declared if found is kind))
 
     def load(self, kind: Kind, name: str) -> Any:
-        """What the component's target names; imported now, in this process.
+        """What the component's target names, imported now, in this process, and held to the contract of its kind.
 
         Raises:
-            PluginError: like :meth:`find`; or the import failed, naming distribution, version and entry point.
+            PluginError: like :meth:`find`; or the import failed, or the target does not fit its contract, naming
+                distribution, version and entry point.
         """
         declared = self._find(kind, name)
-        return load_target(declared.component, declared.plugin)
+        target = load_target(declared.component, declared.plugin)
+        check_fit(kind, declared.component, declared.plugin, target)
+        return target
 
     def model_spec(self, architecture: str) -> Component | None:
         """The model spec whose traits hold ``architecture``, or None.

@@ -1,18 +1,70 @@
-"""Whether the components that a run names exist, and ask for nothing that the core cannot give."""
+"""Whether the components that a run names exist, do what their kind promises, and ask for nothing the core lacks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError
-from slime_core.plugins.component import Kind
+from slime_core.plugins.component import Component, Kind
+from slime_core.plugins.discovery import CORE, PluginIdentity
 from slime_core.plugins.registration import Registry
 
-__all__ = ["check_selection"]
+__all__ = ["SELECTED_BY", "Selected", "check_selection", "check_targets", "selected"]
 
 FILLED = frozenset({"rewards", "groups", "lengths", "mask_sums"})
 """Columns that an advantage estimator of scope ``sample`` is handed."""
+
+SELECTED_BY: dict[str, Kind] = {
+    "generate_function": Kind.GENERATE_FUNCTION,
+    "rm_type": Kind.REWARD_MODEL,
+    "data_source": Kind.DATA_SOURCE,
+    "advantage_estimator": Kind.ADVANTAGE_ESTIMATOR,
+}
+"""Setting -> the kind whose components it names."""
+
+FOR_TRAINING = frozenset({"data_source", "advantage_estimator"})
+"""Of these settings, those that an evaluation has no use for."""
+
+HEAVY = frozenset({Kind.POLICY_LOSS, Kind.CORRECTION, Kind.MODEL_SPEC})
+"""Kinds whose targets may import torch and Megatron; checked where they are loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """A component that a run uses, and why.
+
+    Arguments:
+        by: the setting that names it; for what no setting names, the reason in words.
+    """
+
+    kind: Kind
+    component: Component
+    plugin: PluginIdentity
+    by: str
+
+
+def selected(config: RunConfig, registry: Registry, *, trains: bool, architecture: str | None) -> Iterator[Selected]:
+    """Every component that the run uses.
+
+    Arguments:
+        architecture: of the start weights; None: no model is built.
+
+    Raises:
+        PluginError: no active plugin offers one of them.
+    """
+    for setting, kind in SELECTED_BY.items():
+        if trains or setting not in FOR_TRAINING:
+            for name in _named(config, setting):
+                yield _selected(registry, kind, name, setting)
+    for name in registry.names(Kind.TRACKER):
+        yield _selected(registry, Kind.TRACKER, name, "its plugin is named")
+    if trains:
+        yield _paired_loss(config, registry)
+        if architecture is not None and (spec := registry.model_spec(architecture)) is not None:
+            yield _selected(registry, Kind.MODEL_SPEC, spec.name, f"architecture {architecture}")
 
 
 def check_selection(config: RunConfig, registry: Registry, *, trains: bool) -> None:
@@ -24,18 +76,44 @@ def check_selection(config: RunConfig, registry: Registry, *, trains: bool) -> N
     Raises:
         PluginError: no active plugin offers a component, or it reads a column that nothing fills.
     """
-    registry.find(Kind.GENERATE_FUNCTION, config.rollout.generate_function)
-    registry.find(Kind.REWARD_MODEL, config.rollout.rm_type)
-    if not trains:
-        return
-    registry.find(Kind.DATA_SOURCE, config.data.data_source)
-    name = str(config.algorithm.advantage_estimator)
-    traits: Any = registry.find(Kind.ADVANTAGE_ESTIMATOR, name).traits
-    registry.find(Kind.POLICY_LOSS, traits.policy_loss)
-    unknown = sorted(traits.reads - FILLED)
-    if unknown:
-        owner = registry.owner(Kind.ADVANTAGE_ESTIMATOR, name)
-        raise PluginError(
-            f"advantage estimator {name!r} of {owner} reads {', '.join(unknown)}, which nothing fills; filled are "
-            f"{', '.join(sorted(FILLED))}. Choose another estimator, or a version of slime-rl that fills it."
-        )
+    for found in selected(config, registry, trains=trains, architecture=None):
+        traits: Any = found.component.traits
+        if found.kind is Kind.ADVANTAGE_ESTIMATOR and traits.reads - FILLED:
+            unknown = sorted(traits.reads - FILLED)
+            raise PluginError(
+                f"advantage estimator {found.component.name!r} of {found.plugin} reads {', '.join(unknown)}, which "
+                f"nothing fills; filled are {', '.join(sorted(FILLED))}. Choose another estimator, or a version of "
+                "slime-rl that fills it."
+            )
+
+
+def check_targets(
+    config: RunConfig, registry: Registry, *, trains: bool, architecture: str | None, heavy: bool = False
+) -> None:
+    """Import what the run uses and hold it to its contract, except for what the core's own tests hold to it.
+
+    Arguments:
+        heavy: also the kinds whose targets may import torch and Megatron, which takes seconds.
+
+    Raises:
+        PluginError: a target cannot be imported, or does not fit; names the plugin and the component.
+    """
+    for found in selected(config, registry, trains=trains, architecture=architecture):
+        if found.plugin.distribution != CORE.distribution and (heavy or found.kind not in HEAVY):
+            registry.load(found.kind, found.component.name)
+
+
+def _named(config: RunConfig, setting: str) -> tuple[str, ...]:
+    """The names that a setting holds, wherever among the sections it stands."""
+    value = next(dict(section)[setting] for _, section in config if setting in type(section).model_fields)
+    return value if isinstance(value, tuple) else (str(value),)
+
+
+def _selected(registry: Registry, kind: Kind, name: str, by: str) -> Selected:
+    return Selected(kind, registry.find(kind, name), registry.owner(kind, name), by)
+
+
+def _paired_loss(config: RunConfig, registry: Registry) -> Selected:
+    estimator = str(config.algorithm.advantage_estimator)
+    traits: Any = registry.find(Kind.ADVANTAGE_ESTIMATOR, estimator).traits
+    return _selected(registry, Kind.POLICY_LOSS, traits.policy_loss, f"advantage estimator {estimator}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -78,6 +79,7 @@ def test_config_without_a_known_verb_says_what_it_takes(words: list[str], capsys
 def test_reading_about_slime_imports_nothing_heavy(words: list[str]) -> None:
     code = f"""
 import sys
+from pathlib import Path
 from slime_core.cli.main import main
 assert main({words!r}) == 0
 print([name for name in {HEAVY!r} if name in sys.modules])"""
@@ -89,3 +91,45 @@ def test_the_package_runs_as_a_module() -> None:
     words = [sys.executable, "-m", "slime_core", "--version"]
     finished = subprocess.run(words, capture_output=True, text=True, check=True)
     assert finished.stdout.startswith("slime ")
+
+
+def test_help_comes_with_a_broken_plugin_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "mine.py"
+    broken.write_text("import no_such_thing")
+    assert main(["run", "--plugin", str(broken), "grpo", "--help"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("slime run [--plugin NAME]")
+    assert "--grpo.std-normalization" in shown.out
+    assert shown.err.startswith(f"slime: without the options of {broken}: plugin 'mine' ({broken} sha256:")
+    assert "No module named 'no_such_thing'" in shown.err
+
+
+def test_help_shows_an_option_under_its_plugin_s_name_and_nowhere_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--plugin", "grpo", "--help"]) == 0
+    before, title, after = capsys.readouterr().out.partition("[grpo] options of plugin grpo")
+    assert "grpo." not in before
+    assert title
+    assert "--grpo.std-normalization" in after
+
+
+def test_eval_without_an_argument_asks_what_to_evaluate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("slime: eval: nothing says what to evaluate; give one of\n  slime eval RUN ")
+
+
+def test_a_target_that_does_not_fit_ends_a_run_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from slime_core import Component, hookimpl\n"
+        "@hookimpl\ndef slime_register_reward_models():\n"
+        "    yield Component('length', target=f'{__name__}:length')\n"
+        "def length(samples): return 0\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--plugin", "grpo", str(mine), "--rm-type", "length"]) == 2
+    assert "  - it is a function; accepted is a class" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]

@@ -134,3 +134,21 @@ def test_help_of_a_section_that_does_not_exist_lists_those_that_do() -> None:
 
 def test_what_is_written_is_toml() -> None:
     assert tomllib.loads(to_toml(resolve()))["rollout"]["rollout_stop"] == []
+
+
+def test_a_switch_is_explained_under_the_flag_that_turns_it_off() -> None:
+    found = explain("--no-save-hf", resolve("--no-save-hf"))
+    assert found.startswith("--no-save-hf is --save-hf false.\ncheckpoint.save_hf = false\n  from     flag --save-hf\n")
+
+
+def test_only_a_switch_can_be_turned_off() -> None:
+    with pytest.raises(ConfigError, match="--no-lr: no such setting"):
+        explain("--no-lr", resolve())
+
+
+@pytest.mark.parametrize("name", ["--config", "config"])
+def test_the_flag_that_names_the_file_is_explained(name: str) -> None:
+    assert explain(name, resolve()) == (
+        "--config FILE.toml\n  is no setting: it names the file that settings are read from.\n"
+        "  TOML file of settings, one table a section; flags win over it."
+    )

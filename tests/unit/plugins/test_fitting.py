@@ -120,7 +120,7 @@ def test_an_attribute_that_is_no_method_is_named_with_its_type():
 def test_an_abstract_class_is_named_with_what_it_leaves_out():
     class Base(ABC):
         def __init__(self, options):
-            pass
+            self.options = options
 
         @abstractmethod
         async def score(self, samples): ...

@@ -20,8 +20,9 @@ from slime_core import Component, hookimpl
 def slime_register_reward_models():
     yield Component("length", target="acme.code:Length")
 """
-FILES = {"acme/__init__.py": "", "acme/plugin.py": PLUGIN, "acme/code.py": "class Length: pass\n"}
-LOCAL = PLUGIN.replace('"acme.code:Length"', 'f"{__name__}:Length"') + "class Length: pass\n"
+LENGTH = "class Length:\n    def __init__(self, options): ...\n    async def score(self, samples): ...\n"
+FILES = {"acme/__init__.py": "", "acme/plugin.py": PLUGIN, "acme/code.py": LENGTH}
+LOCAL = PLUGIN.replace('"acme.code:Length"', 'f"{__name__}:Length"') + LENGTH
 ATTACH = """
 import sys
 from slime_core import Kind

@@ -9,6 +9,7 @@ from slime_core import AdvantageTraits, Component, Kind, RewardTraits
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import activate
 
+THING = "class Thing:\n    def __init__(self, options): ...\n    async def score(self, samples): ...\n"
 HEAD = "from slime_core import *\n"
 
 
@@ -65,7 +66,7 @@ def test_naming_a_plugin_twice_or_core_at_all_changes_nothing(install):
 
 
 def test_a_target_is_imported_only_when_it_is_loaded(install):
-    code = {"acme/plugin.py": rewards("length"), "acme/code.py": "class Thing: pass\n"}
+    code = {"acme/plugin.py": rewards("length"), "acme/code.py": THING}
     install("acme", plugins={"acme": "acme.plugin"}, files=code)
     registry = activate(["acme"]).registry
     assert "acme.code" not in sys.modules
@@ -189,7 +190,8 @@ def test_an_entry_point_may_name_an_object(install):
 
 
 def test_a_local_file_offers_components_of_its_own_module(tmp_path: Path, install):
-    source = f"{HEAD}class Mine: pass\n@hookimpl\ndef slime_register_reward_models():\n"
+    mine = THING.replace("Thing", "Mine")
+    source = f"{HEAD}{mine}@hookimpl\ndef slime_register_reward_models():\n"
     (tmp_path / "mine.py").write_text(source + "    yield Component('mine', target=f'{__name__}:Mine')\n")
     registry = activate([str(tmp_path / "mine.py")]).registry
     assert registry.load(Kind.REWARD_MODEL, "mine").__name__ == "Mine"

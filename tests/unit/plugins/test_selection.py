@@ -1,0 +1,133 @@
+"""What a run selects, and that its targets are imported and held to their contracts before anything starts."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from slime_core import Kind
+from slime_core.config.load import load
+from slime_core.config.schema import RunConfig
+from slime_core.errors import PluginError
+from slime_core.plugins.registry import Registry, activate
+from slime_core.plugins.selection import HEAVY, SELECTED_BY, check_selection, check_targets, selected
+
+PLUGIN = """
+from slime_core import *
+@hookimpl
+def slime_register_reward_models():
+    yield Component("length", target="acme.code:Length")
+@hookimpl
+def slime_register_advantage_estimators():
+    yield Component("flat", target="acme.code:Flat", traits=AdvantageTraits(policy_loss="steep"))
+@hookimpl
+def slime_register_policy_losses():
+    yield Component("steep", target="acme.losses:Steep")
+@hookimpl
+def slime_register_trackers():
+    yield Component("log", target="acme.code:Log")
+"""
+CODE = """
+class Length:
+    def __init__(self, options): ...
+    async def score(self, samples): ...
+class Flat:
+    def __init__(self, options): ...
+    def estimate(self, batch): ...
+class Log:
+    def __init__(self, options): ...
+    def log(self, step, metrics): ...
+    def close(self): ...
+"""
+FLAGS = ["--advantage-estimator", "flat", "--rm-type", "length"]
+
+
+@pytest.fixture
+def acme(install):
+    def write(code: str = CODE, losses: str = "import no_such_engine") -> Registry:
+        files = {"acme/plugin.py": PLUGIN, "acme/code.py": code, "acme/losses.py": losses}
+        install("acme", "2.1", plugins={"acme": "acme.plugin"}, files=files)
+        return activate(["acme"]).registry
+
+    return write
+
+
+def config(*flags: str) -> RunConfig:
+    return load(flags or FLAGS, check_rules=False).config
+
+
+def test_what_a_run_uses_is_named_with_what_chose_it(acme):
+    found = [
+        (one.kind, one.component.name, one.plugin.name, one.by)
+        for one in selected(config(), acme(), trains=True, architecture=None)
+    ]
+    assert found == [
+        (Kind.GENERATE_FUNCTION, "single_turn", "core", "generate_function"),
+        (Kind.REWARD_MODEL, "length", "acme", "rm_type"),
+        (Kind.DATA_SOURCE, "prompts", "core", "data_source"),
+        (Kind.ADVANTAGE_ESTIMATOR, "flat", "acme", "advantage_estimator"),
+        (Kind.TRACKER, "log", "acme", "its plugin is named"),
+        (Kind.POLICY_LOSS, "steep", "acme", "advantage estimator flat"),
+    ]
+
+
+def test_an_evaluation_uses_no_estimator_and_the_architecture_brings_the_model_spec():
+    registry = activate(["grpo"], architecture="Qwen3ForCausalLM").registry
+    run = config("--advantage-estimator", "grpo")
+    measured = {one.kind for one in selected(run, registry, trains=False, architecture="Qwen3ForCausalLM")}
+    assert measured == {Kind.GENERATE_FUNCTION, Kind.REWARD_MODEL}
+    trained = list(selected(run, registry, trains=True, architecture="Qwen3ForCausalLM"))
+    assert (trained[-1].component.name, trained[-1].by) == ("qwen3", "architecture Qwen3ForCausalLM")
+
+
+def test_every_setting_that_selects_is_a_setting():
+    names = {name for _, section in config() for name in type(section).model_fields}
+    assert set(SELECTED_BY) <= names
+
+
+def test_light_targets_are_imported_and_heavy_ones_are_left_to_who_loads_them(acme):
+    check_targets(config(), acme(), trains=True, architecture=None)
+    assert "acme.code" in sys.modules
+
+
+def test_heavy_targets_are_imported_when_asked(acme):
+    with pytest.raises(PluginError, match=r"importing acme\.losses:Steep of component 'steep' failed"):
+        check_targets(config(), acme(), trains=True, architecture=None, heavy=True)
+
+
+def test_a_target_that_does_not_fit_is_refused_before_the_run(acme):
+    registry = acme(CODE.replace("async def", "def"))
+    with pytest.raises(PluginError, match="score is not async") as failure:
+        check_targets(config(), registry, trains=True, architecture=None)
+    assert str(failure.value).startswith("plugin 'acme' (acme 2.1, entry point acme.plugin): acme.code:Length cannot")
+
+
+def test_a_heavy_target_that_does_not_fit_is_refused_where_it_is_loaded(acme):
+    registry = acme(losses="class Steep:\n    def __init__(self, options): ...\n")
+    check_targets(config(), registry, trains=True, architecture=None)
+    with pytest.raises(PluginError, match="it has no method __call__"):
+        registry.load(Kind.POLICY_LOSS, "steep")
+
+
+def test_the_core_s_own_targets_are_not_imported(monkeypatch):
+    loaded: list[str] = []
+    registry = activate(["grpo"]).registry
+    monkeypatch.setattr(Registry, "load", lambda self, kind, name: loaded.append(name))
+    check_targets(config("--advantage-estimator", "grpo"), registry, trains=True, architecture=None, heavy=True)
+    assert loaded == ["grpo"]
+
+
+def test_kinds_that_may_import_torch_are_the_heavy_ones():
+    assert set(HEAVY) == {Kind.POLICY_LOSS, Kind.CORRECTION, Kind.MODEL_SPEC}
+
+
+def test_a_column_that_nothing_fills_is_refused(install):
+    source = PLUGIN.replace("AdvantageTraits(", 'AdvantageTraits(reads={"rewards", "magic"}, ')
+    install("acme", "2.1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": source})
+    with pytest.raises(PluginError) as failure:
+        check_selection(config(), activate(["acme"]).registry, trains=True)
+    assert str(failure.value).startswith(
+        "advantage estimator 'flat' of plugin 'acme' (acme 2.1, entry point acme.plugin) reads magic, which nothing "
+        "fills; filled are groups, lengths, mask_sums, rewards."
+    )
