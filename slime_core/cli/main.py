@@ -125,6 +125,16 @@ def _eval(argv: list[str]) -> int:
     return evaluate.execute(resolved, active, architecture=_architecture(resolved.config.model.hf_checkpoint) or "")
 
 
+def _check(argv: list[str]) -> int:
+    from slime_core.cli import check
+
+    if _asks_help(argv):
+        print(check.USAGE)
+        return 0
+    resolved, active = _resolve(check.expand(argv), purpose="run")
+    return check.execute(resolved, active, architecture=_architecture(resolved.config.model.hf_checkpoint) or "")
+
+
 def _config(argv: list[str]) -> int:
     from slime_core.config.explain import explain, to_toml
 
@@ -150,7 +160,13 @@ def _plugins(argv: list[str]) -> int:
     return int(arguments.handler(arguments))
 
 
-_COMMANDS: dict[str, Callable[[list[str]], int]] = {"run": _run, "eval": _eval, "plugins": _plugins, "config": _config}
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "run": _run,
+    "check": _check,
+    "eval": _eval,
+    "plugins": _plugins,
+    "config": _config,
+}
 
 
 def _resolve(argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run") -> tuple[Resolved, ActivePlugins]:

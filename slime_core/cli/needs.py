@@ -108,6 +108,16 @@ class Needs:
         return f"{listed} = {self.memory / GIB:.1f}"
 
     @property
+    def of_rank(self) -> int:
+        """Bytes of weights, gradients and optimizer that one learner rank holds, if they are spread evenly."""
+        return self._learner // self.ranks if self.ranks else 0
+
+    @property
+    def of_engine(self) -> int:
+        """Bytes of weights that one engine holds, on all its devices together."""
+        return self.parameters * self.item
+
+    @property
     def shared_memory(self) -> int:
         """Bytes of /dev/shm: semaphores, and weights on their way. What has no room there, Ray keeps in /tmp."""
         return SEMAPHORE_BYTES + min(self.buffer, self.parameters * self.item)

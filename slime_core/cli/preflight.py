@@ -22,7 +22,7 @@ from slime_core.plugins.component import Kind
 if TYPE_CHECKING:
     from slime_core.plugins.registry import Registry
 
-__all__ = ["machine_mistakes", "preflight"]
+__all__ = ["check_files", "check_machine", "joins_a_cluster", "machine_mistakes", "preflight"]
 
 CORE = "core"
 
@@ -38,13 +38,30 @@ def preflight(config: RunConfig, registry: Registry, *, trains: bool) -> None:
         ConfigError: the start weights cannot be read, or this machine is too small; lists all that it has too little
             of.
     """
+    check_files(config, registry, trains=trains)
+    check_machine(config, Needs.of(config, trains=trains))
+
+
+def check_files(config: RunConfig, registry: Registry, *, trains: bool) -> None:
+    """Returns if the prompts are fit to be trained and measured on; raises ``DataError`` otherwise."""
     _screen_prompts(config, registry, trains=trains)
-    needs = Needs.of(config, trains=trains)
-    joins = config.cluster.ray_address or os.environ.get("RAY_ADDRESS")
+
+
+def check_machine(config: RunConfig, needs: Needs) -> None:
+    """Returns if this machine has what the run needs, or other machines are to have it.
+
+    Raises:
+        ConfigError: it is too small; lists all that it has too little of.
+    """
     # What other machines have is Ray's to say, and the placement's.
-    found = [] if joins else list(machine_mistakes(config, needs, look()))
+    found = [] if joins_a_cluster(config) else list(machine_mistakes(config, needs, look()))
     if found:
         raise report([Mistake(message) for message in found])
+
+
+def joins_a_cluster(config: RunConfig) -> bool:
+    """Whether the run goes to a Ray cluster that runs already, rather than to one of its own on this machine."""
+    return bool(config.cluster.ray_address or os.environ.get("RAY_ADDRESS"))
 
 
 def machine_mistakes(config: RunConfig, needs: Needs, machine: Machine) -> Iterator[str]:

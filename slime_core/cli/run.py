@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from slime_core.config.load import Resolved
     from slime_core.plugins.registry import ActivePlugins
 
-__all__ = ["execute", "expand", "open_record", "options_of"]
+__all__ = ["execute", "expand", "open_record", "options_of", "resumed"]
 
 OUTPUTS = Path("outputs")
 """In the working directory; run folders without a name of their own are made here."""
@@ -56,9 +56,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     """Train as resolved; returns the exit code."""
     begun_s = time.monotonic()
     config = resolved.config
-    resume = find(config.model.load) if config.model.load else None
-    if resume is not None:
-        _refuse_finished(config, resume)
+    resume = resumed(config)
     preflight(config, active.registry, trains=True)
     trackers = _trackers(resolved, active)
     stood = standing(config.run.output_dir or OUTPUTS)
@@ -155,6 +153,19 @@ def _new_folder(job_name: str) -> Path:
             folder.mkdir(parents=True)
             return folder
     raise AssertionError("numbers do not end")
+
+
+def resumed(config: RunConfig) -> Checkpoint | None:
+    """The checkpoint that the run continues from, if it continues.
+
+    Raises:
+        ConfigError: there is none where ``load`` says, or nothing is left to do.
+    """
+    if config.model.load is None:
+        return None
+    found = find(config.model.load)
+    _refuse_finished(config, found)
+    return found
 
 
 def _refuse_finished(config: RunConfig, resume: Checkpoint) -> None:

@@ -102,7 +102,19 @@ class ParallelLayout:
         Megatron numbers tensor ranks first, then context, data and pipeline ranks (parallel_state.py, order
         "tp-cp-ep-dp-pp").
         """
-        return rank // (self.tensor * self.context) % self.data_size(world_size)
+        return self.coordinates(rank, world_size=world_size)["data"]
+
+    def coordinates(self, rank: int, *, world_size: int) -> dict[str, int]:
+        """Where process ``rank`` stands on each axis, in the order in which Megatron counts (see :meth:`data_rank`).
+
+        Example: with 2 tensor and 2 pipeline ranks, rank 5 of 8 is ``{"tensor": 1, "context": 0, "data": 0,
+        "pipeline": 1}``.
+        """
+        sizes = {"tensor": self.tensor, "context": self.context, "data": self.data_size(world_size)}
+        found = {}
+        for axis, size in sizes.items():
+            rank, found[axis] = divmod(rank, size)
+        return {**found, "pipeline": rank}
 
     def data_size(self, world_size: int) -> int:
         """Data-parallel replicas on ``world_size`` ranks.

@@ -70,7 +70,7 @@ def check_fit(kind: Kind, component: Component, plugin: PluginIdentity, target: 
             f"{plugin}: {component.target} cannot be {article} {kind.words}, which component {component.name!r} says "
             f"it is:{listed}\n{_described(kind, contract_of(kind, component))}\n"
             f"Correct it, or report this to the author of {plugin.distribution}; slime plugins check "
-            f"{plugin.name} tells when it is right."
+            f"{_as_named(plugin)} tells when it is right."
         )
 
 
@@ -164,6 +164,12 @@ def _signature(function: Callable[..., Any]) -> str:
 def _call(name: str, asked: Callable[..., Any]) -> str:
     positional, keywords = _parameters(asked)
     return f"{name}({', '.join([*positional, *(f'{keyword}=' for keyword in keywords)])})"
+
+
+def _as_named(plugin: PluginIdentity) -> str:
+    """What a command takes for the plugin: its name, or the file or module that it is."""
+    local = plugin.distribution.removeprefix("module ")
+    return local if local.endswith(".py") or local != plugin.distribution else plugin.name
 
 
 def _described(kind: Kind, contract: type) -> str:

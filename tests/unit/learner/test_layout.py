@@ -68,3 +68,15 @@ def test_more_chunks_than_layers_are_refused():
 def test_ranks_that_do_not_make_whole_models_are_refused():
     with pytest.raises(ConfigError, match="must be a multiple of 4"):
         ParallelLayout(tensor=2, pipeline=2).data_size(6)
+
+
+def test_coordinates_count_tensor_first_and_pipeline_last() -> None:
+    layout = ParallelLayout(tensor=2, pipeline=2)
+    assert layout.coordinates(5, world_size=8) == {"tensor": 1, "context": 0, "data": 0, "pipeline": 1}
+    assert layout.coordinates(2, world_size=8) == {"tensor": 0, "context": 0, "data": 1, "pipeline": 0}
+    assert ParallelLayout(context=2).coordinates(3, world_size=4) == {
+        "tensor": 0,
+        "context": 1,
+        "data": 1,
+        "pipeline": 0,
+    }

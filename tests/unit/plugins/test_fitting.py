@@ -227,3 +227,13 @@ def test_inherited_static_class_and_wrapped_methods_are_called_as_they_are():
     assert found(WrongStatic) == [
         "score is called as score(samples), and takes (self, samples): missing a required argument: 'samples'"
     ]
+
+
+@pytest.mark.parametrize(
+    ("distribution", "named"), [("acme-tree", "tree"), ("lab/mine.py", "lab/mine.py"), ("module lab.mine", "lab.mine")]
+)
+def test_the_next_step_names_the_plugin_as_a_command_takes_it(distribution: str, named: str):
+    plugin = PluginIdentity("tree", distribution, "2.1", "acme_tree.plugin")
+    with pytest.raises(PluginError) as failure:
+        check_fit(Kind.REWARD_MODEL, COMPONENT, plugin, Length(None))
+    assert str(failure.value).endswith(f"slime plugins check {named} tells when it is right.")

@@ -1,0 +1,81 @@
+"""``slime check``: everything that ``slime run`` looks at before it starts a process, and the plan it would follow.
+
+Nothing is started and no file is written. What is wrong is an error with exit code 2; the plan is printed before the
+verdict on this machine, so that a run that is meant for another one can be looked at here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from slime_core.cli.needs import Needs
+from slime_core.cli.plan import placement_plan
+from slime_core.cli.preflight import check_files, check_machine
+from slime_core.cli.run import resumed
+from slime_core.cluster.machine import look
+from slime_core.errors import ConfigError, PlacementError
+from slime_core.plugins.selection import Selected, check_targets, selected
+
+if TYPE_CHECKING:
+    from slime_core.config.load import Resolved
+    from slime_core.plugins.registry import ActivePlugins
+
+__all__ = ["execute", "expand"]
+
+USAGE = """\
+slime check CONFIG.toml [flags of slime run]
+slime check [flags of slime run]
+
+Says everything that slime run would find wrong, or what it would start where. Starts nothing, writes nothing."""
+
+
+def expand(argv: Sequence[str]) -> list[str]:
+    """Flags for what a leading file means: ``--config FILE``."""
+    if not argv or argv[0].startswith("-"):
+        return list(argv)
+    return ["--config", *argv]
+
+
+def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> int:
+    """Print what was found right, and the plan; returns the exit code, 0.
+
+    Raises:
+        PluginError: a target cannot be imported or does not fit its contract.
+        DataError: a prompt file, with file and line.
+        ConfigError: the start weights, a checkpoint that cannot be continued, machines that cannot hold the run.
+    """
+    config = resolved.config
+    check_targets(config, active.registry, trains=True, architecture=architecture, heavy=True)
+    check_files(config, active.registry, trains=True)
+    resume = resumed(config)
+    needs = Needs.of(config, trains=True)
+    print("settings, prompts and weights are right")
+    if resume is not None:
+        print(f"continues from {resume.path}")
+    print("plugins: " + ", ".join(f"{entry.plugin} {entry.version}" for entry in active.manifest.entries))
+    for line in _components(resolved, active, architecture):
+        print(f"  {line}")
+    print("\nplacement")
+    for line in _plan(resolved, needs):
+        print(f"  {line}")
+    check_machine(config, needs)
+    print("\nnothing was started; slime run with the same words starts it")
+    return 0
+
+
+def _plan(resolved: Resolved, needs: Needs) -> list[str]:
+    try:
+        return list(placement_plan(resolved.config, needs, look()))
+    except PlacementError as refused:  # a mistake in what was asked, since nothing runs yet
+        raise ConfigError(f"{refused}") from refused
+
+
+def _components(resolved: Resolved, active: ActivePlugins, architecture: str) -> Iterator[str]:
+    for one in selected(resolved.config, active.registry, trains=True, architecture=architecture):
+        yield f"{one.kind.words} {one.component.name} of {one.plugin.name}, {_because(one, resolved)}"
+
+
+def _because(one: Selected, resolved: Resolved) -> str:
+    source = resolved.provenance.get(one.by)
+    return f"by {one.by}" if source is None else f"by {one.by} ({source})"

@@ -1,0 +1,182 @@
+"""``slime check``: the plan for machines that are here and that are not, and what it refuses; nothing is started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slime_core.cli.check import expand
+from slime_core.cli.main import main
+from slime_core.cli.needs import GIB, Needs
+from slime_core.cli.plan import expected_machines, layout_of, placement_plan
+from slime_core.cluster.machine import Machine
+from slime_core.config.load import load
+from slime_core.errors import PlacementError
+
+CPU = Machine(cores=2, memory=10**15, shared_memory=10**15, has_gpus=False, torch="2.13.0+cpu")
+GPUS = replace(CPU, cores=16, has_gpus=True, torch="2.13.0")
+BILLIONS = Needs(parameters=8 * 10**9, item=2, ranks=8, copies=4, engines=4, reference=False, buffer=0)
+
+
+def planned(line: str, machine: Machine = CPU, needs: Needs = BILLIONS) -> list[str]:
+    config = load(["--advantage-estimator", "toy", *line.split()], check_rules=False).config
+    return list(placement_plan(config, needs, machine))
+
+
+@pytest.fixture(autouse=True)
+def no_cluster_and_no_gpus_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_on_a_cpu_the_processes_share_this_machine() -> None:
+    lines = planned("--actor-num-gpus-per-node 4 --pipeline-model-parallel-size 2 --rollout-num-gpus 1")
+    assert lines[:8] == [
+        "4 (learner ranks) + 1 x 1 (engines x devices) = 5 bundles of 0.4 CPU (the processes share cores)",
+        "on this machine: 2 cores",
+        "  learner rank 0   this machine, bundle 0       tensor 0, context 0, data 0, pipeline 0",
+        "  learner rank 1   this machine, bundle 1       tensor 0, context 0, data 1, pipeline 0",
+        "  learner rank 2   this machine, bundle 2       tensor 0, context 0, data 0, pipeline 1",
+        "  learner rank 3   this machine, bundle 3       tensor 0, context 0, data 1, pipeline 1",
+        "  engine 0         this machine, bundle 4       whole",
+        "sampler, router: one process each, which ask for no share of their own",
+    ]
+    assert lines[-1] == "weights travel to the engines by: distributed"
+
+
+def test_a_cluster_that_is_not_here_is_assumed_and_said_to_be() -> None:
+    lines = planned(
+        "--device cuda --actor-num-nodes 2 --actor-num-gpus-per-node 4 --tensor-model-parallel-size 2 "
+        "--rollout-num-gpus 8 --rollout-num-gpus-per-engine 2"
+    )
+    assert lines[0] == "8 (learner ranks) + 4 x 2 (engines x devices) = 16 bundles of 1 GPU + 1 CPU"
+    assert lines[1] == (
+        "assumed: 4 machines of 4 cores and 4 GPUs each, as many GPUs as the larger of actor_num_gpus_per_node and "
+        "rollout_num_gpus_per_engine, a core for each"
+    )
+    assert lines[7] == "  learner rank 5   machine 1, GPU 1             tensor 1, context 0, data 2, pipeline 0"
+    assert lines[13] == "  engine 3         machine 3, GPU 2, 3          tensor parallel over 2"
+
+
+def test_ten_machines_stand_in_order() -> None:
+    lines = planned("--device cuda --actor-num-nodes 11 --actor-num-gpus-per-node 1 --rollout-num-gpus 1")
+    assert lines[4].startswith("  learner rank 2   machine 2, GPU 0")
+    assert lines[13].startswith("  engine 0         machine 11, GPU 0")
+
+
+def test_colocated_engines_say_whose_gpu_they_share() -> None:
+    lines = planned(
+        "--ray-address auto --actor-num-nodes 2 --actor-num-gpus-per-node 2 --colocate --rollout-num-gpus 4 "
+        "--rollout-num-gpus-per-engine 2"
+    )
+    assert lines[6:8] == [
+        "  engine 0         machine 0, GPU 0, 1          tensor parallel over 2, shares with learner ranks 0, 1",
+        "  engine 1         machine 1, GPU 0, 1          tensor parallel over 2, shares with learner ranks 2, 3",
+    ]
+    assert lines[-1] == "weights travel to the engines by: disk"
+
+
+def test_the_gpus_that_are_here_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
+    assert planned("", GPUS)[1] == "on this machine: 16 cores and 2 GPUs"
+    with pytest.raises(PlacementError, match="the cluster has 2, 1 too few"):
+        planned("--rollout-num-gpus 2", GPUS)
+
+
+def test_a_small_run_of_one_node_is_taken_to_fit_one_machine() -> None:
+    config = load(["--device", "cuda", "--rollout-num-gpus", "3"], check_rules=False).config
+    assert str(expected_machines(config, layout_of(config, CPU), CPU)) == (
+        "assumed: 1 machine of 4 cores and 4 GPUs each, as many GPUs as the run asks for"
+    )
+
+
+def test_memory_is_said_for_each_gpu() -> None:
+    (line,) = [
+        line
+        for line in planned("--device cuda --rollout-num-gpus-per-engine 2 --rollout-num-gpus 2")
+        if line.startswith("memory")
+    ]
+    # A copy of weights and gradients in each of 4, moments and masters once, over 8 ranks; an engine over 2 GPUs.
+    rank = 8e9 * (4 * (2 + 4) + 12) / 8 / GIB
+    assert line.startswith(
+        f"memory, at least: {rank:.1f} GiB on the GPU of a learner rank (weights, gradients, optimizer), "
+        f"{8e9 * 2 / 2 / GIB:.1f} GiB of weights on each GPU of an engine"
+    )
+
+
+def test_a_leading_file_is_the_config() -> None:
+    assert expand(["run.toml", "--lr", "1"]) == ["--config", "run.toml", "--lr", "1"]
+    assert expand(["--lr", "1"]) == ["--lr", "1"]
+
+
+def test_check_of_a_good_run_prints_the_plan_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text('[run]\nplugins = ["grpo"]\n')
+    assert main(["check", "run.toml"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert shown.out.startswith("settings, prompts and weights are right\nplugins: core 0.1.0, grpo ")
+    assert "  advantage estimator grpo of grpo, by advantage_estimator (preset of plugin grpo)\n" in shown.out
+    assert "  policy loss clipped of core, by advantage estimator grpo\n" in shown.out
+    assert "    learner rank 0 " in shown.out
+    assert shown.out.endswith("nothing was started; slime run with the same words starts it\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
+def test_check_says_all_mistakes_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--plugin", "grpo", "--lr", "fast", "--tensor-model-parallel-size", "3"]) == 2
+    assert capsys.readouterr().err.startswith("slime: 3 mistakes in the settings:\n  - --lr: found 'fast'")
+
+
+def test_check_prints_the_plan_before_it_says_that_this_machine_cannot(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in ("check", "preflight"):
+        monkeypatch.setattr(f"slime_core.cli.{module}.look", lambda: CPU)
+    assert main(["check", "--plugin", "grpo", "--device", "cuda"]) == 2
+    shown = capsys.readouterr()
+    assert "assumed: 1 machine of 2 cores and 2 GPUs each" in shown.out
+    assert "device = cuda, but this machine shows no GPU driver under /dev" in shown.err
+    assert "nothing was started" not in shown.out
+
+
+def test_a_layout_that_no_machine_holds_is_a_user_s_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("slime_core.cli.check.look", lambda: GPUS)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert main(["check", "--plugin", "grpo"]) == 2
+    assert "Asked for 1 (learner ranks) + 1 x 1 (engines x devices) = 2 GPUs; the cluster has 1" in (
+        capsys.readouterr().err
+    )
+
+
+def test_check_imports_the_heavy_targets_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from slime_core import *\n"
+        "@hookimpl\ndef slime_register_advantage_estimators():\n"
+        "    yield Component('flat', target=f'{__name__}:Flat', traits=AdvantageTraits(policy_loss='steep'))\n"
+        "@hookimpl\ndef slime_register_policy_losses():\n"
+        "    yield Component('steep', target=f'{__name__}:Steep')\n"
+        "class Flat:\n    def __init__(self, options): ...\n    def estimate(self, batch): ...\n"
+        "class Steep:\n    def __init__(self, options): ...\n"
+    )
+    assert main(["check", "--plugin", str(mine), "--advantage-estimator", "flat"]) == 2
+    assert "  - it has no method __call__\nThe contract is PolicyLoss" in capsys.readouterr().err
+
+
+def test_check_loads_no_ray_and_no_engine() -> None:
+    code = """
+import sys
+from slime_core.cli.main import main
+assert main(["check", "--plugin", "grpo"]) == 0
+print([name for name in ("ray", "sglang") if name in sys.modules])"""
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert finished.stdout.splitlines()[-1] == "[]"
