@@ -23,6 +23,34 @@ def slime_register_reward_models() -> Iterator[Component]:
         traits=RewardTraits(scope="sample"),
         summary="A fair coin, the same for the same sample; for measuring everything but learning",
     )
+    yield Component(
+        "math",
+        target="slime_core.builtin.mathematics:Mathematics",
+        summary="1 where the answer equals the label as a mathematical expression, else 0",
+    )
+    yield Component(
+        "boxed_math",
+        target="slime_core.builtin.mathematics:BoxedMathematics",
+        summary="As math, of what stands in the last boxed expression",
+    )
+    yield Component(
+        "deepscaler",
+        target="slime_core.builtin.mathematics:DeepScaleR",
+        summary="1 where the boxed answer after the thinking equals the label, else 0",
+    )
+    yield Component(
+        "dapo",
+        target="slime_core.builtin.mathematics:Dapo",
+        summary="score 1 or -1 and acc 1 or 0 by the line 'Answer: ...' (DAPO, 2503.14476); needs --reward-key",
+    )
+    yield Component(
+        "f1", target="slime_core.builtin.texts:WordOverlap", summary="F1 of the response's words against the label's"
+    )
+    yield Component(
+        "gpqa",
+        target="slime_core.builtin.texts:MultipleChoice",
+        summary="1 where the response takes the label's letter, else 0 (GPQA, 2311.12022)",
+    )
 
 
 @hookimpl

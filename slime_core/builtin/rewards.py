@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from slime_core.errors import DataError
 from slime_core.types import Sample
 
-__all__ = ["ExactMatch", "Random"]
+__all__ = ["ExactMatch", "Random", "label_of"]
 
 
 class ExactMatch:
@@ -23,7 +23,7 @@ class ExactMatch:
         Raises:
             DataError: a sample has no label.
         """
-        return [float(sample.response.strip() == _label(sample)) for sample in samples]
+        return [float(sample.response.strip() == label_of(sample, "exact_match")) for sample in samples]
 
 
 class Random:
@@ -48,10 +48,15 @@ class Random:
         return hashlib.sha256(key.encode()).digest()[0] & 1
 
 
-def _label(sample: Sample) -> str:
+def label_of(sample: Sample, reward: str) -> str:
+    """The label without surrounding white space.
+
+    Raises:
+        DataError: there is none for reward model ``reward`` to compare with.
+    """
     if sample.label is None:
         raise DataError(
-            f"reward model 'exact_match': sample {sample.index} of group {sample.group_index} has no label to compare "
+            f"reward model {reward!r}: sample {sample.index} of group {sample.group_index} has no label to compare "
             "with.\n"
             "Name the label's field with --label-key, or choose another reward model."
         )

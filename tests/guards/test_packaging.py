@@ -25,6 +25,7 @@ PROJECTS = {
 }
 # Import names that differ from the names of their distributions.
 IMPORTED_AS = {
+    "math_verify": "math-verify",
     "annotated_types": "annotated-types",
     "megatron": "megatron-core",
     "tomli_w": "tomli-w",

@@ -37,7 +37,16 @@ def refusal(*names: str, architecture: str | None = None) -> str:
 def test_without_a_name_only_core_is_active():
     active = activate([])
     assert [plugin.name for plugin in active.registry.plugins] == ["core"]
-    assert active.registry.names(Kind.REWARD_MODEL) == ("exact_match", "random")
+    assert active.registry.names(Kind.REWARD_MODEL) == (
+        "boxed_math",
+        "dapo",
+        "deepscaler",
+        "exact_match",
+        "f1",
+        "gpqa",
+        "math",
+        "random",
+    )
     assert active.registry.names(Kind.POLICY_LOSS) == ("clipped", "sft")
     assert active.by_need is None
 

@@ -1,0 +1,122 @@
+"""Rewards for mathematical answers: equal as expressions, whatever their form. ``math-verify`` parses and compares.
+
+``math``        the answer anywhere in the response, a boxed one first
+``deepscaler``  the boxed answer after the thinking, as DeepScaleR asks for it
+``dapo``        the line ``Answer: ...``, scored 1 or -1 (DAPO, 2503.14476, section 2.4)
+
+Left out: the normalisations by which each of these projects compares strings; an answer is right if it is equal.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from slime_core.builtin.answers import after_thinking, answer_line, last_boxed
+from slime_core.builtin.rewards import label_of
+from slime_core.types import Sample
+
+__all__ = ["BoxedMathematics", "Dapo", "DeepScaleR", "Mathematics", "equal"]
+
+
+def equal(label: str, answer: str) -> bool:
+    r"""Whether two answers mean the same, such as ``0.5`` and ``\frac{1}{2}``; False where one has no meaning.
+
+    Arguments:
+        label: an expression, or text that holds it between dollar signs.
+        answer: text that holds one; of several, a boxed one counts.
+    """
+    verify = _math_verify()
+    expected, found = verify.read(label if "$" in label or "\\boxed" in label else f"${label}$"), verify.read(answer)
+    return bool(expected and found and verify.equal(expected, found))
+
+
+class Mathematics:
+    """1.0 where the response's answer equals the label as a mathematical expression, else 0.0."""
+
+    def __init__(self, options: object | None = None) -> None:
+        del options
+
+    async def score(self, samples: Sequence[Sample]) -> list[float]:
+        """One reward a sample, in order.
+
+        Raises:
+            DataError: a sample has no label.
+        """
+        return [float(equal(label_of(sample, "math"), sample.response)) for sample in samples]
+
+
+class BoxedMathematics:
+    r"""As :class:`Mathematics`, of what stands in the last ``\boxed{}``; 0.0 without one."""
+
+    def __init__(self, options: object | None = None) -> None:
+        del options
+
+    async def score(self, samples: Sequence[Sample]) -> list[float]:
+        """One reward a sample, in order."""
+        return [float(_boxed_equals(label_of(sample, "boxed_math"), sample.response)) for sample in samples]
+
+
+class DeepScaleR:
+    """1.0 where thinking was ended and the boxed answer after it equals the label, else 0.0."""
+
+    def __init__(self, options: object | None = None) -> None:
+        del options
+
+    async def score(self, samples: Sequence[Sample]) -> list[float]:
+        """One reward a sample, in order."""
+        return [
+            float(_boxed_equals(label_of(sample, "deepscaler"), after_thinking(sample.response) or ""))
+            for sample in samples
+        ]
+
+
+class Dapo:
+    """``score``: 1.0 where the last line ``Answer: ...`` equals the label, else -1.0; ``acc``: 1.0 or 0.0.
+
+    Train on one of the two with ``--reward-key score``.
+    """
+
+    def __init__(self, options: object | None = None) -> None:
+        del options
+
+    async def score(self, samples: Sequence[Sample]) -> list[dict[str, float]]:
+        """Two named numbers a sample, in order."""
+        return [self._one(sample) for sample in samples]
+
+    def _one(self, sample: Sample) -> dict[str, float]:
+        answer = answer_line(sample.response)
+        right = answer is not None and equal(label_of(sample, "dapo"), answer if "$" in answer else f"${answer}$")
+        return {"score": 1.0 if right else -1.0, "acc": float(right)}
+
+
+def _boxed_equals(label: str, text: str) -> bool:
+    answer = last_boxed(text)
+    return answer is not None and equal(label, f"${answer}$")
+
+
+class _MathVerify:
+    """The library, set up once: it takes a second to import."""
+
+    def __init__(self) -> None:
+        import math_verify
+
+        # Its own time limits are signals, which only a main thread may set; a reward's process has one anyway.
+        logging.getLogger("math_verify").setLevel(logging.ERROR)
+        self._library: Any = math_verify
+        self._kinds = [math_verify.LatexExtractionConfig(boxed_match_priority=0), math_verify.ExprExtractionConfig()]
+
+    def read(self, text: str) -> list[Any]:
+        """The expressions in ``text`` that may be its answer."""
+        found: list[Any] = self._library.parse(text, extraction_config=self._kinds, parsing_timeout=None)
+        return found
+
+    def equal(self, expected: list[Any], found: list[Any]) -> bool:
+        return bool(self._library.verify(expected, found, timeout_seconds=None))
+
+
+@cache
+def _math_verify() -> _MathVerify:
+    return _MathVerify()

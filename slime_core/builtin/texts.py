@@ -1,0 +1,86 @@
+"""Rewards for answers in words: how many words are right, and which choice was taken."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+from slime_core.builtin.answers import after_thinking, answer_line, last_boxed
+from slime_core.builtin.rewards import label_of
+from slime_core.types import Sample
+
+__all__ = ["MultipleChoice", "WordOverlap", "choice", "word_f1"]
+
+_ARTICLES = {"a", "an", "the"}
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_SETTLED = re.compile(r"\W*(?:([A-J])(?![A-Za-z]).*|([a-j])\W*)", re.DOTALL)
+"""A capital letter, whatever follows it, or a small one on its own: ``a`` is also a word."""
+
+_SAID = re.compile(r"(?i:answer|choice|option)(?i:\s+is)?\s*:?\s*\**\(?([A-J](?![A-Za-z])|[a-j](?=[)*.,;]|\s*$))")
+_ALONE = re.compile(r"(?<![A-Za-z])\(?([A-J])\)?(?![A-Za-z])")
+
+
+def word_f1(answer: str, label: str) -> float:
+    """Harmonic mean of the shares of words that both have, 0 to 1; 1 where both have none.
+
+    Case, punctuation and the articles a, an, the do not count. Source: SQuAD (1606.05250), section 6.1.
+    """
+    given, expected = _words(answer), _words(label)
+    if not given or not expected:
+        return float(given == expected)
+    common = sum((given & expected).values())
+    return 2.0 * common / (given.total() + expected.total())
+
+
+def choice(text: str) -> str | None:
+    """The letter that the text settles on: boxed, on its ``Answer:`` line, said to be the answer, or the last alone.
+
+    None: no letter from A to J stands for a choice.
+    """
+    text = after_thinking(text) or text
+    for part in (last_boxed(text), answer_line(text)):
+        settled = _SETTLED.fullmatch(part or "")
+        if settled:
+            return (settled[1] or settled[2]).upper()
+    said = _SAID.findall(text)
+    if said:
+        return str(said[-1]).upper()
+    alone = [letter for letter in _ALONE.findall(text) if letter != "I"]
+    return str(alone[-1]) if alone else None
+
+
+class WordOverlap:
+    """The F1 of the response's words against the label's; see :func:`word_f1`."""
+
+    def __init__(self, options: object | None = None) -> None:
+        del options
+
+    async def score(self, samples: Sequence[Sample]) -> list[float]:
+        """One reward a sample, in order.
+
+        Raises:
+            DataError: a sample has no label.
+        """
+        return [word_f1(sample.response, label_of(sample, "f1")) for sample in samples]
+
+
+class MultipleChoice:
+    """1.0 where the response takes the label's letter, as in GPQA (2311.12022), else 0.0."""
+
+    def __init__(self, options: object | None = None) -> None:
+        del options
+
+    async def score(self, samples: Sequence[Sample]) -> list[float]:
+        """One reward a sample, in order.
+
+        Raises:
+            DataError: a sample has no label.
+        """
+        return [float(choice(sample.response) == label_of(sample, "gpqa").strip("()").upper()) for sample in samples]
+
+
+def _words(text: str) -> Counter[str]:
+    words = text.lower().translate(_NO_PUNCTUATION).split()
+    return Counter(word for word in words if word not in _ARTICLES)

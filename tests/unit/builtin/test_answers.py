@@ -1,0 +1,104 @@
+"""Where answers stand, and what mathematical, worded and multiple-choice rewards make of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_core.builtin.answers import after_thinking, answer_line, last_boxed
+from slime_core.builtin.mathematics import BoxedMathematics, Dapo, DeepScaleR, Mathematics
+from slime_core.builtin.texts import MultipleChoice, WordOverlap, choice, word_f1
+from slime_core.errors import DataError
+from slime_core.types import Sample
+
+
+def test_the_last_complete_box_counts_with_its_braces_balanced() -> None:
+    assert last_boxed(r"\boxed{1} then \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
+    assert last_boxed(r"\boxed{3} and \boxed{4") == "3"
+    assert last_boxed("none") is None
+
+
+def test_thinking_that_was_not_ended_has_no_answer() -> None:
+    assert after_thinking("<think>a</think>b</think> c") == " c"
+    assert after_thinking("<think>a") is None
+
+
+def test_the_last_answer_line_counts() -> None:
+    assert answer_line("Answer: 3\nmore\n **Answer:** 4 \nend") == "4"
+    assert answer_line("the answer: none of a line's start") is None
+
+
+async def score(reward: object, response: str, label: str | None) -> object:
+    (found,) = await reward(None).score([Sample(response=response, label=label)])  # type: ignore[operator]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("label", "response", "expected"),
+    [
+        ("0.5", r"so it is \boxed{\frac{1}{2}}", 1.0),
+        ("x^2+1", r"$1 + x^2$", 1.0),
+        ("12", "5 + 7 = 12", 1.0),
+        ("12", r"12 would be wrong, \boxed{13}", 0.0),
+        (r"\frac{\sqrt{3}}{2}", r"$\sqrt{3}/2$", 1.0),
+        ("12", "no idea", 0.0),
+        ("12", "", 0.0),
+    ],
+)
+async def test_math_compares_what_expressions_mean(label: str, response: str, expected: float) -> None:
+    assert await score(Mathematics, response, label) == expected
+
+
+async def test_boxed_math_needs_a_box() -> None:
+    assert await score(BoxedMathematics, "12", "12") == 0.0
+    assert await score(BoxedMathematics, r"\boxed{3 \cdot 4}", "12") == 1.0
+
+
+async def test_deepscaler_reads_only_what_follows_the_thinking() -> None:
+    assert await score(DeepScaleR, r"<think>\boxed{1}</think> \boxed{2}", "2") == 1.0
+    assert await score(DeepScaleR, r"<think>\boxed{2}", "2") == 0.0
+
+
+async def test_dapo_names_its_two_numbers() -> None:
+    assert await score(Dapo, "work\nAnswer: 34", "34") == {"score": 1.0, "acc": 1.0}
+    assert await score(Dapo, "34", "34") == {"score": -1.0, "acc": 0.0}
+
+
+def test_word_f1_by_hand() -> None:
+    # Two of three words against two of two: precision 2/3, recall 1.
+    assert word_f1("The old, Eiffel tower!", "eiffel tower") == pytest.approx(0.8)
+    assert word_f1("tower eiffel", "eiffel tower") == 1.0
+    assert word_f1("x", "y") == 0.0
+    assert (word_f1("the", ""), word_f1("", "x")) == (1.0, 0.0)
+
+
+async def test_the_f1_reward_is_that_of_each_sample() -> None:
+    assert await score(WordOverlap, "paris france", "Paris") == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"\boxed{C}", "C"),
+        (r"not A, \boxed{(b)}", "B"),
+        ("Answer: a cat, so D", "D"),
+        ("Answer: D", "D"),
+        ("I think the answer is (B) because A is wrong", "B"),
+        ("The correct option is **c**.", "C"),
+        ("Between A and B I take B", "B"),
+        ("<think>the answer is A</think> C", "C"),
+        ("I am lost", None),
+    ],
+)
+def test_the_choice_that_a_text_settles_on(text: str, expected: str | None) -> None:
+    assert choice(text) == expected
+
+
+async def test_multiple_choice_compares_letters() -> None:
+    assert await score(MultipleChoice, "Answer: B", "(b)") == 1.0
+    assert await score(MultipleChoice, "Answer: B", "C") == 0.0
+
+
+@pytest.mark.parametrize("reward", [Mathematics, BoxedMathematics, DeepScaleR, Dapo, WordOverlap, MultipleChoice])
+async def test_a_sample_without_a_label_says_what_to_do(reward: object) -> None:
+    with pytest.raises(DataError, match=r"has no label to compare with\.\nName the label's field with --label-key"):
+        await score(reward, "Answer: 1 \\boxed{1}</think>\\boxed{1}", None)
