@@ -25,6 +25,7 @@ from typing import Any
 from slime_core.checkpoint.folder import Checkpoint, RunState
 from slime_core.cluster.actors import Actor, Call, start_actor
 from slime_core.cluster.group import ActorGroup
+from slime_core.cluster.inspection import inspect_nodes
 from slime_core.cluster.layout import Device, Layout
 from slime_core.cluster.lending import Lending, Sharing
 from slime_core.cluster.placement import Placement, place
@@ -113,8 +114,6 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
         state = RunState(plugins=manifest_record(job.manifest))
         with lifetime(hooks, _info(job, track.record.directory, resume), warn=track.warn):
             if resume is not None:
-                if resume.state.plugins != state.plugins:
-                    track.warn(f"{resume.path.name} was written with other plugin code than runs now; see plugins.json")
                 _restore(resume, learner, sampler, hooks)
                 for unclaimed in unclaimed_states(resume.state.plugin_states, job.registry):
                     track.warn(unclaimed)
@@ -358,6 +357,7 @@ def _cluster(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) ->
     cluster = job.config.cluster
     with ExitStack() as stack:
         stack.enter_context(Session(cluster.ray_address, namespace=f"slime-{os.getpid()}-{time.time_ns()}"))
+        inspect_nodes(job.manifest)
         device: Device = "gpu" if cluster.device == "cuda" or (cluster.device == "auto" and _can_use_gpus()) else "cpu"
         layout = Layout(
             learner_ranks,

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from slime_core.config.load import Peek, Resolved
-    from slime_core.plugins.registry import ActivePlugins
+    from slime_core.plugins.registry import ActivePlugins, Admit
 
-__all__ = ["activate_named", "main"]
+__all__ = ["activate_named", "activate_unlocked", "main"]
 
 INTERRUPTED = 130
 """What shells return for a program that Ctrl-C ended."""
@@ -83,11 +83,23 @@ def activate_named(peek: Peek) -> ActivePlugins:
     """The plugins that the command line names and, where needed, the one that claims the model's architecture.
 
     Raises:
-        PluginError: one cannot be found or loaded.
+        PluginError: one cannot be found or loaded, or is not as the lock says.
     """
+    from slime_core.cli.lock import lock_of
+
+    lock = lock_of(peek)
+    active = activate_unlocked(peek, admit=lock.admit if lock else None)
+    if lock is not None:
+        lock.check(active.manifest)
+    return active
+
+
+def activate_unlocked(peek: Peek, *, admit: Admit | None = None) -> ActivePlugins:
+    """Like :func:`activate_named`, whatever a lock says; ``admit`` sees every manifest before its code is imported."""
     from slime_core.plugins.registry import activate
 
-    return activate(peek.plugins, architecture=_architecture(peek.hf_checkpoint), paths=peek.paths)
+    architecture = _architecture(peek.hf_checkpoint)
+    return activate(peek.plugins, architecture=architecture, paths=peek.paths, without=peek.no_plugins, admit=admit)
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -190,11 +202,12 @@ def _check_targets(resolved: Resolved, active: ActivePlugins, *, trains: bool) -
 def _resolve_unchecked(argv: Sequence[str]) -> Resolved:
     """For reading about settings: neither the rules between them nor a plugin for the model is needed."""
     from slime_core.cli import run
-    from slime_core.config.load import load, named_plugins
+    from slime_core.config.load import load, peek
     from slime_core.plugins.registry import activate
 
     argv = run.expand(argv)
-    active = activate(named_plugins(argv))
+    seen = peek(argv)
+    active = activate(seen.plugins, without=seen.no_plugins)
     return load(argv, presets=active.presets, plugin_options=active.options, check_rules=False)
 
 
@@ -205,12 +218,13 @@ def _asks_help(argv: Sequence[str]) -> bool:
 def _help(command: str, argv: Sequence[str]) -> int:
     """Print the short page, or the topic after ``--help``; plugins named beside it bring their options."""
     from slime_core.config.explain import help_page, help_topic
-    from slime_core.config.load import named_plugins
+    from slime_core.config.load import peek
 
     place = next(place for place, word in enumerate(argv) if word in ("--help", "-h"))
     topic = [word for word in argv[place + 1 : place + 2] if not word.startswith("--")]
     flags = [*argv[:place], *argv[place + 1 + len(topic) :]]
-    options = _options_in_spite_of_all(named_plugins(flags))
+    seen = peek(flags)
+    options = _options_in_spite_of_all([name for name in seen.plugins if name not in seen.no_plugins])
     print(help_topic(topic[0], options) if topic else help_page(command, options))
     return 0
 

@@ -12,6 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from slime_core.cli import scaffold
+from slime_core.cli.lock import add_lock, add_verify
 from slime_core.errors import PluginError
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, installed, resolve
@@ -31,6 +32,8 @@ def add_commands(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]
     listing.add_argument("--json", action="store_true", help="print a JSON list")
     listing.set_defaults(handler=lambda arguments: list_plugins(as_json=arguments.json))
     scaffold.add_command(commands)
+    add_lock(commands)
+    add_verify(commands)
     showing = commands.add_parser("show", help="the components, presets and options of one plugin")
     showing.add_argument("name", metavar="NAME", help="an installed plugin, ./file.py or package.module")
     showing.add_argument("--json", action="store_true", help="print a JSON object")

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from slime_core.checkpoint.folder import Checkpoint, find, set_aside
+from slime_core.cli.changes import continued
 from slime_core.cli.preflight import preflight
 from slime_core.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, summary
 from slime_core.cli.traces import no_trace_if_refused, standing, writing
@@ -57,19 +58,20 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     begun_s = time.monotonic()
     config = resolved.config
     resume = resumed(config)
+    manifest = continued(active.manifest, resume, allowed=config.run.allow_plugin_change)
     preflight(config, active.registry, trains=True)
     trackers = _trackers(resolved, active)
     stood = standing(config.run.output_dir or OUTPUTS)
     record = open_record(config, resume)
     record.write_text("config.toml", to_toml(resolved))
-    record.write_text("plugins.json", active.manifest.to_json() + "\n")
+    record.write_text("plugins.json", manifest.to_json() + "\n")
     # Importing what starts processes takes a second: not before the settings are known to be right.
     from slime_core.launch import Job, run
 
     job = Job(
         config=config,
         registry=active.registry,
-        manifest=active.manifest,
+        manifest=manifest,
         architecture=architecture,
         logs=record.logs,
         samples=record.samples,
@@ -200,8 +202,8 @@ def _progress(config: RunConfig) -> Progress:
 def _announce(record: RunRecord, active: ActivePlugins) -> None:
     names = ", ".join(f"{entry.plugin} {entry.version}" for entry in active.manifest.entries)
     print(f"plugins: {names}")
-    if active.by_need is not None:
-        print(f"  {active.by_need.name} is here because the model's architecture needs it")
+    for need in active.by_need:
+        print(f"  {need}")
     print(f"run folder: {record.directory}", flush=True)
 
 

@@ -148,6 +148,8 @@ def help_topic(topic: str, options: Mapping[str, type[BaseModel]] | None = None)
 def _toml_line(setting: Setting, value: object, *, source: str) -> str:
     if value is None and source == str(DEFAULT):
         return f"# {setting.name} is not set"
+    if setting.is_once:
+        return f"# {setting.name} = {_toml(value)}  # {source}; holds for one start"
     return f"{setting.name} = {_toml(value)}  # {source}"
 
 

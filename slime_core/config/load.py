@@ -51,6 +51,7 @@ class Provenance:
 
 
 DEFAULT = Provenance("default")
+_PEEKED = ("plugins", "hf_checkpoint", "no_plugins", "locked", "lock_file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +95,28 @@ class Peek:
         plugins: the named plugins; those on the command line replace those of the file.
         hf_checkpoint: the folder of the start weights, whose architecture may need a plugin; None: the embedded model.
         paths: setting -> the functions that it names by path.
+        no_plugins: plugins to go without.
+        locked, lock_file: whether a lock says which plugins may run, and which.
     """
 
     plugins: tuple[str, ...] = ()
     hf_checkpoint: Path | None = None
     paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    no_plugins: tuple[str, ...] = ()
+    locked: bool = False
+    lock_file: Path | None = None
 
 
 def peek(argv: Sequence[str]) -> Peek:
     """The plugins and the model that flags or file name; mistakes are left for :func:`load` to report."""
-    wanted = {key: core_settings()[key] for key in ("plugins", "hf_checkpoint", *CustomConfig.model_fields)}
+    wanted = {key: core_settings()[key] for key in (*_PEEKED, *CustomConfig.model_fields)}
     reading = _Reading(dict(core_settings()))
     line = read_command_line(argv, core_settings())
     document = _document(line, reading)
     reading.read_file(document, only=wanted)
     reading.read_flags(line, only=wanted)
     values = reading.values
-    return Peek(values.get("plugins", ()), values.get("hf_checkpoint"), function_paths(values))
+    return Peek(paths=function_paths(values), **{key: values[key] for key in _PEEKED if key in values})
 
 
 def named_plugins(argv: Sequence[str]) -> tuple[str, ...]:

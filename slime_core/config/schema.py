@@ -25,7 +25,7 @@ from pydantic import Field
 
 from slime_core.config.custom import CustomConfig
 from slime_core.config.megatron import MegatronConfig
-from slime_core.config.section import Section
+from slime_core.config.section import Once, Section
 from slime_core.config.sglang import SGLangConfig
 
 __all__ = [
@@ -323,6 +323,14 @@ class JobConfig(Section):
     """Seed of initialisation, data order and sampling."""
     plugins: tuple[Name, ...] = ()
     """Plugins of the run, by name, module or .py file; named by flag, they replace those of the file."""
+    no_plugins: tuple[Name, ...] = ()
+    """Plugins that the run goes without, though the file names them, or another plugin or the model needs them."""
+    locked: bool = False
+    """Refuse every plugin that is not exactly as slime.lock says, before it is imported."""
+    lock_file: Path | None = None
+    """The lock that --locked reads and slime plugins lock writes; naming it means --locked. None: slime.lock here."""
+    allow_plugin_change: Annotated[bool, Once()] = False
+    """Resume although plugins or slime have changed since the checkpoint; recorded in plugins.json."""
     progress: Literal["auto", "live", "lines", "none"] = "auto"
     """What is printed while running. auto: live on a terminal, else one line a step."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["EngineSection", "Section", "Value"]
+__all__ = ["EngineSection", "Once", "Section", "Value"]
 
 Value = bool | int | float | str | tuple[int | float | str, ...]
 """What a flag of an engine can say."""
@@ -14,6 +16,12 @@ class Section(BaseModel):
     """A frozen group of settings; unknown names are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """Stands in the annotation of a setting that is a consent to one start: a run does not write it down to be read
+    again, so that a later resume asks anew."""
 
 
 class EngineSection(Section):

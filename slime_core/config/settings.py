@@ -20,12 +20,15 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from slime_core.config.schema import RunConfig
-from slime_core.config.section import EngineSection
+from slime_core.config.section import EngineSection, Once
 
 __all__ = ["InWords", "Setting", "Unacceptable", "core_settings", "core_values", "plugin_settings"]
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
 _PLUGINS = "plugins"
+_OWN_FLAGS = {_PLUGINS: "--plugin", "no_plugins": "--no-plugin"}
+"""Flags that name one at a time, of settings that hold several."""
+
 _BOUNDS = {Ge: "of at least", Gt: "greater than", Le: "at most", Lt: "less than"}
 
 
@@ -63,8 +66,8 @@ class Setting:
     @property
     def flag(self) -> str:
         """How the command line spells it."""
-        if self.key == _PLUGINS:
-            return "--plugin"
+        if self.key in _OWN_FLAGS:
+            return _OWN_FLAGS[self.key]
         prefix = {"plugin": f"{self.section}.", "engine": "sglang-" if self.section == "sglang" else ""}
         return "--" + prefix.get(self.owner, "") + self.name.replace("_", "-")
 
@@ -87,6 +90,11 @@ class Setting:
     def is_switch(self) -> bool:
         """Whether the flag alone means true."""
         return self.info.annotation is bool
+
+    @property
+    def is_once(self) -> bool:
+        """Whether it is said for one start and not repeated by the settings that a run writes down."""
+        return any(isinstance(entry, Once) for entry in self.info.metadata)
 
     @property
     def is_sequence(self) -> bool:

@@ -1,8 +1,8 @@
 """Which plugins are installed, from metadata alone: nothing here imports a plugin.
 
-A distribution offers plugins in entry-point group ``slime`` (``grpo = "slime_grpo.plugin"``) and claims the
-architectures of checkpoints in group ``slime.models`` (``Qwen3ForCausalLM = "models"``, the name of its plugin). A run
-may also name a file (``./mine.py``) or a module (``my_lab.plugin``) that no distribution declares.
+What distributions declare is read by :mod:`slime_core.plugins.declared`. Where two of them claim one plugin name, a run
+writes ``distribution:name``. It may also name a file (``./mine.py``) or a module (``my_lab.plugin``) that no
+distribution declares.
 """
 
 from __future__ import annotations
@@ -13,11 +13,19 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import metadata
 from pathlib import Path
 
 import slime_core
 from slime_core.errors import PluginError
+from slime_core.plugins.declared import (
+    ARCHITECTURE_GROUP,
+    PLUGIN_GROUP,
+    REQUIRES_GROUP,
+    Declaration,
+    Declared,
+    canonical,
+    scan,
+)
 
 __all__ = [
     "ARCHITECTURE_GROUP",
@@ -33,11 +41,9 @@ __all__ = [
     "installed",
     "local_file",
     "nearest",
+    "required_by",
     "resolve",
 ]
-
-PLUGIN_GROUP = "slime"
-ARCHITECTURE_GROUP = "slime.models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,43 +104,62 @@ class Claim:
         return f"plugin {self.plugin!r} ({self.distribution} {self.version})"
 
 
-def installed() -> list[PluginIdentity]:
-    """Every plugin that installed metadata declares, and ``core``, by name; two claims of one name are both listed."""
+def installed(declared: Declared | None = None) -> list[PluginIdentity]:
+    """Every plugin that installed metadata declares, and ``core``, by name; two claims of one name are both listed.
+
+    Arguments:
+        declared: an earlier scan; None: scan now.
+    """
     found = [
-        PluginIdentity(point.name, *_distribution(point), point.value)
-        for point in metadata.entry_points(group=PLUGIN_GROUP)
-        if point.value not in (CORE.entry_point, PATHS.entry_point)
+        PluginIdentity(entry.name, entry.distribution, entry.version, entry.value)
+        for entry in (declared or scan()).group(PLUGIN_GROUP)
+        if entry.value not in (CORE.entry_point, PATHS.entry_point)
     ]
     return sorted([CORE, PATHS, *found], key=lambda plugin: (plugin.name, plugin.distribution))
 
 
-def claimants(architecture: str) -> list[Claim]:
+def claimants(architecture: str, declared: Declared | None = None) -> list[Claim]:
     """Every installed claim of ``architecture`` (the first entry of ``architectures`` in a ``config.json``)."""
-    found = [claim for claim in _claims() if claim.architecture == architecture]
+    found = [_claim(entry) for entry in (declared or scan()).group(ARCHITECTURE_GROUP) if entry.name == architecture]
     return sorted(found, key=lambda claim: (claim.plugin, claim.distribution))
 
 
 def claimed_architectures() -> list[str]:
     """Every architecture that an installed plugin claims, sorted."""
-    return sorted({claim.architecture for claim in _claims()})
+    return sorted({entry.name for entry in scan().group(ARCHITECTURE_GROUP)})
 
 
-def resolve(name: str) -> PluginSource:
-    """What ``--plugin NAME`` means: an installed plugin, a ``.py`` file, or a dotted module; imports nothing.
+def required_by(plugin: PluginIdentity, declared: Declared | None = None) -> list[str]:
+    """The names of the plugins that ``plugin`` requires, sorted.
+
+    Only its own distribution is asked: no stranger can make a run load something by declaring that another needs it.
+    """
+    return [
+        entry.name
+        for entry in (declared or scan()).group(REQUIRES_GROUP)
+        if entry.value == plugin.name and canonical(entry.distribution) == canonical(plugin.distribution)
+    ]
+
+
+def resolve(name: str, declared: Declared | None = None) -> PluginSource:
+    """What ``--plugin NAME`` means: an installed plugin, alone or as ``distribution:name``, a ``.py`` file, or a dotted
+    module; imports nothing.
 
     Raises:
         PluginError: no such plugin or file, or two distributions claim the name.
     """
     if name.endswith(".py"):
         return _read_file(Path(name))
-    found = [plugin for plugin in installed() if plugin.name == name]
+    declared = declared or scan()
+    distribution, _, plugin = name.rpartition(":")
+    found = [one for one in installed(declared) if one.name == plugin and _is_of(one, distribution)]
     if len(found) > 1:
         raise PluginError(_collision(name, found))
     if found:
         return PluginSource(found[0])
     if "." in name and all(part.isidentifier() for part in name.split(".")):
         return PluginSource(PluginIdentity(name.replace(".", "_"), f"module {name}", "(local)", name), Source.MODULE)
-    raise PluginError(_unknown(name))
+    raise PluginError(_unknown(name, declared))
 
 
 def local_file(content: bytes, *, path: str) -> PluginSource:
@@ -150,27 +175,39 @@ def _read_file(path: Path) -> PluginSource:
     return local_file(path.read_bytes(), path=os.fspath(path))
 
 
-def _claims() -> list[Claim]:
-    points = metadata.entry_points(group=ARCHITECTURE_GROUP)
-    return [Claim(point.name, point.value, *_distribution(point)) for point in points]
+def _claim(entry: Declaration) -> Claim:
+    return Claim(entry.name, entry.value, entry.distribution, entry.version)
 
 
-def _distribution(point: metadata.EntryPoint) -> tuple[str, str]:
-    if point.dist is None:  # only entry points built by hand have none
-        return "an unknown distribution", "?"
-    return str(point.dist.metadata["Name"]), str(point.dist.version)
+def _is_of(plugin: PluginIdentity, distribution: str) -> bool:
+    return not distribution or canonical(plugin.distribution) == canonical(distribution)
 
 
 def _collision(name: str, found: Sequence[PluginIdentity]) -> str:
     claims = " and ".join(f"{plugin.distribution} {plugin.version} ({plugin.entry_point})" for plugin in found)
-    return f"--plugin {name}: two distributions claim this name: {claims}.\nUninstall one; slime prefers neither."
-
-
-def _unknown(name: str) -> str:
-    names = sorted({plugin.name for plugin in installed()})
+    if len({canonical(plugin.distribution) for plugin in found}) == 1:
+        who = found[0].distribution
+        return f"--plugin {name}: one distribution claims this name twice: {claims}.\nReport it to the author of {who}."
+    forms = " or ".join(f"--plugin {plugin.distribution}:{plugin.name}" for plugin in found)
+    count = "two" if len(found) == 2 else str(len(found))
     return (
-        f"--plugin {name}: no installed plugin is called that{nearest(name, names)}. "
-        f"Installed are: {', '.join(names)}.\n"
+        f"--plugin {name}: {count} distributions claim this name: {claims}.\n"
+        f"slime prefers neither: say which one is meant, {forms}, or uninstall what is not."
+    )
+
+
+def _unknown(name: str, declared: Declared) -> str:
+    plugins = installed(declared)
+    names = sorted({plugin.name for plugin in plugins})
+    distribution, _, plugin = name.rpartition(":")
+    offered = [one.name for one in plugins if distribution and _is_of(one, distribution)]
+    found = f"no installed plugin is called that{nearest(name, names)}. Installed are: {', '.join(names)}."
+    if distribution:
+        has = f"offers no plugin {plugin!r}; it offers {', '.join(offered)}" if offered else "offers no plugin here"
+        found = f"{distribution} {has}."
+    broken = f" Unreadable is: {'; '.join(declared.unreadable)}." if declared.unreadable else ""
+    return (
+        f"--plugin {name}: {found}{broken}\n"
         "Install the distribution that has it, or give a file (./mine.py) or a dotted module (my_lab.plugin)."
     )
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
 from slime_core.errors import PluginError
-from slime_core.plugins.discovery import (
-    CORE,
-    PATHS,
-    PluginIdentity,
-    PluginSource,
-    claimants,
-    claimed_architectures,
-    resolve,
-)
+from slime_core.plugins.bounds import check_bounds
+from slime_core.plugins.declared import scan
+from slime_core.plugins.discovery import CORE, PATHS, PluginIdentity, PluginSource, Source, resolve
 from slime_core.plugins.functions import FunctionSource, find_function
 from slime_core.plugins.manifest import Manifest, record
 from slime_core.plugins.registration import Registry, register
+from slime_core.plugins.requirements import Need, Withheld, architecture_source, with_required
 
-__all__ = ["ActivePlugins", "Registry", "activate"]
+__all__ = ["ActivePlugins", "Admit", "Need", "Registry", "activate"]
+
+Admit = Callable[[Manifest], None]
+"""Looks at what is about to be imported, and raises where that may not be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +29,13 @@ class ActivePlugins:
     Arguments:
         registry: the components.
         manifest: hand it to every actor, and to every checkpoint.
-        by_need: the plugin that the checkpoint's architecture activated, if one did; print it at start.
+        by_need: the plugins that the run does not name, and why each is there; print them at start.
         functions: setting -> the functions that it names by path.
     """
 
     registry: Registry
     manifest: Manifest
-    by_need: PluginIdentity | None = None
+    by_need: tuple[Need, ...] = ()
     functions: Mapping[str, tuple[FunctionSource, ...]] = field(default_factory=dict)
 
     @property
@@ -52,49 +50,91 @@ class ActivePlugins:
 
 
 def activate(
-    names: Sequence[str], *, architecture: str | None = None, paths: Mapping[str, Sequence[str]] | None = None
+    names: Sequence[str],
+    *,
+    architecture: str | None = None,
+    paths: Mapping[str, Sequence[str]] | None = None,
+    without: Sequence[str] = (),
+    admit: Admit | None = None,
 ) -> ActivePlugins:
-    """Load ``core``, the named plugins and, where needed, the one that claims the checkpoint's architecture.
+    """Load ``core``, the named plugins, what they require and, where needed, the one that claims the checkpoint's
+    architecture.
 
     Arguments:
-        names: installed plugins (``grpo``), files (``./mine.py``) or modules (``my_lab.plugin``); repeats are ignored.
+        names: installed plugins (``grpo``, ``slime-grpo:grpo``), files (``./mine.py``) or modules (``my_lab.plugin``);
+            repeats are ignored.
         architecture: of the checkpoint's ``config.json``; None: no model is going to be built.
         paths: setting -> functions that it names by path; any of them activates plugin ``paths``.
+        without: plugins to go without, named or needed.
+        admit: called with the manifest before any of it is imported; None: everything may be.
 
     Raises:
-        PluginError: a plugin cannot be found or loaded, two claim the same thing, or no plugin fits the architecture.
+        PluginError: a plugin cannot be found or loaded, two claim the same thing, no plugin fits the architecture, a
+            bound does not hold, or something needs what ``without`` takes away.
     """
     functions = {
         setting: tuple(find_function(path, setting=setting) for path in found)
         for setting, found in (paths or {}).items()
     }
-    code = [function.code for found in functions.values() for function in found]
-    wanted = [*names, *([PATHS.name] if functions else [])]
-    sources = [PluginSource(CORE), *(resolve(name) for name in dict.fromkeys(wanted) if name != CORE.name)]
-    registry = register(sources)
-    if architecture is None or registry.model_spec(architecture) is not None:
-        return ActivePlugins(registry, record(sources, code), functions=functions)
-    needed = _claimant(architecture)
-    sources.append(needed)
-    registry = register(sources)
-    if registry.model_spec(architecture) is None:
-        raise PluginError(
-            f"{needed.plugin} claims architecture {architecture}, but declares no model spec for it.\n"
-            f"Report this to the author of {needed.plugin.distribution}, or name another plugin with --plugin."
-        )
-    return ActivePlugins(registry, record(sources, code), by_need=needed.plugin, functions=functions)
+    start = _Start(Withheld(tuple(without)), [function.code for found in functions.values() for function in found])
+    sources, needs = start.choose([*names, *([PATHS.name] if functions else [])])
+    registry, manifest = start.load(sources, needs, admit)
+    if architecture is not None and registry.model_spec(architecture) is None:
+        needed = start.claimant(architecture)
+        if needed not in sources:
+            why = Need(needed.plugin, f"the model's architecture {architecture} needs it")
+            sources, more = start.with_required([*sources, needed])
+            needs = [*needs, why, *more]
+            registry, manifest = start.load(sources, needs, admit)
+        if registry.model_spec(architecture) is None:
+            raise PluginError(_empty_claim(needed.plugin, architecture))
+    return ActivePlugins(registry, manifest, by_need=tuple(needs), functions=functions)
 
 
-def _claimant(architecture: str) -> PluginSource:
-    found = claimants(architecture)
-    if not found:
-        known = ", ".join(claimed_architectures()) or "none"
-        raise PluginError(
-            f"no active plugin has a model spec for architecture {architecture}, and no installed one claims it. "
-            f"Claimed are: {known}.\nInstall a plugin that claims it (slime-models has the common ones), or name one "
-            "that has a model spec for it: --plugin ./mine.py"
-        )
-    if len(found) > 1:
-        both = " and ".join(map(str, found))
-        raise PluginError(f"architecture {architecture} is claimed twice: by {both}.\nName one of them with --plugin.")
-    return resolve(found[0].plugin)
+class _Start:
+    """The steps of one activation, over one look at the metadata."""
+
+    def __init__(self, withheld: Withheld, code: Sequence[PluginSource]) -> None:
+        self._withheld, self._code, self._declared = withheld, code, scan()
+
+    def choose(self, names: Sequence[str]) -> tuple[list[PluginSource], list[Need]]:
+        """``core``, the named plugins that are not withheld, and what they require."""
+        found = [resolve(name, self._declared) for name in dict.fromkeys(names)]
+        named = [source for source in dict.fromkeys(found) if source.plugin != CORE]
+        self._withheld.check(named, self._declared)
+        if self._code and PATHS in self._withheld:
+            settings = " and ".join(sorted({f"--{source.plugin.name.replace('_', '-')}" for source in self._code}))
+            raise PluginError(
+                f"plugin 'paths' runs the functions that {settings} names, and --no-plugin takes it away.\n"
+                f"Leave out --no-plugin {PATHS.name}, or {settings}."
+            )
+        left = [source for source in named if source.plugin not in self._withheld]
+        return self.with_required([PluginSource(CORE), *left])
+
+    def with_required(self, sources: Sequence[PluginSource]) -> tuple[list[PluginSource], list[Need]]:
+        """``sources`` and what they require, and why each of the latter is there."""
+        return with_required(sources, withheld=self._withheld, declared=self._declared)
+
+    def claimant(self, architecture: str) -> PluginSource:
+        """The plugin that claims ``architecture``."""
+        return architecture_source(architecture, withheld=self._withheld, declared=self._declared)
+
+    def load(
+        self, sources: Sequence[PluginSource], needs: Sequence[Need], admit: Admit | None
+    ) -> tuple[Registry, Manifest]:
+        """Check what can be checked from outside, then import."""
+        of_distributions = [source.plugin for source in sources if source.source is Source.INSTALLED]
+        versions = {plugin.distribution: plugin.version for plugin in of_distributions}
+        for plugin in of_distributions:
+            check_bounds(plugin, versions)
+        manifest = record(sources, self._code, needs={need.plugin.name: need.why for need in needs})
+        if admit is not None:
+            admit(manifest)
+        return register(sources), manifest
+
+
+def _empty_claim(plugin: PluginIdentity, architecture: str) -> str:
+    return (
+        f"{plugin} claims architecture {architecture}, but declares no model spec for it.\n"
+        f"Report this to the author of {plugin.distribution}, or name another plugin with --plugin."
+    )

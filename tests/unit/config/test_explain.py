@@ -152,3 +152,12 @@ def test_the_flag_that_names_the_file_is_explained(name: str) -> None:
         "--config FILE.toml\n  is no setting: it names the file that settings are read from.\n"
         "  TOML file of settings, one table a section; flags win over it."
     )
+
+
+def test_a_consent_to_one_start_is_written_as_a_remark_that_no_later_start_reads(tmp_path: Path):
+    resolved = resolve("--allow-plugin-change")
+    assert resolved.config.run.allow_plugin_change is True
+    text = to_toml(resolved)
+    assert "# allow_plugin_change = true  # flag --allow-plugin-change; holds for one start" in text.splitlines()
+    (tmp_path / "written.toml").write_text(text)
+    assert resolve("--config", str(tmp_path / "written.toml")).config.run.allow_plugin_change is False

@@ -107,7 +107,7 @@ UNDER_TEST = [
         *engine_settings("megatron").values(),
         *engine_settings("sglang").values(),
     ]
-    if setting.key != "plugins" and InWords("JSON") not in setting.info.metadata
+    if setting.key != "plugins" and not setting.is_once and InWords("JSON") not in setting.info.metadata
 ]
 
 

@@ -235,5 +235,4 @@ def test_the_settings_hold_together_for_a_small_llama(converted: tuple[Path, dic
     config = load_config(argv, presets=active.presets, plugin_options=active.options).config
     assert (config.samples_per_rollout, config.steps_per_rollout, config.rollout.num_rollout) == (64, 1, 20)
     assert active.registry.find(Kind.REWARD_MODEL, config.rollout.rm_type).name == "last_number"
-    assert active.by_need
-    assert active.by_need.name == "models"
+    assert [need.plugin.name for need in active.by_need] == ["models"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         files: Mapping[str, str],
         plugins: Mapping[str, str] | None = None,
         claims: Mapping[str, str] | None = None,
+        requires: Mapping[str, str] | None = None,
+        dependencies: Sequence[str] = (),
         where: str | None = None,
     ) -> Path:
         site = tmp_path / (where or name)
@@ -31,9 +33,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
             (site / path).write_text(content)
         info = site / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        depends = "".join(f"Requires-Dist: {line}\n" for line in dependencies)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{depends}")
         (info / "RECORD").write_text("".join(f"{path},,\n" for path in files))
-        groups = {"slime": plugins or {}, "slime.models": claims or {}}
+        groups = {"slime": plugins or {}, "slime.models": claims or {}, "slime.requires": requires or {}}
         lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in rows.items()) for group, rows in groups.items()]
         (info / "entry_points.txt").write_text("\n".join(lines))
         monkeypatch.syspath_prepend(site)

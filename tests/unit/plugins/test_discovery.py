@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from slime_core.errors import PluginError
-from slime_core.plugins.discovery import CORE, PluginIdentity, Source, claimants, installed, local_file, resolve
+from slime_core.plugins.discovery import (
+    CORE,
+    PluginIdentity,
+    Source,
+    claimants,
+    installed,
+    local_file,
+    required_by,
+    resolve,
+)
 
 
 def test_an_installed_plugin_is_listed_with_distribution_version_and_entry_point(install):
@@ -36,8 +45,80 @@ def test_two_distributions_that_claim_one_name_are_both_named_with_versions(inst
         resolve("tree")
     assert str(failure.value) == (
         "--plugin tree: two distributions claim this name: acme-tree 2.1 (acme_tree.plugin) and zeta-tree 0.3 "
-        "(zeta_tree.plugin).\nUninstall one; slime prefers neither."
+        "(zeta_tree.plugin).\nslime prefers neither: say which one is meant, --plugin acme-tree:tree or "
+        "--plugin zeta-tree:tree, or uninstall what is not."
     )
+
+
+def test_a_distribution_before_the_name_says_which_one_is_meant(install):
+    install("acme-tree", "2.1", plugins={"tree": "acme_tree.plugin"}, files={"acme_tree/plugin.py": ""})
+    install("zeta-tree", "0.3", plugins={"tree": "zeta_tree.plugin"}, files={"zeta_tree/plugin.py": ""})
+    assert resolve("zeta-tree:tree").plugin == PluginIdentity("tree", "zeta-tree", "0.3", "zeta_tree.plugin")
+    assert resolve("Acme_Tree:tree").plugin.distribution == "acme-tree"
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("acme-tree:bush", "acme-tree offers no plugin 'bush'; it offers tree."),
+        ("nobody:tree", "nobody offers no plugin here."),
+    ],
+)
+def test_a_distribution_that_does_not_offer_the_name_is_answered_with_what_it_offers(install, name, found):
+    install("acme-tree", plugins={"tree": "acme_tree.plugin"}, files={"acme_tree/plugin.py": ""})
+    with pytest.raises(PluginError) as failure:
+        resolve(name)
+    assert str(failure.value) == (
+        f"--plugin {name}: {found}\n"
+        "Install the distribution that has it, or give a file (./mine.py) or a dotted module (my_lab.plugin)."
+    )
+
+
+def test_one_distribution_that_claims_a_name_twice_is_its_authors_to_mend(install):
+    site = install("acme", "1", plugins={"tree": "acme.one"}, files={"acme/one.py": ""})
+    (site / "acme-1.dist-info" / "entry_points.txt").write_text("[slime]\ntree = acme.one\ntree = acme.two\n")
+    with pytest.raises(PluginError) as failure:
+        resolve("tree")
+    assert str(failure.value) == (
+        "--plugin tree: one distribution claims this name twice: acme 1 (acme.one) and acme 1 (acme.two).\n"
+        "Report it to the author of acme."
+    )
+
+
+def test_a_copy_behind_one_that_declares_nothing_does_not_count(install):
+    install("acme-tree", "1.0", plugins={"tree": "old.plugin"}, files={"old/plugin.py": ""}, where="behind")
+    install("acme-tree", "2.0", files={"new/code.py": ""}, where="ahead")
+    assert "tree" not in [plugin.name for plugin in installed()]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "problem"),
+    [
+        ("METADATA", b"Metadata-Version: 2.1\n", "ValueError: its METADATA has no Name"),
+        ("METADATA", b"Name: broken\n", "ValueError: its METADATA has no Version"),
+        ("METADATA", b"\xff\xfe", "UnicodeDecodeError: "),
+        ("entry_points.txt", b"[slime]\nno equals sign\n", "Error: "),
+        ("entry_points.txt", b"[slime]\ntree = \xff\n", "UnicodeDecodeError: "),
+    ],
+)
+def test_broken_metadata_hides_its_own_plugins_only_and_is_told_where_one_is_missed(install, file, content, problem):
+    install("acme", plugins={"bush": "acme.plugin"}, files={"acme/plugin.py": ""})
+    site = install("broken", plugins={"tree": "broken.plugin"}, files={"broken/plugin.py": ""})
+    (site / "broken-1.0.dist-info" / file).write_bytes(content)
+    names = [plugin.name for plugin in installed()]
+    assert "bush" in names
+    assert "tree" not in names
+    with pytest.raises(PluginError) as failure:
+        resolve("tree")
+    assert f"Unreadable is: a distribution in {site} (" in str(failure.value)
+    assert problem in str(failure.value)
+
+
+def test_what_a_plugin_requires_is_what_its_own_distribution_says(install):
+    install("acme", plugins={"tree": "acme.plugin"}, requires={"grpo": "tree", "ppo": "other"}, files={"acme.py": ""})
+    install("stranger", requires={"evil": "tree"}, files={"stranger.py": ""})
+    tree = next(plugin for plugin in installed() if plugin.name == "tree")
+    assert required_by(tree) == ["grpo"]
 
 
 def test_a_stale_second_copy_of_one_distribution_is_not_a_collision(install):

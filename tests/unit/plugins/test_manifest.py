@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pickle
+import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +13,7 @@ import pytest
 from slime_core import Kind
 from slime_core.errors import ManifestMismatch, PluginError
 from slime_core.plugins.discovery import Source
-from slime_core.plugins.manifest import Manifest, attach
+from slime_core.plugins.manifest import Manifest, PluginChange, attach, mismatches
 from slime_core.plugins.registry import activate
 
 PLUGIN = """
@@ -37,7 +39,7 @@ def in_another_process(manifest: Manifest, *, path: Path) -> str:
     done = subprocess.run(
         arguments, input=manifest.to_json(), env={"PYTHONPATH": str(path)}, text=True, capture_output=True
     )
-    return done.stdout.strip() or done.stderr.strip().splitlines()[-2]
+    return done.stdout.strip() or done.stderr.strip()
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def acme(install) -> Path:
 
 
 def test_a_manifest_survives_json_and_pickling(acme):
-    manifest = activate(["acme"]).manifest
+    manifest = replace(activate(["acme"]).manifest, changes=(PluginChange(4, ("acme: 1 -> 2 (version)",)),))
     assert Manifest.from_json(manifest.to_json()) == manifest
     assert pickle.loads(pickle.dumps(manifest)) == manifest
     assert [(entry.plugin, entry.distribution, entry.version, entry.source) for entry in manifest.entries[1:]] == [
@@ -66,7 +68,7 @@ def test_another_process_attaches_exactly_the_same_set(acme):
 def test_another_process_refuses_files_that_were_edited_in_place(acme):
     manifest = activate(["acme"]).manifest
     (acme / "acme/code.py").write_text("class Length: changed = True\n")
-    assert "the files differ" in in_another_process(manifest, path=acme)
+    assert "content of acme/code.py\nInstall the same on every node" in in_another_process(manifest, path=acme)
 
 
 def test_a_single_file_travels_as_bytes_and_needs_no_file_there(tmp_path: Path, install):
@@ -83,10 +85,54 @@ def test_another_content_is_refused_with_plugin_and_both_digests(acme):
     old, new = manifest.entries[1].digest, activate(["acme"]).manifest.entries[1].digest
     with pytest.raises(ManifestMismatch) as failure:
         attach(manifest)
+    node = socket.gethostname()
+    width = max(4, len(node))
     assert str(failure.value) == (
-        f"plugin 'acme' (acme-tree) 2.1: the files differ: the driver has content {old[:12]}, this process has "
-        f"{new[:12]}.\nInstall the same files on every node, or share the environment between nodes."
+        "the plugins of this process are not the driver's:\n"
+        f"  {'node':{width}}  plugin  driver                      found there                 differs in\n"
+        f"  {node:{width}}  acme    acme-tree 2.1 {old[:12]}  acme-tree 2.1 {new[:12]}  content of acme/code.py\n"
+        "Install the same on every node, or share one environment between the nodes."
     )
+
+
+def test_what_differs_in_many_files_is_told_by_the_first_three(acme):
+    before = activate(["acme"]).manifest
+    for name in "abcde":
+        (acme / f"acme/{name}.txt").touch()
+    [difference] = before.differences(activate(["acme"]).manifest)
+    assert difference.what == "content of acme/a.txt, acme/b.txt, acme/c.txt and 2 more"
+
+
+def test_every_plugin_that_differs_is_in_the_table(acme, install):
+    site = install("zeta", "1.0", plugins={"zeta": "zeta"}, files={"zeta.py": ""})
+    manifest = activate(["acme", "zeta"]).manifest
+    shutil.rmtree(site / "zeta-1.0.dist-info")
+    (acme / "acme/plugin.py").unlink()
+    assert [(one.plugin, one.what, one.install) for one in mismatches(manifest)] == [
+        ("acme", "content of acme/plugin.py", ""),
+        ("zeta", "missing", "zeta==1.0"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["acme/__pycache__/x.py", "acme/x.pyc", "acme/.hidden", "acme/.cache/x.py"])
+def test_what_python_writes_and_what_is_hidden_does_not_count(acme, name):
+    before = activate(["acme"]).manifest
+    (acme / name).parent.mkdir(exist_ok=True)
+    (acme / name).touch()
+    assert activate(["acme"]).manifest == before
+
+
+def test_a_template_beside_the_code_is_part_of_the_digest(acme):
+    before = activate(["acme"]).manifest
+    (acme / "acme/prompt.txt").write_text("Think first.")
+    assert activate(["acme"]).manifest.entries[1].digest != before.entries[1].digest
+
+
+def test_a_package_that_is_gone_while_its_metadata_stays_is_told_as_such(acme):
+    manifest = activate(["acme"]).manifest
+    shutil.rmtree(acme / "acme")
+    [difference] = mismatches(manifest)
+    assert (difference.found, difference.what) == ("acme-tree 2.1 (no files)", "content")
 
 
 def test_a_file_that_the_record_does_not_know_changes_the_digest(acme):
@@ -108,44 +154,44 @@ def test_a_deleted_file_changes_the_digest(acme):
     assert activate(["acme"]).manifest.entries[1].digest != before.entries[1].digest
 
 
-def test_an_editable_install_has_the_digest_of_the_installed_files(acme, install):
+def test_an_editable_install_has_the_digest_of_the_installed_files_and_says_what_it_is(acme):
     before = activate(["acme"]).manifest.entries[1]
-    (acme / "acme_tree-2.1.dist-info/RECORD").write_text("_editable_impl_acme.pth,,\n")
-    assert activate(["acme"]).manifest.entries[1] == before
+    info = acme / "acme_tree-2.1.dist-info"
+    (info / "RECORD").write_text("_editable_impl_acme.pth,,\nacme_tree-2.1.dist-info/METADATA,,\n../../bin/acme,,\n")
+    (info / "METADATA.orig").touch()
+    (info / "direct_url.json").write_text('{"url": "file:///source", "dir_info": {"editable": true}}')
+    assert activate(["acme"]).manifest.entries[1] == replace(before, editable=True)
 
 
 def test_another_version_is_refused_with_plugin_and_both_versions(acme):
     manifest = activate(["acme"]).manifest
-    older = replace(manifest.entries[1], version="2.0")
+    entry = manifest.entries[1]
     with pytest.raises(ManifestMismatch) as failure:
-        attach(Manifest((manifest.entries[0], older)))
-    assert str(failure.value) == (
-        "plugin 'acme' (acme-tree): the driver has version 2.0, this process has 2.1.\n"
-        "Install acme-tree==2.0 on every node."
+        attach(Manifest((manifest.entries[0], replace(entry, version="2.0"))))
+    content = entry.digest[:12]
+    assert f"acme    acme-tree 2.0 {content}  acme-tree 2.1 {content}  version\n" in str(failure.value)
+    assert str(failure.value).endswith(
+        "Install the same on every node (acme-tree==2.0), or share one environment between the nodes."
     )
 
 
 def test_another_version_of_the_core_is_refused():
     core = replace(activate([]).manifest.entries[0], version="0.0.9")
-    with pytest.raises(ManifestMismatch, match=r"plugin 'core' \(slime-rl\): the driver has version 0\.0\.9"):
+    with pytest.raises(ManifestMismatch, match=r"core    slime-rl 0\.0\.9 \w{12}  slime-rl 0\.1\.0 \w{12}  version"):
         attach(Manifest((core,)))
 
 
 def test_a_distribution_that_is_not_installed_here_is_named(acme):
     entry = replace(activate(["acme"]).manifest.entries[1], distribution="nowhere-tree")
-    with pytest.raises(ManifestMismatch) as failure:
+    with pytest.raises(ManifestMismatch, match=r"acme    nowhere-tree 2\.1 \w{12}  -            missing"):
         attach(Manifest((entry,)))
-    assert str(failure.value) == (
-        "plugin 'acme': the driver has nowhere-tree 2.1, this process has no such distribution.\n"
-        "Install nowhere-tree==2.1 on every node."
-    )
 
 
 def test_bytes_that_do_not_match_their_digest_are_refused(tmp_path: Path, install):
     (tmp_path / "mine.py").write_text(LOCAL)
     manifest = activate([str(tmp_path / "mine.py")]).manifest
     forged = replace(manifest.entries[1], content="eCA9IDEK")
-    with pytest.raises(ManifestMismatch, match="the driver has version sha256:"):
+    with pytest.raises(ManifestMismatch, match=r"mine    mine\.py \w{12}  mine\.py \w{12}  content of mine\.py"):
         attach(Manifest((manifest.entries[0], forged)))
 
 
@@ -154,9 +200,8 @@ def test_a_module_on_the_path_is_compared_by_the_content_of_its_package(install)
     manifest = activate(["lab.plugin"]).manifest
     assert attach(manifest).names(Kind.REWARD_MODEL) == ("exact_match", "length", "random")
     (site / "lab/inner/deep.py").write_text("x = 2\n")
-    with pytest.raises(
-        ManifestMismatch, match=r"plugin 'lab_plugin' \(module lab\.plugin\) \(local\): the files differ"
-    ):
+    row = r"lab_plugin  module lab\.plugin \w{12}  module lab\.plugin \w{12}  content of lab/inner/deep\.py"
+    with pytest.raises(ManifestMismatch, match=row):
         attach(manifest)
 
 

@@ -48,7 +48,7 @@ def test_without_a_name_only_core_is_active():
         "random",
     )
     assert active.registry.names(Kind.POLICY_LOSS) == ("clipped", "sft")
-    assert active.by_need is None
+    assert active.by_need == ()
 
 
 def test_every_target_of_core_that_needs_no_engine_is_importable():
@@ -237,8 +237,8 @@ def test_the_architecture_activates_the_plugin_that_claims_it(install):
     files = {"acme/plugin.py": specs("AcmeLM")}
     install("acme", plugins={"acme": "acme.plugin"}, claims={"AcmeLM": "acme"}, files=files)
     active = activate([], architecture="AcmeLM")
-    assert active.by_need is not None
-    assert active.by_need.name == "acme"
+    assert [str(need) for need in active.by_need] == ["acme is here because the model's architecture AcmeLM needs it"]
+    assert active.manifest.entries[1].needed_by == "the model's architecture AcmeLM needs it"
     assert active.registry.model_spec("AcmeLM") == active.registry.find(Kind.MODEL_SPEC, "acmelm")
     assert [entry.plugin for entry in active.manifest.entries] == ["core", "acme"]
 
@@ -251,7 +251,7 @@ def test_a_named_plugin_with_a_model_spec_settles_two_claims(install):
         "architecture AcmeLM is claimed twice: by plugin 'acme' (acme 1) and plugin 'zeta' (zeta 1).\n"
         "Name one of them with --plugin."
     )
-    assert activate(["zeta"], architecture="AcmeLM").by_need is None
+    assert activate(["zeta"], architecture="AcmeLM").by_need == ()
     assert refusal("acme", "zeta", architecture="AcmeLM").startswith("the model spec 'acmelm' is offered twice")
 
 

@@ -1,0 +1,124 @@
+"""``slime plugins lock`` and ``slime plugins verify``: the plugins of a run as a file, and whether they are here."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slime_core.errors import PluginError, UserError
+
+if TYPE_CHECKING:
+    from slime_core.config.load import Peek
+    from slime_core.plugins.lock import Lock
+    from slime_core.plugins.manifest import Manifest
+
+__all__ = ["add_lock", "add_verify", "lock_of", "verify", "write_lock"]
+
+USAGE = """\
+slime plugins lock [CONFIG.toml] [flags of slime run]     the plugins that this run would use
+slime plugins lock --run RUN [--lock-file FILE]           those that a run used
+Writes slime.lock, or FILE, for slime plugins verify and slime run --locked."""
+
+Subparsers = argparse._SubParsersAction
+
+
+def add_lock(commands: Subparsers[argparse.ArgumentParser]) -> None:
+    """Add ``lock``, which takes what ``slime run`` takes."""
+    # No character starts a flag of this parser: its words are those of slime run, which reads them itself.
+    locking = commands.add_parser("lock", help="write the plugins of a run to slime.lock", prefix_chars="\0")
+    locking.add_argument("words", nargs="*")
+    locking.set_defaults(handler=lambda arguments: write_lock(arguments.words))
+
+
+def add_verify(commands: Subparsers[argparse.ArgumentParser]) -> None:
+    """Add ``verify``."""
+    verifying = commands.add_parser("verify", help="compare slime.lock with what is installed")
+    verifying.add_argument("file", metavar="FILE", nargs="?", type=Path, help="the lock; default: slime.lock")
+    verifying.set_defaults(handler=lambda arguments: verify(arguments.file))
+
+
+def write_lock(words: Sequence[str]) -> int:
+    """Write the lock that ``words`` ask for; returns the exit code, 0.
+
+    Raises:
+        UserError: a mistake in a setting, or a plugin that cannot be found or loaded.
+    """
+    if "--help" in words or "-h" in words:
+        print(USAGE)
+        return 0
+    manifest, path = _of_run(words) if "--run" in words else _of_settings(words)
+    from slime_core.plugins.lock import Lock
+    from slime_core.track.record import write_atomically
+
+    lock = Lock.of(manifest, path)
+    try:
+        write_atomically(path, lock.to_toml())
+    except OSError as problem:
+        raise UserError(f"{path} cannot be written: {problem}. Give another path with --lock-file.") from None
+    names = ", ".join(f"{entry.plugin} {entry.version}" for entry in (*lock.plugins, *lock.functions))
+    print(f"{path}: {names}")
+    return 0
+
+
+def verify(file: Path | None = None) -> int:
+    """Print what is installed otherwise than the lock says; returns the exit code: 0 where nothing is, else 1.
+
+    Raises:
+        PluginError: there is no such lock, or the file is none.
+    """
+    from slime_core.plugins.lock import LOCK_FILE, read_lock
+
+    lock = read_lock(file or LOCK_FILE)
+    found = lock.verify()
+    total = len(lock.plugins) + len(lock.functions)
+    if found:
+        print(f"{lock.path}: {len(found)} of {total} plugins are not here as it says:\n{lock.told(found)}")
+        return 1
+    print(f"{lock.path}: all {total} plugins are here as it says")
+    return 0
+
+
+def lock_of(peek: Peek) -> Lock | None:
+    """The lock that the settings name; None: they name none.
+
+    Raises:
+        PluginError: there is no such file, or it is no lock.
+    """
+    from slime_core.plugins.lock import LOCK_FILE, read_lock
+
+    if not (peek.locked or peek.lock_file):
+        return None
+    return read_lock(peek.lock_file or Path.cwd() / LOCK_FILE)
+
+
+def _of_settings(words: Sequence[str]) -> tuple[Manifest, Path]:
+    from slime_core.cli import run
+    from slime_core.cli.main import activate_unlocked
+    from slime_core.config.load import load, peek
+    from slime_core.plugins.lock import LOCK_FILE
+
+    named = ["--config", *words] if words and not words[0].startswith("-") else list(words)
+    argv = run.expand(named)
+    active = activate_unlocked(peek(argv))
+    resolved = load(argv, presets=active.presets, plugin_options=active.options, check_rules=False)
+    return active.manifest, resolved.config.run.lock_file or LOCK_FILE
+
+
+def _of_run(words: Sequence[str]) -> tuple[Manifest, Path]:
+    from slime_core.plugins.lock import LOCK_FILE
+    from slime_core.plugins.manifest import Manifest
+
+    match words:
+        case ["--run", folder]:
+            path = LOCK_FILE
+        case ["--run", folder, "--lock-file", file] | ["--lock-file", file, "--run", folder]:
+            path = Path(file)
+        case _:
+            raise UserError(f"slime plugins lock {' '.join(words)}: accepted are\n{USAGE}")
+    recorded = Path(folder) / "plugins.json"
+    try:
+        return Manifest.from_json(recorded.read_text(encoding="utf-8")), path
+    except OSError as problem:
+        raise PluginError(f"{recorded} cannot be read: {problem.strerror}. Give the folder of a run.") from None

@@ -1,0 +1,112 @@
+"""Every node looks at its own plugins before anything is loaded, and all that differs comes in one table.
+
+Actors refuse on their own what is not the driver's, but one at a time, and only when they start: after engines have
+loaded their weights. Here one task a node, in a worker process like theirs, attaches the manifest and reports.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from slime_core.cluster.actors import Call
+from slime_core.cluster.waiting import wait
+from slime_core.errors import ManifestMismatch, PluginError, SlimeError, WaitTimeout
+from slime_core.plugins.differences import Difference, told
+from slime_core.plugins.manifest import Manifest, attach, mismatches
+
+__all__ = ["LIMIT_S", "inspect_nodes"]
+
+LIMIT_S = 120.0
+"""Seconds for all nodes together; an idle node takes one or two, most of it the start of a worker process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one node has otherwise, or which plugin it has and cannot load.
+
+    Arguments:
+        differences: from the manifest.
+        broken: the error of a plugin that fails while it is imported; empty: none does.
+    """
+
+    differences: tuple[Difference, ...] = ()
+    broken: str = ""
+
+
+def inspect_nodes(manifest: Manifest, *, limit_s: float = LIMIT_S) -> None:
+    """Returns if every living node of the cluster has exactly the plugins of ``manifest`` and can load them.
+
+    Arguments:
+        limit_s: how long to wait for the nodes, all together.
+
+    Raises:
+        ManifestMismatch: one table of everything that differs, or that cannot be loaded, on any node.
+        WaitTimeout: a node has not answered in time, and no other has reported a difference.
+    """
+    nodes = _labels([node for node in ray.nodes() if node["Alive"]])
+    calls = [Call(_look_on(node, manifest), f"node {label}", "attach") for node, label in nodes.items()]
+    begun_s = time.monotonic()
+    reports, silent = {}, []
+    for label, call in zip(nodes.values(), calls, strict=True):
+        left_s = max(0.0, begun_s + limit_s - time.monotonic())
+        try:
+            reports[label] = wait([call], what="every node to look at its plugins", fail_after_s=left_s)[0]
+        except WaitTimeout:
+            silent.append(label)
+        except SlimeError as failure:  # slime itself is not there, or another one
+            reports[label] = Report(broken=str(failure))
+    _judge(reports, total=len(nodes))
+    if silent:
+        raise WaitTimeout(_late(silent, total=len(nodes), limit_s=limit_s))
+
+
+def _look_on(node: str, manifest: Manifest) -> ray.ObjectRef[Any]:
+    task: Any = ray.remote(num_cpus=0, max_retries=0)(_look)
+    reference: ray.ObjectRef[Any] = task.options(
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+    ).remote(manifest)
+    return reference
+
+
+def _look(manifest: Manifest) -> Report:
+    found = mismatches(manifest)
+    if found:
+        return Report(tuple(found))
+    try:
+        attach(manifest)
+    except PluginError as broken:
+        return Report(broken=str(broken))
+    return Report()
+
+
+def _labels(nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Node id -> what people call it: host name and address, and the id where two share those."""
+    names = {node["NodeID"]: f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in nodes}
+    count = Counter(names.values())
+    return {node: name if count[name] == 1 else f"{name} {node[:8]}" for node, name in names.items()}
+
+
+def _judge(reports: Mapping[str, Report], *, total: int) -> None:
+    differing = {node: report.differences for node, report in reports.items() if report.differences}
+    broken = {node: report.broken for node, report in reports.items() if report.broken}
+    if not (differing or broken):
+        return
+    parts = [f"{len(differing) + len(broken)} of {total} nodes cannot run the driver's plugins; nothing was started."]
+    parts += [told(differing)] if differing else []
+    parts += [f"on node {node}: {failure}" for node, failure in broken.items()]
+    raise ManifestMismatch("\n".join(parts))
+
+
+def _late(silent: Sequence[str], *, total: int, limit_s: float) -> str:
+    return (
+        f"{len(silent)} of {total} nodes did not say within {limit_s:g} s which plugins they have: "
+        f"{', '.join(silent)}.\n"
+        "`ray status` and the logs of Ray on those nodes say why no process of theirs runs; then start again."
+    )

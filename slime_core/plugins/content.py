@@ -1,0 +1,103 @@
+"""The digest of a plugin: its files as they are now, named alike where it is installed and where it is editable.
+
+Everything in its packages counts, because a changed prompt template changes a run like changed code does; only what
+Python writes itself (byte code) and what is hidden does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping
+from importlib import metadata
+from importlib.machinery import ModuleSpec
+from pathlib import Path, PurePath, PurePosixPath
+
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source
+
+__all__ = ["NO_FILES", "digest", "file_digests", "is_editable"]
+
+NO_FILES = "(no files)"
+"""Stands for the digest of a distribution whose metadata is there and whose package is not."""
+
+
+def file_digests(source: PluginSource) -> dict[str, str]:
+    """The SHA-256 of every file of the plugin, by the file's name from where packages lie, such as ``acme/code.py``.
+
+    Raises:
+        PluginError: its package cannot be found; names distribution, version and entry point.
+    """
+    if source.source is Source.FILE:
+        return {PurePath(source.plugin.distribution).name: hashlib.sha256(source.content).hexdigest()}
+    files = _package_files(source.plugin)
+    if source.source is Source.INSTALLED and source.plugin.distribution != CORE.distribution:
+        files |= _recorded_files(source.plugin.distribution)
+    return {name: hashlib.sha256(files[name].read_bytes()).hexdigest() for name in sorted(files)}
+
+
+def digest(source: PluginSource, files: Mapping[str, str]) -> str:
+    """One SHA-256 over what :func:`file_digests` found; of a single file, that file's own."""
+    if not files:
+        return NO_FILES
+    if source.source is Source.FILE:
+        return next(iter(files.values()))
+    total = hashlib.sha256()
+    for name in sorted(files):
+        total.update(f"{name}\0{files[name]}\n".encode())
+    return total.hexdigest()
+
+
+def is_editable(distribution: str) -> bool:
+    """Whether the installer recorded that the distribution runs from its source folder (PEP 610)."""
+    try:
+        recorded = metadata.distribution(distribution).read_text("direct_url.json")
+        return bool(recorded and json.loads(recorded)["dir_info"]["editable"])
+    except (metadata.PackageNotFoundError, ValueError, LookupError, TypeError):
+        return False
+
+
+def _recorded_files(distribution: str) -> dict[str, Path]:
+    """The files that the installer recorded and that still exist; their recorded hashes are not trusted."""
+    files = [
+        file for file in metadata.distribution(distribution).files or [] if _counts(file) and not _installers(file)
+    ]
+    found = {file.as_posix(): Path(str(file.locate())) for file in files}
+    return {name: path for name, path in found.items() if path.is_file()}
+
+
+def _counts(file: PurePath) -> bool:
+    is_hidden = any(part.startswith(".") or part == "__pycache__" for part in file.parts)
+    return not is_hidden and file.suffix not in (".pyc", ".pyo")
+
+
+def _installers(file: PurePosixPath) -> bool:
+    """Whether the installer wrote it for itself: metadata, and the finders of an editable install."""
+    # Scripts lie outside (..) and hold the path of one machine's Python, as finders hold that of the source.
+    of_metadata = file.parts[0].endswith((".dist-info", ".egg-info"))
+    return of_metadata or file.suffix == ".pth" or file.name.startswith("__editable__")
+
+
+def _package_files(plugin: PluginIdentity) -> dict[str, Path]:
+    """The files of the package that holds the entry point, by the names that they have where packages lie."""
+    with boundary(plugin, "finding its files", next_step="Reinstall it, or correct the entry point."):
+        package = _package(plugin.entry_point.partition(":")[0].strip())
+    root = PurePosixPath(*package.name.split("."))
+    if package.submodule_search_locations is None:
+        return {f"{root}.py": path for path in [Path(str(package.origin))] if path.is_file()}
+    folders = [Path(folder) for folder in package.submodule_search_locations]
+    paths = [(path, path.relative_to(folder)) for folder in folders for path in folder.rglob("*") if path.is_file()]
+    return {str(root / relative.as_posix()): path for path, relative in paths if _counts(relative)}
+
+
+def _package(module: str) -> ModuleSpec:
+    """The outermost package or module around ``module`` that is not a namespace shared with others."""
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):
+        spec = importlib.util.find_spec(".".join(parts[:end]))
+        if spec is None:
+            break
+        if spec.origin is not None:
+            return spec
+    raise ModuleNotFoundError(f"no module {module}")

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from slime_core.errors import PluginError
+from slime_core.plugins.bounds import bound_mistakes, check_bounds
+from slime_core.plugins.discovery import CORE, PluginIdentity, installed
+from slime_core.plugins.registry import activate
+
+ADVICE = "Its author should require 'slime-rl>=0.1,<0.2'."
+UNSAID = f"acme-tree 2.1 does not say which versions of slime-rl it works with.\n{ADVICE}"
+
+
+@pytest.fixture
+def acme(install):
+    def make(*dependencies: str) -> PluginIdentity:
+        files = {"acme.py": "from slime_core import *\n"}
+        install("acme-tree", "2.1", plugins={"acme": "acme"}, dependencies=dependencies, files=files)
+        return next(plugin for plugin in installed() if plugin.name == "acme")
+
+    return make
+
+
+def test_a_core_outside_the_bound_is_named_with_distribution_bound_and_next_step(acme):
+    acme("numpy>=1", "slime-rl>=0.2,<0.3")
+    with pytest.raises(PluginError) as failure:
+        activate(["acme"])
+    assert str(failure.value) == (
+        "plugin 'acme' (acme-tree 2.1, entry point acme): acme-tree 2.1 requires slime-rl>=0.2,<0.3, and slime-rl "
+        "0.1.0 is installed.\nInstall a version of acme-tree that was made for slime-rl 0.1.0, or a slime-rl within "
+        "the bound: pip install 'slime-rl<0.3,>=0.2'"
+    )
+    assert "acme" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (),
+        ("numpy>=1",),
+        ("slime-rl>=0.1,<0.2",),
+        ("Slime_RL ~= 0.1.0",),
+        ("slime-rl>=9; python_version < '3'",),
+        ("slime-rl>=9; extra == 'next'",),
+        ("slime-rl",),
+        ("not a requirement",),
+    ],
+)
+def test_a_bound_that_holds_or_does_not_apply_is_accepted(acme, lines):
+    acme(*lines)
+    assert [entry.plugin for entry in activate(["acme"]).manifest.entries] == ["core", "acme"]
+
+
+def test_a_pre_release_of_the_core_is_within_a_bound_that_it_fits(acme):
+    check_bounds(acme("slime-rl>=0.1,<0.2"), {"slime-rl": "0.1.5.dev3"})
+
+
+def test_every_bound_that_applies_has_to_hold(acme):
+    plugin = acme("slime-rl>=0.1", "slime-rl<0.1; python_version > '3'")
+    with pytest.raises(PluginError, match=r"acme-tree 2\.1 requires slime-rl<0\.1; python_version > '3', and "):
+        check_bounds(plugin, {"slime-rl": "0.1.0"})
+
+
+def test_the_bound_on_another_active_plugin_has_to_hold_too(acme):
+    plugin = acme("slime-rl>=0.1,<0.2", "slime-grpo>=0.2")
+    check_bounds(plugin, {"slime-rl": "0.1.0"})
+    with pytest.raises(PluginError, match=r"requires slime-grpo>=0\.2, and slime-grpo 0\.1\.0 is installed"):
+        activate(["acme", "grpo"])
+
+
+def test_a_bound_that_cannot_be_read_is_refused(acme):
+    with pytest.raises(PluginError) as failure:
+        check_bounds(acme("slime-rl >> 0.1"), {"slime-rl": "0.1.0"})
+    assert str(failure.value).startswith(
+        "plugin 'acme' (acme-tree 2.1, entry point acme): its metadata requires 'slime-rl >> 0.1', which is no "
+        "requirement: "
+    )
+    assert str(failure.value).endswith("Report it to the author of acme-tree, or run without --plugin acme.")
+
+
+def test_the_core_needs_no_bound_on_itself_and_need_not_be_installed():
+    check_bounds(CORE, {CORE.distribution: CORE.version})
+
+
+@pytest.mark.parametrize(
+    ("lines", "mistake"),
+    [
+        ((), UNSAID),
+        (
+            ("slime-rl>=9; extra == 'x'",),
+            UNSAID,
+        ),
+        (("slime-rl>=0.1",), f"acme-tree 2.1 requires slime-rl>=0.1, which has no upper bound.\n{ADVICE}"),
+    ],
+)
+def test_a_check_says_which_bound_is_missing(acme, lines, mistake):
+    assert bound_mistakes(acme(*lines)) == [mistake]
+
+
+def test_a_check_says_that_a_bound_does_not_hold(acme):
+    [mistake] = bound_mistakes(acme("slime-rl<0.1"))
+    assert "requires slime-rl<0.1, and slime-rl 0.1.0 is installed" in mistake
+
+
+@pytest.mark.parametrize("name", ["grpo", "models", "ppo", "searchr1"])
+def test_our_own_plugins_have_bounds(name):
+    assert bound_mistakes(next(plugin for plugin in installed() if plugin.name == name)) == []
