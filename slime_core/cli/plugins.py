@@ -38,6 +38,17 @@ def add_commands(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]
     showing.add_argument("name", metavar="NAME", help="an installed plugin, ./file.py or package.module")
     showing.add_argument("--json", action="store_true", help="print a JSON object")
     showing.set_defaults(handler=lambda arguments: show_plugin(arguments.name, as_json=arguments.json))
+    checking = commands.add_parser("check", help="whether plugins are sound, each tried in a process of its own")
+    checking.add_argument("names", metavar="NAME", nargs="*", help="plugins, ./file.py or package.module; none: all")
+    checking.add_argument("--timeout-s", type=float, default=120.0, metavar="S", help="limit for one plugin [120]")
+    checking.add_argument("--json", action="store_true", help="print a JSON list")
+    checking.set_defaults(handler=_check)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from slime_core.cli.checkup import check_plugins
+
+    return check_plugins(arguments.names, timeout_s=arguments.timeout_s, as_json=arguments.json)
 
 
 def list_plugins(*, as_json: bool = False) -> int:

@@ -1,0 +1,164 @@
+"""``slime plugins check``: whether installed plugins are sound, each looked at in a process of its own.
+
+A plugin that hangs or ends the interpreter costs its own rows, and nobody else's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_core.cli.examine import BEGIN, pack
+from slime_core.cli.verdicts import Verdict, fails
+from slime_core.cli.wheels import look_at_distribution
+from slime_core.plugins.discovery import PluginIdentity, PluginSource, Source, installed, resolve
+
+__all__ = ["Checked", "check_plugins", "examined", "sources_of"]
+
+TIMEOUT_S = 120.0
+"""For one plugin; importing torch and Megatron takes seconds of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One plugin, and what was found."""
+
+    plugin: PluginIdentity
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether a check failed."""
+        return any(verdict.status == "FAILED" for verdict in self.verdicts)
+
+
+def check_plugins(names: Sequence[str], *, timeout_s: float = TIMEOUT_S, as_json: bool = False) -> int:
+    """Print what is found of the named plugins, or of all installed; returns the exit code, 1 if a check failed.
+
+    Raises:
+        PluginError: nothing is called like one of ``names``.
+    """
+    known = installed()
+    checked: list[Checked] = []
+    for source in sources_of(names, known):
+        checked.append(_checked(source, known, timeout_s))
+        if not as_json:
+            print("\n".join(_lines(checked[-1])), flush=True)
+    if as_json:
+        print(json.dumps([_as_json(one) for one in checked], indent=2))
+    else:
+        print(_summary(checked))
+    return 1 if any(one.failed for one in checked) else 0
+
+
+def sources_of(names: Sequence[str], known: Sequence[PluginIdentity]) -> list[PluginSource]:
+    """The plugins that the names mean; a name that two distributions claim means both, no names mean all.
+
+    Raises:
+        PluginError: nothing is called like one of ``names``.
+    """
+    if not names:
+        return [PluginSource(plugin) for plugin in known]
+    found: list[PluginSource] = []
+    for name in names:
+        same = [PluginSource(plugin) for plugin in known if plugin.name == name]
+        found += same or [resolve(name)]
+    return found
+
+
+def examined(source: PluginSource, *, timeout_s: float) -> list[Verdict]:
+    """What importing the plugin and everything it declares comes to, found in another process."""
+    with tempfile.TemporaryDirectory(prefix="slime-check-") as folder:
+        results, log = Path(folder, "results"), Path(folder, "log")
+        end = _run(source, results, log, timeout_s)
+        rows = [json.loads(line) for line in results.read_text("utf-8").splitlines()] if results.exists() else []
+        said = log.read_text("utf-8", errors="replace").strip().splitlines()
+    verdicts = [Verdict(**row) for row in rows if BEGIN not in row]
+    if end:
+        verdicts.append(_cut_short(rows, end, said))
+    return verdicts
+
+
+def _checked(source: PluginSource, known: Sequence[PluginIdentity], timeout_s: float) -> Checked:
+    verdicts: list[Verdict] = []
+    if source.source is Source.INSTALLED:
+        verdicts += look_at_distribution(source.plugin, known)
+    verdicts += examined(source, timeout_s=timeout_s)
+    return Checked(source.plugin, tuple(verdicts))
+
+
+def _run(source: PluginSource, results: Path, log: Path, timeout_s: float) -> str:
+    """Why the process did not come to its own end; empty: it did."""
+    words = [sys.executable, "-P", "-m", "slime_core.cli.examine", str(results)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=output, stderr=output, env=_environment(), start_new_session=True
+        )
+        try:
+            process.communicate(pack(source).encode(), timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            return f"took longer than {timeout_s:g} s (--timeout-s)"
+        finally:
+            # The group: what the plugin started goes with it.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return _death(process.returncode, results)
+
+
+def _death(code: int, results: Path) -> str:
+    if code < 0:
+        return f"ended the interpreter with signal {signal.Signals(-code).name}"
+    done = results.exists() and BEGIN not in json.loads(results.read_text("utf-8").splitlines()[-1])
+    return "" if code == 0 and done else f"ended the interpreter with exit code {code}"
+
+
+def _cut_short(rows: Sequence[Mapping[str, str]], end: str, said: Sequence[str]) -> Verdict:
+    """The verdict on the check that was going on."""
+    check = rows[-1].get(BEGIN, "after the last check") if rows else "start"
+    last = f"; it said last: {said[-1]}" if said else ""
+    return fails(check, f"{end}{last}")
+
+
+def _environment() -> dict[str, str]:
+    """This process's, and the folders that it imports from besides those of every Python of this environment."""
+    prefixes = (sys.prefix, sys.base_prefix)
+    own = [os.path.abspath(path) for path in sys.path if path and not path.startswith(prefixes)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(own)}
+
+
+def _lines(checked: Checked) -> Iterator[str]:
+    plugin = checked.plugin
+    yield f"{plugin.name} ({plugin.distribution} {plugin.version}, {plugin.entry_point})"
+    for verdict in checked.verdicts:
+        first, *others = verdict.reason.splitlines() or [""]
+        yield f"  {verdict.status:<8} {verdict.check:<24} {first}".rstrip()
+        yield from (f"{'':<36}{line}" for line in others)
+
+
+def _summary(checked: Sequence[Checked]) -> str:
+    counts = Counter(verdict.status for one in checked for verdict in one.verdicts)
+    found = ", ".join(f"{counts[status]} {status}" for status in ("FAILED", "warning", "skipped", "ok"))
+    return f"{len(checked)} plugin{'s' * (len(checked) != 1)}: {found}"
+
+
+def _as_json(checked: Checked) -> dict[str, Any]:
+    plugin = checked.plugin
+    return {
+        "name": plugin.name,
+        "distribution": plugin.distribution,
+        "version": plugin.version,
+        "entry_point": plugin.entry_point,
+        "failed": checked.failed,
+        "checks": [verdict.as_row() for verdict in checked.verdicts],
+    }

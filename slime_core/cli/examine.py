@@ -1,0 +1,120 @@
+"""Looks at one plugin from inside, in a process of its own: importing it may hang, crash or exit.
+
+Run as ``python -m slime_core.cli.examine RESULTS``, with the plugin on stdin as JSON. Each check writes a line before
+it begins and one when it is done, so that whoever waits knows what was going on when this process died.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from slime_core.cli.verdicts import fails, ok, warns
+from slime_core.errors import PluginError
+from slime_core.plugins.component import Kind
+from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source
+from slime_core.plugins.loading import load_plugin
+from slime_core.plugins.registration import Registry, register
+from slime_core.plugins.validation import check_hooks
+
+__all__ = ["BEGIN", "pack", "unpack"]
+
+BEGIN = "begin"
+"""Key of a line that says which check starts."""
+
+HEAVY = ("torch", "ray", "megatron", "sglang", "transformers", "numpy")
+
+Write = Callable[[dict[str, str]], None]
+
+
+def pack(source: PluginSource) -> str:
+    """The plugin as one line; :func:`unpack` reads it back."""
+    plugin = source.plugin
+    return json.dumps(
+        {
+            "plugin": [plugin.name, plugin.distribution, plugin.version, plugin.entry_point],
+            "source": source.source.value,
+            "content": base64.b64encode(source.content).decode(),
+        }
+    )
+
+
+def unpack(line: str) -> PluginSource:
+    """What :func:`pack` wrote."""
+    found = json.loads(line)
+    content = base64.b64decode(found["content"])
+    return PluginSource(PluginIdentity(*found["plugin"]), Source(found["source"]), content)
+
+
+def main(results: Path, source: PluginSource) -> None:
+    """Examine the plugin and write what is found."""
+    with results.open("a", encoding="utf-8") as file:
+
+        def write(row: dict[str, str]) -> None:
+            print(json.dumps(row), file=file, flush=True)
+
+        _examine(source, write)
+
+
+def _examine(source: PluginSource, write: Write) -> None:
+    write({BEGIN: "import"})
+    holder = _import(source, write)
+    if holder is None:
+        return
+    write({BEGIN: "hooks"})
+    if not _attempt("hooks", lambda: check_hooks(source.plugin, holder), write):
+        return
+    write({BEGIN: "registration"})
+    sources = [source] if source.plugin == CORE else [PluginSource(CORE), source]
+    registry = _attempt("registration", lambda: register(sources), write)
+    if isinstance(registry, Registry):
+        for kind, name in _own(registry, source.plugin):
+            _component(registry, kind, name, write)
+
+
+def _import(source: PluginSource, write: Write) -> Any:
+    before = set(sys.modules)
+    try:
+        holder = load_plugin(source)
+    except PluginError as failure:
+        write(fails("import", str(failure)).as_row())
+        return None
+    loaded = [name for name in HEAVY if name in sys.modules and name not in before]
+    if loaded:
+        advice = "every command that names the plugin waits for that; import it in the module of the target"
+        write(warns("import", f"importing it loads {', '.join(loaded)}: {advice}").as_row())
+    else:
+        write(ok("import").as_row())
+    return holder
+
+
+def _attempt(check: str, action: Callable[[], Any], write: Write) -> Any:
+    """What ``action`` returns, or True for None; None where it failed."""
+    try:
+        found = action()
+    except PluginError as failure:
+        write(fails(check, str(failure)).as_row())
+        return None
+    write(ok(check).as_row())
+    return True if found is None else found
+
+
+def _own(registry: Registry, plugin: PluginIdentity) -> Iterator[tuple[Kind, str]]:
+    for kind in Kind:
+        for name in registry.names(kind):
+            if registry.owner(kind, name) == plugin:
+                yield kind, name
+
+
+def _component(registry: Registry, kind: Kind, name: str, write: Write) -> None:
+    check = f"{kind.words} {name}"
+    write({BEGIN: check})
+    _attempt(check, lambda: registry.load(kind, name), write)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), unpack(sys.stdin.read()))
