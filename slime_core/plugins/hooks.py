@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 __all__ = [
+    "DECLARATIONS",
     "LIFECYCLE_HOOKS",
     "PROJECT",
     "REGISTRATION_HOOKS",
@@ -229,3 +230,6 @@ REGISTRATION_HOOKS: dict[str, Kind] = {
     "slime_register_model_specs": Kind.MODEL_SPEC,
     "slime_register_trackers": Kind.TRACKER,
 }
+
+DECLARATIONS = (*REGISTRATION_HOOKS, "slime_presets", "slime_options")
+"""The hooks that are called once, at start, in this order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pluggy
@@ -52,6 +52,7 @@ class Registry:
         presets: flag name -> (value, plugin that sets it).
         options: plugin -> its options class.
         lifecycle: lifecycle hook -> who implements it, in the order of ``plugins``.
+        declarations: hook that is called once, at start -> who implements it, in the order of ``plugins``.
     """
 
     plugins: tuple[PluginIdentity, ...]
@@ -59,6 +60,7 @@ class Registry:
     options: Mapping[str, type[BaseModel]]
     _declared: Mapping[tuple[Kind, str], _Declared]
     lifecycle: Mapping[str, tuple[Implementation, ...]]
+    declarations: Mapping[str, tuple[Implementation, ...]] = field(default_factory=dict)
 
     def find(self, kind: Kind, name: str) -> Component:
         """The component of that kind and name, its traits filled in.
@@ -136,6 +138,7 @@ def register(sources: Sequence[PluginSource]) -> Registry:
         options=_options(manager, identities),
         _declared=_components(manager, identities),
         lifecycle=_lifecycle(manager, identities),
+        declarations={hook: tuple(_implementations(manager, hook, identities)) for hook in hooks.DECLARATIONS},
     )
 
 
@@ -189,7 +192,7 @@ def _presets(manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]) -
             if key in presets:
                 raise PluginError(
                     f"the preset {key!r} is set twice: by {who[presets[key][1]]} and by {one.plugin}.\n"
-                    "Name only one of these plugins; a preset is what naming a plugin sets."
+                    f"Name only one of these plugins; --{key.replace('_', '-')} does not say which of them was meant."
                 )
             presets[key] = (value, one.plugin.name)
     return presets

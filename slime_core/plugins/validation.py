@@ -63,9 +63,10 @@ def _mistake(name: str, function: Callable[..., Any]) -> str | None:
     if hook not in _HOOKS:
         return f"implements no hook of slime{nearest(hook, _HOOKS)}.\nHooks are: {', '.join(sorted(_HOOKS))}."
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        return "is async; hooks declare and are called once, at start.\nWrite it with plain def; targets may be async."
+        when = "without await" if hook in hooks.LIFECYCLE_HOOKS else "once, at start"
+        return f"is async; hooks are called {when}.\nWrite it with plain def; targets may be async."
     if options["wrapper"] or options["hookwrapper"]:
-        return "is a hook wrapper; a plugin declares its own components and sees nobody else's.\nUse plain @hookimpl."
+        return "is a hook wrapper; a plugin speaks for itself and sees nobody else's calls.\nUse plain @hookimpl."
     return _wrong_parameter(function, known=_parameters(hook))
 
 
@@ -102,6 +103,6 @@ def _wrong_parameter(function: Callable[..., Any], *, known: tuple[str, ...]) ->
         if parameter.default is not inspect.Parameter.empty:
             return f"gives parameter {parameter.name!r} a default, which hides whether it was passed.\nRemove it."
         if parameter.name not in known:
-            takes = f"passes {', '.join(known)}" if known else "takes none"
+            takes = f"passes {', '.join(known)}{nearest(parameter.name, known)}" if known else "takes none"
             return f"has the parameter {parameter.name!r}; this hook {takes}.\nRemove it."
     return None

@@ -93,7 +93,7 @@ def test_an_async_hook_is_refused():
         return []
 
     assert message(module(slime_register_trackers=impl)) == (
-        WHO + "slime_register_trackers is async; hooks declare and are called once, at start.\n"
+        WHO + "slime_register_trackers is async; hooks are called once, at start.\n"
         "Write it with plain def; targets may be async."
     )
 
@@ -112,12 +112,56 @@ def test_a_parameter_that_would_never_be_passed_is_refused(function, mistake):
     assert message(module(slime_register_trackers=hookimpl(function))) == WHO + "slime_register_trackers " + mistake
 
 
+def test_an_async_generator_is_refused_for_a_registration_hook():
+    @hookimpl
+    async def impl():
+        yield Component("t", target="a:b")
+
+    assert message(module(slime_register_trackers=impl)) == (
+        WHO + "slime_register_trackers is async; hooks are called once, at start.\n"
+        "Write it with plain def; targets may be async."
+    )
+
+
+def test_a_hook_of_the_run_s_life_may_name_any_of_its_parameters():
+    for function in (lambda: None, lambda run: None, lambda options, run: None):
+        check_hooks(PLUGIN, module(slime_run_start=hookimpl(function)))
+
+
+async def asynchronous(run):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("function", "mistake"),
+    [
+        (asynchronous, "is async; hooks are called without await.\nWrite it with plain def; targets may be async."),
+        (lambda *, options: None, "has the keyword-only parameter 'options', which is never passed.\nRemove it."),
+        (lambda **kw: None, "has the variadic parameter 'kw', which is never passed.\nRemove it."),
+        (lambda *args: None, "has the variadic parameter 'args', which is never passed.\nRemove it."),
+        (
+            lambda options=None: None,
+            "gives parameter 'options' a default, which hides whether it was passed.\nRemove it.",
+        ),
+        (
+            lambda option: None,
+            "has the parameter 'option'; this hook passes run, options (did you mean 'options'?).\nRemove it.",
+        ),
+    ],
+)
+def test_the_same_mistakes_are_refused_for_the_hooks_of_a_run_s_life(function, mistake):
+    assert message(module(slime_run_start=hookimpl(function))) == WHO + "slime_run_start " + mistake
+
+
 def test_a_wrapper_around_other_plugins_hooks_is_refused():
     @hookimpl(wrapper=True)
     def impl():
         return (yield)
 
-    assert "slime_register_trackers is a hook wrapper" in message(module(slime_register_trackers=impl))
+    assert message(module(slime_register_trackers=impl)) == (
+        WHO + "slime_register_trackers is a hook wrapper; a plugin speaks for itself and sees nobody else's calls.\n"
+        "Use plain @hookimpl."
+    )
 
 
 def test_properties_are_not_run_while_checking():
