@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from slime_core.cli.calls import because
 from slime_core.cli.needs import Needs
 from slime_core.cli.plan import placement_plan
 from slime_core.cli.preflight import check_files, check_machine
 from slime_core.cli.run import resumed
 from slime_core.cluster.machine import look
 from slime_core.errors import ConfigError, PlacementError
-from slime_core.plugins.selection import Selected, check_targets, selected
+from slime_core.plugins.selection import check_targets, selected
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
     from slime_core.plugins.registry import ActivePlugins
 
-__all__ = ["execute", "expand"]
+__all__ = ["USAGE", "execute", "expand"]
 
 USAGE = """\
 slime check CONFIG.toml [flags of slime run]
@@ -73,9 +74,4 @@ def _plan(resolved: Resolved, needs: Needs) -> list[str]:
 
 def _components(resolved: Resolved, active: ActivePlugins, architecture: str) -> Iterator[str]:
     for one in selected(resolved.config, active.registry, trains=True, architecture=architecture):
-        yield f"{one.kind.words} {one.component.name} of {one.plugin.name}, {_because(one, resolved)}"
-
-
-def _because(one: Selected, resolved: Resolved) -> str:
-    source = resolved.provenance.get(one.by)
-    return f"by {one.by}" if source is None else f"by {one.by} ({source})"
+        yield f"{one.kind.words} {one.component.name} of {one.plugin.name}, {because(one, resolved)}"

@@ -163,7 +163,21 @@ def _config(argv: list[str]) -> int:
     return 0
 
 
+def _trace(argv: list[str]) -> int:
+    from slime_core.cli import calls
+
+    if _asks_help(argv):
+        print(calls.USAGE)
+        return 0
+    resolved, active = _resolve(argv)
+    architecture = _architecture(resolved.config.model.hf_checkpoint) or ""
+    print("\n".join(calls.trace(resolved, active, architecture=architecture)))
+    return 0
+
+
 def _plugins(argv: list[str]) -> int:
+    if argv[:1] == ["trace"]:
+        return _trace(argv[1:])
     from slime_core.cli.plugins import add_commands
 
     parser = argparse.ArgumentParser(prog="slime", allow_abbrev=False)

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
 
 from slime_core.cli import scaffold
 from slime_core.cli.lock import add_lock, add_verify
 from slime_core.errors import PluginError
-from slime_core.plugins.component import Component, Kind
-from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, installed, resolve
-
-if TYPE_CHECKING:
-    from slime_core.plugins.registration import Registry
+from slime_core.plugins.discovery import (
+    ARCHITECTURE_GROUP,
+    CORE,
+    PATHS,
+    PluginIdentity,
+    PluginSource,
+    installed,
+    resolve,
+)
 
 __all__ = ["add_commands", "list_plugins", "show_plugin"]
 
@@ -43,6 +48,8 @@ def add_commands(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]
     checking.add_argument("--timeout-s", type=float, default=120.0, metavar="S", help="limit for one plugin [120]")
     checking.add_argument("--json", action="store_true", help="print a JSON list")
     checking.set_defaults(handler=_check)
+    # Takes the flags of slime run, which argparse does not know: the command line looks for it first.
+    commands.add_parser("trace", help="which code a run calls, hook by hook; takes what slime run takes")
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -55,8 +62,8 @@ def list_plugins(*, as_json: bool = False) -> int:
     """Print every installed plugin; imports none. Returns the exit code, 0."""
     plugins = installed()
     counts = Counter(plugin.name for plugin in plugins)
-    rows = [{**_identity(plugin), "conflict": counts[plugin.name] > 1} for plugin in plugins]
-    print(json.dumps(rows, indent=2) if as_json else "\n".join(map(_line, rows)))
+    rows = [{**_metadata(plugin), "conflict": counts[plugin.name] > 1} for plugin in plugins]
+    print(json.dumps(rows, indent=2) if as_json else "\n".join(line for row in rows for line in _lines(row)))
     return 0
 
 
@@ -67,55 +74,53 @@ def show_plugin(name: str, *, as_json: bool = False) -> int:
         PluginError: there is no such plugin, or two claim the name.
     """
     # Here, because it pulls in pydantic, which listing does not need.
+    from slime_core.cli.describe import declared, page
     from slime_core.plugins.registration import register
 
-    source = PluginSource(CORE) if name == CORE.name else resolve(name)
+    source = _source(name)
+    found: dict[str, Any] = {**_metadata(source.plugin), "error": None}
     try:
-        registry = register([source])
+        found |= declared(source.plugin, register([source]))
     except PluginError as failure:
-        print(f"{source.plugin}\n  does not load:", file=sys.stderr)
-        print(failure, file=sys.stderr)
-        return failure.exit_code
-    found = _description(source.plugin, registry)
-    print(json.dumps(found, indent=2, default=str) if as_json else _page(found))
-    return 0
+        found["error"] = str(failure)
+    if as_json:
+        print(json.dumps(found, indent=2, default=str))
+    else:
+        print("\n".join([*_lines(found), *(page(found) if found["error"] is None else _broken(found["error"]))]))
+    return 0 if found["error"] is None else PluginError.exit_code
 
 
-def _identity(plugin: PluginIdentity) -> dict[str, Any]:
+def _source(name: str) -> PluginSource:
+    ours = {plugin.name: plugin for plugin in (CORE, PATHS)}
+    return PluginSource(ours[name]) if name in ours else resolve(name)
+
+
+def _metadata(plugin: PluginIdentity) -> dict[str, Any]:
+    """What is known of a plugin without importing it."""
     return {
         "name": plugin.name,
         "distribution": plugin.distribution,
         "version": plugin.version,
         "entry_point": plugin.entry_point,
+        "architectures": _architectures(plugin),
     }
 
 
-def _line(row: dict[str, Any]) -> str:
-    conflict = "  (claimed twice: uninstall one)" if row["conflict"] else ""
-    return f"{row['name']:<16} {row['distribution']:<20} {row['version']:<12} {row['entry_point']}{conflict}"
+def _architectures(plugin: PluginIdentity) -> list[str]:
+    """What the plugin's own distribution claims for it."""
+    points = metadata.entry_points(group=ARCHITECTURE_GROUP)
+    own = [point for point in points if point.value == plugin.name and point.dist is not None]
+    return sorted(point.name for point in own if point.dist and point.dist.name == plugin.distribution)
 
 
-def _description(plugin: PluginIdentity, registry: Registry) -> dict[str, Any]:
-    components = [(kind, registry.find(kind, name)) for kind in Kind for name in registry.names(kind)]
-    return {
-        **_identity(plugin),
-        "components": [_component(kind, component) for kind, component in components],
-        "presets": {key: value for key, (value, _) in registry.presets.items()},
-        "options": {
-            f"--{plugin.name}.{name.replace('_', '-')}": {"default": field.default, "help": field.description}
-            for options in registry.options.values()
-            for name, field in options.model_fields.items()
-        },
-    }
+def _lines(row: dict[str, Any]) -> Iterator[str]:
+    yield f"{row['name']:<16} {row['distribution']:<20} {row['version']:<12} {row['entry_point']}"
+    if row.get("conflict"):
+        yield f"{'':<16} name claimed twice: uninstall one"
+    if row["architectures"]:
+        yield f"{'':<16} for checkpoints of {', '.join(row['architectures'])}"
 
 
-def _component(kind: Kind, component: Component) -> dict[str, str]:
-    return {"kind": kind.value, "name": component.name, "target": component.target, "summary": component.summary}
-
-
-def _page(found: dict[str, Any]) -> str:
-    lines = [_line({**found, "conflict": False})]
-    lines += [f"  {row['kind'].replace('_', ' ')} {row['name']}: {row['summary']}" for row in found["components"]]
-    lines += [f"  sets --{key.replace('_', '-')} {value}" for key, value in found["presets"].items()]
-    lines += [f"  {flag} (default {row['default']}): {row['help']}" for flag, row in found["options"].items()]
-    return "\n".join(lines)
+def _broken(error: str) -> Iterator[str]:
+    yield "  does not load:"
+    yield from (f"    {line}" for line in error.splitlines())

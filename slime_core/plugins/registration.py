@@ -266,8 +266,8 @@ def _checked_options(options: Any) -> type[BaseModel]:
         raise TypeError(f"it returned {options!r}; return a pydantic BaseModel class")
     if not options.model_config.get("frozen"):
         raise ValueError(f"{options.__name__} is not frozen; give it model_config = ConfigDict(frozen=True)")
-    for name, field in options.model_fields.items():
-        if field.is_required() or not field.description:
+    for name, info in options.model_fields.items():
+        if info.is_required() or not info.description:
             raise ValueError(f"{options.__name__}.{name} needs a default and help: Field(0.1, description='...')")
     return options
 

@@ -31,9 +31,11 @@ def test_list_shows_every_plugin_with_distribution_version_and_entry_point(capsy
     assert ["core", "slime-rl", "0.1.0", "slime_core.builtin.plugin"] in [line.split() for line in lines]
 
 
-def test_list_survives_broken_and_conflicting_plugins(capsys, install):
+def test_list_marks_what_two_claim_and_survives_what_is_broken(capsys, install):
     for name in ("acme", "zeta"):
         install(name, plugins={"tree": f"{name}.plugin"}, files={f"{name}/plugin.py": "raise SystemExit(3)"})
+    assert slime("plugins", "list") == 0
+    assert capsys.readouterr().out.count("name claimed twice: uninstall one\n") == 2
     assert slime("plugins", "list", "--json") == 0
     rows = {row["distribution"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["acme"] == {
@@ -41,39 +43,89 @@ def test_list_survives_broken_and_conflicting_plugins(capsys, install):
         "distribution": "acme",
         "version": "1.0",
         "entry_point": "acme.plugin",
+        "architectures": [],
         "conflict": True,
     }
     assert rows["slime-grpo"]["conflict"] is False
 
 
-def test_show_lists_components_presets_and_options(capsys):
+def test_list_says_which_architectures_a_plugin_s_own_distribution_claims(capsys, install):
+    install("acme", plugins={"tree": "acme.plugin"}, claims={"OakForCausalLM": "tree"}, files={"acme/plugin.py": ""})
+    install("zeta", plugins={"other": "zeta.plugin"}, claims={"ElmForCausalLM": "tree"}, files={"zeta/plugin.py": ""})
+    assert slime("plugins", "list", "--json") == 0
+    rows = {row["distribution"]: row["architectures"] for row in json.loads(capsys.readouterr().out)}
+    assert (rows["acme"], rows["zeta"]) == (["OakForCausalLM"], [])
+    assert slime("plugins", "list") == 0
+    assert "\n                 for checkpoints of OakForCausalLM\n" in capsys.readouterr().out
+
+
+def test_show_lists_components_with_their_traits(capsys):
+    assert slime("plugins", "show", "grpo") == 0
+    lines = capsys.readouterr().out.splitlines()
+    place = lines.index("    grpo                         Group-relative advantage (DeepSeekMath, 2402.03300)")
+    assert lines[place + 1].split(maxsplit=1)[0] == "scope"
+    assert lines[place + 1].strip() == (
+        "scope sample; reads groups, rewards; policy_loss clipped; slime_grpo.advantage:GroupRelative"
+    )
+
+
+def test_show_lists_presets_and_options_with_type_default_and_help(capsys):
     assert slime("plugins", "show", "grpo") == 0
     out = capsys.readouterr().out
-    assert "  advantage estimator grpo: Group-relative advantage (DeepSeekMath, 2402.03300)\n" in out
-    assert "  sets --advantage-estimator grpo\n" in out
-    assert "  --grpo.std-normalization (default True): Divide grpo's advantages" in out
+    assert "  presets\n    --advantage-estimator grpo\n" in out
+    assert "  options\n    --grpo.std-normalization (true or false; default true)\n" in out
+    assert "Divide grpo's advantages" in out
 
 
-def test_show_as_json_holds_the_targets(capsys, install):
+def test_show_lists_hooks_of_a_run_s_life_with_place_policy_and_line(capsys, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("from slime_core import hookimpl\n@hookimpl\ndef slime_after_train_step(step):\n    pass\n")
+    assert slime("plugins", "show", str(mine)) == 0
+    assert capsys.readouterr().out.endswith(
+        f"  hooks of the run's life\n    slime_after_train_step       on every rank; observer; {mine}:2\n"
+    )
+
+
+def test_show_as_json_holds_everything(capsys, install):
     install("acme-tree", "2.1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": SOURCE})
     assert slime("plugins", "show", "acme", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["components"] == [
-        {"kind": "reward_model", "name": "length", "target": "acme.code:Length", "summary": "Shorter is better"}
-    ]
+    assert json.loads(capsys.readouterr().out) == {
+        "name": "acme",
+        "distribution": "acme-tree",
+        "version": "2.1",
+        "entry_point": "acme.plugin",
+        "architectures": [],
+        "error": None,
+        "components": [
+            {
+                "kind": "reward_model",
+                "name": "length",
+                "target": "acme.code:Length",
+                "summary": "Shorter is better",
+                "traits": {"scope": "sample"},
+            }
+        ],
+        "presets": {},
+        "options": {},
+        "hooks": [],
+    }
 
 
 def test_show_of_core_lists_what_the_core_ships(capsys):
     assert slime("plugins", "show", "core") == 0
-    assert "  generate function single_turn: One response to each prompt" in capsys.readouterr().out
+    assert "    single_turn                  One response to each prompt\n" in capsys.readouterr().out
 
 
 def test_show_of_a_broken_plugin_says_who_it_is_and_what_is_wrong(capsys, install):
     install("acme-tree", "2.1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": "import no_such_thing"})
     assert slime("plugins", "show", "acme") == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("plugin 'acme' (acme-tree 2.1, entry point acme.plugin)\n  does not load:\n")
-    assert "No module named 'no_such_thing'" in shown.err
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0].split() == ["acme", "acme-tree", "2.1", "acme.plugin"]
+    assert (
+        "\n  does not load:\n    plugin 'acme' (acme-tree 2.1, entry point acme.plugin): importing it failed" in shown
+    )
+    assert slime("plugins", "show", "acme", "--json") == 2
+    assert "No module named 'no_such_thing'" in json.loads(capsys.readouterr().out)["error"]
 
 
 def test_show_of_an_unknown_plugin_is_a_plugin_error():

@@ -1,0 +1,116 @@
+"""``slime plugins show NAME``: everything that one plugin declares, as a page or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import asdict
+from typing import Any
+
+from slime_core.config.settings import plugin_settings
+from slime_core.plugins.component import Component, Kind
+from slime_core.plugins.contracts import Place
+from slime_core.plugins.discovery import PluginIdentity
+from slime_core.plugins.hooks import LIFECYCLE_HOOKS
+from slime_core.plugins.registration import Implementation, Registry
+
+__all__ = ["declared", "page", "place_of", "where_called"]
+
+
+def declared(plugin: PluginIdentity, registry: Registry) -> dict[str, Any]:
+    """What the plugin declares, as JSON-ready values.
+
+    Arguments:
+        registry: of this plugin alone.
+    """
+    components = [(kind, registry.find(kind, name)) for kind in Kind for name in registry.names(kind)]
+    options = plugin_settings(registry.options).values()
+    return {
+        "components": [_component(kind, component) for kind, component in components],
+        "presets": {key: value for key, (value, _) in registry.presets.items()},
+        "options": {
+            setting.flag: {
+                "accepts": setting.accepts,
+                "default": setting.default,
+                "help": " ".join((setting.info.description or "").split()),
+            }
+            for setting in options
+        },
+        "hooks": [_hook(hook, one) for hook, found in registry.lifecycle.items() for one in found],
+    }
+
+
+def page(found: Mapping[str, Any]) -> Iterator[str]:
+    """What :func:`declared` found, line by line."""
+    for kind in Kind:
+        own = [row for row in found["components"] if row["kind"] == kind.value]
+        yield from [f"  {kind.words}"] if own else []
+        for row in own:
+            yield f"    {row['name']:<28} {row['summary']}".rstrip()
+            yield f"    {'':<28} {_traits_in_words(row['traits'])}{row['target']}"
+    yield from _listed("presets", (f"--{key.replace('_', '-')} {value}" for key, value in found["presets"].items()))
+    for flag, option in found["options"].items():
+        yield from [] if flag != next(iter(found["options"])) else ["  options"]
+        yield f"    {flag} ({option['accepts']}; default {_plain(option['default'])})"
+        yield f"    {'':<28} {option['help']}"
+    yield from _listed(
+        "hooks of the run's life",
+        (f"{row['hook']:<28} {where_called(row['hook'])}; {row['at']}" for row in found["hooks"]),
+    )
+
+
+def where_called(hook: str) -> str:
+    """The processes that call a hook of the run's life, and what its failure means."""
+    lifecycle = LIFECYCLE_HOOKS[hook]
+    places = ["every rank" if place is Place.RANK else place.value for place in lifecycle.places]
+    return f"on {', '.join(places)}; {lifecycle.policy}"
+
+
+def place_of(function: Any) -> str:
+    """``file:line`` of a function."""
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
+
+
+def _listed(title: str, rows: Iterator[str]) -> Iterator[str]:
+    lines = [f"    {row}" for row in rows]
+    yield from [f"  {title}", *lines] if lines else []
+
+
+def _component(kind: Kind, component: Component) -> dict[str, Any]:
+    assert component.traits is not None  # registration fills them in
+    return {
+        "kind": kind.value,
+        "name": component.name,
+        "target": component.target,
+        "summary": component.summary,
+        "traits": {
+            name: sorted(value) if isinstance(value, AbstractSet) else value
+            for name, value in asdict(component.traits).items()
+        },
+    }
+
+
+def _hook(hook: str, one: Implementation) -> dict[str, Any]:
+    lifecycle = LIFECYCLE_HOOKS[hook]
+    return {
+        "hook": hook,
+        "places": [place.value for place in lifecycle.places],
+        "policy": lifecycle.policy,
+        "at": place_of(one.function),
+    }
+
+
+def _traits_in_words(traits: Mapping[str, Any]) -> str:
+    words = [
+        f"{name} {', '.join(value) or 'nothing' if isinstance(value, list) else value}"
+        for name, value in traits.items()
+    ]
+    return "; ".join([*words, ""])
+
+
+def _plain(value: Any) -> str:
+    """The value as one would write it after its flag."""
+    if isinstance(value, tuple):
+        return " ".join(map(_plain, value)) or "empty"
+    return str(value).lower() if isinstance(value, bool | None) else str(value)
