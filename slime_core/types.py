@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,6 +120,9 @@ class Sample:
         weight_versions: the versions of the weights that produced the response, oldest first.
         rollout_log_probs: the engine's log-probability of each response id, after division by the temperature.
         remove_sample: keep the sample out of the loss; it still counts in its group's statistics.
+        generate_function_path, custom_rm_path: which of the run's functions by path serves this sample; None: the
+            run's first.
+        session_id: of a conversation, for functions that route requests by it.
         error: why the sample failed, for ``FAILED``.
     """
 
@@ -142,10 +145,14 @@ class Sample:
     rollout_routed_experts: Any = None
     remove_sample: bool = False
     generate_function_path: str | None = None
+    custom_rm_path: str | None = None
+    session_id: str | None = None
     train_metadata: dict[str, Any] | None = None
     non_generation_time: float = 0.0
     spec_info: SpecInfo = field(default_factory=SpecInfo)
     error: str | None = None
+
+    Status: ClassVar[Any] = Status
 
     @property
     def prompt_length(self) -> int:
@@ -167,6 +174,82 @@ class Sample:
         if self.reward is None:
             raise ValueError(f"sample {self.index} has no reward (status {self.status})")
         return float(self.reward)
+
+    def get_reward_value(self, args: Any) -> float:
+        """The reward as one number: itself, or its entry ``args.reward_key``; raises like :meth:`reward_value`."""
+        return self.reward_value(args.reward_key)
+
+    @property
+    def effective_response_length(self) -> int:
+        """Number of response tokens that train."""
+        return self.response_length if self.loss_mask is None else int(sum(self.loss_mask))
+
+    def append_response_tokens(
+        self,
+        args: Any = None,
+        *,
+        tokens: Iterable[int],
+        log_probs: Iterable[float] | None = None,
+        trainable: bool = True,
+        meta_info: dict[str, Any] | None = None,
+        text: str = "",
+        update_terminal_info: bool = True,
+    ) -> None:
+        """Add tokens to the end of the response; ``tokens`` has to hold the prompt's ids already.
+
+        Arguments:
+            args: not needed; slime's functions pass it.
+            tokens: ids that the engine drew, or ids of an observation.
+            log_probs: natural, one an id that the engine drew; None for an observation, whose ids do not train.
+            trainable: False: an observation.
+            meta_info: of the engine's answer; says how it ended and which weights drew it.
+            text: for reading.
+            update_terminal_info: take the status from ``meta_info``.
+
+        Raises:
+            ValueError: trained tokens without as many log-probs, or an observation with log-probs.
+        """
+        ids, drawn = list(tokens), None if log_probs is None else list(log_probs)
+        if trainable is (drawn is None) or (drawn is not None and len(drawn) != len(ids)):
+            found = "no log-probs" if drawn is None else f"{len(drawn)} log-probs"
+            accepted = "one for each token" if trainable else "none, since it does not train"
+            raise ValueError(f"sample {self.index}: {len(ids)} more response tokens with {found}; accepted: {accepted}")
+        self.tokens = TokenIds([*self.tokens, *ids])
+        self.loss_mask = Mask([*self._mask_so_far(), *([int(trainable)] * len(ids))])
+        self.rollout_log_probs = LogProbs([*(self.rollout_log_probs or ()), *(drawn or [0.0] * len(ids))])
+        self.response_length += len(ids)
+        self.response += text
+        if meta_info is not None:
+            self._take_over(meta_info, is_last=update_terminal_info)
+
+    def _mask_so_far(self) -> Iterable[int]:
+        return [1] * self.response_length if self.loss_mask is None else self.loss_mask
+
+    def _take_over(self, meta_info: dict[str, Any], *, is_last: bool) -> None:
+        spans = meta_info.get("weight_versions") or [{"version": meta_info.get("weight_version")}]
+        self.weight_versions += [one["version"] for one in spans if one["version"] not in (None, *self.weight_versions)]
+        if is_last:
+            ends = {"length": Status.TRUNCATED, "abort": Status.ABORTED, "stop": Status.COMPLETED}
+            reason = meta_info["finish_reason"]
+            self.status = ends[reason["type"] if isinstance(reason, dict) else reason]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by name, arrays as lists; :meth:`from_dict` makes an equal sample of it."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        plain = {name: list(value) if isinstance(value, _Numbers) else value for name, value in values.items()}
+        counters = {one.name: getattr(self.spec_info, one.name) for one in fields(self.spec_info)}
+        return {**plain, "status": self.status.value, "spec_info": counters}
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Sample:
+        """The sample that :meth:`to_dict` described.
+
+        Raises:
+            TypeError: an entry is no field of a sample.
+        """
+        counters = SpecInfo(**values.get("spec_info", {}))
+        status = Status(values.get("status", Status.PENDING))
+        return Sample(**{**values, "status": status, "spec_info": counters})
 
 
 PromptGroup = list[Sample]

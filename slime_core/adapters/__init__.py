@@ -4,3 +4,7 @@ Plugin ``paths`` is active where a run gives a path. Each path setting has a com
 for the one that the run would use otherwise; ``options`` carries the settings and the code, ``arguments`` makes the
 ``args`` that such functions expect.
 """
+
+from slime_core.adapters.inside import Answer, GenerateState, generate_single, post
+
+__all__ = ["Answer", "GenerateState", "generate_single", "post"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import yaml
@@ -31,6 +33,13 @@ class PathOptions(BaseModel):
     config: RunConfig
     sources: Mapping[str, tuple[FunctionSource, ...]]
     extra: Mapping[str, Any] = {}
+
+    @cached_property
+    def arguments(self) -> SimpleNamespace:
+        """The ``args`` that all functions of this process share; what one of them writes there, the others read."""
+        from slime_core.adapters.arguments import slime_arguments
+
+        return slime_arguments(self)
 
     def load(self, setting: str, *, fits: Callable[[Any], bool] = callable) -> Any:
         """The function that ``setting`` names; imported now, in this process.

@@ -2,4 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from slime_core import Component, DataTraits, GenerateTraits, RewardTraits, TransformTraits, hookimpl
+
 __all__: list[str] = []
+
+
+@hookimpl
+def slime_register_generate_functions() -> Iterator[Component]:
+    yield Component(
+        "custom_generate_function_path",
+        target="slime_core.adapters.generate:PathGenerate",
+        traits=GenerateTraits(scope="group"),
+        summary="The function of --custom-generate-function-path",
+    )
+
+
+@hookimpl
+def slime_register_reward_models() -> Iterator[Component]:
+    yield Component(
+        "custom_rm_path",
+        target="slime_core.adapters.reward:PathReward",
+        traits=RewardTraits(scope="group"),
+        summary="The function or class of --custom-rm-path",
+    )
+
+
+@hookimpl
+def slime_register_data_sources() -> Iterator[Component]:
+    yield Component(
+        "data_source_path",
+        target="slime_core.adapters.data:PathSource",
+        traits=DataTraits(),
+        summary="The class of --data-source-path",
+    )
+    yield Component(
+        "buffer_filter_path",
+        target="slime_core.adapters.data:BufferedSource",
+        traits=DataTraits(),
+        summary="Prompts with a buffer of what was put back; the function of --buffer-filter-path chooses from it",
+    )
+
+
+@hookimpl
+def slime_register_sample_transforms() -> Iterator[Component]:
+    yield Component(
+        "dynamic_sampling_filter_path",
+        target="slime_core.adapters.filters:PathGroupFilter",
+        traits=TransformTraits(scope="group"),
+        summary="The function of --dynamic-sampling-filter-path",
+    )
+    yield Component(
+        "rollout_sample_filter_path",
+        target="slime_core.adapters.filters:PathRolloutFilter",
+        traits=TransformTraits(scope="rollout"),
+        summary="The function of --rollout-sample-filter-path",
+    )

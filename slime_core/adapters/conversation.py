@@ -1,0 +1,162 @@
+"""Conversations of one call of a custom generate function, kept as the ids that the engine saw and returned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from slime_core.adapters.inside import Answer, Conversation
+from slime_core.rollout.client import Generation, SamplingParams
+from slime_core.rollout.generate import FINISHED, GenerateContext
+from slime_core.types import LogProbs, Mask, Sample, TokenIds
+
+__all__ = ["Call", "Trajectory", "sampling_fields"]
+
+MARK = "\u2063slime-answer\u2063"
+"""Stands where the last answer was while a chat template renders what follows it; no prompt holds it."""
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One conversation so far.
+
+    Arguments:
+        prompt_ids: of its first turn.
+        messages: chat messages with the last answer; or the text with it.
+        ids, log_probs, mask: of the response: answers (mask 1), and what came between them (mask 0, log-prob 0).
+        answers: in order.
+    """
+
+    prompt_ids: list[int]
+    messages: str | list[dict[str, Any]]
+    ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+
+    def observe(self, ids: Sequence[int]) -> None:
+        """What was added after the last answer."""
+        self.ids += ids
+        self.log_probs += [0.0] * len(ids)
+        self.mask += [0] * len(ids)
+
+    def add(self, answer: Answer) -> None:
+        """One more turn of the model."""
+        self.ids += answer.token_ids
+        self.log_probs += answer.log_probs
+        self.mask += [1] * len(answer.token_ids)
+        self.answers.append(answer)
+
+    def is_in(self, text: str) -> bool:
+        """Whether ``text`` holds every answer, in order."""
+        place = 0
+        for answer in self.answers:
+            found = text.find(answer, place)
+            if found < 0:
+                return False
+            place = found + len(answer)
+        return True
+
+    def fill(self, sample: Sample, tokenizer: Any) -> None:
+        """Record the conversation in ``sample``; a response that it has already is kept, for people and rewards."""
+        sample.tokens = TokenIds([*self.prompt_ids, *self.ids])
+        sample.response_length = len(self.ids)
+        sample.loss_mask, sample.rollout_log_probs = Mask(self.mask), LogProbs(self.log_probs)
+        sample.response = sample.response or tokenizer.decode(self.ids, skip_special_tokens=True)
+        versions = [version for answer in self.answers for version in answer.weight_versions]
+        sample.weight_versions = list(dict.fromkeys(versions))
+        sample.status = FINISHED[self.answers[-1].finish_reason]
+
+
+class Call:
+    """One call of a custom generate function; what ``generate_single`` works with."""
+
+    def __init__(self, context: GenerateContext, sampling: SamplingParams) -> None:
+        self._context, self._sampling = context, sampling
+        self.trajectories: list[Trajectory] = []
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the model's folder."""
+        return self._context.encoder.tokenizer
+
+    @property
+    def sampling_params(self) -> dict[str, Any]:
+        """A new dict of how the run draws tokens."""
+        return sampling_fields(self._sampling)
+
+    async def answer(self, conversation: Conversation, sampling_params: Mapping[str, Any]) -> Answer:
+        """The next turn; the budget of response tokens holds for all turns together."""
+        messages = conversation if isinstance(conversation, str) else [dict(one) for one in conversation]
+        trajectory = self._continued(messages) or self._begun(messages)
+        # Taken before the first wait: a second turn of the same conversation cannot be asked for meanwhile.
+        trajectory.messages = messages
+        answer = await self._drawn(trajectory, sampling_params)
+        trajectory.add(answer)
+        turn = {"role": "assistant", "content": str(answer)}
+        trajectory.messages = messages + answer if isinstance(messages, str) else [*messages, turn]
+        return answer
+
+    async def _drawn(self, trajectory: Trajectory, sampling_params: Mapping[str, Any]) -> Answer:
+        asked = sampling_params.get("max_new_tokens", self._sampling.max_new_tokens)
+        room = min(asked, self._sampling.max_new_tokens - len(trajectory.ids))
+        if room < 1:
+            return _answer("", Generation(TokenIds(), LogProbs(), "length"))
+        extra = {name: value for name, value in sampling_params.items() if name not in ("n", "max_new_tokens")}
+        sampling = replace(self._sampling, max_new_tokens=room, extra={**self._sampling.extra, **extra})
+        ids = [*trajectory.prompt_ids, *trajectory.ids]
+        (drawn,) = await self._context.client.generate(ids, sampling=sampling)
+        return _answer(self._context.encoder.decode(list(drawn.token_ids)), drawn)
+
+    def _begun(self, messages: str | list[dict[str, Any]]) -> Trajectory:
+        trajectory = Trajectory(self._context.encoder.encode(messages), messages)
+        self.trajectories.append(trajectory)
+        return trajectory
+
+    def _continued(self, messages: str | list[dict[str, Any]]) -> Trajectory | None:
+        """The conversation that ``messages`` goes on with, what was added observed."""
+        for trajectory in reversed(self.trajectories):
+            added = self._added(trajectory, messages)
+            if added is not None:
+                trajectory.observe(self.tokenizer(added, add_special_tokens=False)["input_ids"])
+                return trajectory
+        return None
+
+    def _added(self, trajectory: Trajectory, messages: str | list[dict[str, Any]]) -> str | None:
+        before = trajectory.messages
+        if not trajectory.answers or not _begins_with(messages, before):
+            return None
+        if isinstance(messages, str):
+            return messages[len(before) :]
+        marked = [*messages[: len(before) - 1], {"role": "assistant", "content": MARK}, *messages[len(before) :]]
+        text = self.tokenizer.apply_chat_template(marked, add_generation_prompt=True, tokenize=False)
+        return str(text).partition(MARK)[2].removeprefix(self._end_of(trajectory))
+
+    def _end_of(self, trajectory: Trajectory) -> str:
+        """The text of the token that ended the last answer: the template writes it too."""
+        last = trajectory.answers[-1].token_ids[-1:]
+        return str(self.tokenizer.decode(last)) if last and trajectory.answers[-1].finish_reason == "stop" else ""
+
+
+def _begins_with(messages: str | list[dict[str, Any]], before: str | list[dict[str, Any]]) -> bool:
+    """Messages may differ in white space at their ends: the ids that were drawn count, and functions strip."""
+    if isinstance(messages, str) or isinstance(before, str):
+        return isinstance(messages, str) and isinstance(before, str) and messages.startswith(before)
+    return len(messages) >= len(before) and [*map(_stripped, messages[: len(before)])] == [*map(_stripped, before)]
+
+
+def _stripped(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.strip() if isinstance(value, str) else value for name, value in message.items()}
+
+
+def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
+    """``sampling`` as the dict that slime's functions send to an engine, for one response."""
+    return {name: value for name, value in sampling.fields(n=1).items() if name != "n"}
+
+
+def _answer(text: str, drawn: Generation) -> Answer:
+    answer = Answer(text)
+    answer.token_ids, answer.log_probs = list(drawn.token_ids), list(drawn.log_probs)
+    answer.finish_reason, answer.weight_versions = drawn.finish_reason, drawn.weight_versions
+    return answer

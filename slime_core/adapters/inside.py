@@ -1,0 +1,126 @@
+"""What a custom generate function may import: works inside the call that the adapter makes, in its tasks and threads.
+
+    from slime_core.adapters import GenerateState, generate_single, post
+
+Importing this loads no engine client and no tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from slime_core.errors import PluginError
+
+__all__ = ["CALL", "Answer", "GenerateState", "InsideCall", "generate_single", "post"]
+
+Conversation = str | Sequence[Mapping[str, Any]]
+
+
+class Answer(str):
+    """The text of one turn, with the ids and log-probabilities that the engine returned.
+
+    Attributes:
+        token_ids: as drawn, the end token included.
+        log_probs: natural, one an id.
+        finish_reason: ``stop``, ``length`` or ``abort``.
+        weight_versions: of the weights that drew it.
+    """
+
+    token_ids: list[int]
+    log_probs: list[float]
+    finish_reason: str
+    weight_versions: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The text as plain ``str``."""
+        return str(self)
+
+
+class InsideCall(Protocol):
+    """What the helpers find of the call that they stand in."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the model's folder."""
+        ...
+
+    @property
+    def sampling_params(self) -> dict[str, Any]:
+        """A new dict of how the run draws tokens, by SGLang's names."""
+        ...
+
+    async def answer(self, conversation: Conversation, sampling_params: Mapping[str, Any]) -> Answer:
+        """The next turn of ``conversation``."""
+        ...
+
+
+CALL: ContextVar[InsideCall | None] = ContextVar("slime_custom_generate", default=None)
+"""The call of a custom generate function that the running code belongs to."""
+
+
+async def generate_single(conversation: Conversation, sampling_params: Mapping[str, Any] | None = None) -> Answer:
+    """The model's next turn in ``conversation``, a ``str`` that also carries its ids.
+
+    Token in, token out: a conversation that begins with an earlier one and its answer is continued from the ids that
+    the engine returned, and only what was added is encoded. A sample whose ``tokens`` the function leaves empty gets
+    those of its conversation, with what the function added masked.
+
+    Example::
+
+        async def custom_generate(args, samples, evaluation=False):
+            for sample in samples:
+                turns = [{"role": "user", "content": sample.prompt}]
+                answer = await generate_single(turns)
+                turns += [{"role": "assistant", "content": answer}, {"role": "user", "content": "Check it."}]
+                sample.response = await generate_single(turns)
+            return samples
+
+    Arguments:
+        conversation: chat messages, which need ``--apply-chat-template``; or the text so far.
+        sampling_params: SGLang's names, instead of the run's.
+
+    Raises:
+        PluginError: called outside a custom generate function.
+        EngineError: no engine answered; left alone, the sample fails and the run goes on.
+    """
+    return await _inside("generate_single").answer(conversation, sampling_params or {})
+
+
+class GenerateState:
+    """What slime's functions look up under this name.
+
+    Attributes:
+        args: as handed in.
+        tokenizer: of the model's folder.
+        sampling_params: how the run draws tokens, by SGLang's names; a new dict.
+    """
+
+    def __init__(self, args: Any) -> None:
+        call = _inside("GenerateState")
+        self.args, self.tokenizer, self.sampling_params = args, call.tokenizer, call.sampling_params
+
+
+async def post(url: str, payload: Any, headers: Mapping[str, str] | None = None) -> Any:
+    """The JSON that ``url`` answers to ``payload``, sent as JSON.
+
+    Raises:
+        aiohttp.ClientError: nobody answered, or with an error status; left alone, the sample fails and the run goes on.
+    """
+    import aiohttp
+
+    async with aiohttp.ClientSession() as session, session.post(url, json=payload, headers=headers) as response:
+        response.raise_for_status()
+        return await response.json(content_type=None)
+
+
+def _inside(name: str) -> InsideCall:
+    call = CALL.get()
+    if call is None:
+        raise PluginError(
+            f"{name} works inside the function of --custom-generate-function-path, in its tasks and threads; it was "
+            "called elsewhere. Call it there."
+        )
+    return call

@@ -1,0 +1,220 @@
+"""Whether a function that a path names takes what it will be passed.
+
+Asked twice: of the text, on the driver, before anything starts and without running it; and of the imported function,
+where it runs. What the text does not show (a decorated or imported function) is left to the second time.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Definition", "Form", "choose", "defined", "definitions", "first_fit", "mistake"]
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A function or a class as it is defined.
+
+    Arguments:
+        name: of it.
+        signature: of the function, or of the constructor without ``self``.
+        is_async: ``async def``.
+        methods: of a class, by name, without ``self``; None: it is a function.
+        is_whole: False: it has bases that the text does not show, so it may have more methods.
+    """
+
+    name: str
+    signature: inspect.Signature
+    is_async: bool = False
+    methods: Mapping[str, Definition] | None = None
+    is_whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way in which a function is called.
+
+    Example: ``Form("async fn(args, sample)", passed=("args", "sample"), is_async=True)``.
+
+    Arguments:
+        text: as an error shows it.
+        passed: what is passed by position; a parameter may have another name, unless the name is known elsewhere here.
+        offered: what is passed by name to a function that names it.
+        keywords: what is always passed by name.
+        foreign: names that mean another form.
+        is_async: what it has to be; None: either.
+        methods: method -> its form; then it has to be a class, and the rest describes its constructor.
+    """
+
+    text: str
+    passed: tuple[str, ...] = ()
+    offered: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
+    foreign: frozenset[str] = frozenset()
+    is_async: bool | None = None
+    methods: Mapping[str, Form] = field(default_factory=dict)
+
+
+# --- What is defined -------------------------------------------------------------------------------------------------
+
+
+def definitions(text: bytes, path: str) -> dict[str, Definition | None]:
+    """The public names that a module's text defines or imports at its top; None: what it is the text does not show.
+
+    Raises:
+        SyntaxError: it is not Python.
+    """
+    found: dict[str, Definition | None] = {}
+    for node in ast.parse(text, path).body:
+        for name, definition in _named(node):
+            if not name.startswith("_"):
+                found[name] = definition
+    return found
+
+
+def defined(value: Any) -> Definition:
+    """The definition of an imported function or class."""
+    methods = None
+    if inspect.isclass(value):
+        functions = inspect.getmembers(value, inspect.isfunction)
+        methods = {name: _without_self(defined(function)) for name, function in functions}
+    name = getattr(value, "__name__", type(value).__name__)
+    # A callable object is async where its class says so.
+    is_async = any(map(inspect.iscoroutinefunction, (inspect.unwrap(value), type(value).__call__)))
+    return Definition(name, inspect.signature(value), is_async, methods)
+
+
+def _named(node: ast.stmt) -> Iterable[tuple[str, Definition | None]]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node.name, None if node.decorator_list else _function(node)
+    elif isinstance(node, ast.ClassDef):
+        yield node.name, None if node.decorator_list or node.keywords else _class(node)
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from ((name.asname or name.name.partition(".")[0], None) for name in node.names)
+    else:
+        targets = [one for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)]
+        yield from ((target.id, None) for target in targets)
+
+
+def _function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Definition:
+    return Definition(node.name, _signature(node.args), isinstance(node, ast.AsyncFunctionDef))
+
+
+def _class(node: ast.ClassDef) -> Definition:
+    functions = [one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    methods = {one.name: _without_self(_function(one)) for one in functions if not one.decorator_list}
+    made = methods["__init__"].signature if "__init__" in methods else inspect.Signature()
+    return Definition(node.name, made, methods=methods, is_whole=not node.bases)
+
+
+def _signature(arguments: ast.arguments) -> inspect.Signature:
+    kinds = inspect.Parameter
+    placed = [*arguments.posonlyargs, *arguments.args]
+    defaults = len(placed) - len(arguments.defaults)
+    found = [_parameter(one, _POSITIONAL[1], place >= defaults) for place, one in enumerate(placed)]
+    if arguments.vararg:
+        found.append(_parameter(arguments.vararg, kinds.VAR_POSITIONAL))
+    for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        found.append(_parameter(one, kinds.KEYWORD_ONLY, default is not None))
+    if arguments.kwarg:
+        found.append(_parameter(arguments.kwarg, kinds.VAR_KEYWORD))
+    return inspect.Signature(found)
+
+
+def _parameter(node: ast.arg, kind: Any, has_default: bool = False) -> inspect.Parameter:
+    return inspect.Parameter(node.arg, kind, default=None if has_default else inspect.Parameter.empty)
+
+
+def _without_self(method: Definition) -> Definition:
+    parameters = list(method.signature.parameters.values())[1:]
+    return Definition(method.name, inspect.Signature(parameters), method.is_async)
+
+
+# --- Whether it fits -------------------------------------------------------------------------------------------------
+
+
+def first_fit(definition: Definition, forms: Sequence[Form]) -> Form | None:
+    """The first of ``forms`` that ``definition`` can be called in; None: none."""
+    return next((form for form in forms if mistake(definition, form) is None), None)
+
+
+def choose(candidates: Mapping[str, Definition], forms: Sequence[Form]) -> list[str]:
+    """Which of a module's functions and classes fit: by the very names of their parameters, or else by their number."""
+    fitting = {name: form for name, one in candidates.items() if (form := first_fit(one, forms)) is not None}
+    exact = [name for name, form in fitting.items() if _is_exact(candidates[name], form)]
+    return exact or list(fitting)
+
+
+def mistake(definition: Definition, form: Form) -> str | None:
+    """What keeps ``definition`` from being called as ``form``; None: nothing."""
+    if form.methods:
+        return _class_mistake(definition, form)
+    if definition.methods is not None:
+        return "it is a class"
+    if form.is_async and not definition.is_async:
+        return "it is not async"
+    if form.is_async is False and definition.is_async:
+        return "it is async"
+    return _parameter_mistake(definition.signature, form)
+
+
+def _class_mistake(definition: Definition, form: Form) -> str | None:
+    if definition.methods is None:
+        return "it is a function"
+    for name, method in form.methods.items():
+        if name not in definition.methods:
+            if definition.is_whole:
+                return f"it has no method {name}"
+            continue
+        wrong = mistake(definition.methods[name], method)
+        if wrong is not None:
+            return f"its method {name}: {wrong}"
+    return _parameter_mistake(definition.signature, form) if definition.is_whole else None
+
+
+def _parameter_mistake(signature: inspect.Signature, form: Form) -> str | None:
+    placed = [one for one in signature.parameters.values() if one.kind in _POSITIONAL]
+    misnamed = _misplaced([one.name for one in placed], form)
+    if misnamed is not None:
+        return misnamed
+    kinds = {one.kind for one in signature.parameters.values()}
+    if len(placed) < len(form.passed) and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        return f"it takes {len(placed)} of the {len(form.passed)} arguments ({', '.join(form.passed)})"
+    by_name = {*form.offered, *form.keywords}
+    spare = [
+        *placed[len(form.passed) :],
+        *(one for one in signature.parameters.values() if one.kind is one.KEYWORD_ONLY),
+    ]
+    for parameter in spare:
+        if parameter.name not in by_name and parameter.default is inspect.Parameter.empty:
+            return f"its parameter {parameter.name!r} is never passed and has no default"
+    missing = [name for name in form.keywords if name not in signature.parameters]
+    if missing and inspect.Parameter.VAR_KEYWORD not in kinds:
+        return f"it does not take {', '.join(missing)}"
+    return None
+
+
+def _misplaced(names: Sequence[str], form: Form) -> str | None:
+    """A parameter whose name is known, but not at its place."""
+    for place, name in enumerate(names):
+        expected = form.passed[place] if place < len(form.passed) else None
+        if name in form.foreign:
+            return f"it takes {name!r}"
+        if name in form.passed and name != expected:
+            return f"its parameter {place + 1} is {name!r}, where {expected or 'nothing'} is passed"
+        if name in form.offered and expected is not None:
+            return f"its parameter {place + 1} is {name!r}, where {expected} is passed"
+    return None
+
+
+def _is_exact(definition: Definition, form: Form) -> bool:
+    if definition.methods is not None:
+        return True
+    names = [one.name for one in definition.signature.parameters.values() if one.kind in _POSITIONAL]
+    return tuple(names[: len(form.passed)]) == form.passed
