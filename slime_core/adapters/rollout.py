@@ -1,0 +1,171 @@
+"""The functions by path that see whole rollouts: hooks, rollout and evaluation functions, what is trained, logging."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from slime_core.adapters.calling import call, call_here
+from slime_core.adapters.check import Loaded, load_all_checked, load_checked
+from slime_core.adapters.data import SourceView
+from slime_core.adapters.forms import rollout_forms
+from slime_core.adapters.options import PathOptions
+from slime_core.adapters.train_data import converted, post_processed
+from slime_core.errors import PluginError
+from slime_core.plugins.contracts import DataSource
+from slime_core.rollout.functions import EvalData, Made
+from slime_core.types import PromptGroup, Sample
+
+__all__ = ["PathFunctions"]
+
+MADE = "a list of groups, each a list of slime_core.Sample; or an object with samples (such a list) and metrics"
+MEASURED = 'a dict {name: {"rewards": list, ...}}, or an object with data (such a dict) and metrics'
+
+
+class PathFunctions:
+    """See :class:`slime_core.rollout.functions.RolloutFunctions`.
+
+    Arguments:
+        router_url: becomes ``args.sglang_router_ip`` and ``args.sglang_router_port``.
+
+    Raises:
+        PluginError: a function cannot be imported or called.
+    """
+
+    def __init__(self, options: PathOptions, *, router_url: str) -> None:
+        self._forms = rollout_forms(options.config)
+        self._options, self._args = options, options.arguments
+        router = urlsplit(router_url)
+        self._args.sglang_router_ip, self._args.sglang_router_port = router.hostname, router.port
+        self._rollout = self._loaded("rollout_function_path")
+        self._evaluation = self._loaded("eval_function_path")
+        self._hooks = load_all_checked(options, "rollout_sample_hook_path", self._forms)
+        self._finished = self._loaded("rollout_all_samples_process_path")
+        self._post_process = self._loaded("custom_reward_post_process_path")
+        self._convert = self._loaded("custom_convert_samples_to_train_data_path")
+        self._log = self._loaded("custom_rollout_log_function_path")
+        self._log_evaluation = self._loaded("custom_eval_rollout_log_function_path")
+
+    def _loaded(self, setting: str) -> Loaded | None:
+        return load_checked(self._options, setting, self._forms) if setting in self._options.sources else None
+
+    # --- Whole rollouts ----------------------------------------------------------------------------------------------
+
+    async def rollout(self, number: int, source: DataSource) -> Made | None:
+        """All groups of a rollout.
+
+        Raises:
+            PluginError: the function failed, or returned something else than groups of samples.
+        """
+        if self._rollout is None:
+            return None
+        found = await self._called(self._rollout, number, source, evaluation=False)
+        listed = found if isinstance(found, list) else getattr(found, "samples", None)
+        groups = [_flat(group) for group in listed] if isinstance(listed, list) else []
+        if not groups or not all(isinstance(one, Sample) for group in groups for one in group):
+            raise PluginError(f"{self._rollout.source}: it returned {_shown(found)}; accepted: {MADE}.")
+        for group in groups:
+            if any(sample.group_index is None or sample.index is None for sample in group):
+                raise PluginError(
+                    f"{self._rollout.source}: a sample has no group_index or no index; accepted: those of the samples "
+                    "that data_source.get_samples returned. Keep them on samples of your own."
+                )
+        return Made(groups, _numbers(getattr(found, "metrics", None)))
+
+    async def evaluation(self, number: int, source: DataSource | None) -> dict[str, float] | None:
+        """The mean reward of each evaluation set.
+
+        Raises:
+            PluginError: the function failed, or returned something else than rewards by name.
+        """
+        if self._evaluation is None:
+            return None
+        found = await self._called(self._evaluation, number, source, evaluation=True)
+        data = found if isinstance(found, dict) else getattr(found, "data", None)
+        if not isinstance(data, dict) or not all(_is_measured(columns) for columns in data.values()):
+            raise PluginError(f"{self._evaluation.source}: it returned {_shown(found)}; accepted: {MEASURED}.")
+        metrics = _numbers(getattr(found, "metrics", None))
+        for name, columns in data.items():
+            metrics[f"eval/{name}"] = statistics.fmean(self._value(reward) for reward in columns["rewards"])
+            if columns.get("truncated"):
+                metrics[f"eval/{name}-truncated_ratio"] = statistics.fmean(map(float, columns["truncated"]))
+        return {} if self.log_evaluation(number, data, metrics) else metrics
+
+    async def _called(self, loaded: Loaded, number: int, source: DataSource | None, *, evaluation: bool) -> Any:
+        view = None if source is None else SourceView(source)
+        return await call(loaded, self._args, number, view, **loaded.named(evaluation=evaluation))
+
+    def _value(self, reward: Any) -> float:
+        return float(reward[self._options.config.rollout.reward_key] if isinstance(reward, dict) else reward)
+
+    # --- Samples on their way ----------------------------------------------------------------------------------------
+
+    async def generated(self, samples: list[Sample], *, rollout: int, evaluation: bool) -> list[Sample]:
+        """Samples after every hook, in the order in which the run names them.
+
+        Raises:
+            PluginError: a hook failed, or returned something else than a sample or None.
+        """
+        if not self._hooks:
+            return samples
+        return list(await asyncio.gather(*(self._hooked(one, rollout, evaluation) for one in samples)))
+
+    async def _hooked(self, sample: Sample, rollout: int, evaluation: bool) -> Sample:
+        for hook in self._hooks:
+            named = hook.named(rollout_id=rollout, evaluation=evaluation)
+            found = await call(hook, self._args, sample, **named)
+            if found is not None and not isinstance(found, Sample):
+                raise PluginError(
+                    f"{hook.source}: it returned {_shown(found)}; accepted: a slime_core.Sample, or None."
+                )
+            sample = sample if found is None else found
+        return sample
+
+    def finished(self, groups: list[PromptGroup], source: DataSource) -> None:
+        """Every group of a rollout."""
+        if self._finished is not None:
+            call_here(self._finished, self._args, groups, SourceView(source))
+
+    def trained(self, samples: list[Sample]) -> list[Sample] | None:
+        """Samples with the rewards, or all the columns, that the functions return.
+
+        Raises:
+            PluginError: a function failed, or its columns do not fit.
+        """
+        if self._convert is not None:
+            return converted(self._convert, call_here(self._convert, self._args, samples), samples)
+        if self._post_process is not None:
+            return post_processed(self._post_process, call_here(self._post_process, self._args, samples), samples)
+        return None
+
+    # --- Logging -----------------------------------------------------------------------------------------------------
+
+    def log(self, number: int, samples: list[Sample], metrics: dict[str, float], seconds: float) -> bool:
+        """Whether the function logs in place of the core."""
+        return self._log is not None and bool(call_here(self._log, number, self._args, samples, metrics, seconds))
+
+    def log_evaluation(self, number: int, data: EvalData, metrics: dict[str, float]) -> bool:
+        """The same for an evaluation."""
+        found = self._log_evaluation
+        return found is not None and bool(call_here(found, number, self._args, data, metrics))
+
+
+def _flat(group: Any) -> list[Any]:
+    """The samples of a group; one generation of it may have fanned out into a list."""
+    entries = group if isinstance(group, list) else [group]
+    return [one for entry in entries for one in (entry if isinstance(entry, list) else [entry])]
+
+
+def _is_measured(columns: Any) -> bool:
+    return isinstance(columns, Mapping) and isinstance(columns.get("rewards"), list) and bool(columns["rewards"])
+
+
+def _numbers(metrics: Any) -> dict[str, float]:
+    return {str(name): float(value) for name, value in (metrics or {}).items() if isinstance(value, int | float)}
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.80}"
