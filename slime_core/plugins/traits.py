@@ -29,11 +29,14 @@ class AdvantageTraits:
             over its own samples, one number a response token.
         reads: the columns it needs filled, such as ``rewards``, ``groups`` or ``values``.
         policy_loss: the policy loss it pairs with.
+        across_groups: whether an advantage may depend on the rewards of other groups, as where the whole batch is
+            whitened; the conformance kit holds every other estimator that reads groups to its own group.
     """
 
     scope: Literal["sample", "token"] = "sample"
     reads: AbstractSet[str] = frozenset()
     policy_loss: str = "clipped"
+    across_groups: bool = False
 
     def __post_init__(self) -> None:
         _require_choice("AdvantageTraits.scope", self.scope, ("sample", "token"))

@@ -1,0 +1,123 @@
+"""What an off-policy correction must hold to: two opinions on the same tokens in, weights and a narrower mask out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from hypothesis import strategies as st
+
+from slime_core.plugins.component import Kind
+from slime_core.plugins.contracts import CorrectionOutput, CorrectionTerms
+from slime_core.testing.packed import Packing, SequenceSums, require_column, require_equal, require_unchanged, rows
+from slime_core.testing.suite import ComponentSuite, given, require
+
+__all__ = ["CorrectionSuite"]
+
+STEP = 0.01
+"""How much likelier the trainer finds a token than the engine did, where nothing should be cut yet."""
+
+_COLUMNS = ("log_probs_T", "rollout_log_probs_T", "mask_T")
+
+
+class CorrectionSuite(ComponentSuite):
+    """For off-policy corrections."""
+
+    kind: ClassVar[Kind] = Kind.CORRECTION
+
+    @given(packing=rows(), apart=st.sampled_from([0.01, 0.5, 5.0]))
+    def test_weights_are_finite_and_not_negative(self, packing: Packing, apart: float) -> None:
+        output = self._corrected(_terms(packing, apart))
+        require_column("weights_T", output.weights_T, packing.mask_T)
+        require(
+            bool((output.weights_T.isfinite() & (output.weights_T >= 0)).all()),
+            f"a weight is negative, NaN or infinite: {output.weights_T.tolist()}",
+        )
+
+    @given(packing=rows(some_masked=True), apart=st.sampled_from([0.01, 0.5, 5.0]))
+    def test_the_mask_is_never_widened(self, packing: Packing, apart: float) -> None:
+        mask_T = self._corrected(_terms(packing, apart)).mask_T
+        require_column("mask_T", mask_T, packing.mask_T)
+        require(bool(((mask_T == 0) | (mask_T == 1)).all()), f"the mask holds {mask_T.tolist()}; 0 and 1 are wanted")
+        require(
+            bool((mask_T <= packing.mask_T).all()),
+            f"tokens that were masked are trained: the mask came in as {packing.mask_T.tolist()} and went out as "
+            f"{mask_T.tolist()}. Multiply by terms.mask_T.",
+        )
+
+    @given(packing=rows())
+    def test_metrics_are_one_number_a_token(self, packing: Packing) -> None:
+        for name, values_T in self._corrected(_terms(packing, 0.5)).metrics_T.items():
+            require_column(f"the metric {name!r}", values_T, packing.mask_T)
+            require(not values_T.requires_grad, f"the metric {name!r} carries a gradient; detach it")
+
+    @given(packing=rows())
+    def test_the_terms_are_not_changed(self, packing: Packing) -> None:
+        terms = _terms(packing, 0.5)
+        before = {name: getattr(terms, name).clone() for name in _COLUMNS}
+        self._corrected(terms)
+        require_unchanged(before, {name: getattr(terms, name) for name in _COLUMNS})
+
+    @given(packing=rows(some_masked=True), hole=st.sampled_from([math.nan, math.inf, -math.inf]))
+    def test_what_masked_tokens_hold_does_not_leak(self, packing: Packing, hole: float) -> None:
+        terms = _terms(packing, 0.5)
+        holes = {name: getattr(terms, name).masked_fill(terms.mask_T == 0, hole) for name in _COLUMNS[:2]}
+        clean, holed = self._corrected(terms), self._corrected(replace(terms, **holes))
+        advice = "Leave masked tokens out with torch.where before anything is computed."
+        for name in ("weights_T", "mask_T"):
+            found_T, wanted_T = (getattr(output, name).where(terms.mask_T != 0, 0.0) for output in (holed, clean))
+            require_equal(found_T, wanted_T, f"masked tokens that hold {hole} change {name} of trained ones. {advice}")
+
+    @given(packing=rows())
+    def test_a_sequence_does_not_depend_on_the_rest_of_the_batch(self, packing: Packing) -> None:
+        terms = _terms(packing, 0.5)
+        columns = {name: getattr(terms, name).repeat(2) for name in _COLUMNS}
+        once = self._corrected(terms)
+        twice = self._corrected(CorrectionTerms(**columns, segments=SequenceSums(packing.lengths * 2)))
+        for name in ("weights_T", "mask_T"):
+            wanted_T = getattr(once, name).repeat(2)
+            require_equal(
+                getattr(twice, name), wanted_T, f"{name} changes when the same sequences stand in the batch twice."
+            )
+
+    @given(packing=rows())
+    def test_nothing_is_corrected_where_trainer_and_engine_agree(self, packing: Packing) -> None:
+        output = self._corrected(_terms(packing, 0.0))
+        trained_T = packing.mask_T != 0
+        agree = "trainer and engine give every token the same log-probability, "
+        require_equal(output.mask_T, packing.mask_T, f"{agree}and tokens are masked.")
+        weights_T = output.weights_T.where(trained_T, 1.0)
+        require_equal(weights_T, torch.ones_like(weights_T), f"{agree}and a weight is not 1.")
+
+    @given(packing=rows(), sign=st.sampled_from([1, -1]))
+    def test_the_ratio_is_trainer_over_engine(self, packing: Packing, sign: int) -> None:
+        terms = _terms(packing, 0.0)
+        moved = replace(terms, log_probs_T=terms.log_probs_T + sign * STEP)
+        output = self._corrected(moved)
+        weights_T = output.weights_T[(packing.mask_T * output.mask_T) != 0]
+        right = (weights_T >= 1 - 1e-5) if sign > 0 else (weights_T <= 1 + 1e-5)
+        side = "likelier" if sign > 0 else "less likely"
+        require(
+            bool(right.all()),
+            f"the trainer finds every token {side} than the engine did, and the weights are {weights_T.tolist()}: the "
+            "ratio is the wrong way round.",
+        )
+
+    def _corrected(self, terms: CorrectionTerms) -> CorrectionOutput:
+        output: CorrectionOutput = self.make()(terms)
+        found = type(output).__name__
+        require(isinstance(output, CorrectionOutput), f"it returned {found}; CorrectionOutput is wanted")
+        return output
+
+
+def _terms(packing: Packing, apart: float) -> CorrectionTerms:
+    """Log-probabilities that differ by at most ``apart``."""
+    rollout_T = packing.uniform(0, low=-8.0, high=-5.5)
+    return CorrectionTerms(
+        log_probs_T=rollout_T + packing.uniform(1, low=-apart, high=apart),
+        rollout_log_probs_T=rollout_T,
+        mask_T=packing.mask_T,
+        segments=packing.segments,
+    )

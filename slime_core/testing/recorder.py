@@ -1,0 +1,49 @@
+"""A plugin that implements every lifecycle hook and writes down how it was called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from slime_core.plugins import hooks
+
+__all__ = ["HookRecorder"]
+
+
+class HookRecorder:
+    """Register an instance with a plugin manager, or call its hooks.
+
+    Example::
+
+        recorder.slime_after_weight_sync(version=3, options=None)
+        assert recorder.calls == [("slime_after_weight_sync", {"version": 3, "options": None})]
+
+    Attributes:
+        calls: each hook with its arguments by name, in the order of the calls.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    @property
+    def names(self) -> list[str]:
+        """The hooks that were called, in order."""
+        return [name for name, _ in self.calls]
+
+
+def _recording(name: str) -> Callable[..., None]:
+    """A method that takes exactly the hook's parameters: pluggy reads them off the code, and passes no others."""
+    parameters = ", ".join(inspect.signature(vars(hooks)[name]).parameters)
+    passed = ", ".join(f"{one!r}: {one}" for one in parameters.split(", ") if one)
+    code = f"def {name}(self, {parameters}):\n    self.calls.append(({name!r}, {{{passed}}}))\n"
+    namespace: dict[str, Any] = {}
+    exec(compile(code, __file__, "exec"), namespace)
+    made: FunctionType = namespace[name]
+    made.__doc__ = f"Writes down a call of {name}."
+    return hooks.hookimpl(made)
+
+
+for _name in hooks.LIFECYCLE_HOOKS:
+    setattr(HookRecorder, _name, _recording(_name))

@@ -1,0 +1,19 @@
+"""Our own advantage estimators, held to the contract by the kit that plugin authors use."""
+
+from slime_core.testing import AdvantageEstimatorSuite
+
+
+class TestGrpo(AdvantageEstimatorSuite):
+    component = "grpo"
+
+
+class TestDrGrpo(AdvantageEstimatorSuite):
+    component = "dr_grpo"
+
+
+class TestRloo(AdvantageEstimatorSuite):
+    component = "rloo"
+
+
+class TestReinforcePlusPlusBaseline(AdvantageEstimatorSuite):
+    component = "reinforce_plus_plus_baseline"

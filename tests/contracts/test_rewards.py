@@ -1,0 +1,17 @@
+"""Our own reward models, held to the contract by the kit that plugin authors use."""
+
+from slime_core.testing import RewardModelSuite
+
+
+class TestExactMatch(RewardModelSuite):
+    component = "exact_match"
+
+
+class TestRandom(RewardModelSuite):
+    component = "random"
+
+
+class TestSearchR1(RewardModelSuite):
+    component = "search_r1"
+    label = '["42", "forty-two"]'
+    responses = ("<answer>42</answer>", "<answer>Forty two</answer>", "<answer>7</answer>", "42", "<answer>42", "")
