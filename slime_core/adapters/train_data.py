@@ -1,4 +1,4 @@
-"""``custom_reward_post_process_path`` and ``custom_convert_samples_to_train_data_path``: what is trained of a rollout."""
+"""``custom_reward_post_process_path``, ``custom_convert_samples_to_train_data_path``: what is trained of a rollout."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def _row(loaded: Loaded, columns: Mapping[str, list[Any]], place: int, parent: S
     if not 0 < length < len(tokens) or len(mask) != length or len(log_probs) != length:
         raise _refusal(
             loaded,
-            f"row {place} of {len(tokens)} tokens with response_lengths {length}, {len(mask)} entries of loss_masks and "
-            f"{len(log_probs)} of rollout_log_probs",
+            f"row {place} of {len(tokens)} tokens with response_lengths {length}, {len(mask)} entries of loss_masks "
+            f"and {len(log_probs)} of rollout_log_probs",
             "as many entries of both as the response has tokens, and a prompt before it",
         )
     truncated = columns["truncated"][place] if "truncated" in columns else parent.status is Status.TRUNCATED

@@ -65,7 +65,8 @@ def test_show_lists_components_with_their_traits(capsys):
     place = lines.index("    grpo                         Group-relative advantage (DeepSeekMath, 2402.03300)")
     assert lines[place + 1].split(maxsplit=1)[0] == "scope"
     assert lines[place + 1].strip() == (
-        "scope sample; reads groups, rewards; policy_loss clipped; slime_grpo.advantage:GroupRelative"
+        "scope sample; reads groups, rewards; policy_loss clipped; across_groups False; "
+        "slime_grpo.advantage:GroupRelative"
     )
 
 

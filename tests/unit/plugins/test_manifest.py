@@ -198,7 +198,7 @@ def test_bytes_that_do_not_match_their_digest_are_refused(tmp_path: Path, instal
 def test_a_module_on_the_path_is_compared_by_the_content_of_its_package(install):
     site = install("unrelated", files={"lab/__init__.py": "", "lab/plugin.py": PLUGIN, "lab/inner/deep.py": "x = 1\n"})
     manifest = activate(["lab.plugin"]).manifest
-    assert attach(manifest).names(Kind.REWARD_MODEL) == ("exact_match", "length", "random")
+    assert {"exact_match", "length", "random"} <= set(attach(manifest).names(Kind.REWARD_MODEL))
     (site / "lab/inner/deep.py").write_text("x = 2\n")
     row = r"lab_plugin  module lab\.plugin \w{12}  module lab\.plugin \w{12}  content of lab/inner/deep\.py"
     with pytest.raises(ManifestMismatch, match=row):
