@@ -278,7 +278,8 @@ class TrainBatch:
             over the samples of *all* ranks: every divisor (samples, tokens, siblings) is already inside, so packing,
             order, micro-batches and ranks cannot change it.
         rollout_log_probs_U: float32 [u], the engine's.
-        columns_B: further per-sample columns by name (``advantages``, ``rewards``), float32 [b].
+        columns_B: further per-sample columns by name, float32 [b]: ``rewards``, and ``advantages`` unless the learner
+            is the one that estimates them.
         steps: one plan for each optimizer step.
         indices_B: int64 [b], the samples' ``index``, for records.
         temperature: what the logits are divided by, as the engine did.

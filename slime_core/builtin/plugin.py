@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slime_core import Component, DataTraits, GenerateTraits, PolicyLossTraits, RewardTraits, hookimpl
+from slime_core import (
+    Component,
+    CorrectionTraits,
+    DataTraits,
+    GenerateTraits,
+    PolicyLossTraits,
+    RewardTraits,
+    hookimpl,
+)
 
 __all__: list[str] = []
 
@@ -66,6 +74,16 @@ def slime_register_policy_losses() -> Iterator[Component]:
         target="slime_core.builtin.losses:NegativeLogLikelihood",
         traits=PolicyLossTraits(reads=frozenset()),
         summary="Negative log-likelihood of the response tokens",
+    )
+
+
+@hookimpl
+def slime_register_corrections() -> Iterator[Component]:
+    yield Component(
+        "tis",
+        target="slime_core.builtin.corrections:TruncatedImportanceSampling",
+        traits=CorrectionTraits(),
+        summary="Importance weights of trainer to engine, truncated at --tis-clip (after IMPALA, 1802.01561)",
     )
 
 

@@ -98,8 +98,28 @@ def _kl_is_used(config: RunConfig) -> Iterator[str]:
 
 def _reference_is_used(config: RunConfig) -> Iterator[str]:
     folder = config.model.ref_load
-    if folder is not None and not config.algorithm.use_kl_loss:
-        yield f"ref_load = {folder} has no effect without use_kl_loss; add --use-kl-loss, or leave it out"
+    if folder is not None and not config.algorithm.use_kl_loss and not config.algorithm.kl_coef:
+        yield (
+            f"ref_load = {folder} has no effect without use_kl_loss or kl_coef; add --use-kl-loss or --kl-coef, or "
+            "leave it out"
+        )
+
+
+def _corrections_are_named_once(config: RunConfig) -> Iterator[str]:
+    for name, count in Counter(config.algorithm.corrections).items():
+        if count > 1:
+            yield f"corrections: {name} is named {count} times, and its weights would be multiplied; name it once"
+
+
+def _correction_bounds_are_used(config: RunConfig) -> Iterator[str]:
+    settings = config.algorithm
+    low, high = settings.tis_clip_low, settings.tis_clip
+    if low > high:
+        yield f"tis_clip_low = {low:g} is above tis_clip = {high:g}; the ratio is held between the two"
+    if not settings.corrections:
+        for name, value in {"tis_clip": high, "tis_clip_low": low}.items():
+            if value != type(settings).model_fields[name].default:
+                yield f"{name} = {value:g} has no effect without corrections; add --corrections tis, or leave it out"
 
 
 def _colocated_engines_have_devices(config: RunConfig) -> Iterator[str]:
@@ -304,7 +324,9 @@ _OF_RUN: dict[Rule, str] = {
     _parity_bounds_are_ordered: "bf16 parity_interval parity_mean_tolerance parity_max_tolerance",
     _responses_fit_the_model: "hf_checkpoint rollout_max_response_len eval_max_response_len",
     _kl_is_used: "kl_loss_coef use_kl_loss",
-    _reference_is_used: "ref_load use_kl_loss",
+    _reference_is_used: "ref_load use_kl_loss kl_coef",
+    _corrections_are_named_once: "corrections",
+    _correction_bounds_are_used: "corrections tis_clip tis_clip_low",
     _schedule_is_possible: "lr min_lr lr_decay_iters lr_warmup_iters",
     _interval_has_data: "eval_interval eval_prompt_data",
     _prompts_are_readable: "prompt_data",

@@ -199,6 +199,21 @@ class AlgorithmConfig(Section):
     """Weight of the entropy bonus. 0: entropy is measured only."""
     calculate_per_token_loss: bool = False
     """Average the loss over all tokens of a step. False: over each response, then over responses."""
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount of the reward of a later token. 1: none. For estimators that work token by token."""
+    lambd: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Decay of generalised advantage estimation, for estimators with a critic. 1: returns minus values."""
+    kl_coef: PositiveOrZero = 0.0
+    """Weight of the divergence from the reference model that is taken off each token's reward. 0: none.
+
+    For estimators that work token by token; above 0 a second model is kept in memory.
+    """
+    corrections: tuple[Name, ...] = ()
+    """Components that weigh and mask tokens by how far the learner stands from the engine, in order. Empty: none."""
+    tis_clip: Positive = 2.0
+    """Largest importance ratio of learner to engine that a correction lets count."""
+    tis_clip_low: PositiveOrZero = 0.0
+    """Smallest importance ratio of learner to engine that a correction lets count."""
 
 
 class OptimizerConfig(Section):

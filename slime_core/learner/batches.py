@@ -9,7 +9,7 @@ held by exactly one rank.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -38,12 +38,15 @@ class MicroBatch:
         rows_U: int64 [u], the row of this rank's logits that predicts each response token.
         targets_U: int64 [u], the response tokens.
         samples_U: int64 [u], which of the b samples a response token belongs to.
+        places_U: int64 [u], where a response token stands among all those of the shard, in the shard's order.
         mask_U: float32 [u], 1 trains.
         weights_U: float32 [u], ``mask_U`` times the sample's loss weight.
-        advantages_U, rollout_log_probs_U: float32 [u].
+        advantages_U: float32 [u]; NaN until an estimator of scope ``token`` has run, so that nothing trains before it.
+        rollout_log_probs_U: float32 [u].
         old_log_probs_U: float32 [u] once annotated; None: the current ones stand in, detached.
         ref_log_probs_U: float32 [u] once annotated; None: nothing reads them.
         fresh_U: bool [u], drawn by the weights that the learner holds; None: parity is not measured.
+        metrics_U: float32 [u] by name, to be averaged as the loss is.
     """
 
     tokens_1T: torch.Tensor
@@ -54,6 +57,7 @@ class MicroBatch:
     rows_U: torch.Tensor
     targets_U: torch.Tensor
     samples_U: torch.Tensor
+    places_U: torch.Tensor
     mask_U: torch.Tensor
     weights_U: torch.Tensor
     advantages_U: torch.Tensor
@@ -62,6 +66,7 @@ class MicroBatch:
     old_log_probs_U: torch.Tensor | None = None
     ref_log_probs_U: torch.Tensor | None = None
     fresh_U: torch.Tensor | None = None
+    metrics_U: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -131,12 +136,18 @@ def _micro_batch(
         rows_U=tensor(rows_U, torch.int64),
         targets_U=tensor(row_T[targets_at[mine]], torch.int64),
         samples_U=tensor(samples_U, torch.int64),
+        places_U=tensor(take_U, torch.int64),
         mask_U=tensor(mask_U, torch.float32),
         weights_U=tensor(mask_U * shard.loss_weights_B[members][samples_U], torch.float32),
-        advantages_U=tensor(shard.columns_B["advantages"][members][samples_U], torch.float32),
+        advantages_U=tensor(_advantages(shard)[members][samples_U], torch.float32),
         rollout_log_probs_U=tensor(shard.rollout_log_probs_U[take_U], torch.float32),
         temperature=shard.temperature,
     )
+
+
+def _advantages(shard: TrainBatch) -> np.ndarray:
+    """The sampler's, one a sample; NaN where the learner has yet to estimate them."""
+    return shard.columns_B.get("advantages", np.full(len(shard), np.nan, np.float32))
 
 
 def _held(places: np.ndarray, held_T: np.ndarray, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:

@@ -16,9 +16,10 @@ import torch.distributed as dist
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import RunError
 from slime_core.learner.batches import MicroBatch
+from slime_core.learner.corrections import Corrections, add_metrics
 from slime_core.learner.parity import compare
 from slime_core.ops.kl import approximate_kl
-from slime_core.plugins.contracts import LossSettings, LossTerms, PolicyLoss
+from slime_core.plugins.contracts import LossOutput, LossSettings, LossTerms, PolicyLoss, Segments
 
 __all__ = ["Objective", "Sums"]
 
@@ -37,12 +38,21 @@ class Objective:
     Arguments:
         policy_loss: the component that turns log-probabilities and advantages into a loss per token.
         algorithm: clip ranges and coefficients.
+        corrections: weigh the policy loss of each token and decide which tokens are left; None: none.
         context_group: the ranks that share every row, if there are several; sums over a sequence reach over them.
     """
 
-    def __init__(self, policy_loss: PolicyLoss, algorithm: AlgorithmConfig, *, context_group: Any = None) -> None:
+    def __init__(
+        self,
+        policy_loss: PolicyLoss,
+        algorithm: AlgorithmConfig,
+        *,
+        corrections: Corrections | None = None,
+        context_group: Any = None,
+    ) -> None:
         self._policy_loss = policy_loss
         self._algorithm = algorithm
+        self.corrections = corrections or Corrections()
         self._context_group = context_group
         self._settings = LossSettings(
             eps_clip=algorithm.eps_clip, eps_clip_high=algorithm.eps_clip_high, eps_clip_c=algorithm.eps_clip_c
@@ -61,9 +71,35 @@ class Objective:
     def __call__(
         self, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: MicroBatch
     ) -> tuple[torch.Tensor, Sums]:
-        """The weighted loss of one micro-batch (a scalar with gradient) and its metrics."""
-        trained_U, weights_U = micro.mask_U != 0, micro.weights_U
+        """The weighted loss of one micro-batch (a scalar with gradient) and its metrics.
+
+        Metrics are averages over the tokens that the rollout trains, also over those that a correction leaves out;
+        ``pg_loss`` and ``loss`` are what is minimised, after corrections.
+        """
         old_U = log_probs_U.detach() if micro.old_log_probs_U is None else micro.old_log_probs_U
+        segments = _Segments(micro, self._context_group)
+        output = self._policy_terms(log_probs_U, old_U, micro, segments)
+        corrected = self.corrections(old_U, micro, segments)
+        policy_U = (output.loss_T * corrected.weights_U).where(corrected.trained_U, 0.0)
+        loss_U = policy_U - self._algorithm.entropy_coef * entropy_U
+        difference_U = (log_probs_U.detach() - micro.rollout_log_probs_U).abs()
+        per_token = {
+            "pg_loss": policy_U,
+            "entropy_loss": entropy_U,
+            "train_rollout_logprob_abs_diff": difference_U,
+        }
+        if self.uses_reference:
+            per_token["kl_loss"] = self._divergence(log_probs_U, micro)
+            loss_U = loss_U + self._algorithm.kl_loss_coef * per_token["kl_loss"]
+        loss = _weighted(loss_U, micro.weights_U, corrected.trained_U)
+        add_metrics(per_token, output.metrics_T, of="the policy loss")
+        add_metrics(per_token, corrected.metrics_U, of="a correction")
+        add_metrics(per_token, micro.metrics_U, of="the advantage estimator")
+        return loss, _sums(loss, per_token, difference_U, micro, corrected.faults)
+
+    def _policy_terms(
+        self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch, segments: Segments
+    ) -> LossOutput:
         output = self._policy_loss(
             LossTerms(
                 log_probs_T=log_probs_U,
@@ -71,7 +107,7 @@ class Objective:
                 advantages_T=micro.advantages_U,
                 mask_T=micro.mask_U,
                 settings=self._settings,
-                segments=_Segments(micro, self._context_group),
+                segments=segments,
             )
         )
         if output.loss_T.shape != log_probs_U.shape:
@@ -79,23 +115,27 @@ class Objective:
                 f"the policy loss returned shape {tuple(output.loss_T.shape)} for {len(log_probs_U)} response tokens; "
                 "accepted is one number a token"
             )
-        per_token = {"pg_loss": output.loss_T, "entropy_loss": entropy_U, **output.metrics_T}
-        loss_U = output.loss_T - self._algorithm.entropy_coef * entropy_U
-        if micro.ref_log_probs_U is not None:
-            kl_U = approximate_kl(
-                log_probs_U, base_log_probs_T=micro.ref_log_probs_U, estimator=self._algorithm.kl_loss_type
-            )
-            per_token["kl_loss"] = kl_U
-            loss_U = loss_U + self._algorithm.kl_loss_coef * kl_U
-        loss = _weighted(loss_U, weights_U, trained_U)
-        difference_U = (log_probs_U.detach() - micro.rollout_log_probs_U).abs()
-        per_token["train_rollout_logprob_abs_diff"] = difference_U
-        sums = {name: _weighted(values_U.detach(), weights_U, trained_U) for name, values_U in per_token.items()}
-        sums["loss"] = loss.detach()
-        sums["weight"] = weights_U.sum()
-        largest = difference_U.where(trained_U, 0.0).max() if difference_U.numel() else difference_U.sum()
-        fresh_sums, fresh_largest = compare(difference_U, micro)
-        return loss, Sums(sums | fresh_sums, {"train_rollout_logprob_max_diff": largest, **fresh_largest})
+        return output
+
+    def _divergence(self, log_probs_U: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
+        assert micro.ref_log_probs_U is not None, "the reference's pass comes before the loss"
+        estimator = self._algorithm.kl_loss_type
+        return approximate_kl(log_probs_U, base_log_probs_T=micro.ref_log_probs_U, estimator=estimator)
+
+
+def _sums(
+    loss: torch.Tensor,
+    per_token: dict[str, torch.Tensor],
+    difference_U: torch.Tensor,
+    micro: MicroBatch,
+    faults: dict[str, torch.Tensor],
+) -> Sums:
+    trained_U, weights_U = micro.mask_U != 0, micro.weights_U
+    sums = {name: _weighted(values_U.detach(), weights_U, trained_U) for name, values_U in per_token.items()}
+    sums |= {"loss": loss.detach(), "weight": weights_U.sum(), **faults}
+    largest = difference_U.where(trained_U, 0.0).max() if difference_U.numel() else difference_U.sum()
+    fresh_sums, fresh_largest = compare(difference_U, micro)
+    return Sums(sums | fresh_sums, {"train_rollout_logprob_max_diff": largest, **fresh_largest})
 
 
 def _weighted(values_U: torch.Tensor, weights_U: torch.Tensor, trained_U: torch.Tensor) -> torch.Tensor:

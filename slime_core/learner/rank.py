@@ -89,7 +89,7 @@ class Learner:
         self._bf16 = config.model.bf16
         self._spec = _model_spec(settings, registry)
         self.chunks = self._build(settings)
-        self._objective = _objective(settings, registry)
+        self._objective, self._estimation = self._components(registry)
         self.parity = ParityGate(config.weights, bf16=self._bf16)
         traits: Any = registry.find(Kind.POLICY_LOSS, settings.policy_loss).traits
         self._reads = traits.reads
@@ -114,6 +114,20 @@ class Learner:
         self._spec.load_weights(chunks, settings.folder)
         return chunks
 
+    def _components(self, registry: Registry) -> tuple[Any, Any]:
+        from megatron.core import parallel_state
+
+        from slime_core.learner.components import build_estimation, build_objective
+
+        settings = self._settings
+        shared = parallel_state.get_context_parallel_group() if settings.layout.context > 1 else None
+        replicas = parallel_state.get_data_parallel_group(with_context_parallel=False)
+        algorithm, options = settings.config.algorithm, settings.options
+        return (
+            build_objective(registry, settings.policy_loss, algorithm, options=options, context_group=shared),
+            build_estimation(registry, algorithm, options=options, data_group=replicas, context_group=shared),
+        )
+
     def _trainable(self) -> None:
         from slime_core.learner.optimizer import build_optimizer, build_schedule, wrap
 
@@ -129,7 +143,7 @@ class Learner:
         from slime_core.learner.roles import Roles
 
         roles = Roles(self.chunks)
-        if not self._objective.uses_reference:
+        if not self._reads_reference:
             return roles
         other = self._config.model.ref_load
         if other is None:
@@ -161,19 +175,38 @@ class Learner:
         steps = self._cut(shard)
         self.parity.mark(shard, steps[0])
         every = [micro for step in steps for micro in step]
-        if self._objective.uses_reference:
+        if self._reads_reference:
             with self._roles.playing("reference"):
                 self._before_log_probs("reference")
                 for micro, values_U in zip(every, log_probs(self.model, every), strict=False):
                     micro.ref_log_probs_U = values_U
-        if len(steps) > 1 and "old_log_probs" in self._reads:
-            # With one step the current log-probabilities are the old ones; a second pass would find the same numbers.
+        if self._reads_old_log_probs(len(steps)):
             self._before_log_probs("actor")
             for micro, values_U in zip(every, log_probs(self.model, every), strict=False):
                 micro.old_log_probs_U = values_U
+        self._estimate(shard, every)
         results = [self._hooked_step(step, TrainStep(shard.rollout, i, self._info)) for i, step in enumerate(steps)]
         metrics = {f"train/{name}": _over_steps(name, [result[name] for result in results]) for name in results[0]}
         return metrics | self.parity.report()
+
+    @property
+    def _reads_reference(self) -> bool:
+        return self._objective.uses_reference or self._estimation_reads("ref_log_probs")
+
+    def _reads_old_log_probs(self, num_steps: int) -> bool:
+        # With one step the current log-probabilities are the old ones; the loss needs no second pass for those.
+        of_loss = "old_log_probs" in self._reads or len(self._objective.corrections) > 0
+        return (num_steps > 1 and of_loss) or self._estimation_reads("log_probs")
+
+    def _estimation_reads(self, column: str) -> bool:
+        return self._estimation is not None and column in self._estimation.reads
+
+    def _estimate(self, shard: TrainBatch, micro_batches: list[Any]) -> None:
+        from megatron.core import parallel_state
+
+        # Earlier pipeline stages know no log-probabilities and compute no loss.
+        if self._estimation is not None and parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+            self._estimation.fill(shard, micro_batches)
 
     def _cut(self, shard: TrainBatch) -> list[list[Any]]:
         from megatron.core import parallel_state
@@ -202,6 +235,7 @@ class Learner:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         metrics = backward(self.model, micro_batches, self._objective)
+        self._objective.corrections.refuse_faults(metrics, rollout=rollout)
         _refuse_non_finite(metrics, rollout)
         _refuse_wrong_weights(metrics.pop("weight"), rollout)
         self.parity.check(metrics, rollout=rollout, temperature=micro_batches[0].temperature)
@@ -294,17 +328,6 @@ def _model_spec(settings: LearnerSettings, registry: Registry) -> Any:
         )
     owner = registry.owner(Kind.MODEL_SPEC, component.name).name
     return registry.load(Kind.MODEL_SPEC, component.name)(settings.options.get(owner))
-
-
-def _objective(settings: LearnerSettings, registry: Registry) -> Any:
-    from megatron.core import parallel_state
-
-    from slime_core.learner.objective import Objective
-
-    owner = registry.owner(Kind.POLICY_LOSS, settings.policy_loss).name
-    policy_loss = registry.load(Kind.POLICY_LOSS, settings.policy_loss)(settings.options.get(owner))
-    group = parallel_state.get_context_parallel_group() if settings.layout.context > 1 else None
-    return Objective(policy_loss, settings.config.algorithm, context_group=group)
 
 
 def _over_steps(name: str, values: list[float]) -> float:

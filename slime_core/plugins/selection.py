@@ -14,18 +14,22 @@ from slime_core.plugins.registration import Registry
 
 __all__ = ["SELECTED_BY", "Selected", "check_selection", "check_targets", "selected"]
 
-FILLED = frozenset({"rewards", "groups", "lengths", "mask_sums"})
-"""Columns that an advantage estimator of scope ``sample`` is handed."""
+FILLED = {
+    "sample": frozenset({"rewards", "groups", "lengths", "mask_sums"}),
+    "token": frozenset({"rewards", "lengths", "mask", "log_probs", "ref_log_probs", "rollout_log_probs"}),
+}
+"""Columns that an advantage estimator is handed, by its scope."""
 
 SELECTED_BY: dict[str, Kind] = {
     "generate_function": Kind.GENERATE_FUNCTION,
     "rm_type": Kind.REWARD_MODEL,
     "data_source": Kind.DATA_SOURCE,
     "advantage_estimator": Kind.ADVANTAGE_ESTIMATOR,
+    "corrections": Kind.CORRECTION,
 }
 """Setting -> the kind whose components it names."""
 
-FOR_TRAINING = frozenset({"data_source", "advantage_estimator"})
+FOR_TRAINING = frozenset({"data_source", "advantage_estimator", "corrections"})
 """Of these settings, those that an evaluation has no use for."""
 
 HEAVY = frozenset({Kind.POLICY_LOSS, Kind.CORRECTION, Kind.MODEL_SPEC})
@@ -77,14 +81,31 @@ def check_selection(config: RunConfig, registry: Registry, *, trains: bool) -> N
         PluginError: no active plugin offers a component, or it reads a column that nothing fills.
     """
     for found in selected(config, registry, trains=trains, architecture=None):
-        traits: Any = found.component.traits
-        if found.kind is Kind.ADVANTAGE_ESTIMATOR and traits.reads - FILLED:
-            unknown = sorted(traits.reads - FILLED)
-            raise PluginError(
-                f"advantage estimator {found.component.name!r} of {found.plugin} reads {', '.join(unknown)}, which "
-                f"nothing fills; filled are {', '.join(sorted(FILLED))}. Choose another estimator, or a version of "
-                "slime-rl that fills it."
-            )
+        if found.kind is Kind.ADVANTAGE_ESTIMATOR:
+            _refuse_unfilled(found)
+            _refuse_idle_kl(found, config.algorithm.kl_coef)
+
+
+def _refuse_unfilled(found: Selected) -> None:
+    traits: Any = found.component.traits
+    filled = FILLED[traits.scope]
+    unknown = sorted((traits.reads | traits.kl_reads) - filled)
+    if unknown:
+        raise PluginError(
+            f"advantage estimator {found.component.name!r} of {found.plugin} reads {', '.join(unknown)}, which nothing "
+            f"fills; filled for scope {traits.scope!r} are {', '.join(sorted(filled))}. Choose another estimator, or a "
+            "version of slime-rl that fills it."
+        )
+
+
+def _refuse_idle_kl(found: Selected, kl_coef: float) -> None:
+    traits: Any = found.component.traits
+    if kl_coef and not traits.kl_reads:
+        raise PluginError(
+            f"kl_coef = {kl_coef:g} has no effect: advantage estimator {found.component.name!r} of {found.plugin} takes "
+            "no divergence off the rewards. Leave --kl-coef out, have the divergence in the loss with --use-kl-loss, or "
+            "choose another estimator."
+        )
 
 
 def check_targets(

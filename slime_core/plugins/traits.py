@@ -31,16 +31,20 @@ class AdvantageTraits:
         policy_loss: the policy loss it pairs with.
         across_groups: whether an advantage may depend on the rewards of other groups, as where the whole batch is
             whitened; the conformance kit holds every other estimator that reads groups to its own group.
+        kl_reads: the further columns it needs where ``kl_coef`` is not 0, such as ``log_probs`` and ``ref_log_probs``;
+            empty: it takes no divergence off the rewards.
     """
 
     scope: Literal["sample", "token"] = "sample"
     reads: AbstractSet[str] = frozenset()
     policy_loss: str = "clipped"
     across_groups: bool = False
+    kl_reads: AbstractSet[str] = frozenset()
 
     def __post_init__(self) -> None:
         _require_choice("AdvantageTraits.scope", self.scope, ("sample", "token"))
         object.__setattr__(self, "reads", frozenset(self.reads))
+        object.__setattr__(self, "kl_reads", frozenset(self.kl_reads))
 
 
 @dataclass(frozen=True, slots=True)

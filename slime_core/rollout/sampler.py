@@ -25,7 +25,7 @@ from slime_core.data.chat import PromptEncoder
 from slime_core.data.prompts import PromptFiles
 from slime_core.errors import RunError
 from slime_core.plugins.component import Kind
-from slime_core.plugins.contracts import Place, PromptRequest
+from slime_core.plugins.contracts import GroupedRewards, Place, PromptRequest
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.client import GenerateClient, SamplingParams
@@ -110,7 +110,7 @@ class Sampler:
             rollout=config.rollout,
         )
         if settings.trains:
-            self._estimator = self._component(Kind.ADVANTAGE_ESTIMATOR, str(config.algorithm.advantage_estimator))
+            self._estimator = self._advantage_estimator(str(config.algorithm.advantage_estimator))
             self._source = self._data_source()
         self._eval_sets = {name: self._eval_groups(path) for name, path in config.eval.eval_prompt_data}
         self._writer = SampleWriter(settings.samples_folder)
@@ -142,16 +142,17 @@ class Sampler:
                 f"one for each optimizer step and learner rank: {_causes(samples)}"
             )
         key = self._config.rollout.reward_key
-        advantages_B = self._advantages(trained, key)
+        rewards = grouped_rewards(trained, loss_masks(trained), key=key)
         shards = make_shards(
             trained,
-            advantages_B,
+            self._advantages(rewards),
             rollout=rollout,
             num_ranks=self._settings.num_ranks,
             num_steps=self._config.steps_per_rollout,
             max_tokens=self._config.learner.max_tokens_per_gpu,
             per_token=self._config.algorithm.calculate_per_token_loss,
             temperature=self._config.rollout.rollout_temperature,
+            rewards_B=rewards.rewards_B,
         )
         metrics = _metrics(samples, trained, key)
         metrics["rollout/zero_std_groups"] = _zero_std_share(finished, key)
@@ -159,13 +160,16 @@ class Sampler:
         metrics["perf/tokens_per_gpu_per_sec"] = per_second / self._config.cluster.rollout_num_gpus
         return Sampled(shards, metrics, self._source.state(), _warnings(samples))
 
-    def _advantages(self, trained: Sequence[Sample], key: str | None) -> NDArray[np.float32]:
-        advantages_B = self._estimator.estimate(grouped_rewards(trained, loss_masks(trained), key=key))
+    def _advantages(self, rewards: GroupedRewards) -> NDArray[np.float32] | None:
+        """None: the learner estimates them."""
+        if self._estimator is None:
+            return None
+        advantages_B = self._estimator.estimate(rewards)
         shape = np.shape(advantages_B)
-        if shape != (len(trained),) or not np.isfinite(advantages_B).all():
+        if shape != (len(rewards),) or not np.isfinite(advantages_B).all():
             name = self._config.algorithm.advantage_estimator
             raise RunError(
-                f"advantage estimator {name!r} returned shape {shape} for {len(trained)} samples, or NaN or "
+                f"advantage estimator {name!r} returned shape {shape} for {len(rewards)} samples, or NaN or "
                 "infinity; accepted is one finite number a sample"
             )
         return np.asarray(advantages_B, np.float32)
@@ -208,6 +212,11 @@ class Sampler:
     def _component(self, kind: Kind, name: str, **arguments: Any) -> Any:
         options = self._settings.options.get(self._registry.owner(kind, name).name)
         return self._registry.load(kind, name)(options, **arguments)
+
+    def _advantage_estimator(self, name: str) -> Any:
+        """None where its scope is ``token``: the learner's ranks load it."""
+        traits: Any = self._registry.find(Kind.ADVANTAGE_ESTIMATOR, name).traits
+        return self._component(Kind.ADVANTAGE_ESTIMATOR, name) if traits.scope == "sample" else None
 
     def _context(self, *, evaluation: bool) -> GenerateContext:
         return GenerateContext(self._client, self._encoder, evaluation)

@@ -72,7 +72,7 @@ def grouped_rewards(
 
 def make_shards(
     samples: Sequence[Sample],
-    advantages_B: NDArray[np.float32],
+    advantages_B: NDArray[np.float32] | None,
     *,
     rollout: int,
     num_ranks: int,
@@ -80,11 +80,13 @@ def make_shards(
     max_tokens: int,
     per_token: bool,
     temperature: float,
+    rewards_B: NDArray[np.float32] | None = None,
 ) -> list[TrainBatch]:
     """One shard a data-parallel rank, in rank order; together they hold every sample exactly once.
 
     Arguments:
         samples: completed or truncated, in the order in which steps take them.
+        advantages_B: one a sample; None: the learner estimates them, from ``rewards_B``.
         num_steps: optimizer steps; consecutive samples share a step.
         max_tokens: of one packed micro-batch.
         per_token: see :func:`loss_weights`; weights are computed a step.
@@ -103,14 +105,16 @@ def make_shards(
         weights_B[step] = loss_weights([samples[i] for i in step], sums_B[step], per_token=per_token)
         for rank, members in enumerate(balance(step, lengths, num_ranks)):
             plans[rank].append(pack(members, lengths, max_tokens))
-    return [_shard(samples, masks, weights_B, advantages_B, plan, rollout, temperature) for plan in plans]
+    given = {"advantages": advantages_B, "rewards": rewards_B}
+    columns_B = {name: values_B for name, values_B in given.items() if values_B is not None}
+    return [_shard(samples, masks, weights_B, columns_B, plan, rollout, temperature) for plan in plans]
 
 
 def _shard(
     samples: Sequence[Sample],
     masks: Sequence[NDArray[np.float32]],
     weights_B: NDArray[np.float32],
-    advantages_B: NDArray[np.float32],
+    columns_B: dict[str, NDArray[np.float32]],
     plan: list[list[list[int]]],
     rollout: int,
     temperature: float,
@@ -126,7 +130,7 @@ def _shard(
         loss_mask_U=np.concatenate([masks[i] for i in mine]),
         loss_weights_B=weights_B[mine],
         rollout_log_probs_U=np.concatenate([_log_probs(samples[i]) for i in mine]),
-        columns_B={"advantages": advantages_B[mine]},
+        columns_B={name: values_B[mine] for name, values_B in columns_B.items()},
         steps=steps,
         indices_B=np.array([samples[i].index for i in mine], np.int64),
         temperature=temperature,

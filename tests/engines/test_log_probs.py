@@ -28,6 +28,7 @@ def micro(temperature: float = 1.0) -> MicroBatch:
         rows_U=torch.tensor(ROWS),
         targets_U=torch.tensor([4, 10, 0]),
         samples_U=torch.tensor([0, 0, 1]),
+        places_U=torch.arange(3),
         mask_U=unused,
         weights_U=unused,
         advantages_U=unused,

@@ -53,7 +53,7 @@ def test_a_flag_that_is_not_kept_is_an_error_with_the_decision_and_nothing_else(
 def test_a_key_of_a_file_is_told_the_decision_too(tmp_path):
     (tmp_path / "run.toml").write_text("[algorithm]\nuse_tis = true\n")
     with pytest.raises(
-        ConfigError, match=r"run.toml:2 .algorithm. use_tis: no such setting\n +--use-tis: not built yet"
+        ConfigError, match=r"run.toml:2 .algorithm. use_tis: no such setting\n +--use-tis is called here --corrections"
     ):
         load(["--config", str(tmp_path / "run.toml")], check_rules=False)
 

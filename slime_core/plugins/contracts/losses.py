@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Correction",
     "CorrectionOutput",
+    "CorrectionSettings",
     "CorrectionTerms",
     "LossOutput",
     "LossSettings",
@@ -85,6 +86,19 @@ class PolicyLoss(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class CorrectionSettings:
+    """The settings that every correction shares.
+
+    Arguments:
+        tis_clip: largest importance ratio of trainer to engine that counts, above 0.
+        tis_clip_low: smallest one, at least 0 and at most ``tis_clip``.
+    """
+
+    tis_clip: float = 2.0
+    tis_clip_low: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class CorrectionTerms:
     """What an off-policy correction sees of one packed micro-batch: T response tokens, nothing with a gradient.
 
@@ -92,13 +106,16 @@ class CorrectionTerms:
         log_probs_T: float32, of the trainer: the actor before the first optimizer step of the rollout.
         rollout_log_probs_T: float32, of the engine that drew the tokens.
         mask_T: float32, 1 where the token is trained, as earlier corrections left it.
-        segments: which tokens form a sequence.
+        segments: which tokens form a sequence; under context parallelism some of them are on other ranks, so a
+            correction calls it as often on every rank. None where the caller has no use for sequences.
+        settings: see :class:`CorrectionSettings`.
     """
 
     log_probs_T: torch.Tensor
     rollout_log_probs_T: torch.Tensor
     mask_T: torch.Tensor
     segments: Segments | None = None
+    settings: CorrectionSettings = field(default_factory=CorrectionSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +123,10 @@ class CorrectionOutput:
     """What a correction makes of each token.
 
     Arguments:
-        weights_T: float32, at least 0; multiplies the policy loss of each token.
-        mask_T: float32, 0 or 1; trains at most the tokens of ``CorrectionTerms.mask_T``.
-        metrics_T: a number a token by name; averaged by the core.
+        weights_T: float32, finite and at least 0 where the token is trained; multiplies its policy loss.
+        mask_T: float32, 0 or 1; trains at most the tokens of ``CorrectionTerms.mask_T``. A token that it leaves out
+            takes no part in any term of the loss.
+        metrics_T: a number a token by name; averaged by the core over all tokens that the rollout trains.
     """
 
     weights_T: torch.Tensor
@@ -119,7 +137,8 @@ class CorrectionOutput:
 class Correction(Protocol):
     """Weighs and masks tokens by how far the trainer stands from the engine that drew them.
 
-    A run names corrections in order; each sees the mask that those before it left, and the weights are multiplied.
+    A run names corrections in order; each sees the mask that those before it left, and the weights are multiplied. What
+    the loss is divided by stays what it was before them: the tokens that the rollout trains.
     """
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:

@@ -7,9 +7,11 @@ import torch
 
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
+from slime_core.errors import RunError
 from slime_core.learner.batches import MicroBatch
+from slime_core.learner.corrections import Corrections, NamedCorrection
 from slime_core.learner.objective import Objective
-from slime_core.plugins.contracts import LossOutput, LossTerms
+from slime_core.plugins.contracts import CorrectionOutput, CorrectionSettings, LossOutput, LossTerms
 
 
 def micro(**columns) -> MicroBatch:
@@ -30,6 +32,7 @@ def micro(**columns) -> MicroBatch:
         rows_U=torch.tensor([0, 1, 3]),
         targets_U=torch.zeros(3, dtype=torch.int64),
         samples_U=torch.tensor([0, 0, 1]),
+        places_U=torch.arange(3),
         **{name: torch.tensor(column) for name, column in values.items()},
     )
 
@@ -138,3 +141,125 @@ def test_a_policy_loss_sees_which_tokens_form_a_sequence():
 
     Objective(Sequences(), AlgorithmConfig())(torch.tensor([-1.0, -2.0, -4.0]), torch.zeros(3), micro())
     assert seen == {"sums": [-3.0, -4.0], "spread": [-3.0, -3.0, -4.0]}
+
+
+# --- Corrections ------------------------------------------------------------------------------------------------------
+
+
+def corrected(*functions, settings=None, **algorithm) -> Objective:
+    named = [NamedCorrection(function, f"correction {number}") for number, function in enumerate(functions)]
+    return Objective(Clipped(), AlgorithmConfig(**algorithm), corrections=Corrections(named, settings))
+
+
+def weigh(*weights):
+    return lambda terms: CorrectionOutput(torch.tensor(weights), terms.mask_T, {})
+
+
+def keep(*mask):
+    return lambda terms: CorrectionOutput(torch.ones(len(mask)), terms.mask_T * torch.tensor(mask), {})
+
+
+def test_weights_multiply_the_policy_loss_and_nothing_else():
+    _, plain_sums, *_ = evaluate(objective(entropy_coef=0.1), micro(), entropy=(1.0, 2.0, 3.0))
+    found = corrected(weigh(0.5, 2.0, 1.0), weigh(1.0, 2.0, 3.0), entropy_coef=0.1)
+    loss, sums, gradient, _ = evaluate(found, micro(), entropy=(1.0, 2.0, 3.0))
+    # -2, -2, 1 times 0.5, 4, 3, with the weights 1/4, 1/4, 1/2 of the sampler
+    assert sums["pg_loss"] == pytest.approx(0.25 * -1 + 0.25 * -8 + 0.5 * 3)
+    assert loss == pytest.approx(sums["pg_loss"] - 0.1 * sums["entropy_loss"])
+    assert gradient == pytest.approx([-0.25, -2.0, 1.5])
+    assert sums["entropy_loss"] == plain_sums["entropy_loss"]
+
+
+def test_a_token_that_is_left_out_takes_no_part_and_the_divisor_stays():
+    settings = {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "k1", "entropy_coef": 0.1}
+    batch = micro(ref_log_probs_U=[-2.0, -3.0, -4.0])
+    loss, sums, gradient, _ = evaluate(corrected(keep(1.0, 0.0, 1.0), **settings), batch, entropy=(1.0, 2.0, 3.0))
+    policy, kl, entropy = 0.25 * -2 + 0.5 * 1, 0.25 * 1 + 0.5 * 1, 0.25 * 1 + 0.5 * 3
+    assert sums["pg_loss"] == pytest.approx(policy)
+    assert loss == pytest.approx(policy + 0.1 * kl - 0.1 * entropy)
+    assert gradient[1] == 0
+    assert sums["weight"] == 1.0
+    assert sums["kl_loss"] == pytest.approx(1.0)  # measured over every token that the rollout trains
+
+
+def test_a_correction_sees_what_those_before_it_left_and_the_log_probs_of_before_the_first_step():
+    seen = {}
+
+    def look(terms):
+        seen["mask"], seen["clip"] = terms.mask_T.tolist(), terms.settings.tis_clip
+        seen["log_probs"], seen["engine"] = terms.log_probs_T.tolist(), terms.rollout_log_probs_T.tolist()
+        seen["sums"], seen["gradient"] = terms.segments.sums(terms.mask_T).tolist(), terms.log_probs_T.requires_grad
+        return weigh(1.0, 1.0, 1.0)(terms)
+
+    found = corrected(keep(0.0, 1.0, 1.0), look, settings=CorrectionSettings(tis_clip=5.0))
+    evaluate(found, micro())
+    assert seen == {
+        "mask": [0, 1, 1],
+        "clip": 5.0,
+        "log_probs": [-1, -2, -3],
+        "engine": [-1, -2, -3],
+        "sums": [1, 1],
+        "gradient": False,
+    }
+    evaluate(found, micro(old_log_probs_U=[-1.5, -2.5, -3.5]))
+    assert seen["log_probs"] == [-1.5, -2.5, -3.5]
+
+
+def test_weights_of_what_is_not_trained_may_be_anything():
+    expected = evaluate(objective(), micro(mask_U=[1.0, 0.0, 1.0], weights_U=[0.25, 0.0, 0.5]))
+    found = corrected(weigh(1.0, math.inf, 1.0))
+    loss, sums, gradient, _ = evaluate(found, micro(mask_U=[1.0, 0.0, 1.0], weights_U=[0.25, 0.0, 0.5]))
+    assert (loss, gradient) == (expected[0], expected[2])
+    found.corrections.refuse_faults(sums, rollout=0)
+    assert not [name for name in sums if name.startswith("faults/")]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        weigh(1.0, -0.5, 1.0),
+        weigh(1.0, math.nan, 1.0),
+        weigh(1.0, math.inf, 1.0),
+        lambda terms: CorrectionOutput(torch.ones(3), torch.tensor([0.0, 0.5, 1.0]), {}),
+    ],
+    ids=["negative", "NaN", "infinite", "mask of a half"],
+)
+def test_a_faulty_correction_ends_the_run_with_its_name(wrong):
+    found = corrected(keep(1.0, 1.0, 1.0), wrong)
+    _, sums, _, _ = evaluate(found, micro())
+    with pytest.raises(RunError, match=r"rollout 4: correction 1 returned what is no correction for 1 response tokens"):
+        found.corrections.refuse_faults(sums, rollout=4)
+
+
+def test_a_correction_must_not_train_what_was_masked():
+    found = corrected(lambda terms: CorrectionOutput(torch.ones(3), torch.ones(3), {}))
+    _, sums, _, _ = evaluate(found, micro(mask_U=[1.0, 0.0, 1.0], weights_U=[0.25, 0.0, 0.5]))
+    with pytest.raises(RunError, match=r"or a mask that trains what was masked before\. Nothing was trained\. Leave"):
+        found.corrections.refuse_faults(sums, rollout=0)
+
+
+def test_shapes_and_names_of_a_correction_are_checked_at_once():
+    with pytest.raises(RunError, match=r"correction 0 returned weights_T of shape \(2,\) for 3 response tokens"):
+        evaluate(corrected(weigh(1.0, 1.0)), micro())
+    named = lambda terms: CorrectionOutput(torch.ones(3), terms.mask_T, {"ratio": torch.ones(3)})  # noqa: E731
+    with pytest.raises(RunError, match="a correction reports the metric ratio, which another part of the loss reports"):
+        evaluate(corrected(named), micro())
+
+
+def test_a_correction_that_fails_is_named():
+    with pytest.raises(RunError, match="correction 0: correcting a micro-batch failed with ZeroDivisionError"):
+        evaluate(corrected(lambda terms: 1 / 0), micro())
+
+
+def test_metrics_of_a_correction_are_averaged_over_what_the_rollout_trains():
+    def measure(terms):
+        return CorrectionOutput(torch.ones(3), terms.mask_T, {"distance": torch.tensor([1.0, 2.0, 4.0])})
+
+    _, sums, _, _ = evaluate(corrected(keep(1.0, 0.0, 1.0), measure), micro())
+    assert sums["distance"] == pytest.approx(0.25 * 1 + 0.25 * 2 + 0.5 * 4)
+
+
+def test_metrics_of_the_advantage_estimator_are_averaged_too():
+    batch = micro()
+    batch.metrics_U = {"returns": torch.tensor([4.0, 8.0, -2.0])}
+    assert evaluate(objective(), batch)[1]["returns"] == pytest.approx(1 + 2 - 1)

@@ -54,7 +54,7 @@ class FakeClient:
 
 @pytest.fixture(scope="module")
 def registry() -> Registry:
-    return activate(["grpo"]).registry
+    return activate(["grpo", "ppo"]).registry
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def build(tmp_path, registry, shared_encoder, monkeypatch):
         config = RunConfig(
             data=DataConfig(rollout_shuffle=False),
             rollout=overrides.pop("rollout", RolloutConfig(rollout_batch_size=2, n_samples_per_prompt=2)),
-            algorithm=AlgorithmConfig(advantage_estimator="grpo"),
+            algorithm=AlgorithmConfig(advantage_estimator=overrides.pop("estimator", "grpo")),
             eval=EvalConfig(eval_prompt_data=(("sums", data),), eval_max_response_len=5),
             **overrides,
         )
@@ -107,8 +107,16 @@ async def test_a_rollout_becomes_a_shard_with_group_relative_advantages(build):
     assert shard.response_lengths_B.tolist() == [2, 2, 2, 2]
     assert shard.rollout_log_probs_U.tolist() == [-0.5] * 8
     assert shard.columns_B["advantages"].tolist() == pytest.approx([0.70711, -0.70711] * 2, abs=1e-4)
+    assert shard.columns_B["rewards"].tolist() == [1, 0, 1, 0]
     assert (sampled.cursor["next"], sampled.cursor["returned"]) == (2, [])
     assert [(prompt, n) for prompt, _, n in client.asked] == [("1+1", 2), ("2+2", 2)]
+
+
+async def test_an_estimator_of_scope_token_is_left_to_the_learner(build):
+    sampler, _ = build(GOOD, estimator="reinforce_plus_plus")
+    (shard,) = (await sampler.sample(0)).shards
+    assert shard.columns_B.keys() == {"rewards"}
+    assert shard.columns_B["rewards"].tolist() == [1, 0, 1, 0]
 
 
 async def test_metrics_describe_the_samples(build):

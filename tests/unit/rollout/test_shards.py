@@ -157,6 +157,15 @@ def test_one_shard_by_hand():
     assert (shard.rollout, shard.temperature) == (4, 0.7)
 
 
+def test_rewards_go_along_and_advantages_only_where_they_are_known():
+    samples = [sample(i, prompt=1, response=length) for i, length in enumerate([9, 3, 8, 2])]
+    split = {"rollout": 0, "num_ranks": 2, "num_steps": 1, "max_tokens": 64, "per_token": False, "temperature": 1.0}
+    rewards_B = np.array([1, 2, 3, 4], np.float32)
+    parts = make_shards(samples, None, rewards_B=rewards_B, **split)
+    assert [shard.columns_B.keys() for shard in parts] == [{"rewards"}, {"rewards"}]
+    assert all(shard.columns_B["rewards"].tolist() == (shard.indices_B + 1).tolist() for shard in parts)
+
+
 def test_plans_name_positions_of_their_own_shard():
     samples = [sample(i, prompt=1, response=length) for i, length in enumerate([9, 3, 8, 2])]
     first, second = shards(samples, num_ranks=2, num_steps=2)

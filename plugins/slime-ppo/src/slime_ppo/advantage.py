@@ -1,7 +1,7 @@
 """REINFORCE++ with a group baseline.
 
-Left out of the paper: the KL penalty inside the reward, which needs a log-probability a token (use the KL loss), and
-the variant without a baseline.
+Left out of the paper: the KL penalty inside the reward, which needs a log-probability a token (use the KL loss). The
+variant without a baseline is :mod:`slime_ppo.reinforce_plus_plus`.
 """
 
 from __future__ import annotations

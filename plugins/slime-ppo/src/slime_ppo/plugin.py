@@ -12,6 +12,17 @@ __all__: list[str] = []
 @hookimpl
 def slime_register_advantage_estimators() -> Iterator[Component]:
     yield Component(
+        "reinforce_plus_plus",
+        target="slime_ppo.reinforce_plus_plus:ReinforcePlusPlus",
+        traits=AdvantageTraits(
+            scope="token",
+            reads={"rewards", "mask"},
+            kl_reads={"log_probs", "ref_log_probs"},
+            policy_loss="clipped",
+        ),
+        summary="Return of each token, divergence in the reward, whitened over the batch (REINFORCE++, 2501.03262)",
+    )
+    yield Component(
         "reinforce_plus_plus_baseline",
         target="slime_ppo.advantage:ReinforcePlusPlusBaseline",
         traits=AdvantageTraits(scope="sample", reads={"rewards", "groups", "mask_sums"}, across_groups=True),

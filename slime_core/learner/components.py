@@ -1,0 +1,82 @@
+"""Builds the components that run on a learner rank: policy loss, corrections, and an estimator of scope ``token``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slime_core.config.schema import AlgorithmConfig
+from slime_core.learner.advantages import OverShards, TokenEstimation
+from slime_core.learner.corrections import Corrections, NamedCorrection
+from slime_core.learner.objective import Objective
+from slime_core.plugins.component import Kind
+from slime_core.plugins.contracts import AdvantageSettings, CorrectionSettings
+from slime_core.plugins.registry import Registry
+
+__all__ = ["build_estimation", "build_objective"]
+
+
+def build_objective(
+    registry: Registry,
+    policy_loss: str,
+    algorithm: AlgorithmConfig,
+    *,
+    options: Mapping[str, Any],
+    context_group: Any = None,
+) -> Objective:
+    """The loss of a run.
+
+    Arguments:
+        policy_loss: name of the component.
+        options: plugin name -> its options object.
+        context_group: the ranks that share every row, if there are several.
+    """
+    named = [
+        NamedCorrection(_build(registry, Kind.CORRECTION, name, options), _who(registry, Kind.CORRECTION, name))
+        for name in algorithm.corrections
+    ]
+    settings = CorrectionSettings(tis_clip=algorithm.tis_clip, tis_clip_low=algorithm.tis_clip_low)
+    return Objective(
+        _build(registry, Kind.POLICY_LOSS, policy_loss, options),
+        algorithm,
+        corrections=Corrections(named, settings),
+        context_group=context_group,
+    )
+
+
+def build_estimation(
+    registry: Registry,
+    algorithm: AlgorithmConfig,
+    *,
+    options: Mapping[str, Any],
+    data_group: Any,
+    context_group: Any = None,
+) -> TokenEstimation | None:
+    """The run's advantage estimator if its scope is ``token``; None: the sampler, or nobody, estimates.
+
+    Arguments:
+        data_group: one rank of each data-parallel shard.
+        context_group: the ranks that share every row, if there are several.
+    """
+    kind, name = Kind.ADVANTAGE_ESTIMATOR, algorithm.advantage_estimator
+    if name is None:
+        return None
+    traits: Any = registry.find(kind, name).traits
+    if traits.scope != "token":
+        return None
+    return TokenEstimation(
+        _build(registry, kind, name, options),
+        who=_who(registry, kind, name),
+        reads=traits.reads | traits.kl_reads if algorithm.kl_coef else traits.reads,
+        settings=AdvantageSettings(gamma=algorithm.gamma, lambd=algorithm.lambd, kl_coef=algorithm.kl_coef),
+        reduce=OverShards(data_group),
+        context_group=context_group,
+    )
+
+
+def _build(registry: Registry, kind: Kind, name: str, options: Mapping[str, Any]) -> Any:
+    return registry.load(kind, name)(options.get(registry.owner(kind, name).name))
+
+
+def _who(registry: Registry, kind: Kind, name: str) -> str:
+    return f"{kind.words} {name!r} of {registry.owner(kind, name)}"

@@ -1,0 +1,69 @@
+"""What the components of a run read is filled, and its settings reach somebody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime_core.config.schema import AlgorithmConfig, RunConfig
+from slime_core.errors import PluginError
+from slime_core.plugins.registry import activate
+from slime_core.plugins.selection import check_selection
+
+PLUGIN = """
+from slime_core import AdvantageTraits, Component, hookimpl
+
+@hookimpl
+def slime_register_advantage_estimators():
+    traits = AdvantageTraits({traits})
+    yield Component("mine", target=f"{{__name__}}:Mine", traits=traits)
+"""
+
+
+def check(tmp_path: Path, traits: str, **algorithm) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(PLUGIN.format(traits=traits))
+    registry = activate([str(file)]).registry
+    check_selection(
+        RunConfig(algorithm=AlgorithmConfig(advantage_estimator="mine", **algorithm)), registry, trains=True
+    )
+
+
+def test_what_is_filled_may_be_read(tmp_path):
+    check(tmp_path, "reads={'rewards', 'groups', 'lengths', 'mask_sums'}")
+    check(tmp_path, "scope='token', reads={'rewards', 'mask', 'lengths', 'rollout_log_probs'}", corrections=("tis",))
+    check(tmp_path, "scope='token', kl_reads={'log_probs', 'ref_log_probs'}", kl_coef=0.1)
+
+
+@pytest.mark.parametrize(
+    ("traits", "column", "filled"),
+    [
+        ("scope='token', reads={'rewards', 'values'}", "values", "'token' are lengths, log_probs, mask, "),
+        ("scope='token', reads={'groups'}", "groups", "'token' are lengths, log_probs, mask, ref_log_probs, rewards, "),
+        ("scope='token', kl_reads={'teacher'}", "teacher", "'token' are lengths, log_probs, mask, ref_log_probs, "),
+        ("reads={'log_probs'}", "log_probs", "'sample' are groups, lengths, mask_sums, rewards. Choose another "),
+    ],
+)
+def test_a_column_that_nothing_fills_is_refused(tmp_path, traits, column, filled):
+    with pytest.raises(PluginError) as caught:
+        check(tmp_path, traits)
+    message = str(caught.value)
+    assert message.startswith("advantage estimator 'mine' of plugin ")
+    assert f" reads {column}, which nothing fills; filled for scope {filled}" in message
+    assert message.endswith("Choose another estimator, or a version of slime-rl that fills it.")
+
+
+def test_an_unknown_correction_is_refused(tmp_path):
+    with pytest.raises(PluginError, match="no active plugin offers a correction called 'tiss'"):
+        check(tmp_path, "reads={'rewards'}", corrections=("tiss",))
+
+
+def test_a_divergence_that_nobody_takes_off_is_refused(tmp_path):
+    with pytest.raises(PluginError) as caught:
+        check(tmp_path, "scope='token', reads={'rewards'}", kl_coef=0.25)
+    assert str(caught.value).startswith("kl_coef = 0.25 has no effect: advantage estimator 'mine' of plugin ")
+    assert str(caught.value).endswith(
+        "takes no divergence off the rewards. Leave --kl-coef out, have the divergence in the loss with --use-kl-loss, "
+        "or choose another estimator."
+    )
