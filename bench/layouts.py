@@ -3,11 +3,12 @@
     python bench/layouts.py [--json FILE]        half a minute on two idle cores; exit code 1 if a bound is broken
 
 Two optimizer steps, of five and seven micro-batches of ragged samples, every term of the loss: clipped policy loss,
-divergence from a reference with other weights, entropy. Compared with one rank: the loss and every metric, the norm of
-the gradient, the gradient of every weight under its Hugging Face name (relative L2 norm of the difference), and the
-weights after each step. Every step starts from the weights that one rank had there, bit for bit: what is compared is
-the layout, not how far a last bit of the first step grows in the second. One rank in turn is compared with Hugging Face
-transformers and torch.autograd.
+divergence from a reference with other weights, entropy. In the cases called ``tokens`` advantages are estimated on the
+ranks, token by token, and the loss is corrected, by token and by sequence. Compared with one rank: the loss and every
+metric, the norm of the gradient, the gradient of every weight under its Hugging Face name (relative L2 norm of the
+difference), and the weights after each step. Every step starts from the weights that one rank had there, bit for bit:
+what is compared is the layout, not how far a last bit of the first step grows in the second. One rank in turn is
+compared with Hugging Face transformers and torch.autograd.
 
 This process imports the engines once; the ranks are forked from it, fresh ones for every layout.
 """
@@ -37,17 +38,37 @@ from slime_core.builtin.arithmetic.task import EOS_ID, VOCABULARY
 from slime_core.config.schema import AlgorithmConfig, ClusterConfig, ModelConfig, OptimizerConfig, RunConfig
 from slime_core.cpu.megatron import install
 from slime_core.learner.layout import ParallelLayout
-from slime_core.plugins.contracts import LossOutput, LossTerms
+from slime_core.plugins.contracts import (
+    CorrectionOutput,
+    CorrectionTerms,
+    LossOutput,
+    LossTerms,
+    Reductions,
+    ResponseTokens,
+    TokenAdvantages,
+)
 from slime_core.rollout.shards import loss_masks, make_shards
 from slime_core.types import Sample, Status, TrainBatch
 
 ARITHMETIC = Path(slime_core.__file__).parent / "builtin" / "arithmetic"
 MODEL, PROBLEMS = ARITHMETIC / "model", ARITHMETIC / "data" / "train.jsonl"
 ALGORITHM = {"use_kl_loss": True, "kl_loss_coef": 0.05, "kl_loss_type": "k3", "entropy_coef": 0.02}
+ESTIMATED = {
+    "use_kl_loss": False,
+    "kl_loss_coef": 0.0,
+    "entropy_coef": 0.0,
+    "advantage_estimator": "reinforce_plus_plus",
+    "gamma": 0.9,
+    "kl_coef": 3.0,
+    "corrections": ("tis",),
+    "tis_clip": 0.2,
+    "tis_clip_low": 0.05,
+}
+"""The policy loss alone, so that nothing else makes the gradients. Some ratios lie between the bounds, some beyond."""
 ADAM = {"lr": 1e-4, "weight_decay": 0.1, "adam_beta2": 0.95, "adam_eps": 1e-5, "clip_grad": 0.5}
 TEMPERATURE, NUM_SAMPLES, NUM_STEPS, MAX_TOKENS = 1.0, 24, 2, 100
 TIMEOUT_S = 90
-NOISE = 0.05
+NOISE, SMALLEST_WEIGHT = 0.05, 0.05
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 USUAL = ("fresh", "token")
@@ -89,6 +110,12 @@ CASES = (
     Case("DP2, CP2", 4, ParallelLayout(context=2)),
     Case("DP1", 1, loss="sequence"),
     Case("CP2", 2, ParallelLayout(context=2), loss="sequence"),
+    Case("DP1", 1, loss="tokens"),
+    Case("DP2", 2, loss="tokens"),
+    Case("TP2", 2, ParallelLayout(tensor=2), loss="tokens"),
+    Case("CP2", 2, ParallelLayout(context=2), loss="tokens"),
+    Case("PP2", 2, ParallelLayout(pipeline=2), loss="tokens"),
+    Case("DP2, CP2", 4, ParallelLayout(context=2), loss="tokens"),
     Case("DP1", 1, model="tied"),
     Case("PP2", 2, ParallelLayout(pipeline=2), model="tied"),
     Case("DP1", 1, model="experts"),
@@ -101,7 +128,8 @@ CASES = (
 """The first of a model and a loss is what the others of the same are compared with.
 
 Models, all in the shape of the embedded one: ``fresh`` weights; the same with ``tied`` embeddings; a small one with
-``experts``; and ``trained``, the embedded weights themselves. Losses: clipped, by ``token``; one ratio a ``sequence``.
+``experts``; and ``trained``, the embedded weights themselves. Losses: clipped, by ``token``; one ratio a ``sequence``;
+and clipped, with ``tokens`` that each have an advantage and a correction.
 """
 
 
@@ -198,10 +226,12 @@ def sample_answer(model: Any, tokens: list[int]) -> list[int]:
     return answer
 
 
-def shards(rollout: Rollout, num_ranks: int) -> list[TrainBatch]:
+def shards(rollout: Rollout, num_ranks: int, loss: str) -> list[TrainBatch]:
+    """Where the learner estimates advantages, what is the advantage elsewhere is the reward."""
     return make_shards(
         rollout.samples,
-        rollout.advantages_B,
+        None if loss == "tokens" else rollout.advantages_B,
+        rewards_B=rollout.advantages_B,
         rollout=0,
         num_ranks=num_ranks,
         num_steps=NUM_STEPS,
@@ -219,13 +249,39 @@ def sequence_loss(terms: LossTerms) -> LossOutput:
     return LossOutput(-ratio_T * terms.advantages_T, {"sequence_ratio": ratio_T.detach()})
 
 
+def sequence_correction(terms: CorrectionTerms) -> CorrectionOutput:
+    """Weighs a sequence by the geometric mean of its ratios, and leaves out those where it is smallest."""
+    counts_b = terms.segments.sums(terms.mask_T).clamp(min=1)
+    logs_b = terms.segments.sums(terms.mask_T * (terms.log_probs_T - terms.rollout_log_probs_T)) / counts_b
+    ratio_T = terms.segments.spread(logs_b.exp())
+    mask_T = terms.mask_T.where(ratio_T >= SMALLEST_WEIGHT, 0.0)
+    return CorrectionOutput(ratio_T, mask_T, {"sequence_weight": ratio_T, "left": mask_T})
+
+
+class Counting:
+    """An estimator that also reports how many tokens the batch trains, and whose advantages are 1 on average.
+
+    Whitening divides one sum by another, so a shard that is counted twice alike would not show; and its loss is a
+    difference of nearly equal sums, of which rounding would take a large share.
+    """
+
+    def __init__(self, estimator: Any) -> None:
+        self._estimator = estimator
+
+    def estimate(self, batch: ResponseTokens, reduce: Reductions) -> TokenAdvantages:
+        found = self._estimator.estimate(batch, reduce)
+        count_U = reduce.sum(batch.mask_U.sum()).expand_as(batch.mask_U)
+        metrics_U = {**found.metrics_U, "batch_tokens": count_U}
+        return replace(found, advantages_U=found.advantages_U + 1, metrics_U=metrics_U)
+
+
 # --- One rank ---------------------------------------------------------------------------------------------------------
 
 
-def run_config(folder: Path) -> RunConfig:
+def run_config(folder: Path, loss: str) -> RunConfig:
     return RunConfig(
         cluster=ClusterConfig(device="cpu"),
-        algorithm=AlgorithmConfig(**ALGORITHM),
+        algorithm=AlgorithmConfig(**ALGORITHM | (ESTIMATED if loss == "tokens" else {})),
         model=ModelConfig(ref_load=folder / "reference"),
         optimizer=OptimizerConfig(**ADAM),
     )
@@ -233,6 +289,7 @@ def run_config(folder: Path) -> RunConfig:
 
 def build(case: Case, rank: int, address: str, folder: Path) -> Any:
     from slime_core.learner import rank as module
+    from slime_core.learner.corrections import NamedCorrection
     from slime_core.learner.rank import Learner, LearnerSettings
     from slime_core.learner.spec import MBridgeSpec
     from slime_core.plugins.registry import activate
@@ -240,7 +297,7 @@ def build(case: Case, rank: int, address: str, folder: Path) -> Any:
     if case.model == "experts":
         module._model_spec = lambda *_: MBridgeSpec()  # no plugin claims the architecture yet
     settings = LearnerSettings(
-        run_config(folder / case.model),
+        run_config(folder / case.model, case.loss),
         folder / case.model / "actor",
         ARCHITECTURE,
         "clipped",
@@ -252,9 +309,14 @@ def build(case: Case, rank: int, address: str, folder: Path) -> Any:
         num_threads=1,
         layout=case.layout,
     )
-    learner = Learner(settings, activate([], architecture=ARCHITECTURE).registry)
+    plugins = ["ppo"] if case.loss == "tokens" else []
+    learner = Learner(settings, activate(plugins, architecture=ARCHITECTURE).registry)
     if case.loss == "sequence":
         learner._objective._policy_loss = sequence_loss
+    if case.loss == "tokens":
+        corrections = learner._objective.corrections
+        corrections._named += (NamedCorrection(sequence_correction, "sequence correction"),)
+        learner._estimation._estimator = Counting(learner._estimation._estimator)
     return learner
 
 
@@ -283,7 +345,7 @@ def carry_out(case: Case, rollout: Rollout, rank: int, address: str, folder: Pat
     """Runs in a forked process: trains the shard of ``rank``, and writes what it found to ``target``."""
     learner = build(case, rank, address, folder)
     found = record(learner, folder / case.model / case.loss)
-    parts = shards(rollout, case.layout.data_size(case.ranks))
+    parts = shards(rollout, case.layout.data_size(case.ranks), case.loss)
     learner.train(parts[case.layout.data_rank(rank, world_size=case.ranks)])
     torch.save(asdict(found), target)
     learner.close()
