@@ -38,6 +38,7 @@ def live(run: Path, notes: Path, *words: str | Path) -> Watched:
     notes.mkdir()
     named = ("--plugin", "grpo", "--plugin", PLUGIN, "--watcher.folder", notes)
     ended = slime(run, "run", *named, *SMALL, *words)
+    assert (notes / "seen.jsonl").exists(), ended.errors + ended.output
     lines = (notes / "seen.jsonl").read_text().splitlines()
     return Watched(ended, [json.loads(line) for line in lines])
 
