@@ -55,10 +55,11 @@ class Trained:
 
 
 class LearnerActor(Watched):
-    """Runs a :class:`~slime_core.learner.rank.Learner`."""
+    """Runs a :class:`~slime_core.learner.rank.Learner`, with exactly the driver's plugins."""
 
     def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
+        # Here, because the options that setup() is handed are objects of the plugins' classes.
+        self._registry = attach(manifest)
         self._learner: Any = None
         self._publisher: Any = None
 
@@ -74,8 +75,8 @@ class LearnerActor(Watched):
             return f"{host}:{listener.getsockname()[1]}"
 
     def setup(self, settings: LearnerSettings) -> None:
-        """Attach exactly the driver's plugins, build the model and load the start weights. Collective."""
-        self._learner = Learner(settings, attach(self._manifest))
+        """Build the model and load the start weights. Collective."""
+        self._learner = Learner(settings, self._registry)
 
     def connect(self, engine_urls: list[str], settings: PublisherSettings) -> None:
         """Meet the engines for weight transfer. Collective."""

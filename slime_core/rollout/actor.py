@@ -32,15 +32,17 @@ class SampledShards:
 
 
 class SamplerActor(Watched):
-    """Runs a :class:`~slime_core.rollout.sampler.Sampler`; shards go into the object store, references come back."""
+    """Runs a :class:`~slime_core.rollout.sampler.Sampler` with exactly the driver's plugins; shards go into the object
+    store, references come back."""
 
     def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
+        # Here, because the options that setup() is handed are objects of the plugins' classes.
+        self._registry = attach(manifest)
         self._sampler: Any = None
 
     async def setup(self, settings: SamplerSettings) -> None:
-        """Attach exactly the driver's plugins and load data, tokenizer and components."""
-        self._sampler = Sampler(settings, attach(self._manifest))
+        """Load data, tokenizer and components."""
+        self._sampler = Sampler(settings, self._registry)
 
     async def sample(self, rollout: int) -> SampledShards:
         """Collect and pack one rollout."""
