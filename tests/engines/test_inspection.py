@@ -1,0 +1,123 @@
+"""Nodes and actors whose plugins are not the driver's, on real Ray."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from slime_core.cluster.actors import start_actor
+from slime_core.cluster.inspection import inspect_nodes
+from slime_core.cluster.session import Session
+from slime_core.cluster.waiting import wait
+from slime_core.errors import ManifestMismatch, WaitTimeout
+from slime_core.plugins.manifest import Manifest
+from slime_core.plugins.registry import activate
+from slime_core.rollout.actor import SamplerActor
+
+pytestmark = pytest.mark.timeout(120)
+
+HOOKS = """
+from slime_core import Component, hookimpl
+@hookimpl
+def slime_register_reward_models():
+    yield Component("length", target="acme_toy.code:Length")
+"""
+Site = Callable[..., Path]
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """Makes folders with distribution acme-toy; the first one is on this process's path."""
+
+    def make(name: str, *, version: str = "1.0", code: str = "class Length: pass\n") -> Path:
+        folder = tmp_path / name
+        info = folder / f"acme_toy-{version}.dist-info"
+        for path in (info, folder / "acme_toy"):
+            path.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: acme-toy\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text("[slime]\ntoy = acme_toy.plugin\n")
+        (folder / "acme_toy" / "plugin.py").write_text(HOOKS)
+        (folder / "acme_toy" / "__init__.py").touch()
+        (folder / "acme_toy" / "code.py").write_text(code)
+        return folder
+
+    monkeypatch.syspath_prepend(make("driver"))
+    yield make
+    for module in [name for name in sys.modules if name.startswith("acme_toy")]:
+        del sys.modules[module]
+
+
+def refusal_of_an_actor(manifest: Manifest, folder: Path) -> str:
+    """What a sampler says that has ``folder`` on its path."""
+    actor = start_actor(SamplerActor, manifest, label="sampler", env={"PYTHONPATH": str(folder)})
+    try:
+        with pytest.raises(ManifestMismatch) as failure:
+            wait([actor.start("setup", None)], what="the sampler")
+        return str(failure.value)
+    finally:
+        ray.kill(actor.handle)
+
+
+def test_a_node_with_the_drivers_plugins_passes_within_seconds(ray_session: Session) -> None:
+    manifest = activate(["grpo"]).manifest
+    inspect_nodes(manifest)
+    begun_s = time.monotonic()
+    inspect_nodes(manifest)  # the worker process is there now
+    assert time.monotonic() - begun_s < 5
+
+
+def test_a_node_without_a_plugin_is_refused_with_its_name(ray_session: Session, site: Site) -> None:
+    with pytest.raises(ManifestMismatch) as failure:
+        inspect_nodes(activate(["toy"]).manifest)
+    lines = str(failure.value).splitlines()
+    assert lines[0] == "1 of 1 nodes cannot run the driver's plugins; nothing was started."
+    assert lines[2].split()[0] == socket.gethostname()
+    assert lines[2].split()[-1] == "missing"
+    assert lines[3] == "Install the same on every node (acme-toy==1.0), or share one environment between the nodes."
+
+
+def test_an_actor_refuses_another_version_and_names_its_node(ray_session: Session, site: Site) -> None:
+    manifest = activate(["toy"]).manifest
+    said = refusal_of_an_actor(manifest, site("other", version="2.0"))
+    content = manifest.entries[1].digest[:12]
+    assert said.startswith("the plugins of this process are not the driver's:\n")
+    row = said.splitlines()[2].split()
+    assert row == [socket.gethostname(), "toy", "acme-toy", "1.0", content, "acme-toy", "2.0", content, "version"]
+
+
+def test_an_actor_refuses_another_content_of_the_same_version(ray_session: Session, site: Site) -> None:
+    manifest = activate(["toy"]).manifest
+    said = refusal_of_an_actor(manifest, site("other", code="class Length: changed = True\n"))
+    assert said.splitlines()[2].endswith("content of acme_toy/code.py")
+
+
+def test_an_actor_with_the_same_files_elsewhere_attaches(ray_session: Session, site: Site, tmp_path: Path) -> None:
+    shutil.copytree(tmp_path / "driver", tmp_path / "copy")
+    manifest = activate(["toy"]).manifest
+    attached = ray.remote(num_cpus=0, runtime_env={"env_vars": {"PYTHONPATH": str(tmp_path / "copy")}})(_names)
+    assert ray.get(attached.remote(manifest)) == ["core", "toy"]
+
+
+def test_a_node_that_does_not_answer_is_named_with_the_limit(ray_session: Session) -> None:
+    with pytest.raises(WaitTimeout) as failure:
+        inspect_nodes(activate([]).manifest, limit_s=0)
+    assert str(failure.value) == (
+        f"1 of 1 nodes did not say within 0 s which plugins they have: {socket.gethostname()} (127.0.0.1).\n"
+        "`ray status` and the logs of Ray on those nodes say why no process of theirs runs; then start again."
+    )
+
+
+def _names(manifest: Manifest) -> list[str]:
+    from slime_core.plugins.manifest import attach
+
+    return [plugin.name for plugin in attach(manifest).plugins]
+
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import test files

@@ -1,0 +1,100 @@
+"""Resuming with other plugins than those that wrote the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slime_core.checkpoint.folder import Checkpoint, RunState, drafted, find, write_state
+from slime_core.cli.changes import continued
+from slime_core.cli.main import main
+from slime_core.errors import ConfigError, ManifestMismatch
+from slime_core.plugins.manifest import Manifest, ManifestEntry, PluginChange
+
+CORE = ManifestEntry("core", "slime-rl", "0.1.0", "slime_core.builtin.plugin", "c" * 64, files=(("a.py", "1"),))
+ACME = ManifestEntry("acme", "acme-tree", "2.1", "acme.plugin", "a" * 64)
+THEN = Manifest((CORE, ACME))
+
+
+def checkpoint(manifest: Manifest | None = THEN) -> Checkpoint:
+    plugins = json.loads(manifest.to_json()) if manifest else {}
+    return Checkpoint(Path("run/checkpoints/step-000002"), RunState(2, plugins=plugins))
+
+
+def refusal(now: Manifest, then: Manifest | None = THEN) -> str:
+    with pytest.raises(ManifestMismatch) as failure:
+        continued(now, checkpoint(then), allowed=False)
+    return str(failure.value)
+
+
+def test_the_same_plugins_in_any_order_go_on():
+    now = Manifest((ACME, CORE))
+    assert continued(now, checkpoint(), allowed=False) == now
+
+
+def test_another_version_added_and_removed_plugins_are_one_table():
+    newer, more = replace(ACME, version="2.2"), replace(ACME, plugin="more", distribution="more", digest="b" * 64)
+    then = Manifest((CORE, ACME, replace(more, plugin="gone", distribution="gone")))
+    assert refusal(Manifest((CORE, newer, more)), then) == (
+        "run/checkpoints/step-000002 was written with other plugins than would run now:\n"
+        "  plugin  step-000002                 now                         differs in\n"
+        "  acme    acme-tree 2.1 aaaaaaaaaaaa  acme-tree 2.2 aaaaaaaaaaaa  version\n"
+        "  gone    gone 2.1 bbbbbbbbbbbb       -                           missing\n"
+        "  more    -                           more 2.1 bbbbbbbbbbbb       added\n"
+        "Install what it was written with, or go on with what is here: --allow-plugin-change, which is recorded."
+    )
+
+
+def test_a_core_that_was_edited_counts_and_its_files_are_named():
+    edited = replace(CORE, digest="d" * 64, files=(("a.py", "2"), ("b.py", "3")))
+    assert "core    slime-rl 0.1.0 cccccccccccc  slime-rl 0.1.0 dddddddddddd  content of a.py, b.py" in refusal(
+        Manifest((edited, ACME))
+    )
+
+
+def test_a_function_named_by_path_counts_too():
+    function = ManifestEntry("custom_rm_path", "module lab", "(local)", "lab", "f" * 64, source="module")
+    assert "custom_rm_path  -            module lab ffffffffffff  added" in refusal(Manifest((CORE, ACME), (function,)))
+
+
+def test_a_checkpoint_that_recorded_no_plugins_is_one_of_other_plugins():
+    assert "core    -            slime-rl 0.1.0 cccccccccccc  added" in refusal(THEN, None)
+
+
+def test_an_allowed_change_is_warned_about_and_recorded_after_the_earlier_ones(capsys):
+    earlier = PluginChange(1, ("core: x -> y (version)",))
+    now = Manifest((CORE, replace(ACME, version="2.2")))
+    manifest = continued(now, checkpoint(replace(THEN, changes=(earlier,))), allowed=True)
+    line = "acme: acme-tree 2.1 aaaaaaaaaaaa -> acme-tree 2.2 aaaaaaaaaaaa (version)"
+    assert manifest == replace(now, changes=(earlier, PluginChange(2, (line,))))
+    assert capsys.readouterr().err.startswith(
+        "warning: --allow-plugin-change: step-000002 was written with other plugins:\n  plugin  step-000002  "
+    )
+
+
+def test_changes_of_the_past_stay_recorded_when_nothing_has_changed_since():
+    changes = (PluginChange(1, ("core: x -> y (version)",)),)
+    assert continued(THEN, checkpoint(replace(THEN, changes=changes)), allowed=True).changes == changes
+
+
+def test_allowing_a_change_where_nothing_is_resumed_is_a_mistake():
+    with pytest.raises(ConfigError) as failure:
+        continued(THEN, None, allowed=True)
+    assert str(failure.value) == (
+        "allow_plugin_change = true, and nothing is resumed; give --load RUN as well, or leave it out."
+    )
+
+
+def test_slime_run_refuses_before_it_makes_a_folder(tmp_path: Path, monkeypatch, capsys):
+    with drafted(tmp_path / "old" / "checkpoints", 2) as draft:
+        write_state(draft, RunState(2, plugins=json.loads(THEN.to_json())))
+    assert find(tmp_path / "old").state.step == 2
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--plugin", "grpo", "--load", "old", "--output-dir", "new"]) == 2
+    printed = capsys.readouterr().err
+    assert "step-000002 was written with other plugins than would run now:\n" in printed
+    assert "  acme    acme-tree 2.1 aaaaaaaaaaaa " in printed
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,191 @@
+"""``slime.lock``: what it says, who is refused by it, and the commands that write and compare it."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from slime_core.cli.main import main
+from slime_core.errors import ManifestMismatch, PluginError
+from slime_core.plugins.lock import Lock, read_lock
+from slime_core.plugins.registry import activate
+
+REWARD = """
+from slime_core import Component, hookimpl
+@hookimpl
+def slime_register_reward_models():
+    yield Component("length", target="acme.code:Length")
+"""
+REMEDY = "or write it anew with slime plugins lock."
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+@pytest.fixture
+def acme(install, folder: Path) -> Path:
+    return install("acme-tree", "2.1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": REWARD})
+
+
+def lock(*names: str) -> Lock:
+    return Lock.of(activate(names).manifest, Path("slime.lock"))
+
+
+def test_a_lock_lists_core_first_then_by_name_and_holds_no_path_and_no_time(acme, folder):
+    (folder / "mine.py").write_text("x = 1\n")
+    text = lock(str(folder / "mine.py"), "acme").to_toml()
+    assert text == lock("acme", str(folder / "mine.py")).to_toml()
+    rows = tomllib.loads(text)["plugin"]
+    assert [row["name"] for row in rows] == ["core", "acme", "mine"]
+    assert rows[1].keys() == {"name", "distribution", "version", "entry_point", "sha256"}
+    assert rows[2] == {"name": "mine", "file": "mine.py", "sha256": rows[2]["sha256"]}
+    assert str(folder.parent) not in text
+
+
+def test_a_file_beside_the_lock_keeps_its_place_and_one_elsewhere_its_name(folder, tmp_path):
+    for path in (folder / "lab" / "near.py", tmp_path / "far.py"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"x = {path.stem!r}\n")
+    rows = tomllib.loads(lock("lab/near.py", str(tmp_path / "far.py")).to_toml())["plugin"]
+    assert [row["file"] for row in rows[1:]] == ["far.py", "lab/near.py"]
+
+
+def test_what_is_written_is_read_again_and_accepts_the_same_set(acme, folder):
+    (folder / "mine.py").write_text("x = 1\n")
+    names = [str(folder / "mine.py"), "acme", "json.tool"]
+    manifest = activate(names, paths={"custom_rm_path": ["mine.py:x", "json:loads"]}).manifest
+    (folder / "slime.lock").write_text(Lock.of(manifest, folder / "slime.lock").to_toml())
+    again = read_lock(folder / "slime.lock")
+    again.check(manifest)
+    assert again.verify() == []
+    assert [entry.plugin for entry in again.functions] == ["custom_rm_path", "custom_rm_path"]
+
+
+def test_a_plugin_that_the_lock_does_not_have_is_not_even_admitted(acme):
+    with pytest.raises(ManifestMismatch) as failure:
+        lock().admit(activate(["acme"]).manifest)
+    entry = activate(["acme"]).manifest.entries[1]
+    assert str(failure.value) == (
+        "the plugins of this run are not those of slime.lock:\n"
+        "  plugin  slime.lock  here                        differs in\n"
+        f"  acme    -           acme-tree 2.1 {entry.digest[:12]}  added\n"
+        f"Install what slime.lock says, {REMEDY}"
+    )
+
+
+def test_a_plugin_that_only_the_lock_has_is_refused_when_the_set_is_whole(acme):
+    found = lock("acme")
+    found.admit(activate([]).manifest)
+    with pytest.raises(ManifestMismatch, match=r"acme    acme-tree 2\.1 \w{12}  -     missing"):
+        found.check(activate([]).manifest)
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("plugin = 3", "no 'version'"),
+        ("version = 2\nplugin = []", "its version is 2, and this slime reads 1"),
+        ("version = 1", "no 'plugin'"),
+        ("version = 1\n[[plugin]]\nname = 'x'", "an entry has the keys name"),
+        ("version = 1\n[[plugin]]\nname = 'x'\nfile = 1\nsha256 = 'y'", "an entry has the keys name, file, sha256"),
+        ("not toml", "Expected '=' after a key"),
+    ],
+)
+def test_a_file_that_is_no_lock_is_refused_with_what_is_wrong(folder, text, mistake):
+    (folder / "slime.lock").write_text(text)
+    with pytest.raises(PluginError) as failure:
+        read_lock(Path("slime.lock"))
+    assert str(failure.value).startswith(f"slime.lock is no lock of plugins: {mistake}")
+    assert str(failure.value).endswith(".\nWrite it anew with slime plugins lock and the flags of the run.")
+
+
+# --- Commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_lock_writes_what_a_run_would_use_with_what_it_needs(folder, capsys):
+    assert main(["plugins", "lock", "--plugin", "searchr1"]) == 0
+    assert capsys.readouterr().out == "slime.lock: core 0.1.0, grpo 0.1.0, models 0.1.0, searchr1 0.1.0\n"
+    assert main(["plugins", "verify"]) == 0
+    assert capsys.readouterr().out == "slime.lock: all 4 plugins are here as it says\n"
+
+
+def test_lock_takes_a_config_and_the_name_of_the_lock(folder, capsys):
+    (folder / "run.toml").write_text('[run]\nplugins = ["grpo"]\n')
+    assert main(["plugins", "lock", "run.toml", "--no-plugin", "ppo", "--lock-file", "kept.lock"]) == 0
+    assert capsys.readouterr().out == f"{folder / 'kept.lock'}: core 0.1.0, grpo 0.1.0, models 0.1.0\n"
+
+
+def test_lock_of_a_run_is_what_that_run_recorded(acme, folder, capsys):
+    (folder / "one").mkdir()
+    (folder / "one" / "plugins.json").write_text(activate(["acme"]).manifest.to_json())
+    assert main(["plugins", "lock", "--run", "one"]) == 0
+    assert (folder / "slime.lock").read_text() == lock("acme").to_toml()
+    assert main(["plugins", "lock", "--run", "nowhere"]) == 2
+    assert capsys.readouterr().err == (
+        "slime: nowhere/plugins.json cannot be read: No such file or directory. Give the folder of a run.\n"
+    )
+
+
+@pytest.mark.parametrize("line", ["--plguin grpo", "--run", "--run a b", "--run a --plugin grpo"])
+def test_lock_refuses_what_it_does_not_understand_and_writes_nothing(folder, line, capsys):
+    assert main(["plugins", "lock", *line.split()]) == 2
+    assert not (folder / "slime.lock").exists()
+
+
+def test_lock_says_how_it_is_used(capsys):
+    assert main(["plugins", "lock", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("slime plugins lock [CONFIG.toml] [flags of slime run]")
+
+
+def test_verify_prints_every_difference_and_fails(acme, folder, install, capsys):
+    site = install("zeta", "1.0", plugins={"zeta": "zeta"}, files={"zeta.py": ""})
+    (folder / "mine.py").write_text("x = 1\n")
+    found = lock("acme", "zeta", str(folder / "mine.py"))
+    (folder / "slime.lock").write_text(found.to_toml())
+    (acme / "acme" / "plugin.py").write_text(REWARD + "\n")
+    (site / "zeta-1.0.dist-info" / "METADATA").write_text("Name: zeta\nVersion: 1.1\n")
+    (folder / "mine.py").unlink()
+    assert main(["plugins", "verify", "slime.lock"]) == 1
+    _, acme_was, mine, zeta = (entry.digest[:12] for entry in found.plugins)
+    acme_is = activate(["acme"]).manifest.entries[1].digest[:12]
+    assert capsys.readouterr().out == (
+        "slime.lock: 3 of 4 plugins are not here as it says:\n"
+        "  plugin  slime.lock                  here                        differs in\n"
+        f"  acme    acme-tree 2.1 {acme_was}  acme-tree 2.1 {acme_is}  content\n"
+        f"  mine    mine.py {mine}        -                           missing\n"
+        f"  zeta    zeta 1.0 {zeta}       zeta 1.1 {zeta}       version\n"
+        f"Install what slime.lock says (zeta==1.0), {REMEDY}\n"
+    )
+
+
+def test_a_locked_run_without_its_lock_is_refused_with_the_way_to_one(folder, capsys):
+    assert main(["run", "--locked", "--plugin", "grpo"]) == 2
+    assert capsys.readouterr().err == (
+        f"slime: {folder / 'slime.lock'}: there is no lock of plugins here (No such file or directory).\n"
+        "Write one with slime plugins lock and the flags of the run, or give its path with --lock-file.\n"
+    )
+
+
+@pytest.mark.parametrize("words", [["--locked"], ["--lock-file", "slime.lock"]])
+def test_a_locked_run_refuses_another_plugin_before_it_is_imported_or_a_folder_is_made(acme, folder, words, capsys):
+    assert main(["plugins", "lock", "--plugin", "grpo"]) == 0
+    assert main(["run", *words, "--plugin", "grpo", "--plugin", "acme", "--output-dir", "new"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"slime: the plugins of this run are not those of {folder / 'slime.lock'}:\n")
+    assert "acme    -           acme-tree 2.1 " in printed
+    assert "acme.plugin" not in sys.modules
+    assert sorted(path.name for path in folder.iterdir()) == ["slime.lock"]
+
+
+def test_a_locked_run_that_lacks_a_plugin_of_the_lock_is_refused(folder, capsys):
+    assert main(["plugins", "lock", "--plugin", "searchr1"]) == 0
+    assert main(["run", "--locked", "--plugin", "grpo", "--output-dir", "new"]) == 2
+    assert " -     missing\n" in capsys.readouterr().err
