@@ -92,7 +92,7 @@ def slime_register_generate_functions() -> Iterator[Component]:
     yield Component(
         "single_turn",
         target="slime_core.rollout.generate:SingleTurn",
-        traits=GenerateTraits(scope="group"),
+        traits=GenerateTraits(scope="group", sends_prompts_whole=True),
         summary="One response to each prompt",
     )
 
@@ -102,6 +102,6 @@ def slime_register_data_sources() -> Iterator[Component]:
     yield Component(
         "prompts",
         target="slime_core.data.prompts:PromptFiles",
-        traits=DataTraits(),
+        traits=DataTraits(reads_prompt_files=True),
         summary="Prompts from a JSON Lines file, shuffled anew each epoch",
     )

@@ -18,13 +18,12 @@ from slime_core.config.mistakes import Mistake, report
 from slime_core.config.schema import RunConfig
 from slime_core.data.screen import Reading, Room, screen
 from slime_core.plugins.component import Kind
+from slime_core.plugins.traits import DataTraits, GenerateTraits
 
 if TYPE_CHECKING:
     from slime_core.plugins.registry import Registry
 
 __all__ = ["check_files", "check_machine", "joins_a_cluster", "machine_mistakes", "preflight"]
-
-CORE = "core"
 
 
 def preflight(config: RunConfig, registry: Registry, *, trains: bool) -> None:
@@ -124,7 +123,8 @@ def _screen_prompts(config: RunConfig, registry: Registry, *, trains: bool) -> N
     )
     response = config.rollout.rollout_max_response_len
     prompts = config.data.prompt_data
-    if trains and prompts is not None and _is_ours(registry, Kind.DATA_SOURCE, config.data.data_source):
+    source = registry.find(Kind.DATA_SOURCE, config.data.data_source).traits if trains else None
+    if prompts is not None and isinstance(source, DataTraits) and source.reads_prompt_files:
         room = _room(config, registry, response=response, leaves_out=config.data.rollout_max_prompt_len)
         screen(prompts, rows, room=room, setting="prompt_data")
     room = _room(config, registry, response=config.eval.eval_max_response_len or response)
@@ -135,8 +135,9 @@ def _screen_prompts(config: RunConfig, registry: Registry, *, trains: bool) -> N
 
 
 def _room(config: RunConfig, registry: Registry, *, response: int, leaves_out: int | None = None) -> Room | None:
-    """How long prompts may be; None: a plugin's own generate function decides what it makes of them."""
-    if not _is_ours(registry, Kind.GENERATE_FUNCTION, config.rollout.generate_function):
+    """How long prompts may be; None: the generate function decides what it makes of them."""
+    traits = registry.find(Kind.GENERATE_FUNCTION, config.rollout.generate_function).traits
+    if not (isinstance(traits, GenerateTraits) and traits.sends_prompts_whole):
         return None
     folder = start_weights(config)
     return Room(
@@ -146,7 +147,3 @@ def _room(config: RunConfig, registry: Registry, *, response: int, leaves_out: i
         apply_chat_template=config.data.apply_chat_template,
         leaves_out=leaves_out,
     )
-
-
-def _is_ours(registry: Registry, kind: Kind, name: str) -> bool:
-    return registry.owner(kind, name).name == CORE

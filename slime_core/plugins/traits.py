@@ -84,9 +84,16 @@ class RewardTraits:
 
 @dataclass(frozen=True, slots=True)
 class GenerateTraits:
-    """How a generate function is called: ``sample``: with one sample; ``group``: with a whole prompt group."""
+    """How a generate function is called, and what it does with a prompt.
+
+    Arguments:
+        scope: ``sample``: with one sample; ``group``: with a whole prompt group.
+        sends_prompts_whole: each prompt goes to an engine as it is, with room for the longest response, so the core may
+            refuse prompts that are too long before the run starts. False: it makes of them what it wants.
+    """
 
     scope: Literal["sample", "group"] = "sample"
+    sends_prompts_whole: bool = False
 
     def __post_init__(self) -> None:
         _require_choice("GenerateTraits.scope", self.scope, ("sample", "group"))
@@ -94,7 +101,14 @@ class GenerateTraits:
 
 @dataclass(frozen=True, slots=True)
 class DataTraits:
-    """A data source has no traits yet; the class keeps the place typed."""
+    """Where a data source's prompts come from.
+
+    Arguments:
+        reads_prompt_files: they are rows of ``prompt_data`` in the core's form, so the core may look through that file
+            before the run starts. False: ``prompt_data`` means what the data source makes of it.
+    """
+
+    reads_prompt_files: bool = False
 
 
 @dataclass(frozen=True, slots=True)

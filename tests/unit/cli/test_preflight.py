@@ -9,7 +9,7 @@ import pytest
 
 from slime_core.cli import preflight as room
 from slime_core.cli.needs import ENGINE_BYTES, GIB, RANK_BYTES, RUN_BYTES, SEMAPHORE_BYTES, Needs
-from slime_core.cli.preflight import machine_mistakes, preflight
+from slime_core.cli.preflight import check_files, machine_mistakes, preflight
 from slime_core.cluster.machine import Machine
 from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
@@ -123,3 +123,40 @@ def test_an_evaluation_looks_at_its_own_prompts_only(tmp_path: Path) -> None:
     preflight(config(f"--prompt-data {file} {short}"), registry, trains=False)
     with pytest.raises(DataError, match="line 1, column 1: not JSON"):
         preflight(config(f"--eval-prompt-data mine {file} {short}"), registry, trains=False)
+
+
+OTHER_WAYS = """
+from slime_core import Component, DataTraits, GenerateTraits, hookimpl
+
+@hookimpl
+def slime_register_data_sources():
+    yield Component("rows", target="a:B", traits=DataTraits(reads_prompt_files=True))
+    yield Component("tables", target="a:B")
+
+@hookimpl
+def slime_register_generate_functions():
+    yield Component("short", target="a:B", traits=GenerateTraits(sends_prompts_whole=True))
+    yield Component("summary", target="a:B")
+"""
+
+
+def test_whose_prompts_the_core_looks_through_is_said_by_traits(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OTHER_WAYS)
+    registry = activate(["grpo", str(tmp_path / "mine.py")]).registry
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("nonsense")
+    line = f"--prompt-data {file} --rollout-max-response-len 8 --data-source"
+    check_files(config(f"{line} tables"), registry, trains=True)
+    with pytest.raises(DataError, match="line 1, column 1: not JSON"):
+        check_files(config(f"{line} rows"), registry, trains=True)
+
+
+def test_how_long_prompts_may_be_is_asked_where_they_are_sent_whole(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OTHER_WAYS)
+    registry = activate(["grpo", str(tmp_path / "mine.py")]).registry
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "' + "1+" * 400 + '1=", "label": "401"}')
+    line = f"--prompt-data {file} --rollout-max-response-len 8 --generate-function"
+    check_files(config(f"{line} summary"), registry, trains=True)
+    with pytest.raises(DataError, match="line 1"):
+        check_files(config(f"{line} short"), registry, trains=True)
