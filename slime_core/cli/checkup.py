@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +27,11 @@ from slime_core.plugins.discovery import PluginIdentity, PluginSource, Source, i
 __all__ = ["Checked", "check_plugins", "examined", "sources_of"]
 
 TIMEOUT_S = 120.0
-"""For one plugin; importing torch and Megatron takes seconds of it."""
+"""For one check; building a model for the suite of model specs takes up to half of it."""
+
+LOOK_EVERY_S = 0.1
+RESULTS, LOG = "results", "log"
+"""Files of the process that looks: one line for each step, and what was printed there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +82,16 @@ def sources_of(names: Sequence[str], known: Sequence[PluginIdentity]) -> list[Pl
 
 
 def examined(source: PluginSource, *, timeout_s: float) -> list[Verdict]:
-    """What importing the plugin and everything it declares comes to, found in another process."""
+    """What importing the plugin and everything it declares comes to, found in another process.
+
+    Arguments:
+        timeout_s: for each check; the process ends at the first that takes longer.
+    """
     with tempfile.TemporaryDirectory(prefix="slime-check-") as folder:
-        results, log = Path(folder, "results"), Path(folder, "log")
-        end = _run(source, results, log, timeout_s)
+        end = _run(source, Path(folder), timeout_s)
+        results = Path(folder, RESULTS)
         rows = [json.loads(line) for line in results.read_text("utf-8").splitlines()] if results.exists() else []
-        said = log.read_text("utf-8", errors="replace").strip().splitlines()
+        said = Path(folder, LOG).read_text("utf-8", errors="replace").strip().splitlines()
     verdicts = [Verdict(**row) for row in rows if BEGIN not in row]
     if end:
         verdicts.append(_cut_short(rows, end, said))
@@ -97,15 +106,17 @@ def _checked(source: PluginSource, known: Sequence[PluginIdentity], timeout_s: f
     return Checked(source.plugin, tuple(verdicts))
 
 
-def _run(source: PluginSource, results: Path, log: Path, timeout_s: float) -> str:
+def _run(source: PluginSource, folder: Path, timeout_s: float) -> str:
     """Why the process did not come to its own end; empty: it did."""
+    results = folder / RESULTS
     words = [sys.executable, "-P", "-m", "slime_core.cli.examine", str(results)]
-    with log.open("wb") as output:
+    (folder / "plugin").write_text(pack(source), encoding="utf-8")
+    with (folder / "plugin").open("rb") as told, (folder / LOG).open("wb") as output:
         process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=output, stderr=output, env=_environment(), start_new_session=True
+            words, stdin=told, stdout=output, stderr=output, env=_environment(folder), start_new_session=True
         )
         try:
-            process.communicate(pack(source).encode(), timeout=timeout_s)
+            _wait(process, results, timeout_s)
         except subprocess.TimeoutExpired:
             return f"took longer than {timeout_s:g} s (--timeout-s)"
         finally:
@@ -114,6 +125,19 @@ def _run(source: PluginSource, results: Path, log: Path, timeout_s: float) -> st
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     return _death(process.returncode, results)
+
+
+def _wait(process: subprocess.Popen[bytes], results: Path, timeout_s: float) -> None:
+    """Returns when the process has ended; each check that begins or ends gives it ``timeout_s`` more."""
+    seen, since_s = 0, time.monotonic()
+    while time.monotonic() - since_s < timeout_s:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK_EVERY_S)
+            return
+        size = results.stat().st_size if results.exists() else 0
+        if size != seen:
+            seen, since_s = size, time.monotonic()
+    raise subprocess.TimeoutExpired(process.args, timeout_s)
 
 
 def _death(code: int, results: Path) -> str:
@@ -130,20 +154,23 @@ def _cut_short(rows: Sequence[Mapping[str, str]], end: str, said: Sequence[str])
     return fails(check, f"{end}{last}")
 
 
-def _environment() -> dict[str, str]:
+def _environment(folder: Path) -> dict[str, str]:
     """This process's, and the folders that it imports from besides those of every Python of this environment."""
     prefixes = (sys.prefix, sys.base_prefix)
     own = [os.path.abspath(path) for path in sys.path if path and not path.startswith(prefixes)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(own)}
+    # Hypothesis would leave a folder of its own where one stands.
+    kit = {"HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis")}
+    return {**os.environ, **kit, "PYTHONPATH": os.pathsep.join(own)}
 
 
 def _lines(checked: Checked) -> Iterator[str]:
     plugin = checked.plugin
     yield f"{plugin.name} ({plugin.distribution} {plugin.version}, {plugin.entry_point})"
+    width = max(len(verdict.check) for verdict in checked.verdicts)
     for verdict in checked.verdicts:
         first, *others = verdict.reason.splitlines() or [""]
-        yield f"  {verdict.status:<8} {verdict.check:<24} {first}".rstrip()
-        yield from (f"{'':<36}{line}" for line in others)
+        yield f"  {verdict.status:<8} {verdict.check:<{width}}  {first}".rstrip()
+        yield from (f"{'':<{width + 13}}{line}" for line in others)
 
 
 def _summary(checked: Sequence[Checked]) -> str:

@@ -9,22 +9,28 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slime_core.cli.verdicts import fails, ok, warns
+from slime_core.cli.verdicts import fails, ok, skipped, warns
 from slime_core.errors import PluginError
+from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source
 from slime_core.plugins.loading import load_plugin
 from slime_core.plugins.registration import Registry, register
 from slime_core.plugins.validation import check_hooks
+from slime_core.testing import conformance
+from slime_core.testing.conformance import Finding
 
 __all__ = ["BEGIN", "pack", "unpack"]
 
 BEGIN = "begin"
 """Key of a line that says which check starts."""
+
+LIFE = "hooks of the run's life"
 
 HEAVY = ("torch", "ray", "megatron", "sglang", "transformers", "numpy")
 
@@ -72,8 +78,41 @@ def _examine(source: PluginSource, write: Write) -> None:
     sources = [source] if source.plugin == CORE else [PluginSource(CORE), source]
     registry = _attempt("registration", lambda: register(sources), write)
     if isinstance(registry, Registry):
-        for kind, name in _own(registry, source.plugin):
-            _component(registry, kind, name, write)
+        _declared(registry, source, write)
+
+
+def _declared(registry: Registry, source: PluginSource, write: Write) -> None:
+    """Everything that the plugin declares, each held to what its kind promises."""
+    for kind, name in _own(registry, source.plugin):
+        check = f"{kind.words} {name}"
+        write({BEGIN: check})
+        if _attempt(check, partial(registry.load, kind, name), write) and conformance.is_available():
+            write({BEGIN: f"{check}, properties"})
+            held = partial(conformance.check_component, name, kind=kind, plugin=_as_named(source))
+            _hold(f"{check}, properties", source, held, write)
+    if not conformance.is_available():
+        write(skipped("properties", conformance.HOW_TO_INSTALL).as_row())
+    elif any(one.plugin == source.plugin for found in registry.lifecycle.values() for one in found):
+        write({BEGIN: LIFE})
+        _hold(LIFE, source, partial(conformance.check_lifecycle, _as_named(source)), write)
+
+
+def _hold(check: str, source: PluginSource, properties: Callable[[], Sequence[Finding]], write: Write) -> None:
+    try:
+        with boundary(source.plugin, f"testing {check}"):
+            found = properties()
+    except PluginError as failure:
+        write(fails(check, str(failure)).as_row())
+        return
+    listed = "\n".join(f"{one.property}: {one.message}" for one in found)
+    write((fails(check, listed) if found else ok(check)).as_row())
+
+
+def _as_named(source: PluginSource) -> str:
+    """What a run writes after ``--plugin``."""
+    plugin = source.plugin
+    named = {Source.FILE: plugin.distribution, Source.MODULE: plugin.entry_point, Source.INSTALLED: plugin.name}
+    return named[source.source]
 
 
 def _import(source: PluginSource, write: Write) -> Any:
@@ -108,12 +147,6 @@ def _own(registry: Registry, plugin: PluginIdentity) -> Iterator[tuple[Kind, str
         for name in registry.names(kind):
             if registry.owner(kind, name) == plugin:
                 yield kind, name
-
-
-def _component(registry: Registry, kind: Kind, name: str, write: Write) -> None:
-    check = f"{kind.words} {name}"
-    write({BEGIN: check})
-    _attempt(check, lambda: registry.load(kind, name), write)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,9 @@ def add_commands(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]
     showing.set_defaults(handler=lambda arguments: show_plugin(arguments.name, as_json=arguments.json))
     checking = commands.add_parser("check", help="whether plugins are sound, each tried in a process of its own")
     checking.add_argument("names", metavar="NAME", nargs="*", help="plugins, ./file.py or package.module; none: all")
-    checking.add_argument("--timeout-s", type=float, default=120.0, metavar="S", help="limit for one plugin [120]")
+    checking.add_argument(
+        "--timeout-s", type=float, default=120.0, metavar="S", help="limit for one check of a plugin [120]"
+    )
     checking.add_argument("--json", action="store_true", help="print a JSON list")
     checking.set_defaults(handler=_check)
     # Takes the flags of slime run, which argparse does not know: the command line looks for it first.

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from slime_core.cli.checkup import check_plugins, examined, sources_of
+from slime_core.cli.examine import main as examine
 from slime_core.cli.examine import pack, unpack
 from slime_core.cli.main import main
 from slime_core.cli.verdicts import Verdict
@@ -28,7 +29,8 @@ def slime_register_reward_models():
 CODE = """
 class Length:
     def __init__(self, options): ...
-    async def score(self, samples): ...
+    async def score(self, samples):
+        return [-float(len(sample.response)) for sample in samples]
 """
 ACME = PluginIdentity("acme", "acme-tree", "2.1", "acme.plugin")
 METADATA = "Metadata-Version: 2.4\nName: acme-tree\nVersion: {version}\n{more}"
@@ -157,6 +159,7 @@ def test_a_sound_plugin_passes_every_check(acme: Place) -> None:
         "hooks": ("ok", ""),
         "registration": ("ok", ""),
         "reward model length": ("ok", ""),
+        "reward model length, properties": ("ok", ""),
     }
 
 
@@ -214,6 +217,29 @@ def test_a_target_that_does_not_fit_is_found(acme: Place) -> None:
     assert "  - score is not async" in inside()["reward model length"][1]
 
 
+def test_a_target_that_breaks_a_property_of_its_kind_is_found(acme: Place) -> None:
+    acme({"acme/code.py": CODE.replace("in samples]", "in samples[::-1]]")})
+    found = inside()
+    assert found["reward model length"] == ("ok", "")
+    status, reason = found["reward model length, properties"]
+    assert status == "FAILED"
+    assert any(line.startswith("rewards_come_in_the_order_of_the_samples: ") for line in reason.splitlines())
+
+
+def test_without_the_kit_s_needs_the_properties_are_skipped(
+    acme: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    acme()
+    monkeypatch.setattr("slime_core.testing.conformance.is_available", lambda: False)
+    examine(tmp_path / "results", PluginSource(ACME))
+    last = json.loads((tmp_path / "results").read_text().splitlines()[-1])
+    for name in ("acme.code", "acme.plugin", "acme"):
+        sys.modules.pop(name, None)
+    assert Verdict(**last) == Verdict(
+        "properties", "skipped", "the conformance kit needs hypothesis: pip install 'slime-rl[testing]'"
+    )
+
+
 def test_a_heavy_import_is_a_warning(acme: Place) -> None:
     acme({"acme/plugin.py": "import numpy\n" + PLUGIN})
     assert inside()["import"] == (
@@ -237,12 +263,12 @@ def test_the_table_names_each_plugin_and_the_exit_code_says_whether_all_is_well(
     acme: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     acme({"acme/code.py": "raise RuntimeError('no')"}, more="")
-    assert main(["plugins", "check", "acme", "grpo"]) == 1
+    assert main(["plugins", "check", "acme", "searchr1"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "acme (acme-tree 2.1, acme.plugin)"
     assert "  ok       registration" in lines
-    assert any(line.startswith("  FAILED   reward model length      plugin 'acme' (acme-tree 2.1") for line in lines)
-    assert any(line.startswith("  ok       advantage estimator grpo") for line in lines)
+    assert any(line.startswith("  FAILED   reward model length  plugin 'acme' (acme-tree 2.1") for line in lines)
+    assert "  ok       reward model search_r1, properties" in lines
     assert lines[-1].startswith("2 plugins: 1 FAILED, ")
 
 
