@@ -102,9 +102,9 @@ def _refuse_idle_kl(found: Selected, kl_coef: float) -> None:
     traits: Any = found.component.traits
     if kl_coef and not traits.kl_reads:
         raise PluginError(
-            f"kl_coef = {kl_coef:g} has no effect: advantage estimator {found.component.name!r} of {found.plugin} takes "
-            "no divergence off the rewards. Leave --kl-coef out, have the divergence in the loss with --use-kl-loss, or "
-            "choose another estimator."
+            f"kl_coef = {kl_coef:g} has no effect: advantage estimator {found.component.name!r} of {found.plugin} "
+            "takes no divergence off the rewards. Leave --kl-coef out, have the divergence in the loss with "
+            "--use-kl-loss, or choose another estimator."
         )
 
 
