@@ -47,8 +47,11 @@ class FakeEngine:
     Arguments:
         vocab_size: ids are below it.
         context_length: a longer prompt plus response is refused.
+        version: of the weights, until an update brings another.
 
     Attributes:
+        answers: ids of the next responses, first one first, which then end with id 1; without, it answers as above.
+        drawn: the prompt and the response of every generation, in order.
         calls: the paths that were asked for, in order.
         loaded: names of the weights of the last update.
         joined: rank and size of the update group that was joined last.
@@ -59,8 +62,10 @@ class FakeEngine:
         most_in_flight: generate requests that were under way at once.
     """
 
-    def __init__(self, *, vocab_size: int = 16, context_length: int = 128) -> None:
+    def __init__(self, *, vocab_size: int = 16, context_length: int = 128, version: str = "default") -> None:
         self.url = ""
+        self.answers: list[list[int]] = []
+        self.drawn: list[tuple[list[int], list[int]]] = []
         self.calls: list[str] = []
         self.loaded: list[str] = []
         self.joined: tuple[int, int] | None = None
@@ -72,7 +77,7 @@ class FakeEngine:
         self._vocab_size, self._context_length = vocab_size, context_length
         self._in_flight = 0
         self._keeps_running = False
-        self._version = "default"
+        self._version = version
         self._updating = False
         self._groups: set[str] = set()
         self._loop = asyncio.new_event_loop()
@@ -136,10 +141,12 @@ class FakeEngine:
         await self._running.wait()
 
     def _respond(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
-        ids: list[int] = []
         stops = {END, *sampling.get("stop_token_ids", [])}
+        given = self.answers.pop(0) if self.answers else []
+        ids: list[int] = []
         while len(ids) < sampling["max_new_tokens"] and not stops.intersection(ids):
-            ids.append(END if len(ids) == ANSWER_LENGTH else sum([*prompt, *ids]) % (self._vocab_size - 2) + 2)
+            ids.append(given[len(ids)] if len(ids) < len(given) else self._next(prompt, ids, after=len(given)))
+        self.drawn.append((list(prompt), list(ids)))
         reason = {"type": "stop", "matched": ids[-1]} if ids[-1] in stops else {"type": "length", "length": len(ids)}
         meta = {
             "finish_reason": reason,
@@ -147,6 +154,10 @@ class FakeEngine:
             "output_token_logprobs": [[LOG_PROB, one, None] for one in ids],
         }
         return {"text": "", "output_ids": ids, "meta_info": meta}
+
+    def _next(self, prompt: list[int], ids: list[int], *, after: int) -> int:
+        ends = len(ids) >= after > 0 or len(ids) == ANSWER_LENGTH
+        return END if ends else sum([*prompt, *ids]) % (self._vocab_size - 2) + 2
 
     async def _model_info(self, _: dict[str, Any]) -> tuple[int, Any]:
         return 200, {"weight_version": self._version}

@@ -13,7 +13,7 @@ from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.discovery import CORE, PLUGIN_GROUP, PluginIdentity, PluginSource, installed, resolve
 from slime_core.plugins.registration import Registry, register
 
-__all__ = ["Subject", "find", "find_component", "plugin_source", "registry_of"]
+__all__ = ["Subject", "find", "find_component", "own_plugin", "plugin_source", "registry_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,19 @@ def plugin_source(plugin: str, *, near: Path) -> PluginSource:
     """
     beside = near.parent / plugin
     return resolve(str(beside) if plugin.endswith(".py") and beside.is_file() else plugin)
+
+
+def own_plugin(near: Path) -> PluginSource:
+    """The one plugin of the project around ``near``.
+
+    Raises:
+        PluginError: it declares none or several, or is not installed.
+    """
+    found = _project_plugins(near)
+    if len(found) != 1:
+        names = ", ".join(found) or "none that is installed"
+        raise PluginError(f"the project around {near} declares these plugins: {names}.\nName one: plugin = 'NAME'.")
+    return resolve(found[0])
 
 
 def registry_of(source: PluginSource) -> Registry:

@@ -131,7 +131,7 @@ def _runnable(raw: Callable[..., None], owner: type) -> Any:
         deadline=None,
         database=None,
         report_multiple_bugs=False,
-        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+        suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
     )
     runnable = settings(hypothesis.given(**strategies)(copy))
     runnable._slime_raw = raw  # type: ignore[attr-defined]

@@ -1,0 +1,102 @@
+"""What a model spec must hold to: the logits of Hugging Face's own model, and every weight back bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from slime_core.plugins.component import Kind
+from slime_core.plugins.discovery import CORE, PluginSource
+from slime_core.plugins.manifest import record
+from slime_core.testing.suite import ComponentSuite, require
+
+__all__ = ["ModelSpecSuite"]
+
+LIMIT_S = 300.0
+TAIL = 3000
+"""Characters of a failed process's output that a message quotes."""
+
+
+class ModelSpecSuite(ComponentSuite):
+    """For model specs; one process builds the model and tests all properties, on the CPU.
+
+    Attributes:
+        tiny: fields of the Hugging Face config, over those of ``slime_core.testing.model_process.TINY``.
+        variants: further fields, for one checkpoint each.
+    """
+
+    kind: ClassVar[Kind] = Kind.MODEL_SPEC
+    tiny: ClassVar[Mapping[str, Any]] = {}
+    variants: ClassVar[Sequence[Mapping[str, Any]]] = ({"tie_word_embeddings": False}, {"tie_word_embeddings": True})
+    _findings: ClassVar[dict[str, str]]
+
+    def test_the_traits_name_an_architecture(self) -> None:
+        found = self.traits().architectures
+        require(
+            bool(found),
+            "the traits name no architecture, so no checkpoint would find this spec: "
+            "ModelSpecTraits(architectures={'Qwen3ForCausalLM'})",
+        )
+
+    def test_the_model_is_built_and_loaded(self) -> None:
+        require("built" not in self._tested(), self._tested().get("built", ""))
+
+    def test_weights_come_back_bit_for_bit(self) -> None:
+        self._require("exported")
+
+    def test_logits_are_those_of_hugging_face(self) -> None:
+        self._require("logits")
+
+    def test_packed_rows_do_not_see_each_other(self) -> None:
+        self._require("packed")
+
+    def test_every_tensor_acts_as_in_hugging_face(self) -> None:
+        self._require("tensors")
+
+    def _require(self, name: str) -> None:
+        findings = self._tested()
+        if "built" in findings and name not in findings:
+            raise unittest.SkipTest("the model was not built")
+        require(name not in findings, findings.get(name, ""))
+
+    @classmethod
+    def _tested(cls) -> dict[str, str]:
+        """What breaks which property; the process runs once."""
+        if "_findings" not in vars(cls):
+            cls._findings = cls._run()
+        return cls._findings
+
+    @classmethod
+    def _run(cls) -> dict[str, str]:
+        subject = cls.subject()
+        plugins = [PluginSource(CORE), *([] if subject.plugin == CORE else [subject.source])]
+        task = {
+            "plugin": subject.plugin.name,
+            "component": subject.component.name,
+            "manifest": record(plugins).to_json(),
+            "options": "" if subject.options is None else subject.options.model_dump_json(),
+            "tiny": dict(cls.tiny),
+            "variants": [dict(variant) for variant in cls.variants],
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            given, report = Path(folder, "task.json"), Path(folder, "report.json")
+            given.write_text(json.dumps(task), encoding="utf-8")
+            done = _process(given, report)
+            require(done.returncode == 0, f"the process that tests the model failed:\n{done.stderr[-TAIL:]}")
+            findings: dict[str, str] = json.loads(report.read_text(encoding="utf-8"))
+            return findings
+
+
+def _process(task: Path, report: Path) -> subprocess.CompletedProcess[str]:
+    """One process on the CPU: what is tested is the map, and a map is the same everywhere."""
+    path = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "slime_core.testing.model_process", str(task), str(report)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)

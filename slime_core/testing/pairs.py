@@ -1,0 +1,72 @@
+"""A real tokenizer for which text says less than ids: what an engine drew by the letter is encoded again in pairs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import string
+import tempfile
+from pathlib import Path
+
+from slime_core.data.chat import PromptEncoder
+
+__all__ = ["END", "letters", "pairing_encoder"]
+
+END = 1
+"""Id of the token that ends a response, as the fake engine has it."""
+
+SPECIAL = ("<pad>", "<end>", "<unk>", "<|user|>", "<|assistant|>")
+LETTERS = ("\n", *map(chr, range(32, 127)))
+PAIRED = (string.ascii_lowercase, string.digits)
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+@functools.cache
+def pairing_encoder(*, apply_chat_template: bool) -> PromptEncoder:
+    """An encoder of printable ASCII that writes two lower-case letters, or two digits, as one token.
+
+    Example: ``encode("42")`` is one id, and ``decode([FOUR, TWO])`` is ``"42"`` as well.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        _write(Path(name))
+        return PromptEncoder(Path(name), apply_chat_template=apply_chat_template)
+
+
+def letters(text: str) -> list[int]:
+    """The ids of ``text`` letter by letter, which :meth:`PromptEncoder.encode` would not return."""
+    return [_vocabulary()[letter] for letter in text]
+
+
+@functools.cache
+def _vocabulary() -> dict[str, int]:
+    pairs = ("".join(pair) for pair in _pairs())
+    return {token: number for number, token in enumerate([*SPECIAL, *LETTERS, *pairs])}
+
+
+def _pairs() -> list[tuple[str, str]]:
+    return [pair for letters in PAIRED for pair in itertools.product(letters, letters)]
+
+
+def _write(folder: Path) -> None:
+    """The tokenizer and a config as a checkpoint has them."""
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import Fuse
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    merged = Tokenizer(BPE(vocab=_vocabulary(), merges=_pairs(), unk_token="<unk>"))
+    merged.decoder = Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=merged,
+        pad_token=SPECIAL[0],
+        eos_token=SPECIAL[1],
+        unk_token=SPECIAL[2],
+        additional_special_tokens=list(SPECIAL[3:]),
+    )
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": len(_vocabulary())}))

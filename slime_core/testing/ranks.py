@@ -1,0 +1,137 @@
+"""Runs a plugin's hooks of learner ranks in two real processes, and says which hook one of them never leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_core.plugins.discovery import CORE, PluginSource
+from slime_core.plugins.manifest import record
+
+__all__ = ["RankReport", "run_ranks"]
+
+RANKS = (0, 1)
+START_LIMIT_S = 120.0
+"""Seconds until the first hook: importing torch, and the plugin."""
+
+STACKS_S = 0.5
+"""Seconds that a stuck process gets to write its stacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """How the hooks went.
+
+    Arguments:
+        hung: which hook did not end, on which rank, with stacks; None: all ended.
+        failures: messages of hooks that raised; empty: none did.
+    """
+
+    hung: str | None = None
+    failures: tuple[str, ...] = ()
+
+
+def run_ranks(source: PluginSource, options: Any, *, limit_s: float) -> RankReport:
+    """Call every hook of place ``rank`` in two processes that share a gloo group.
+
+    Arguments:
+        options: the plugin's options object, or None.
+        limit_s: longest time in which neither process gets on.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        given = {
+            "plugin": source.plugin.name,
+            "manifest": record([PluginSource(CORE), source]).to_json(),
+            "options": "" if options is None else options.model_dump_json(),
+        }
+        (folder / "plugin.json").write_text(json.dumps(given), encoding="utf-8")
+        with _processes(folder) as processes:
+            return _watched(folder, processes, limit_s)
+
+
+@contextmanager
+def _processes(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Both ranks, with an output file each; none is left behind."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    with contextlib.ExitStack() as opened:
+        processes = []
+        for rank in RANKS:
+            out, err = (opened.enter_context((folder / f"{name}{rank}").open("wb")) for name in ("out", "err"))
+            command = [sys.executable, "-m", "slime_core.testing.rank_hooks", str(folder), str(rank)]
+            process = subprocess.Popen(command, stdout=out, stderr=err, env=environment)
+            opened.callback(_end, process)
+            processes.append(process)
+        yield processes
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+
+
+def _watched(folder: Path, processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> RankReport:
+    last, moved_s = 0, time.monotonic()
+    while any(process.poll() is None for process in processes):
+        said = sum(len(_said(folder, rank)) for rank in RANKS)
+        if said != last:
+            last, moved_s = said, time.monotonic()
+        if any(process.poll() for process in processes):  # a rank that died leaves the other one waiting
+            break
+        if time.monotonic() - moved_s > (limit_s if last else START_LIMIT_S):
+            return RankReport(_stuck(folder, processes, limit_s), _failures(folder))
+        time.sleep(0.05)
+    died = [_death(folder, rank) for rank, process in zip(RANKS, processes, strict=True) if process.poll()]
+    return RankReport(None, (*_failures(folder), *died))
+
+
+def _stuck(folder: Path, processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> str:
+    inside = {rank: hook for rank in RANKS if (hook := _inside(folder, rank)) is not None}
+    for process in processes:
+        process.send_signal(signal.SIGUSR1)
+    time.sleep(STACKS_S)
+    where = " and ".join(f"rank {rank} is in {hook}" for rank, hook in inside.items()) or "no rank is in a hook"
+    others = "".join(f", which rank {rank} has left" for rank in RANKS if rank not in inside and inside)
+    stacks = "\n".join(f"rank {rank}:\n{_read(folder, f'err{rank}')}" for rank in inside)
+    return (
+        f"the hooks of two learner ranks got stuck: after {limit_s:g} s {where}{others}. A collective must be called "
+        f"by every rank, in the same order.\n{stacks}"
+    )
+
+
+def _inside(folder: Path, rank: int) -> str | None:
+    """The hook that the rank has entered and not left."""
+    said = [line for line in _said(folder, rank) if "failed" not in line]
+    hook: str | None = said[-1].get("enter") if said else None
+    return hook
+
+
+def _failures(folder: Path) -> tuple[str, ...]:
+    return tuple(line["failed"] for rank in RANKS for line in _said(folder, rank) if "failed" in line)
+
+
+def _death(folder: Path, rank: int) -> str:
+    hook = _inside(folder, rank)
+    return f"rank {rank} died{f' in {hook}' if hook else ''}:\n{_read(folder, f'err{rank}')[-2000:]}"
+
+
+def _said(folder: Path, rank: int) -> list[dict[str, str]]:
+    """What the rank has said so far; other lines are the plugin's own output."""
+    lines = _read(folder, f"out{rank}").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.startswith('{"') and line.endswith("\n")]
+
+
+def _read(folder: Path, name: str) -> str:
+    return (folder / name).read_text(encoding="utf-8", errors="replace")

@@ -1,0 +1,13 @@
+"""Our own generate functions, held to the contract by the kit that plugin authors use."""
+
+from slime_core.testing import GenerateFunctionSuite
+
+
+class TestSingleTurn(GenerateFunctionSuite):
+    component = "single_turn"
+
+
+class TestSingleTurnOfChat(GenerateFunctionSuite):
+    component = "single_turn"
+    apply_chat_template = True
+    answers = ("the answer is 42",)

@@ -1,0 +1,11 @@
+"""Our own model specs, held to the contract by the kit that plugin authors use."""
+
+from slime_core.testing import ModelSpecSuite
+
+
+class TestQwen3(ModelSpecSuite):
+    component = "qwen3"
+
+
+class TestLlama(ModelSpecSuite):
+    component = "llama"
