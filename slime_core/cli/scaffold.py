@@ -33,7 +33,7 @@ COMMON = "common"
 KINDS: tuple[str, ...] = tuple(sorted(path.parent.name for path in TEMPLATES.glob("*/recipe.toml")))
 """What can be asked for: the kinds of components, the estimator per token, and ``lifecycle`` for hooks alone."""
 
-LONGEST_NAME = 32
+LONGEST_NAME = 30
 """Characters; the lines of the generated files stay within 120."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 

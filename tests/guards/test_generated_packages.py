@@ -1,0 +1,169 @@
+"""What ``slime plugins new`` writes works as it stands, for every kind: lint, types, its own tests, wheel, settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core.cli import run
+from slime_core.cli.main import main
+from slime_core.cli.scaffold import KINDS, LONGEST_NAME, Scaffold
+from slime_core.config.load import Resolved, load, peek
+from slime_core.plugins.registry import activate
+
+ROOT = Path(__file__).parents[2]
+SCAFFOLDS = {kind: Scaffold(kind, "hooks" if kind == "lifecycle" else kind) for kind in KINDS}
+BUILD = """
+import os, sys
+from hatchling import build
+wheels, *packages = sys.argv[1:]
+for package in packages:
+    os.chdir(package)
+    build.build_wheel(wheels)
+"""
+
+
+def python(*words: object, where: Path, path: Path | None = None) -> str:
+    """Run ``python`` to its end, which has to be a good one; what it printed."""
+    environment = os.environ | ({"PYTHONPATH": str(path)} if path else {})
+    command = [sys.executable, *map(str, words)]
+    ended = subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package of every kind, each called after its kind."""
+    folder = tmp_path_factory.mktemp("packages")
+    for scaffold in SCAFFOLDS.values():
+        assert main(["plugins", "new", scaffold.kind, scaffold.name, "--dir", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheels(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of every package."""
+    wheels = tmp_path_factory.mktemp("wheels")
+    python("-c", BUILD, wheels, *sorted(folder.iterdir()), where=folder)
+    return wheels
+
+
+@pytest.fixture(scope="module")
+def site(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which all wheels are installed."""
+    site = tmp_path_factory.mktemp("site")
+    options = ("--quiet", "--no-deps", "--no-index", "--no-compile", "--target", site)
+    python("-m", "pip", "install", *options, *sorted(wheels.iterdir()), where=wheels)
+    return site
+
+
+@pytest.fixture
+def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packages are installed in this process."""
+    monkeypatch.syspath_prepend(site)
+
+
+def resolve(argv: list[str]) -> Resolved:
+    active = activate(peek(argv).plugins)
+    return load(run.expand(argv), presets=active.presets, plugin_options=active.options, check_rules=False)
+
+
+def test_lint_and_format_find_nothing_whatever_the_length_of_the_name(folder: Path, tmp_path: Path):
+    for name in ("x", "a" * LONGEST_NAME):
+        for kind in KINDS:
+            for place, text in Scaffold(kind, name).files().items():
+                file = tmp_path / kind / name / place
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
+    for words in (("check",), ("format", "--check")):
+        python("-m", "ruff", *words, "--no-cache", folder, tmp_path, where=folder)
+
+
+def test_types_hold_under_the_strict_settings_of_the_packages(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    packages = sorted(folder.iterdir())
+    monkeypatch.setenv("MYPYPATH", os.pathsep.join(str(package / "src") for package in packages))
+    # One run for all, with the settings of this project: `make types` has left their cache behind.
+    python("-m", "mypy", *[package / part for package in packages for part in ("src", "tests")], where=ROOT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_settings_of_types_are_as_strict_as_ours(kind: str):
+    ours, theirs = (
+        tomllib.loads(text)["tool"]["mypy"]
+        for text in ((ROOT / "pyproject.toml").read_text(), SCAFFOLDS[kind].files()[Path("pyproject.toml")])
+    )
+    same = {"python_version", "strict", "enable_error_code"}
+    assert {key: theirs[key] for key in same} == {key: ours[key] for key in same}
+    assert set(theirs["untyped_calls_exclude"]) <= set(ours["untyped_calls_exclude"])
+    assert "overrides" not in theirs
+
+
+@pytest.mark.timeout(600)
+def test_the_tests_of_the_packages_pass_with_warnings_as_errors(folder: Path, site: Path):
+    settings = next(iter(sorted(folder.iterdir()))) / "pyproject.toml"
+    tests = [package / "tests" for package in sorted(folder.iterdir())]
+    words = ("-p", "no:cacheprovider", "-c", settings, "--rootdir", folder, "-v", *tests)
+    printed = python("-m", "pytest", *words, where=folder, path=site)
+    assert "warning" not in printed.splitlines()[-1]
+    for scaffold in SCAFFOLDS.values():
+        passed = re.findall(rf"^{scaffold.distribution}/tests/.*::(\S+) PASSED", printed, re.MULTILINE)
+        assert len(passed) > 2, scaffold.kind
+
+
+def test_a_wheel_holds_the_package_its_types_and_its_licence(wheels: Path):
+    names = {file.name.partition("-")[0]: set(zipfile.ZipFile(file).namelist()) for file in wheels.iterdir()}
+    assert set(names) == {scaffold.package for scaffold in SCAFFOLDS.values()}
+    for package, held in names.items():
+        expected = {f"{package}/plugin.py", f"{package}/py.typed", f"{package}-0.1.0.dist-info/licenses/LICENSE"}
+        assert held >= expected
+        assert all(name.startswith((f"{package}/", f"{package}-0.1.0.dist-info/")) for name in held)
+
+
+def test_what_is_installed_is_listed_in_a_process_of_its_own(site: Path):
+    rows = json.loads(python("-m", "slime_core", "plugins", "list", "--json", where=site, path=site))
+    found = {row["name"]: (row["distribution"], row["version"], row["entry_point"]) for row in rows}
+    for scaffold in SCAFFOLDS.values():
+        assert found[scaffold.name] == (scaffold.distribution, "0.1.0", f"{scaffold.package}.plugin")
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("kind", KINDS)
+def test_show_prints_the_options_that_the_readme_lists(kind: str, folder: Path, capsys: pytest.CaptureFixture[str]):
+    scaffold = SCAFFOLDS[kind]
+    assert main(["plugins", "show", scaffold.name, "--json"]) == 0
+    shown: dict[str, Any] = json.loads(capsys.readouterr().out)
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.*?) \| (.*) \|$", (folder / scaffold.distribution / "README.md").read_text(), re.M
+    )
+    assert rows
+    assert {f"--{scaffold.name}.{name.replace('_', '-')}": (default, text) for name, default, text in rows} == {
+        flag: (str(option["default"]), option["help"]) for flag, option in shown["options"].items()
+    }
+    components = [(component["kind"], component["name"]) for component in shown["components"]]
+    expected = kind.removeprefix("token-").replace("-", "_")
+    assert kind == "lifecycle" or (expected, scaffold.name) in components
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_command_and_the_file_of_the_readme_name_the_plugin_and_resolve(kind: str, folder: Path):
+    scaffold = SCAFFOLDS[kind]
+    package = folder / scaffold.distribution
+    (command,) = re.findall(r"^slime run (.*)$", (package / "README.md").read_text(), re.MULTILINE)
+    by_command, by_file = (resolve(argv) for argv in (shlex.split(command), ["--config", str(package / "run.toml")]))
+    assert by_command.config.run.plugins == by_file.config.run.plugins == (*scaffold.partners, scaffold.name)
+    assert by_command.config.rollout == by_file.config.rollout
+    options = by_command.plugin_options[scaffold.name]
+    assert options == type(options)()
+    assert by_file.plugin_options[scaffold.name] != options
