@@ -99,8 +99,9 @@ def slime(*words: object, where: Path, site: Path) -> subprocess.CompletedProces
 def run(*words: str, where: Path, site: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a program to its end in ``where``, with what is installed in ``site``."""
     where.mkdir(parents=True, exist_ok=True)
-    path = os.environ | ({"PYTHONPATH": str(site)} if site else {})
-    return subprocess.run(words, cwd=where, env=path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    places = [place for place in (str(site or ""), os.environ.get("PYTHONPATH", "")) if place]
+    around = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+    return subprocess.run(words, cwd=where, env=around, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
 def failed(ended: subprocess.CompletedProcess[str]) -> str:
