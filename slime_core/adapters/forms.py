@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from slime_core.adapters.check import check_texts
 from slime_core.adapters.signatures import Form
 from slime_core.config.schema import RunConfig
+from slime_core.plugins.functions import FunctionSource
 
-__all__ = ["rollout_forms"]
+__all__ = ["check_rollout_functions", "rollout_forms"]
 
 _GENERATE = (
     Form(
@@ -86,6 +88,15 @@ _FORMS: Mapping[str, tuple[Form, ...]] = {
         ),
     ),
 }
+
+
+def check_rollout_functions(functions: Mapping[str, Sequence[FunctionSource]], config: RunConfig) -> None:
+    """Returns if nothing in the text of the functions keeps the rollout from calling them; runs none of it.
+
+    Raises:
+        PluginError: see :func:`slime_core.adapters.check.check_texts`.
+    """
+    check_texts(functions, rollout_forms(config))
 
 
 def rollout_forms(config: RunConfig) -> dict[str, Sequence[Form]]:

@@ -17,6 +17,7 @@ from slime_core.adapters.train_data import converted, post_processed
 from slime_core.errors import PluginError
 from slime_core.plugins.contracts import DataSource
 from slime_core.rollout.functions import EvalData, Made
+from slime_core.rollout.generate import GenerateContext
 from slime_core.types import PromptGroup, Sample
 
 __all__ = ["PathFunctions"]
@@ -51,6 +52,11 @@ class PathFunctions:
 
     def _loaded(self, setting: str) -> Loaded | None:
         return load_checked(self._options, setting, self._forms) if setting in self._options.sources else None
+
+    @property
+    def shapes_rewards(self) -> bool:
+        """Whether a function says what is trained."""
+        return self._convert is not None or self._post_process is not None
 
     # --- Whole rollouts ----------------------------------------------------------------------------------------------
 
@@ -103,7 +109,7 @@ class PathFunctions:
 
     # --- Samples on their way ----------------------------------------------------------------------------------------
 
-    async def generated(self, samples: list[Sample], *, rollout: int, evaluation: bool) -> list[Sample]:
+    async def generated(self, samples: list[Sample], context: GenerateContext) -> list[Sample]:
         """Samples after every hook, in the order in which the run names them.
 
         Raises:
@@ -111,11 +117,11 @@ class PathFunctions:
         """
         if not self._hooks:
             return samples
-        return list(await asyncio.gather(*(self._hooked(one, rollout, evaluation) for one in samples)))
+        return list(await asyncio.gather(*(self._hooked(one, context) for one in samples)))
 
-    async def _hooked(self, sample: Sample, rollout: int, evaluation: bool) -> Sample:
+    async def _hooked(self, sample: Sample, context: GenerateContext) -> Sample:
         for hook in self._hooks:
-            named = hook.named(rollout_id=rollout, evaluation=evaluation)
+            named = hook.named(rollout_id=context.rollout, evaluation=context.evaluation)
             found = await call(hook, self._args, sample, **named)
             if found is not None and not isinstance(found, Sample):
                 raise PluginError(

@@ -204,6 +204,10 @@ def _resolve(argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run") ->
     active = activate_named(peek(argv))
     resolved = load(argv, presets=active.presets, plugin_options=active.options, purpose=purpose)
     check_selection(resolved.config, active.registry, trains=purpose == "run")
+    if active.functions:
+        from slime_core.adapters.forms import check_rollout_functions
+
+        check_rollout_functions(active.functions, resolved.config)
     return resolved, active
 
 

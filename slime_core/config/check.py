@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from slime_core.config.custom import function_paths
 from slime_core.config.described import context_length, described, start_weights
 from slime_core.config.layout_rules import ENGINE_LAYOUT, LEARNER_LAYOUT, Rule
 from slime_core.config.mistakes import Mistake
@@ -94,6 +95,16 @@ def _kl_is_used(config: RunConfig) -> Iterator[str]:
     coefficient = config.algorithm.kl_loss_coef
     if coefficient and not config.algorithm.use_kl_loss:
         yield f"kl_loss_coef = {coefficient} has no effect without use_kl_loss; add --use-kl-loss, or leave it out"
+
+
+def _settings_of_functions_are_used(config: RunConfig) -> Iterator[str]:
+    custom = config.custom
+    if custom.custom_rm_path is None:
+        asked = {"group_rm = true": custom.group_rm, f"rm_model_path = {custom.rm_model_path}": custom.rm_model_path}
+        for setting in (setting for setting, value in asked.items() if value):
+            yield f"{setting} has no effect without custom_rm_path; add --custom-rm-path, or leave it out"
+    if custom.custom_config_path is not None and not function_paths(dict(custom)):
+        yield f"custom_config_path = {custom.custom_config_path} has no effect: no function that reads it is named by path"
 
 
 def _reference_is_used(config: RunConfig) -> Iterator[str]:
@@ -200,7 +211,7 @@ def _waits_warn_first(config: RunConfig) -> Iterator[str]:
 
 
 def _interval_has_data(config: RunConfig) -> Iterator[str]:
-    if config.eval.eval_interval is not None and not config.eval.eval_prompt_data:
+    if config.eval.eval_interval is not None and not _evaluates(config):
         interval = config.eval.eval_interval
         yield (
             f"eval_interval = {interval}, but there is nothing to evaluate on; "
@@ -208,8 +219,12 @@ def _interval_has_data(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _evaluates(config: RunConfig) -> bool:
+    return bool(config.eval.eval_prompt_data or config.custom.eval_function_path)
+
+
 def _there_is_eval_data(config: RunConfig) -> Iterator[str]:
-    if not config.eval.eval_prompt_data:
+    if not _evaluates(config):
         yield "eval_prompt_data: there is nothing to evaluate on; add --eval-prompt-data NAME FILE"
 
 
@@ -306,10 +321,11 @@ _ALWAYS: dict[Rule, str] = {
     _checkpoint_is_a_model: "hf_checkpoint",
     _load_exists: "load",
     _output_is_writable: "output_dir",
+    _settings_of_functions_are_used: "custom_rm_path group_rm rm_model_path custom_config_path",
 }
 
 _OF_EVAL: dict[Rule, str] = {
-    _there_is_eval_data: "eval_prompt_data",
+    _there_is_eval_data: "eval_prompt_data eval_function_path",
     _evaluated_responses_fit_the_model: "hf_checkpoint rollout_max_response_len eval_max_response_len",
 }
 
@@ -328,7 +344,7 @@ _OF_RUN: dict[Rule, str] = {
     _corrections_are_named_once: "corrections",
     _correction_bounds_are_used: "corrections tis_clip tis_clip_low",
     _schedule_is_possible: "lr min_lr lr_decay_iters lr_warmup_iters",
-    _interval_has_data: "eval_interval eval_prompt_data",
+    _interval_has_data: "eval_interval eval_prompt_data eval_function_path",
     _prompts_are_readable: "prompt_data",
     _reference_is_a_model: "ref_load",
 }

@@ -17,6 +17,7 @@ from slime_core.errors import PluginError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.discovery import PluginIdentity, PluginSource, Source, local_file
 from slime_core.plugins.loading import load_plugin
+from slime_core.plugins.slime_paths import instead_of
 
 __all__ = ["FunctionSource", "find_function", "load_function"]
 
@@ -61,7 +62,11 @@ def find_function(path: str, *, setting: str) -> FunctionSource:
     names = [*module.split("."), *([attribute] if attribute else [])]
     if not module or not all(name.isidentifier() for name in names):
         raise PluginError(f"{flag}: this is no path of a function; accepted are {FORMS}.")
-    if importlib.util.find_spec(module.partition(".")[0]) is None:
+    is_installed = importlib.util.find_spec(module.partition(".")[0]) is not None
+    instead = instead_of(".".join(names), is_installed=is_installed)
+    if instead is not None:
+        raise PluginError(f"{flag}: the functions that slime ships are not here. {instead}")
+    if not is_installed:
         raise PluginError(
             f"{flag}: there is no package {module.partition('.')[0]!r} here. Install it, or give the file: {FORMS}."
         )

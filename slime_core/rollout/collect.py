@@ -13,6 +13,7 @@ from slime_core.errors import EngineError, RequestRefused, RunError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.client import SamplingParams
+from slime_core.rollout.functions import NoFunctions, RolloutFunctions
 from slime_core.rollout.generate import GenerateContext
 from slime_core.types import PromptGroup, Sample, Status
 
@@ -28,12 +29,22 @@ class Collector:
         generate, reward: the components.
         registry: says how each wants to be called.
         rollout: names them, and says which of several rewards trains.
+        functions: those of the run that see samples before they are rewarded; None: there are none.
     """
 
-    def __init__(self, generate: Any, reward: Any, *, registry: Registry, rollout: RolloutConfig) -> None:
+    def __init__(
+        self,
+        generate: Any,
+        reward: Any,
+        *,
+        registry: Registry,
+        rollout: RolloutConfig,
+        functions: RolloutFunctions | None = None,
+    ) -> None:
         generating: Any = registry.find(Kind.GENERATE_FUNCTION, rollout.generate_function).traits
         rewarding: Any = registry.find(Kind.REWARD_MODEL, rollout.rm_type).traits
         self._generate, self._reward, self._rollout = generate, reward, rollout
+        self._functions = functions or NoFunctions()
         self._generates_groups = generating.scope == "group"
         self._rewards_at_once = rewarding.scope == "sample"
 
@@ -52,7 +63,7 @@ class Collector:
 
     async def _group(self, context: GenerateContext, group: PromptGroup, sampling: SamplingParams) -> PromptGroup:
         if self._generates_groups:
-            return await self._rewarded(await self._whole(context, group, sampling))
+            return await self._rewarded(await self._hooked(context, await self._whole(context, group, sampling)))
         answers = await asyncio.gather(*(self._single(context, sample, sampling) for sample in group))
         samples = [sample for answer in answers for sample in answer]
         return samples if self._rewards_at_once else await self._rewarded(samples)
@@ -76,7 +87,15 @@ class Collector:
         samples = answer if isinstance(answer, list) else [answer]
         for one in samples:
             _inherit(one, sample)
+        samples = await self._hooked(context, samples)
         return await self._rewarded(samples) if self._rewards_at_once else samples
+
+    async def _hooked(self, context: GenerateContext, samples: list[Sample]) -> list[Sample]:
+        return await self._functions.generated(samples, context)
+
+    async def reward_missing(self, group: PromptGroup) -> None:
+        """Score those samples of a group that somebody else made and that have no reward yet."""
+        await self._rewarded([sample for sample in group if sample.reward is None])
 
     async def _rewarded(self, samples: list[Sample]) -> list[Sample]:
         scorable = [sample for sample in samples if sample.status in TRAINABLE]

@@ -8,12 +8,17 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from slime_core.plugins.contracts import DataSource
-from slime_core.types import PromptGroup, Sample
+from slime_core.plugins.contracts import DataSource, GroupedRewards
+from slime_core.rollout.generate import GenerateContext
+from slime_core.types import PromptGroup, Sample, Status
 
-__all__ = ["EvalData", "Made", "NoFunctions", "RolloutFunctions", "rollout_functions"]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["AsRewarded", "EvalData", "Made", "NoFunctions", "RolloutFunctions", "eval_columns", "rollout_functions"]
 
 TARGET = "slime_core.adapters.rollout:PathFunctions"
 
@@ -32,6 +37,11 @@ class Made:
 class RolloutFunctions(Protocol):
     """The functions of a run; where one was not given, its method leaves things as they are."""
 
+    @property
+    def shapes_rewards(self) -> bool:
+        """Whether :meth:`trained` returns samples whose rewards are advantages as they are."""
+        ...
+
     async def rollout(self, number: int, source: DataSource) -> Made | None:
         """All groups of a rollout, in place of the sampler's; None: the sampler makes them."""
         ...
@@ -40,7 +50,7 @@ class RolloutFunctions(Protocol):
         """Metrics of an evaluation, in place of the sampler's; None: the sampler evaluates."""
         ...
 
-    async def generated(self, samples: list[Sample], *, rollout: int, evaluation: bool) -> list[Sample]:
+    async def generated(self, samples: list[Sample], context: GenerateContext) -> list[Sample]:
         """Samples as they were generated, before they are rewarded."""
         ...
 
@@ -49,7 +59,7 @@ class RolloutFunctions(Protocol):
         ...
 
     def trained(self, samples: list[Sample]) -> list[Sample] | None:
-        """What is trained instead of ``samples``; their rewards are advantages as they are. None: ``samples``."""
+        """What is trained instead of ``samples``; None: those."""
         ...
 
     def log(self, number: int, samples: list[Sample], metrics: dict[str, float], seconds: float) -> bool:
@@ -64,6 +74,8 @@ class RolloutFunctions(Protocol):
 class NoFunctions:
     """A run that names no function."""
 
+    shapes_rewards = False
+
     async def rollout(self, number: int, source: DataSource) -> Made | None:
         """The sampler makes them."""
         return None
@@ -72,7 +84,7 @@ class NoFunctions:
         """The sampler evaluates."""
         return None
 
-    async def generated(self, samples: list[Sample], *, rollout: int, evaluation: bool) -> list[Sample]:
+    async def generated(self, samples: list[Sample], context: GenerateContext) -> list[Sample]:
         """The samples, as they are."""
         return samples
 
@@ -92,6 +104,14 @@ class NoFunctions:
         return False
 
 
+class AsRewarded:
+    """The advantage estimator of rewards that a function of the run has shaped: as in slime, they are advantages."""
+
+    def estimate(self, batch: GroupedRewards) -> NDArray[np.float32]:
+        """The rewards, float32 [B]."""
+        return batch.rewards_B
+
+
 def rollout_functions(options: Any, *, router_url: str) -> RolloutFunctions:
     """The functions that ``options`` of plugin ``paths`` carry; None: there are none.
 
@@ -105,15 +125,10 @@ def rollout_functions(options: Any, *, router_url: str) -> RolloutFunctions:
     return made
 
 
-def eval_data(sets: Mapping[str, Sequence[Sample]], rewards: Mapping[str, Sequence[float]]) -> EvalData:
-    """The columns of each evaluation set."""
-    from slime_core.types import Status
-
+def eval_columns(samples: Sequence[Sample], *, key: str | None) -> dict[str, list[Any]]:
+    """The columns of an evaluation set whose samples are rewarded."""
     return {
-        name: {
-            "rewards": list(rewards[name]),
-            "truncated": [sample.status is Status.TRUNCATED for sample in samples],
-            "samples": list(samples),
-        }
-        for name, samples in sets.items()
+        "rewards": [sample.reward_value(key) for sample in samples],
+        "truncated": [sample.status is Status.TRUNCATED for sample in samples],
+        "samples": list(samples),
     }

@@ -22,11 +22,13 @@ class GenerateContext:
         client: sends token ids to the engines and returns token ids with log-probabilities.
         encoder: prompt to ids, ids to text.
         evaluation: whether the samples are only measured.
+        rollout: number of the rollout; of an evaluation, the steps done.
     """
 
     client: GenerateClient
     encoder: PromptEncoder
     evaluation: bool = False
+    rollout: int = 0
 
 
 class SingleTurn:

@@ -26,10 +26,12 @@ from slime_core.data.prompts import PromptFiles
 from slime_core.errors import RunError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import GroupedRewards, Place, PromptRequest
+from slime_core.plugins.discovery import PATHS
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.client import GenerateClient, SamplingParams
 from slime_core.rollout.collect import TRAINABLE, Collector
+from slime_core.rollout.functions import AsRewarded, Made, eval_columns, rollout_functions
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.scores import EvalScores, score
 from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
@@ -103,14 +105,18 @@ class Sampler:
             timeout_s=config.rollout.rollout_request_timeout_s,
             vocab_size=self._encoder.vocab_size,
         )
+        self._functions = rollout_functions(settings.options.get(PATHS.name), router_url=settings.router_url)
         self._collector = Collector(
             self._component(Kind.GENERATE_FUNCTION, config.rollout.generate_function),
             self._component(Kind.REWARD_MODEL, config.rollout.rm_type),
             registry=registry,
             rollout=config.rollout,
+            functions=self._functions,
         )
         if settings.trains:
             self._estimator = self._advantage_estimator(str(config.algorithm.advantage_estimator))
+            if self._functions.shapes_rewards and self._estimator is not None:
+                self._estimator = AsRewarded()
             self._source = self._data_source()
         self._eval_sets = {name: self._eval_groups(path) for name, path in config.eval.eval_prompt_data}
         self._writer = SampleWriter(settings.samples_folder)
@@ -124,9 +130,8 @@ class Sampler:
             RunError: no sample of the rollout can be trained on.
         """
         begun_s = time.monotonic()
-        groups = self._source.next_groups(self._config.rollout.rollout_batch_size)
-        self.hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
-        finished = await self._collector.collect(self._context(evaluation=False), groups, self._sampling())
+        made = await self._made(rollout)
+        finished = made.groups
         rollout_s = time.monotonic() - begun_s
         samples = [sample for group in finished for sample in group]
         self._writer.write("train", rollout, samples)
@@ -135,6 +140,7 @@ class Sampler:
         whole = [group for group in finished if not _was_aborted(group)]
         trained = [sample for group in whole for sample in group if sample.status in TRAINABLE]
         self.hooks.call("slime_after_rollout", rollout=rollout, samples=trained)
+        self._functions.finished(finished, self._source)
         needed = self._config.steps_per_rollout * self._settings.num_ranks
         if len(trained) < needed:
             raise RunError(
@@ -142,6 +148,8 @@ class Sampler:
                 f"one for each optimizer step and learner rank: {_causes(samples)}"
             )
         key = self._config.rollout.reward_key
+        metrics = {**_metrics(samples, trained, key), **made.metrics}
+        trained = self._functions.trained(trained) or trained
         rewards = grouped_rewards(trained, loss_masks(trained), key=key)
         shards = make_shards(
             trained,
@@ -154,11 +162,23 @@ class Sampler:
             temperature=self._config.rollout.rollout_temperature,
             rewards_B=rewards.rewards_B,
         )
-        metrics = _metrics(samples, trained, key)
         metrics["rollout/zero_std_groups"] = _zero_std_share(finished, key)
         per_second = metrics["rollout/response_tokens"] / rollout_s
         metrics["perf/tokens_per_gpu_per_sec"] = per_second / self._config.cluster.rollout_num_gpus
+        metrics = {} if self._functions.log(rollout, samples, metrics, rollout_s) else metrics
         return Sampled(shards, metrics, self._source.state(), _warnings(samples))
+
+    async def _made(self, rollout: int) -> Made:
+        """All groups of a rollout, rewarded: by the run's own function, or by the run's components."""
+        made = await self._functions.rollout(rollout, self._source)
+        if made is not None:
+            for group in made.groups:
+                await self._collector.reward_missing(group)
+            return made
+        groups = self._source.next_groups(self._config.rollout.rollout_batch_size)
+        self.hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
+        context = self._context(rollout, evaluation=False)
+        return Made(await self._collector.collect(context, groups, self._sampling()))
 
     def _advantages(self, rewards: GroupedRewards) -> NDArray[np.float32] | None:
         """None: the learner estimates them."""
@@ -178,16 +198,26 @@ class Sampler:
 
     async def evaluate(self, step: int) -> dict[str, float]:
         """Scores of every evaluation set under the weights the engines hold now, as ``eval/...`` metrics."""
+        own = await self._functions.evaluation(step, self._source if self._settings.trains else None)
+        if own is not None:
+            return own
         metrics: dict[str, float] = {}
+        data = {}
         for name in self._eval_sets:
-            scores = await self.measure(name, step=step)
-            metrics |= scores.metrics(f"eval/{name}")
-        return metrics
+            samples = await self._measured(name, step=step)
+            key = self._config.rollout.reward_key
+            metrics |= score(samples, key=key).metrics(f"eval/{name}")
+            data[name] = eval_columns(samples, key=key)
+        return {} if self._functions.log_evaluation(step, data, metrics) else metrics
 
     async def measure(self, name: str, *, step: int) -> EvalScores:
         """The scores of one evaluation set, overall and by the values of its metadata."""
+        return score(await self._measured(name, step=step), key=self._config.rollout.reward_key)
+
+    async def _measured(self, name: str, *, step: int) -> list[Sample]:
         groups = [[replace(sample) for sample in group] for group in self._eval_sets[name]]
-        finished = await self._collector.collect(self._context(evaluation=True), groups, self._eval_sampling())
+        context = self._context(step, evaluation=True)
+        finished = await self._collector.collect(context, groups, self._eval_sampling())
         samples = [sample for group in finished for sample in group]
         self._writer.write(f"eval-{name}", step, samples)
         failed = [sample for sample in samples if sample.reward is None]
@@ -195,7 +225,7 @@ class Sampler:
             raise RunError(
                 f"evaluation {name!r}: {len(failed)} of {len(samples)} samples have no reward: {_causes(failed)}"
             )
-        return score(samples, key=self._config.rollout.reward_key)
+        return samples
 
     # --- State -------------------------------------------------------------------------------------------------------
 
@@ -218,8 +248,8 @@ class Sampler:
         traits: Any = self._registry.find(Kind.ADVANTAGE_ESTIMATOR, name).traits
         return self._component(Kind.ADVANTAGE_ESTIMATOR, name) if traits.scope == "sample" else None
 
-    def _context(self, *, evaluation: bool) -> GenerateContext:
-        return GenerateContext(self._client, self._encoder, evaluation)
+    def _context(self, number: int, *, evaluation: bool) -> GenerateContext:
+        return GenerateContext(self._client, self._encoder, evaluation, number)
 
     def _data_source(self) -> Any:
         data = self._config.data
