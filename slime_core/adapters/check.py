@@ -17,7 +17,7 @@ from slime_core.adapters.signatures import Definition, Form, choose, defined, de
 from slime_core.errors import PluginError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.discovery import Source, nearest
-from slime_core.plugins.functions import FunctionSource, load_function
+from slime_core.plugins.functions import FunctionSource, load_function, own_definitions
 
 __all__ = ["Loaded", "check_texts", "load_all_checked", "load_checked"]
 
@@ -72,7 +72,7 @@ def load_all_checked(options: PathOptions, setting: str, forms: Mapping[str, Seq
 
 
 def _load(source: FunctionSource, forms: Sequence[Form]) -> Loaded:
-    function = load_function(source, fits=lambda found: first_fit(defined(found), forms) is not None)
+    function = _chosen(source, forms) if source.attribute is None else load_function(source)
     if not callable(function):
         raise PluginError(f"{source}: this is a {type(function).__name__}; {_accepted(forms)}.")
     with boundary(source, "reading its signature"):
@@ -83,6 +83,15 @@ def _load(source: FunctionSource, forms: Sequence[Form]) -> Loaded:
     taken = definition.signature.parameters
     takes_all = any(one.kind is one.VAR_KEYWORD for one in taken.values())
     return Loaded(function, form, frozenset(name for name in form.offered if takes_all or name in taken), source)
+
+
+def _chosen(source: FunctionSource, forms: Sequence[Form]) -> Any:
+    own = own_definitions(source)
+    known = {name: defined(value) for name, value in own.items()}
+    names = choose(known, forms)
+    if len(names) != 1:
+        raise _ambiguous(source, known, names, forms)
+    return own[names[0]]
 
 
 def _check_text(source: FunctionSource, forms: Sequence[Form]) -> None:
@@ -112,10 +121,16 @@ def _check_only_one(source: FunctionSource, found: Mapping[str, Definition | Non
     fitting = choose(known, forms)
     if len(fitting) == 1 or (not fitting and len(known) < len(found)):
         return
+    raise _ambiguous(source, known, fitting, forms)
+
+
+def _ambiguous(
+    source: FunctionSource, known: Mapping[str, Definition], fitting: Sequence[str], forms: Sequence[Form]
+) -> PluginError:
     if len(known) == 1 and not fitting:
-        raise _refusal(source, next(iter(known.values())), forms)
+        return _refusal(source, next(iter(known.values())), forms)
     which = f"{', '.join(sorted(fitting))} all fit" if fitting else f"none of {', '.join(sorted(known)) or 'it'} fits"
-    raise PluginError(
+    return PluginError(
         f"{source}: exactly one function there has to fit, and {which}; {_accepted(forms)}. Write {source.path}:NAME."
     )
 

@@ -209,7 +209,9 @@ class PathSource:
 
     def _dataset(self) -> list[Sample]:
         prompts = PromptFiles(request=replace(self._request, n_samples_per_prompt=1, shuffle=False))
-        return [group[0] for group in prompts.next_groups(len(prompts))]
+        # Without numbers: those of groups are of the run, and a prompt comes again each epoch.
+        groups = prompts.next_groups(len(prompts))
+        return [replace(group[0], group_index=None, index=None) for group in groups]
 
     def _group(self, entry: Any) -> PromptGroup:
         """A group, or one sample that becomes as many as a group has; numbered where the class did not."""

@@ -34,6 +34,11 @@ class PathGroupFilter:
             PluginError: the function failed, or returned neither of the two.
         """
         verdict = call_here(self._loaded, self._args, samples)
+        if getattr(verdict, "keep_when_insufficient", False):
+            raise PluginError(
+                f"{self._loaded.source}: keep_when_insufficient is set, and groups that were dropped are not taken "
+                "back here; accepted: False. Fresh prompts are sampled in their place."
+            )
         keep = verdict if isinstance(verdict, bool) else getattr(verdict, "keep", None)
         if isinstance(keep, bool) or type(keep).__name__ in ("bool_", "bool"):
             return Transformed(samples, dropped=None if keep else str(getattr(verdict, "reason", None) or UNNAMED))

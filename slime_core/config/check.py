@@ -104,7 +104,7 @@ def _settings_of_functions_are_used(config: RunConfig) -> Iterator[str]:
         for setting in (setting for setting, value in asked.items() if value):
             yield f"{setting} has no effect without custom_rm_path; add --custom-rm-path, or leave it out"
     if custom.custom_config_path is not None and not function_paths(dict(custom)):
-        yield f"custom_config_path = {custom.custom_config_path} has no effect: no function that reads it is named by path"
+        yield f"custom_config_path = {custom.custom_config_path} has no effect: no function is named by path"
 
 
 def _reference_is_used(config: RunConfig) -> Iterator[str]:

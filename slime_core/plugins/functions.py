@@ -19,7 +19,7 @@ from slime_core.plugins.discovery import PluginIdentity, PluginSource, Source, l
 from slime_core.plugins.loading import load_plugin
 from slime_core.plugins.slime_paths import instead_of
 
-__all__ = ["FunctionSource", "find_function", "load_function"]
+__all__ = ["FunctionSource", "find_function", "load_function", "own_definitions"]
 
 FORMS = "package.module.function, package.module:function, file.py:function, or file.py with one function that fits"
 
@@ -87,11 +87,21 @@ def load_function(source: FunctionSource, *, fits: Callable[[Any], bool] = calla
     if source.attribute is not None:
         with boundary(source, f"looking up {source.attribute!r}", next_step=f"Accepted are {FORMS}."):
             return getattr(module, source.attribute)
-    found = {name: value for name, value in vars(module).items() if _is_own(name, value, module) and fits(value)}
+    found = {name: value for name, value in own_definitions(source).items() if fits(value)}
     if len(found) != 1:
         names = ", ".join(sorted(found)) or "none"
         raise PluginError(f"{source}: exactly one function there has to fit; found {names}. Write {source.path}:NAME.")
     return next(iter(found.values()))
+
+
+def own_definitions(source: FunctionSource) -> dict[str, Any]:
+    """The public functions and classes that the module of ``source`` itself defines, by name; imports it.
+
+    Raises:
+        PluginError: the import failed.
+    """
+    module = load_plugin(source.code)
+    return {name: value for name, value in vars(module).items() if _is_own(name, value, module)}
 
 
 def _is_own(name: str, value: Any, module: Any) -> bool:

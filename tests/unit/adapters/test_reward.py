@@ -1,0 +1,120 @@
+"""Rewards as slime's users write them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from slime_core.adapters.reward import PathReward
+from slime_core.errors import PluginError
+from slime_core.types import Sample
+
+SAMPLES = [
+    Sample(index=0, prompt="1+1", response="2", label="2"),
+    Sample(index=1, prompt="2+2", response="5", label="4"),
+]
+
+
+async def test_an_async_function_scores_each_sample(write) -> None:
+    options = write(
+        "custom_rm_path",
+        """
+        import asyncio
+
+        async def reward_func(args, sample, **kwargs):
+            await asyncio.sleep(0.02 if sample.index == 0 else 0)
+            return float(sample.response == sample.label) * args.scale
+        """,
+    )
+    options.arguments.scale = 3
+    assert await PathReward(options).score(SAMPLES) == [3.0, 0.0]
+
+
+async def test_a_plain_function_runs_beside_the_event_loop(write) -> None:
+    text = "import threading\ndef f(args, sample): return {'thread': threading.get_ident(), 'score': 1}\n"
+    (reward,) = await PathReward(write("custom_rm_path", text)).score(SAMPLES[:1])
+    assert isinstance(reward, dict)
+    assert (reward["score"], reward["thread"] == threading.get_ident()) == (1.0, False)
+
+
+@pytest.mark.parametrize("second", ["sample", "samples"])
+async def test_with_group_rm_the_function_gets_the_list(write, second: str) -> None:
+    text = f"async def f(args, {second}, **kwargs): return [len({second}) + one.index for one in {second}]"
+    options = write("custom_rm_path", text, "--group-rm")
+    assert await PathReward(options).score(SAMPLES) == [2.0, 3.0]
+
+
+async def test_a_function_over_samples_gets_all_that_are_scored_together(write) -> None:
+    options = write(
+        "custom_rm_path", "async def batched_custom_rm(args, samples): return [len(samples)] * len(samples)"
+    )
+    assert await PathReward(options).score(SAMPLES) == [2.0, 2.0]
+
+
+async def test_without_samples_nobody_is_asked(write) -> None:
+    options = write("custom_rm_path", "def f(args, samples): raise AssertionError")
+    assert await PathReward(options).score([]) == []
+
+
+async def test_a_class_is_made_once_with_the_folder_of_its_model(write) -> None:
+    text = """
+        import numpy as np
+
+        class LengthModel:
+            made = 0
+
+            def __init__(self, model_path):
+                type(self).made += 1
+                self.model_path = model_path
+
+            def compute_reward(self, prompts, responses):
+                rewards = [len(p) + len(r) + len(self.model_path) + 100 * self.made for p, r in zip(prompts, responses)]
+                return np.array(rewards, np.float32)
+        """
+    reward = PathReward(write("custom_rm_path", text, "--rm-model-path", "/m"))
+    assert await reward.score(SAMPLES) == [106.0, 106.0]
+    assert await reward.score(SAMPLES[:1]) == [106.0]
+
+
+async def test_a_class_gets_labels_where_it_asks_for_them(write) -> None:
+    text = """
+        class Exact:
+            def compute_reward(self, prompts, responses, labels):
+                return [float(r == l) for r, l in zip(responses, labels)]
+        """
+    assert await PathReward(write("custom_rm_path", text)).score(SAMPLES) == [1.0, 0.0]
+
+
+async def test_numbers_of_numpy_are_numbers_and_texts_beside_them_are_left_out(write) -> None:
+    text = "import numpy as np\ndef f(args, sample): return {'score': np.float32(0.5), 'pred': 'four', 'acc': True}"
+    (reward,) = await PathReward(write("custom_rm_path", text)).score(SAMPLES[:1])
+    assert reward == {"score": 0.5, "acc": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "def f(args, sample): return None",
+            "it returned None for sample 0; accepted: a number, or a dict of them with",
+        ),
+        ("def f(args, sample): return '1'", "it returned '1' for sample 0; accepted: a number"),
+        ("def f(args, samples): return 1.0", "it returned 1.0 for 2 samples; accepted: a list of rewards."),
+        (
+            "def f(args, samples): return [1.0]",
+            "it returned 1 rewards for 2 samples; accepted: one each.",
+        ),
+        ("def f(args, sample): return 1 / 0", "calling it failed with ZeroDivisionError: division by zero"),
+    ],
+)
+async def test_what_is_no_reward_is_refused_with_the_name_of_the_flag(write, text: str, message: str) -> None:
+    with pytest.raises(PluginError) as refused:
+        await PathReward(write("custom_rm_path", text)).score(SAMPLES)
+    assert str(refused.value).startswith(f"--custom-rm-path mine.py: {message}")
+
+
+def test_a_class_that_cannot_be_made_is_refused(write) -> None:
+    text = "class C:\n    def __init__(self): raise OSError('no such model')\n    def compute_reward(self, p, r): ..."
+    with pytest.raises(PluginError, match="making the class failed with OSError: no such model"):
+        PathReward(write("custom_rm_path", text))
