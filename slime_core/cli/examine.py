@@ -111,8 +111,9 @@ def _hold(check: str, source: PluginSource, properties: Callable[[], Sequence[Fi
 def _as_named(source: PluginSource) -> str:
     """What a run writes after ``--plugin``."""
     plugin = source.plugin
-    named = {Source.FILE: plugin.distribution, Source.MODULE: plugin.entry_point, Source.INSTALLED: plugin.name}
-    return named[source.source]
+    if source.source is Source.INSTALLED:
+        return plugin.name if plugin.distribution == CORE.distribution else f"{plugin.distribution}:{plugin.name}"
+    return plugin.distribution if source.source is Source.FILE else plugin.entry_point
 
 
 def _import(source: PluginSource, write: Write) -> Any:

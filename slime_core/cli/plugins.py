@@ -7,23 +7,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator
-from importlib import metadata
 from typing import Any
 
 from slime_core.cli import scaffold
 from slime_core.cli.lock import add_lock, add_verify
 from slime_core.errors import PluginError
-from slime_core.plugins.discovery import (
-    ARCHITECTURE_GROUP,
-    CORE,
-    PATHS,
-    PluginIdentity,
-    PluginSource,
-    installed,
-    resolve,
-)
+from slime_core.plugins.bounds import check_bounds
+from slime_core.plugins.declared import ARCHITECTURE_GROUP, Declared, scan
+from slime_core.plugins.discovery import CORE, PATHS, PluginIdentity, PluginSource, installed, required_by, resolve
 
 __all__ = ["add_commands", "list_plugins", "show_plugin"]
 
@@ -62,10 +56,13 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def list_plugins(*, as_json: bool = False) -> int:
     """Print every installed plugin; imports none. Returns the exit code, 0."""
-    plugins = installed()
+    found = scan()
+    plugins = installed(found)
     counts = Counter(plugin.name for plugin in plugins)
-    rows = [{**_metadata(plugin), "conflict": counts[plugin.name] > 1} for plugin in plugins]
+    rows = [{**_metadata(plugin, found), "conflict": counts[plugin.name] > 1} for plugin in plugins]
     print(json.dumps(rows, indent=2) if as_json else "\n".join(line for row in rows for line in _lines(row)))
+    for problem in found.unreadable:
+        print(f"unreadable: {problem}; reinstall it, or remove it", file=sys.stderr)
     return 0
 
 
@@ -80,7 +77,7 @@ def show_plugin(name: str, *, as_json: bool = False) -> int:
     from slime_core.plugins.registration import register
 
     source = _source(name)
-    found: dict[str, Any] = {**_metadata(source.plugin), "error": None}
+    found: dict[str, Any] = {**_metadata(source.plugin, scan()), "error": None}
     try:
         found |= declared(source.plugin, register([source]))
     except PluginError as failure:
@@ -97,30 +94,42 @@ def _source(name: str) -> PluginSource:
     return PluginSource(ours[name]) if name in ours else resolve(name)
 
 
-def _metadata(plugin: PluginIdentity) -> dict[str, Any]:
+def _metadata(plugin: PluginIdentity, found: Declared) -> dict[str, Any]:
     """What is known of a plugin without importing it."""
+    claims = [entry for entry in found.group(ARCHITECTURE_GROUP) if entry.value == plugin.name]
     return {
         "name": plugin.name,
         "distribution": plugin.distribution,
         "version": plugin.version,
         "entry_point": plugin.entry_point,
-        "architectures": _architectures(plugin),
+        # What a stranger claims for it counts for nobody.
+        "architectures": [entry.name for entry in claims if entry.distribution == plugin.distribution],
+        "requires": required_by(plugin, found),
+        "unfit": _unfit(plugin),
     }
 
 
-def _architectures(plugin: PluginIdentity) -> list[str]:
-    """What the plugin's own distribution claims for it."""
-    points = metadata.entry_points(group=ARCHITECTURE_GROUP)
-    own = [point for point in points if point.value == plugin.name and point.dist is not None]
-    return sorted(point.name for point in own if point.dist and point.dist.name == plugin.distribution)
+def _unfit(plugin: PluginIdentity) -> str | None:
+    """Why the plugin's own bounds leave out this version of the core; None: they do not."""
+    try:
+        check_bounds(plugin, {CORE.distribution: CORE.version})
+    except PluginError as mistake:
+        return str(mistake)
+    return None
 
 
 def _lines(row: dict[str, Any]) -> Iterator[str]:
     yield f"{row['name']:<16} {row['distribution']:<20} {row['version']:<12} {row['entry_point']}"
+    told = []
     if row.get("conflict"):
-        yield f"{'':<16} name claimed twice: uninstall one"
+        told.append(f"name claimed twice: write {row['distribution']}:{row['name']}, or uninstall what is not meant")
+    if row["unfit"]:
+        told += [f"does not fit: {row['unfit'].partition(': ')[2].splitlines()[0]}"]
     if row["architectures"]:
-        yield f"{'':<16} for checkpoints of {', '.join(row['architectures'])}"
+        told.append(f"for checkpoints of {', '.join(row['architectures'])}")
+    if row["requires"]:
+        told.append(f"brings {', '.join(row['requires'])} with it")
+    yield from (f"{'':<16} {line}" for line in told)
 
 
 def _broken(error: str) -> Iterator[str]:

@@ -12,7 +12,9 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from slime_core.cli.verdicts import Verdict, fails, ok, skipped, warns
-from slime_core.plugins.discovery import PluginIdentity
+from slime_core.errors import PluginError
+from slime_core.plugins.bounds import bound_mistakes, check_bounds
+from slime_core.plugins.discovery import CORE, PluginIdentity
 
 __all__ = ["look_at_distribution"]
 
@@ -41,13 +43,25 @@ def look_at_distribution(plugin: PluginIdentity, installed: Sequence[PluginIdent
         yield warns("metadata", f"{plugin.distribution} runs from a folder and is not installed")
         return
     yield _metadata(found)
+    if plugin.distribution != CORE.distribution:
+        yield _bounds(plugin)
     yield _files(found)
+
+
+def _bounds(plugin: PluginIdentity) -> Verdict:
+    try:
+        check_bounds(plugin, {CORE.distribution: CORE.version})
+    except PluginError as mistake:
+        return fails("bounds", str(mistake))
+    loose = bound_mistakes(plugin)
+    return warns("bounds", "\n".join(loose)) if loose else ok("bounds")
 
 
 def _name(plugin: PluginIdentity, installed: Sequence[PluginIdentity]) -> Verdict:
     same = [str(one) for one in installed if one.name == plugin.name]
     if len(same) > 1:
-        return fails("name", f"claimed {len(same)} times: by {' and by '.join(same)}; uninstall all but one")
+        step = f"a run writes {plugin.distribution}:{plugin.name}, or one is uninstalled"
+        return fails("name", f"claimed {len(same)} times: by {' and by '.join(same)}; {step}")
     return ok("name")
 
 

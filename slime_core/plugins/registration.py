@@ -192,7 +192,8 @@ def _presets(manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]) -
             if key in presets:
                 raise PluginError(
                     f"the preset {key!r} is set twice: by {who[presets[key][1]]} and by {one.plugin}.\n"
-                    f"Name only one of these plugins; --{key.replace('_', '-')} does not say which of them was meant."
+                    "Name only one of these plugins, or take one away with --no-plugin NAME; "
+                    f"--{key.replace('_', '-')} does not say which of them was meant."
                 )
             presets[key] = (value, one.plugin.name)
     return presets

@@ -34,7 +34,7 @@ class Length:
 """
 ACME = PluginIdentity("acme", "acme-tree", "2.1", "acme.plugin")
 METADATA = "Metadata-Version: 2.4\nName: acme-tree\nVersion: {version}\n{more}"
-GOOD = "Summary: Trees\nLicense-Expression: MIT\n"
+GOOD = "Summary: Trees\nLicense-Expression: MIT\nRequires-Dist: slime-rl>=0.1,<0.2\n"
 
 Place = Callable[..., Path]
 
@@ -79,6 +79,7 @@ def test_a_sound_distribution_passes(acme: Place) -> None:
     acme()
     assert metadata_of()["name"] == Verdict("name")
     assert metadata_of()["metadata"] == Verdict("metadata")
+    assert metadata_of()["bounds"] == Verdict("bounds")
     assert metadata_of()["files"] == Verdict("files", "ok", "4 as they were installed")
 
 
@@ -126,6 +127,23 @@ def test_what_the_metadata_lacks_is_a_warning(acme: Place) -> None:
     )
 
 
+def test_a_missing_bound_on_the_core_is_a_warning(acme: Place) -> None:
+    acme(more="Requires-Dist: slime-rl>=0.1\n")
+    assert metadata_of()["bounds"] == Verdict(
+        "bounds",
+        "warning",
+        "acme-tree 2.1 requires slime-rl>=0.1, which has no upper bound.\n"
+        "Its author should require 'slime-rl>=0.1,<0.2'.",
+    )
+
+
+def test_a_core_outside_the_bounds_is_refused(acme: Place) -> None:
+    acme(more="Requires-Dist: slime-rl<0.1\n")
+    found = metadata_of()["bounds"]
+    assert found.status == "FAILED"
+    assert "acme-tree 2.1 requires slime-rl<0.1, and slime-rl 0.1.0 is installed." in found.reason
+
+
 def test_a_version_that_is_none_is_refused(acme: Place) -> None:
     acme(version="newest")
     assert metadata_of()["metadata"] == Verdict(
@@ -143,7 +161,7 @@ def test_a_name_that_two_distributions_claim_is_refused_for_both(acme: Place) ->
         "name",
         "FAILED",
         "claimed 2 times: by plugin 'acme' (acme-tree 2.1, entry point acme.plugin) and by plugin 'acme' (other 1, "
-        "entry point other.plugin); uninstall all but one",
+        "entry point other.plugin); a run writes acme-tree:acme, or one is uninstalled",
     )
     both = sources_of(["acme"], installed())
     assert [source.plugin.distribution for source in both] == ["acme-tree", "other"]

@@ -75,7 +75,17 @@ def test_config_without_a_known_verb_says_what_it_takes(words: list[str], capsys
     assert "slime config explain KEY" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--help"], ["plugins", "list"], ["run", "--help"], ["config", "explain", "lr"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["plugins", "list"],
+        ["plugins", "show", "grpo"],
+        ["plugins", "trace", "--plugin", "grpo"],
+        ["run", "--help"],
+        ["config", "explain", "lr"],
+    ],
+)
 def test_reading_about_slime_imports_nothing_heavy(words: list[str]) -> None:
     code = f"""
 import sys
