@@ -11,6 +11,7 @@ from slime_core.errors import PluginError
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.discovery import CORE, PluginIdentity
 from slime_core.plugins.registration import Registry
+from slime_core.plugins.traits import AdvantageTraits
 
 __all__ = ["SELECTED_BY", "Selected", "check_selection", "check_targets", "selected"]
 
@@ -33,7 +34,7 @@ FOR_TRAINING = frozenset({"data_source", "advantage_estimator", "corrections"})
 """Of these settings, those that an evaluation has no use for."""
 
 HEAVY = frozenset({Kind.POLICY_LOSS, Kind.CORRECTION, Kind.MODEL_SPEC})
-"""Kinds whose targets may import torch and Megatron; checked where they are loaded."""
+"""Kinds whose targets may import torch and Megatron."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,12 @@ class Selected:
     component: Component
     plugin: PluginIdentity
     by: str
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether it runs on learner ranks, so that importing its target may take seconds; checked where loaded."""
+        traits = self.component.traits
+        return self.kind in HEAVY or (isinstance(traits, AdvantageTraits) and traits.scope == "token")
 
 
 def selected(config: RunConfig, registry: Registry, *, trains: bool, architecture: str | None) -> Iterator[Selected]:
@@ -114,13 +121,13 @@ def check_targets(
     """Import what the run uses and hold it to its contract, except for what the core's own tests hold to it.
 
     Arguments:
-        heavy: also the kinds whose targets may import torch and Megatron, which takes seconds.
+        heavy: also targets that may import torch and Megatron, which takes seconds.
 
     Raises:
         PluginError: a target cannot be imported, or does not fit; names the plugin and the component.
     """
     for found in selected(config, registry, trains=trains, architecture=architecture):
-        if found.plugin.distribution != CORE.distribution and (heavy or found.kind not in HEAVY):
+        if found.plugin.distribution != CORE.distribution and (heavy or not found.is_heavy):
             registry.load(found.kind, found.component.name)
 
 

@@ -258,6 +258,11 @@ def test_without_the_kit_s_needs_the_properties_are_skipped(
     )
 
 
+def test_hooks_of_a_run_s_life_are_held_to_their_properties(acme: Place) -> None:
+    acme({"acme/plugin.py": PLUGIN + "@hookimpl\ndef slime_run_start(run):\n    pass\n"})
+    assert inside()["hooks of the run's life"] == ("ok", "")
+
+
 def test_a_heavy_import_is_a_warning(acme: Place) -> None:
     acme({"acme/plugin.py": "import numpy\n" + PLUGIN})
     assert inside()["import"] == (

@@ -141,8 +141,8 @@ def test_two_plugins_that_set_one_preset_are_both_named_even_if_they_agree(insta
     assert refusal("zeta", "acme") == (
         "the preset 'gamma' is set twice: by plugin 'zeta' (zeta 2, entry point zeta.plugin) and by plugin 'acme' "
         "(acme 1, entry point acme.plugin).\n"
-        "Name only one of these plugins, or take one away with --no-plugin NAME; --gamma does not say which of them was "
-        "meant."
+        "Name only one of these plugins, or take one away with --no-plugin NAME; --gamma does not say which of them "
+        "was meant."
     )
 
 

@@ -122,6 +122,16 @@ def test_kinds_that_may_import_torch_are_the_heavy_ones():
     assert set(HEAVY) == {Kind.POLICY_LOSS, Kind.CORRECTION, Kind.MODEL_SPEC}
 
 
+def test_an_estimator_that_works_on_tokens_is_left_to_the_ranks(install):
+    source = PLUGIN.replace("AdvantageTraits(", "AdvantageTraits(scope='token', ")
+    files = {"acme/plugin.py": source, "acme/code.py": CODE.replace("Flat", "Steep"), "acme/losses.py": ""}
+    install("acme", "2.1", plugins={"acme": "acme.plugin"}, files=files)
+    registry = activate(["acme"]).registry
+    check_targets(config(), registry, trains=True, architecture=None)
+    with pytest.raises(PluginError, match=r"importing acme\.code:Flat of component 'flat' failed"):
+        check_targets(config(), registry, trains=True, architecture=None, heavy=True)
+
+
 def test_a_column_that_nothing_fills_is_refused(install):
     source = PLUGIN.replace("AdvantageTraits(", 'AdvantageTraits(reads={"rewards", "magic"}, ')
     install("acme", "2.1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": source})
@@ -129,5 +139,5 @@ def test_a_column_that_nothing_fills_is_refused(install):
         check_selection(config(), activate(["acme"]).registry, trains=True)
     assert str(failure.value).startswith(
         "advantage estimator 'flat' of plugin 'acme' (acme 2.1, entry point acme.plugin) reads magic, which nothing "
-        "fills; filled are groups, lengths, mask_sums, rewards."
+        "fills; filled for scope 'sample' are groups, lengths, mask_sums, rewards."
     )
