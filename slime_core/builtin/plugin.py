@@ -11,6 +11,7 @@ from slime_core import (
     GenerateTraits,
     PolicyLossTraits,
     RewardTraits,
+    TransformTraits,
     hookimpl,
 )
 
@@ -94,6 +95,22 @@ def slime_register_generate_functions() -> Iterator[Component]:
         target="slime_core.rollout.generate:SingleTurn",
         traits=GenerateTraits(scope="group", sends_prompts_whole=True),
         summary="One response to each prompt",
+    )
+
+
+@hookimpl
+def slime_register_sample_transforms() -> Iterator[Component]:
+    yield Component(
+        "drop_zero_std",
+        target="slime_core.builtin.transforms:DropZeroStd",
+        traits=TransformTraits(scope="group"),
+        summary="Drops groups whose rewards are all equal (dynamic sampling, DAPO, 2503.14476)",
+    )
+    yield Component(
+        "mask_truncated",
+        target="slime_core.builtin.transforms:MaskTruncated",
+        traits=TransformTraits(scope="group"),
+        summary="Keeps truncated responses out of the loss (overlong filtering, DAPO, 2503.14476)",
     )
 
 

@@ -24,7 +24,7 @@ from slime_core.config.settings import core_settings
 from slime_core.errors import ConfigError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
-from slime_core.plugins.discovery import PATHS
+from slime_core.plugins.discovery import CORE, PATHS
 from slime_core.track.events import EvalFinished, Event, Listener
 from slime_core.track.record import RunRecord, numbered
 from slime_core.track.track import Sink, Track
@@ -90,12 +90,12 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
 
 
 def options_of(resolved: Resolved, active: ActivePlugins) -> dict[str, Any]:
-    """Plugin -> its options object; plugin ``paths`` gets the settings and the code that they name.
+    """Plugin -> its options object; those of ``core`` are the settings, ``paths`` also gets the code that they name.
 
     Raises:
         ConfigError: ``custom_config_path`` cannot be read.
     """
-    options: dict[str, Any] = dict(resolved.plugin_options)
+    options: dict[str, Any] = {CORE.name: resolved.config, **resolved.plugin_options}
     if active.functions:
         from slime_core.adapters.options import PathOptions, read_extra
 

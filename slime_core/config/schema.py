@@ -152,6 +152,13 @@ class RolloutConfig(Section):
     """Component that rewards responses; of kind reward_model."""
     reward_key: Name | None = None
     """Which of a reward model's named numbers trains. None: rewards are plain numbers."""
+    sample_transforms: tuple[Name, ...] = ()
+    """Components that keep, drop, mask or shape finished groups, in this order; of kind sample_transform. Empty: none.
+
+    Dropped groups are counted by reason and replaced by groups of other prompts. Evaluations are not transformed.
+    """
+    rollout_max_refills: CountOrZero = 10
+    """Rounds of other prompts that may replace dropped groups before the run ends. 0: train on what is kept."""
     sglang_server_concurrency: Count = 64
     """Requests in flight an engine; the rest wait in the sampler."""
     rollout_request_timeout_s: Positive = 300.0

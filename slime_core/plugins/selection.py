@@ -24,13 +24,14 @@ FILLED = {
 SELECTED_BY: dict[str, Kind] = {
     "generate_function": Kind.GENERATE_FUNCTION,
     "rm_type": Kind.REWARD_MODEL,
+    "sample_transforms": Kind.SAMPLE_TRANSFORM,
     "data_source": Kind.DATA_SOURCE,
     "advantage_estimator": Kind.ADVANTAGE_ESTIMATOR,
     "corrections": Kind.CORRECTION,
 }
 """Setting -> the kind whose components it names."""
 
-FOR_TRAINING = frozenset({"data_source", "advantage_estimator", "corrections"})
+FOR_TRAINING = frozenset({"sample_transforms", "data_source", "advantage_estimator", "corrections"})
 """Of these settings, those that an evaluation has no use for."""
 
 HEAVY = frozenset({Kind.POLICY_LOSS, Kind.CORRECTION, Kind.MODEL_SPEC})

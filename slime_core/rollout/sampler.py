@@ -31,10 +31,12 @@ from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.client import GenerateClient, SamplingParams
 from slime_core.rollout.collect import TRAINABLE, Collector
-from slime_core.rollout.functions import AsRewarded, Made, eval_columns, rollout_functions
+from slime_core.rollout.functions import AsRewarded, eval_columns, rollout_functions
 from slime_core.rollout.generate import GenerateContext
+from slime_core.rollout.harvest import Harvest
 from slime_core.rollout.scores import EvalScores, score
 from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
+from slime_core.rollout.transforms import Transforms, load_transforms, refuse_unusable
 from slime_core.track.samples import SampleWriter
 from slime_core.types import PromptGroup, Sample, Status, TrainBatch
 
@@ -113,7 +115,14 @@ class Sampler:
             rollout=config.rollout,
             functions=self._functions,
         )
+        self._transforms = Transforms()
         if settings.trains:
+            self._transforms = load_transforms(
+                config.rollout.sample_transforms,
+                registry,
+                options=settings.options,
+                reward_key=config.rollout.reward_key,
+            )
             self._estimator = self._advantage_estimator(str(config.algorithm.advantage_estimator))
             if self._functions.shapes_rewards and self._estimator is not None:
                 self._estimator = AsRewarded()
@@ -127,28 +136,32 @@ class Sampler:
         """Generate, reward and pack rollout ``rollout``.
 
         Raises:
-            RunError: no sample of the rollout can be trained on.
+            RunError: no sample of the rollout can be trained on, or too few groups are kept.
+            PluginError: a hook or a sample transform failed.
         """
-        begun_s = time.monotonic()
-        made = await self._made(rollout)
-        finished = made.groups
+        begun_s, key = time.monotonic(), self._config.rollout.reward_key
+        harvest = Harvest(self._transforms, wanted=self._config.rollout.rollout_batch_size, reward_key=key)
+        try:
+            own_metrics = await self._fill(harvest, rollout)
+        finally:
+            kept = [sample for group in harvest.kept for sample in group]
+            dropped = harvest.dropped
+            self._writer.write("train", rollout, [*kept, *harvest.others], dropped=dropped)
         rollout_s = time.monotonic() - begun_s
-        samples = [sample for group in finished for sample in group]
-        self._writer.write("train", rollout, samples)
         # Ended from outside: nothing is wrong with these prompts, so they come again, and only then are they trained.
-        self._source.put_back([group for group in finished if _was_aborted(group)])
-        whole = [group for group in finished if not _was_aborted(group)]
-        trained = [sample for group in whole for sample in group if sample.status in TRAINABLE]
+        self._source.put_back(harvest.aborted)
+        samples, trained = [*kept, *harvest.others, *(sample for _, sample in dropped)], kept
         self.hooks.call("slime_after_rollout", rollout=rollout, samples=trained)
-        self._functions.finished(finished, self._source)
+        for sample in trained:
+            refuse_unusable(sample, key, who="a hook slime_after_rollout")
+        self._functions.finished(harvest.came, self._source)
         needed = self._config.steps_per_rollout * self._settings.num_ranks
         if len(trained) < needed:
             raise RunError(
                 f"rollout {rollout}: {len(trained)} of {len(samples)} samples can be trained on; {needed} are needed, "
                 f"one for each optimizer step and learner rank: {_causes(samples)}"
             )
-        key = self._config.rollout.reward_key
-        metrics = {**_metrics(samples, trained, key), **made.metrics}
+        metrics = {**_metrics(samples, trained), **harvest.metrics(), **own_metrics}
         trained = self._functions.trained(trained) or trained
         rewards = grouped_rewards(trained, loss_masks(trained), key=key)
         shards = make_shards(
@@ -162,23 +175,41 @@ class Sampler:
             temperature=self._config.rollout.rollout_temperature,
             rewards_B=rewards.rewards_B,
         )
-        metrics["rollout/zero_std_groups"] = _zero_std_share(finished, key)
         per_second = metrics["rollout/response_tokens"] / rollout_s
         metrics["perf/tokens_per_gpu_per_sec"] = per_second / self._config.cluster.rollout_num_gpus
         metrics = {} if self._functions.log(rollout, samples, metrics, rollout_s) else metrics
         return Sampled(shards, metrics, self._source.state(), _warnings(samples))
 
-    async def _made(self, rollout: int) -> Made:
-        """All groups of a rollout, rewarded: by the run's own function, or by the run's components."""
+    async def _fill(self, harvest: Harvest, rollout: int) -> dict[str, float]:
+        """All groups of a rollout, rewarded and transformed: by the run's own function, or by the run's components.
+
+        Of the latter, other prompts take the place of groups that transforms drop (dynamic sampling, DAPO 2503.14476,
+        section 3.2).
+
+        Returns:
+            The function's own metrics.
+        """
         made = await self._functions.rollout(rollout, self._source)
         if made is not None:
             for group in made.groups:
                 await self._collector.reward_missing(group)
-            return made
-        groups = self._source.next_groups(self._config.rollout.rollout_batch_size)
+            harvest.wanted = len(made.groups)
+            harvest.take(made.groups)
+            return made.metrics
+        limit = self._config.rollout.rollout_max_refills
+        await self._round(harvest, rollout)
+        while harvest.missing and harvest.refills < limit:
+            harvest.refills += 1
+            await self._round(harvest, rollout)
+        if harvest.missing and limit:
+            raise RunError(_too_few(harvest, rollout, limit))
+        return {}
+
+    async def _round(self, harvest: Harvest, rollout: int) -> None:
+        groups = self._source.next_groups(harvest.missing)
         self.hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
         context = self._context(rollout, evaluation=False)
-        return Made(await self._collector.collect(context, groups, self._sampling()))
+        harvest.take(await self._collector.collect(context, groups, self._sampling()))
 
     def _advantages(self, rewards: GroupedRewards) -> NDArray[np.float32] | None:
         """None: the learner estimates them."""
@@ -310,10 +341,9 @@ class Sampler:
         return (*self._config.rollout.rollout_stop_token_ids, *(() if end is None else (end,)))
 
 
-def _metrics(samples: Sequence[Sample], trained: Sequence[Sample], key: str | None) -> dict[str, float]:
+def _metrics(samples: Sequence[Sample], trained: Sequence[Sample]) -> dict[str, float]:
     lengths = [sample.response_length for sample in trained]
     return {
-        "rollout/raw_reward": statistics.fmean(sample.reward_value(key) for sample in trained),
         "rollout/response_len/mean": statistics.fmean(lengths),
         "rollout/response_len/max": float(max(lengths)),
         "rollout/truncated_ratio": _share(sample.status is Status.TRUNCATED for sample in samples),
@@ -323,23 +353,23 @@ def _metrics(samples: Sequence[Sample], trained: Sequence[Sample], key: str | No
     }
 
 
-def _was_aborted(group: PromptGroup) -> bool:
-    return any(sample.status is Status.ABORTED for sample in group)
-
-
 def _warnings(samples: Sequence[Sample]) -> list[str]:
     lost = [sample for sample in samples if sample.status not in TRAINABLE]
     return [f"{len(lost)} of {len(samples)} samples are not trained on: {_causes(lost)}"] if lost else []
 
 
+def _too_few(harvest: Harvest, rollout: int, limit: int) -> str:
+    dropped = harvest.num_dropped
+    counts = ", ".join(f"{reason} {count}" for reason, count in dropped.most_common())
+    return (
+        f"rollout {rollout}: {len(harvest.kept)} of {harvest.wanted} groups are kept after {limit} rounds of other "
+        f"prompts (rollout_max_refills); sample transforms dropped {dropped.total()}: {counts}. Take other prompts or "
+        "other --sample-transforms, raise --rollout-max-refills, or give 0 to train on what is kept."
+    )
+
+
 def _share(flags: Iterable[bool]) -> float:
     return statistics.fmean(float(flag) for flag in flags)
-
-
-def _zero_std_share(groups: Sequence[PromptGroup], key: str | None) -> float:
-    """Share of groups whose rewards are all equal: they teach a group-relative estimator nothing."""
-    rewards = [{sample.reward_value(key) for sample in group if sample.reward is not None} for group in groups]
-    return _share(len(values) == 1 for values in rewards if values)
 
 
 def _causes(samples: Sequence[Sample]) -> str:

@@ -21,13 +21,20 @@ class SampleWriter:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
-    def write(self, name: str, number: int, samples: Sequence[Sample]) -> Path | None:
-        """Write the samples of one rollout or evaluation; the file of an earlier try is replaced."""
+    def write(
+        self, name: str, number: int, samples: Sequence[Sample], *, dropped: Sequence[tuple[str, Sample]] = ()
+    ) -> Path | None:
+        """Write the samples of one rollout or evaluation; the file of an earlier try is replaced.
+
+        Arguments:
+            dropped: samples that are not trained on because a sample transform left them out, with the reason.
+        """
         if self._folder is None:
             return None
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{name}-{number:06d}.jsonl"
-        lines = (json.dumps(_readable(sample), ensure_ascii=False) for sample in samples)
+        rows = [*map(_readable, samples), *({**_readable(sample), "dropped": reason} for reason, sample in dropped)]
+        lines = (json.dumps(row, ensure_ascii=False) for row in rows)
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         return path
 
@@ -45,4 +52,5 @@ def _readable(sample: Sample) -> dict[str, object]:
         "weight_versions": sample.weight_versions,
         "metadata": sample.metadata,
     }
-    return row if sample.error is None else {**row, "error": sample.error}
+    marks = {"error": sample.error, "masked": sample.remove_sample or None}
+    return row | {name: mark for name, mark in marks.items() if mark is not None}

@@ -1,0 +1,156 @@
+"""What a rollout has collected so far: groups that are kept, groups that were left out and why, and what is missing.
+
+A group is *aborted* (ended from outside; its prompt comes again), *lost* (none of its samples can be trained on),
+*dropped* (a sample transform left it out; another prompt takes its place) or *kept*.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+
+from slime_core.plugins.contracts import Transformed
+from slime_core.rollout.collect import TRAINABLE
+from slime_core.rollout.transforms import Transforms
+from slime_core.types import PromptGroup, Sample, Status
+
+__all__ = ["Harvest"]
+
+SURPLUS = "surplus"
+"""Why a group is not trained on that transforms kept and that has no room in the rollout. Transforms that see the whole
+rollout decide anew when groups were replaced, and may then keep more than were asked for."""
+
+LEFT_OUT = "left_out"
+"""Stands in the samples file for a sample that a transform took out of a group that it kept."""
+
+
+class Harvest:
+    """The groups of one rollout, round by round.
+
+    Example: ``wanted`` is 8 groups, and transforms drop 3 of the first 8: ``missing`` is 3 until 3 more were kept.
+
+    Arguments:
+        transforms: what decides.
+        wanted: groups to be kept.
+        reward_key: which of several rewards trains.
+
+    ``came`` holds every group that was taken, in the order of their coming.
+    """
+
+    def __init__(self, transforms: Transforms, *, wanted: int, reward_key: str | None) -> None:
+        self._transforms, self._key = transforms, reward_key
+        self.wanted = wanted
+        self._rewards: list[list[float]] = []
+        self._raw: list[float] = []
+        self._rest: list[Sample] = []
+        self._given: list[PromptGroup] = []
+        self._passed: list[Transformed] = []
+        self._dropped: list[tuple[str, PromptGroup]] = []
+        self._late: list[Transformed] = []
+        self._num_lost = 0
+        self.came: list[PromptGroup] = []
+        self.aborted: list[PromptGroup] = []
+        self.refills = 0
+
+    def take(self, groups: Sequence[PromptGroup]) -> None:
+        """Receive finished, rewarded groups.
+
+        Raises:
+            PluginError: a transform failed or broke its contract.
+        """
+        self.came += groups
+        for group in groups:
+            self._rewards.append([sample.reward_value(self._key) for sample in group if sample.reward is not None])
+            self._take(group)
+        self._late = self._transforms.late([one.samples for one in self._passed])
+
+    def _take(self, group: PromptGroup) -> None:
+        if any(sample.status is Status.ABORTED for sample in group):
+            self.aborted.append(group)
+            self._rest += group
+            return
+        trainable = [sample for sample in group if sample.status in TRAINABLE]
+        self._rest += [sample for sample in group if sample.status not in TRAINABLE]
+        self._raw += [sample.reward_value(self._key) for sample in trainable]
+        if not trainable:
+            self._num_lost += 1
+            return
+        result = self._transforms.early(trainable)
+        if result.dropped is not None:
+            self._dropped.append((result.dropped, trainable))
+        else:
+            self._given.append(trainable)
+            self._passed.append(result)
+            # Until those that see the rollout have decided; where one fails, what is here is still written down.
+            self._late.append(Transformed(result.samples))
+
+    @property
+    def missing(self) -> int:
+        """Groups that still have to be kept; aborted and lost ones are not replaced."""
+        return max(0, self._room - len(self._standing()))
+
+    @property
+    def kept(self) -> list[PromptGroup]:
+        """What is trained on: the groups that all transforms kept, as they left them, in the order of their coming."""
+        return [self._late[position].samples for position in self._standing()[: self._room]]
+
+    @property
+    def others(self) -> list[Sample]:
+        """Samples that nothing dropped and that cannot be trained on: aborted and failed ones."""
+        return list(self._rest)
+
+    @property
+    def dropped(self) -> list[tuple[str, Sample]]:
+        """Every sample that was left out by a transform, with the reason."""
+        whole = [(reason, sample) for reason, group in self._dropped_groups() for sample in group]
+        parts = [(LEFT_OUT, sample) for before, after in self._shrunk() for sample in _gone(before, after)]
+        return whole + parts
+
+    @property
+    def num_dropped(self) -> Counter[str]:
+        """Reason -> groups that were dropped for it."""
+        return Counter(reason for reason, _ in self._dropped_groups())
+
+    def metrics(self) -> dict[str, float]:
+        """What was generated, before any transform; and what the transforms did."""
+        changed: Counter[str] = sum((self._changes(at) for at in self._standing()[: self._room]), Counter())
+        rewards = [set(values) for values in self._rewards if values]
+        return {
+            "rollout/raw_reward": statistics.fmean(self._raw),
+            "rollout/zero_std_groups": statistics.fmean(float(len(values) == 1) for values in rewards),
+            **{f"rollout/dropped/{reason}": float(count) for reason, count in self.num_dropped.items()},
+            **{f"rollout/changed/{reason}": float(count) for reason, count in changed.items()},
+            **({"rollout/refills": float(self.refills)} if self._transforms else {}),
+        }
+
+    @property
+    def _room(self) -> int:
+        return self.wanted - len(self.aborted) - self._num_lost
+
+    def _standing(self) -> list[int]:
+        """Positions of the groups that every transform kept."""
+        return [position for position, one in enumerate(self._late) if one.dropped is None]
+
+    def _dropped_groups(self) -> list[tuple[str, PromptGroup]]:
+        late = [(one.dropped, before.samples) for one, before in zip(self._late, self._passed, strict=True)]
+        surplus = [(SURPLUS, self._late[position].samples) for position in self._standing()[self._room :]]
+        return [*self._dropped, *((reason, group) for reason, group in late if reason is not None), *surplus]
+
+    def _shrunk(self) -> list[tuple[PromptGroup, PromptGroup]]:
+        """Groups that are kept, as they came and as they are."""
+        return [(self._given[position], self._late[position].samples) for position in self._standing()[: self._room]]
+
+    def _changes(self, position: int) -> Counter[str]:
+        return Counter(self._passed[position].changed) + Counter(self._late[position].changed)
+
+
+def _gone(before: Sequence[Sample], after: Sequence[Sample]) -> list[Sample]:
+    left = Counter(sample.index for sample in after)
+    gone = []
+    for sample in before:
+        if left[sample.index]:
+            left[sample.index] -= 1
+        else:
+            gone.append(sample)
+    return gone
