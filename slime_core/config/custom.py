@@ -86,6 +86,7 @@ STANDS_IN_FOR = {
     "custom_generate_function_path": "generate_function",
     "custom_rm_path": "rm_type",
     "data_source_path": "data_source",
+    "buffer_filter_path": "data_source",
     "custom_advantage_function_path": "advantage_estimator",
 }
 """Path setting -> the setting that selects a component. The component of a path is called like its setting, and a run

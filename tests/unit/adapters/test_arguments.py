@@ -69,3 +69,11 @@ def test_a_path_beside_another_component_is_a_mistake() -> None:
     message = "--custom-rm-path stands in for rm_type, and flag --rm-type says math; accepted: one of the two"
     with pytest.raises(ConfigError, match=message):
         load(("--custom-rm-path", "mine.py", "--rm-type", "math"), check_rules=False)
+
+
+def test_two_ways_to_choose_the_data_source_are_a_mistake() -> None:
+    resolved = load(("--buffer-filter-path", "a.b"), check_rules=False)
+    assert resolved.config.data.data_source == "buffer_filter_path"
+    message = "--data-source-path stands in for data_source, and flag --buffer-filter-path says buffer_filter_path"
+    with pytest.raises(ConfigError, match=message):
+        load(("--buffer-filter-path", "a.b", "--data-source-path", "a.C"), check_rules=False)
