@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ class PathGroupFilter:
             )
         keep = verdict if isinstance(verdict, bool) else getattr(verdict, "keep", None)
         if isinstance(keep, bool) or type(keep).__name__ in ("bool_", "bool"):
-            return Transformed(samples, dropped=None if keep else str(getattr(verdict, "reason", None) or UNNAMED))
+            return Transformed(samples, dropped=None if keep else _reason(verdict))
         raise PluginError(
             f"{self._loaded.source}: it returned {_shown(verdict)}; accepted: True or False, or an object with keep "
             "(a bool) and reason (a text or None)."
@@ -69,6 +70,11 @@ class PathRolloutFilter:
             Transformed(group, changed={UNNAMED: now - then} if now > then else {})
             for group, then, now in zip(kept, before, after, strict=True)
         ]
+
+
+def _reason(verdict: Any) -> str:
+    """What is counted: a reason becomes part of a metric's name."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", str(getattr(verdict, "reason", None) or "")).strip("_.-") or UNNAMED
 
 
 def _removed(group: PromptGroup) -> int:

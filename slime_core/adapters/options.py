@@ -34,6 +34,11 @@ class PathOptions(BaseModel):
     sources: Mapping[str, tuple[FunctionSource, ...]]
     extra: Mapping[str, Any] = {}
 
+    def __getstate__(self) -> dict[Any, Any]:
+        # Each process makes its own args: what functions and adapters write there need not travel.
+        state = super().__getstate__()
+        return {**state, "__dict__": {name: state["__dict__"][name] for name in type(self).model_fields}}
+
     @cached_property
     def arguments(self) -> SimpleNamespace:
         """The ``args`` that all functions of this process share; what one of them writes there, the others read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,13 @@ def test_settings_have_their_names_and_those_of_slime() -> None:
 def test_batch_sizes_are_what_the_run_uses() -> None:
     args = slime_arguments(options("--rollout-batch-size", "4", "--n-samples-per-prompt", "2"))
     assert (args.global_batch_size, args.num_steps_per_rollout) == (8, 1)
+
+
+def test_what_is_written_to_args_stays_in_its_process() -> None:
+    made = options("--seed", "7")
+    made.arguments.mine = lambda: None
+    again = pickle.loads(pickle.dumps(made))
+    assert (again.arguments.seed, hasattr(again.arguments, "mine"), made.arguments.mine()) == (7, False, None)
 
 
 def test_entries_of_the_custom_config_are_attributes(tmp_path: Path) -> None:

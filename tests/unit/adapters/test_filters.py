@@ -37,6 +37,14 @@ def test_a_function_may_say_yes_or_no(write) -> None:
     assert (keep(EQUAL).dropped, keep(MIXED).dropped) == ("filtered", None)
 
 
+@pytest.mark.parametrize(
+    ("reason", "counted"), [("too easy / 1.0", "too_easy_1.0"), ("", "filtered"), ("-", "filtered")]
+)
+def test_a_reason_becomes_part_of_a_metrics_name(write, reason: str, counted: str) -> None:
+    text = f"from types import SimpleNamespace as S\ndef f(args, samples): return S(keep=False, reason={reason!r})"
+    assert PathGroupFilter(write("dynamic_sampling_filter_path", text))(EQUAL).dropped == counted
+
+
 def test_what_is_no_verdict_is_refused(write) -> None:
     keep = PathGroupFilter(write("dynamic_sampling_filter_path", "def f(args, samples): return samples"))
     with pytest.raises(PluginError) as refused:
