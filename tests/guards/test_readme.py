@@ -8,10 +8,9 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from slime_core import GroupedRewards, Kind, Sample, loop
+from slime_core import Kind, Sample, loop
 from slime_core.cli import evaluate, run
 from slime_core.cli.main import main
 from slime_core.config.explain import to_toml
@@ -132,23 +131,3 @@ async def test_the_example_plugin_gives_the_share_of_digits_in_place() -> None:
     digits = registry.load(Kind.REWARD_MODEL, "digits")(None)
     answers = {"82": 1.0, "72": 0.5, "182": 2 / 3, "2": 0.5, "": 0.0, "28": 0.0}
     assert await digits.score([Sample(response=one, label="82") for one in answers]) == list(answers.values())
-
-
-def test_the_printed_package_is_found_and_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for info, content in blocks(ROOT / "docs/plugins.md"):
-        if info.startswith("python src/"):
-            path = tmp_path / info.removeprefix("python src/")
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(content)
-    (tmp_path / "slime_brevity/__init__.py").touch()
-    metadata = tmp_path / "slime_brevity-0.1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: slime-brevity\nVersion: 0.1.0\n")
-    (metadata / "entry_points.txt").write_text("[slime]\nbrevity = slime_brevity.plugin\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    resolved = resolve(["--plugin", "brevity", "--brevity.weight", "0.5"])
-    brevity = activate(["brevity"]).registry.load(Kind.ADVANTAGE_ESTIMATOR, "brevity")
-    columns = {"groups_B": np.int64([0, 0]), "lengths_B": np.int64([4, 2]), "mask_sums_B": np.int64([4, 2])}
-    batch = GroupedRewards(rewards_B=np.float32([1, 1]), **columns)
-    assert resolved.config.algorithm.advantage_estimator == "brevity"
-    assert brevity(resolved.plugin_options["brevity"]).estimate(batch).tolist() == [-0.125, 0.125]

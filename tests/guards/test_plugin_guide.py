@@ -1,0 +1,129 @@
+"""The author's guide (docs/plugins.md) is true: what its commands print, which files are written, what a test finds."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hatchling import build
+
+from slime_core.cli.main import main
+from slime_core.cli.scaffold import KINDS, Scaffold
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
+MY_ALGO = Scaffold("advantage-estimator", "my-algo")
+
+
+def blocks(info: str) -> list[str]:
+    """The content of every code block with exactly this after its fence."""
+    every = re.findall(r"^```([^\n]*)\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+    found = [content for opening, content in every if opening == info]
+    assert found, info
+    return found
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Every command of the consoles, and what the guide says that it prints."""
+    for block in blocks("console"):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, printed = part.partition("\n")
+            yield command, printed
+
+
+def said(command: str) -> str:
+    """What a ``slime`` command prints, errors included."""
+    program, *words = shlex.split(command)
+    assert program == "slime"
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(printed):
+        main(words)
+    return printed.getvalue()
+
+
+def lines(text: str) -> list[str]:
+    """What stands in each line; how columns are set apart is not the guide's business."""
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+@pytest.fixture
+def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A reader's working directory, and a folder on the path into which wheels are installed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    # slime plugins check tries a plugin in a process of its own.
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    return tmp_path
+
+
+def install(package: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.chdir(package)
+        wheel = build.build_wheel(str(site.parent))
+    options = ["--quiet", "--no-deps", "--no-index", "--no-compile", "--target", str(site)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(site.parent / wheel)], check=True)
+
+
+def test_the_consoles_print_what_the_guide_says(follow: Path, monkeypatch: pytest.MonkeyPatch):
+    steps = list(commands())
+    assert [" ".join(command.split()[1:3]) for command, _ in steps] == [
+        "plugins new",
+        "plugins check",
+        "plugins show",
+        "plugins new",
+    ]
+    for command, printed in steps:
+        assert lines(said(command)) == lines(printed), command
+        if command.endswith("advantage-estimator my-algo"):
+            install(follow / "slime-my-algo", follow / "site", monkeypatch)
+
+
+def test_the_guide_lists_the_files_that_are_written():
+    (tree,) = [block for block in blocks("") if block.startswith("slime-my-algo/\n")]
+    named = {word for line in tree.splitlines()[1:] for word in line.split()}
+    written = {str(place) for place in MY_ALGO.files()}
+    own = {"src/slime_my_algo/__init__.py", "src/slime_my_algo/py.typed"}
+    assert named & written == written - own
+
+
+def test_the_class_that_the_guide_prints_is_in_the_package():
+    (printed,) = blocks("python src/slime_my_algo/advantage.py")
+    assert MY_ALGO.files()[Path("src/slime_my_algo/advantage.py")].endswith(printed)
+    suite = re.search(r"```python\n(class TestContract.*?)```", GUIDE, re.DOTALL)
+    assert suite is not None
+    assert suite[1] in MY_ALGO.files()[Path("tests/test_advantage.py")]
+
+
+def test_the_mistake_of_the_guide_is_found_as_it_says(follow: Path, monkeypatch: pytest.MonkeyPatch):
+    assert main(["plugins", "new", "advantage-estimator", "my-algo"]) == 0
+    (mistake,), (found,) = blocks("python mistake"), blocks("text pytest")
+    path = follow / "slime-my-algo/src/slime_my_algo/advantage.py"
+    right = "        centred_B: NDArray[np.float64] = batch.rewards_B - medians_P[group_B]\n"
+    assert path.read_text().count(right) == 1
+    path.write_text(path.read_text().replace(right, mistake))
+    install(follow / "slime-my-algo", follow / "site", monkeypatch)
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=line"]
+    ended = subprocess.run(
+        command, cwd="slime-my-algo", env=dict(os.environ), capture_output=True, text=True, check=False
+    )
+    said_lines = [line.strip() for line in ended.stdout.splitlines()]
+    for line in found.splitlines():
+        assert any(one.endswith(line) for one in said_lines), ended.stdout
+    failed, passed = map(int, re.findall(r"(\d+) (?:failed|passed)", said_lines[-1]))
+    assert f"`{failed + passed} passed`" in GUIDE
+
+
+def test_the_guide_names_every_kind_with_the_suite_of_its_tests():
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| .* \| `(\w+Suite)` \|$", GUIDE, re.MULTILINE))
+    assert set(rows) == set(KINDS)
+    for kind, suite in rows.items():
+        tests = next(text for place, text in Scaffold(kind, "x").files().items() if place.parts[0] == "tests")
+        assert f"({suite}):" in tests, kind
