@@ -131,6 +131,7 @@ def _runnable(raw: Callable[..., None], owner: type) -> Any:
         deadline=None,
         database=None,
         report_multiple_bugs=False,
+        phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
         suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
     )
     runnable = settings(hypothesis.given(**strategies)(copy))
