@@ -257,9 +257,14 @@ PromptGroup = list[Sample]
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """How one optimizer step of a shard is cut: ``micro_batches[m]`` lists positions of the shard's samples."""
+    """How one optimizer step of a shard is cut: ``micro_batches[m]`` lists positions of the shard's samples.
+
+    ``divisor`` is the last of the divisors inside the step's loss weights, over all ranks: its rollouts with a trained
+    token, or, where tokens are averaged, its trained tokens; at least 1.
+    """
 
     micro_batches: tuple[tuple[int, ...], ...]
+    divisor: float = 1.0
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,13 @@ class LearnerActor(Watched):
     def connect(self, engine_urls: list[str], settings: PublisherSettings) -> None:
         """Meet the engines for weight transfer. Collective."""
         learner = self._learner
+        written = learner.custom.find("custom_update_weight_post_write_path")
         self._publisher = Publisher(
-            engine_urls, settings=settings, weights=learner.export_weights(), sends=learner.is_sender
+            engine_urls,
+            settings=settings,
+            weights=learner.export_weights(),
+            sends=learner.is_sender,
+            written=None if written is None else partial(written, engine_urls=engine_urls),
         )
 
     def train(self, shards: list[Any]) -> Trained:

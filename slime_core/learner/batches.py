@@ -45,6 +45,9 @@ class MicroBatch:
         rollout_log_probs_U: float32 [u].
         old_log_probs_U: float32 [u] once annotated; None: the current ones stand in, detached.
         ref_log_probs_U: float32 [u] once annotated; None: nothing reads them.
+        scale: what a sum of means over samples (a sum over tokens, where tokens are averaged) is multiplied by, so that
+            micro-batches and ranks add up to the step's loss; 0 in an idle one.
+        extra: one entry a sample by name; what functions named by path pass on to a loss named by path.
         fresh_U: bool [u], drawn by the weights that the learner holds; None: parity is not measured.
         metrics_U: float32 [u] by name, to be averaged as the loss is.
     """
@@ -65,6 +68,8 @@ class MicroBatch:
     temperature: float = 1.0
     old_log_probs_U: torch.Tensor | None = None
     ref_log_probs_U: torch.Tensor | None = None
+    scale: float = 1.0
+    extra: dict[str, list[Any]] = field(default_factory=dict)
     fresh_U: torch.Tensor | None = None
     metrics_U: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -96,7 +101,10 @@ def cut(
     starts_T = np.concatenate([[0], np.cumsum(shard.lengths_B)])
     starts_U = np.concatenate([[0], np.cumsum(shard.response_lengths_B)])
     return [
-        [_micro_batch(shard, np.asarray(members), starts_T, starts_U, place) for members in step.micro_batches]
+        [
+            _micro_batch(shard, np.asarray(members), starts_T, starts_U, place, scale=1 / step.divisor)
+            for members in step.micro_batches
+        ]
         for step in shard.steps
     ]
 
@@ -115,7 +123,7 @@ class _Place:
 
 
 def _micro_batch(
-    shard: TrainBatch, members: np.ndarray, starts_T: np.ndarray, starts_U: np.ndarray, place: _Place
+    shard: TrainBatch, members: np.ndarray, starts_T: np.ndarray, starts_U: np.ndarray, place: _Place, *, scale: float
 ) -> MicroBatch:
     lengths, responses = shard.lengths_B[members], shard.response_lengths_B[members]
     padding = -int(lengths.sum()) % place.multiple
@@ -142,6 +150,7 @@ def _micro_batch(
         advantages_U=tensor(_advantages(shard)[members][samples_U], torch.float32),
         rollout_log_probs_U=tensor(shard.rollout_log_probs_U[take_U], torch.float32),
         temperature=shard.temperature,
+        scale=scale,
     )
 
 
@@ -160,7 +169,8 @@ def _held(places: np.ndarray, held_T: np.ndarray, num_tokens: int) -> tuple[np.n
 
 def idle(micro: MicroBatch) -> MicroBatch:
     """The same row with nothing to train: it fills a schedule up and changes no sum."""
-    return replace(micro, mask_U=torch.zeros_like(micro.mask_U), weights_U=torch.zeros_like(micro.weights_U))
+    nothing_U = torch.zeros_like(micro.mask_U)
+    return replace(micro, mask_U=nothing_U, weights_U=torch.zeros_like(micro.weights_U), scale=0.0)
 
 
 def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

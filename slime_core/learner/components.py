@@ -8,6 +8,7 @@ from typing import Any
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.learner.advantages import OverShards, TokenEstimation
 from slime_core.learner.corrections import Corrections, NamedCorrection
+from slime_core.learner.custom import Custom
 from slime_core.learner.objective import Objective
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import AdvantageSettings, CorrectionSettings
@@ -23,6 +24,7 @@ def build_objective(
     *,
     options: Mapping[str, Any],
     context_group: Any = None,
+    custom: Custom | None = None,
 ) -> Objective:
     """The loss of a run.
 
@@ -30,7 +32,9 @@ def build_objective(
         policy_loss: name of the component.
         options: plugin name -> its options object.
         context_group: the ranks that share every row, if there are several.
+        custom: functions that the run names by path; None: none.
     """
+    custom = custom or Custom({})
     named = [
         NamedCorrection(_build(registry, Kind.CORRECTION, name, options), _who(registry, Kind.CORRECTION, name))
         for name in algorithm.corrections
@@ -41,6 +45,9 @@ def build_objective(
         algorithm,
         corrections=Corrections(named, settings),
         context_group=context_group,
+        correct=custom.find("custom_tis_function_path"),
+        reduce=custom.find("custom_pg_loss_reducer_function_path"),
+        of_logits=custom.find("custom_loss_function_path"),
     )
 
 

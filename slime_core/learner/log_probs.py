@@ -12,7 +12,7 @@ from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
 from slime_core.learner.batches import MicroBatch
 
-__all__ = ["response_entropy", "response_log_probs", "response_logits"]
+__all__ = ["response_entropy", "response_log_probs", "response_logits", "token_log_probs"]
 
 
 def response_logits(logits_1TV: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
@@ -22,11 +22,16 @@ def response_logits(logits_1TV: torch.Tensor, micro: MicroBatch) -> torch.Tensor
 
 
 def response_log_probs(logits_UV: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
-    """log p(token) of every response token, float32 [u], differentiable.
+    """log p(token) of every response token, float32 [u], differentiable; consumes ``logits_UV``."""
+    return token_log_probs(logits_UV, micro.targets_U)
+
+
+def token_log_probs(logits_UV: torch.Tensor, targets_U: torch.Tensor) -> torch.Tensor:
+    """log p(token) of every target, float32 [u], differentiable.
 
     ``logits_UV`` is consumed: Megatron's cross entropy shifts it in place.
     """
-    losses: torch.Tensor = vocab_parallel_cross_entropy(logits_UV.unsqueeze(1), micro.targets_U.unsqueeze(1))
+    losses: torch.Tensor = vocab_parallel_cross_entropy(logits_UV.unsqueeze(1), targets_U.unsqueeze(1))
     return -losses.squeeze(1)
 
 

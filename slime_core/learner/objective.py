@@ -17,6 +17,7 @@ from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import RunError
 from slime_core.learner.batches import MicroBatch
 from slime_core.learner.corrections import Corrections, add_metrics
+from slime_core.learner.custom import Correct, LogitsLoss, Reduce
 from slime_core.learner.parity import compare
 from slime_core.ops.kl import approximate_kl
 from slime_core.plugins.contracts import LossOutput, LossSettings, LossTerms, PolicyLoss, Segments
@@ -40,6 +41,8 @@ class Objective:
         algorithm: clip ranges and coefficients.
         corrections: weigh the policy loss of each token and decide which tokens are left; None: none.
         context_group: the ranks that share every row, if there are several; sums over a sequence reach over them.
+        correct, reduce: what a run puts between the corrected policy loss and its sum.
+        of_logits: what a run minimises in place of all this; see :meth:`measure`.
     """
 
     def __init__(
@@ -49,7 +52,12 @@ class Objective:
         *,
         corrections: Corrections | None = None,
         context_group: Any = None,
+        correct: Correct | None = None,
+        reduce: Reduce | None = None,
+        of_logits: LogitsLoss | None = None,
     ) -> None:
+        self.of_logits = of_logits
+        self._correct, self._reduce = correct, reduce
         self._policy_loss = policy_loss
         self._algorithm = algorithm
         self.corrections = corrections or Corrections()
@@ -81,7 +89,9 @@ class Objective:
         output = self._policy_terms(log_probs_U, old_U, micro, segments)
         corrected = self.corrections(old_U, micro, segments)
         policy_U = (output.loss_T * corrected.weights_U).where(corrected.trained_U, 0.0)
-        loss_U = policy_U - self._algorithm.entropy_coef * entropy_U
+        policy_U, trained_U, shaped = self._shaped(policy_U, corrected.trained_U, old_U, micro)
+        summed_U = policy_U if self._reduce is None else torch.zeros_like(policy_U)
+        loss_U = summed_U - self._algorithm.entropy_coef * entropy_U
         difference_U = (log_probs_U.detach() - micro.rollout_log_probs_U).abs()
         per_token = {
             "pg_loss": policy_U,
@@ -91,11 +101,34 @@ class Objective:
         if self.uses_reference:
             per_token["kl_loss"] = self._divergence(log_probs_U, micro)
             loss_U = loss_U + self._algorithm.kl_loss_coef * per_token["kl_loss"]
-        loss = _weighted(loss_U, micro.weights_U, corrected.trained_U)
+        loss = _weighted(loss_U, micro.weights_U, trained_U)
         add_metrics(per_token, output.metrics_T, of="the policy loss")
         add_metrics(per_token, corrected.metrics_U, of="a correction")
         add_metrics(per_token, micro.metrics_U, of="the advantage estimator")
-        return loss, _sums(loss, per_token, difference_U, micro, corrected.faults)
+        add_metrics(per_token, shaped, of="the function of --custom-tis-function-path")
+        if self._reduce is None:
+            return loss, _sums(loss, per_token, difference_U, micro, corrected.faults)
+        pg_loss = self._reduce(policy_U, trained_U.float(), micro)
+        found = _sums(loss + pg_loss, per_token, difference_U, micro, corrected.faults)
+        found.sums["pg_loss"] = pg_loss.detach()
+        return loss + pg_loss, found
+
+    def measure(
+        self, loss: torch.Tensor, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: MicroBatch
+    ) -> Sums:
+        """The metrics of a micro-batch whose ``loss`` is that of ``of_logits``."""
+        difference_U = (log_probs_U.detach() - micro.rollout_log_probs_U).abs()
+        per_token = {"entropy_loss": entropy_U, "train_rollout_logprob_abs_diff": difference_U}
+        add_metrics(per_token, micro.metrics_U, of="the advantage estimator")
+        return _sums(loss, per_token, difference_U, micro, {})
+
+    def _shaped(
+        self, policy_U: torch.Tensor, trained_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        if self._correct is None:
+            return policy_U, trained_U, {}
+        shaped_U, mask_U, metrics_U = self._correct(policy_U, old_U, trained_U.float(), micro)
+        return shaped_U, mask_U != 0, dict(metrics_U)
 
     def _policy_terms(
         self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch, segments: Segments

@@ -59,14 +59,30 @@ def backward(model: Sequence[Any], micro_batches: Sequence[MicroBatch], objectiv
     """
 
     def loss(micro: MicroBatch, logits_1TV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Sums]:
-        logits_UV = response_logits(logits_1TV, micro)
-        with torch.set_grad_enabled(objective.entropy_has_gradient):
-            entropy_U = response_entropy(logits_UV)
-        value, sums = objective(response_log_probs(logits_UV, micro), entropy_U, micro)
+        measure = _of_log_probs if objective.of_logits is None else _of_logits
+        value, sums = measure(objective, logits_1TV, micro)
         # The count that Megatron asks for is not used: see optimizer.sum_gradients.
         return value, torch.ones((), dtype=torch.int, device=value.device), sums
 
     return _reduce(_schedule(model, micro_batches, loss, forward_only=False), device=_device(model))
+
+
+def _of_log_probs(objective: Objective, logits_1TV: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, Sums]:
+    logits_UV = response_logits(logits_1TV, micro)
+    with torch.set_grad_enabled(objective.entropy_has_gradient):
+        entropy_U = response_entropy(logits_UV)
+    return objective(response_log_probs(logits_UV, micro), entropy_U, micro)
+
+
+def _of_logits(objective: Objective, logits_1TV: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, Sums]:
+    """The same where the run brings a loss of its own."""
+    assert objective.of_logits is not None
+    loss, metrics = objective.of_logits(logits_1TV, micro)
+    with torch.no_grad():
+        logits_UV = response_logits(logits_1TV, micro)
+        entropy_U = response_entropy(logits_UV)
+        measured = objective.measure(loss, response_log_probs(logits_UV, micro), entropy_U, micro)
+    return loss, Sums({**metrics, **measured.sums}, measured.largest)
 
 
 def _schedule(model: Sequence[Any], micro_batches: Sequence[MicroBatch], last: Any, *, forward_only: bool) -> Any:

@@ -21,6 +21,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_values
 from slime_core.cpu.accelerator import accelerator
 from slime_core.errors import NonFiniteError, RunError
+from slime_core.learner.custom import Custom
 from slime_core.learner.layout import ParallelLayout, initialize
 from slime_core.learner.parity import ParityGate
 from slime_core.plugins.component import Kind
@@ -73,6 +74,7 @@ class Learner:
 
         Raises:
             ConfigError: the model cannot be built as asked.
+            PluginError: a function that the run names by path is not there, or cannot be called as it has to be.
             CheckpointError: the weights do not fit the model.
             PluginError: a hook failed.
         """
@@ -81,15 +83,17 @@ class Learner:
         megatron.install()
         config = settings.config
         self._settings, self._config = settings, config
+        self.custom = Custom(settings.options)
         self.device = _prepare_process(settings)
         where = f"learner rank {settings.rank}"
         self.hooks = LifecycleHooks(registry, place=Place.RANK, options=settings.options, where=where)
         self._info = LearnerInfo(settings.rank, settings.world_size, core_values(config))
         self.hooks.call("slime_learner_start", learner=self._info)
         self._bf16 = config.model.bf16
-        self._spec = _model_spec(settings, registry)
+        self._spec = _model_spec(settings, registry, self.custom)
         self.chunks = self._build(settings)
         self._objective, self._estimation = self._components(registry)
+        self._postprocess = self.custom.find("rollout_data_postprocess_path")
         self.parity = ParityGate(config.weights, bf16=self._bf16)
         traits: Any = registry.find(Kind.POLICY_LOSS, settings.policy_loss).traits
         self._reads = traits.reads
@@ -124,7 +128,9 @@ class Learner:
         replicas = parallel_state.get_data_parallel_group(with_context_parallel=False)
         algorithm, options = settings.config.algorithm, settings.options
         return (
-            build_objective(registry, settings.policy_loss, algorithm, options=options, context_group=shared),
+            build_objective(
+                registry, settings.policy_loss, algorithm, options=options, context_group=shared, custom=self.custom
+            ),
             build_estimation(registry, algorithm, options=options, data_group=replicas, context_group=shared),
         )
 
@@ -185,6 +191,8 @@ class Learner:
             for micro, values_U in zip(every, log_probs(self.model, every), strict=False):
                 micro.old_log_probs_U = values_U
         self._estimate(shard, every)
+        if self._postprocess is not None:
+            self._postprocess(shard, steps)
         results = [self._hooked_step(step, TrainStep(shard.rollout, i, self._info)) for i, step in enumerate(steps)]
         metrics = {f"train/{name}": _over_steps(name, [result[name] for result in results]) for name in results[0]}
         return metrics | self.parity.report()
@@ -196,7 +204,8 @@ class Learner:
     def _reads_old_log_probs(self, num_steps: int) -> bool:
         # With one step the current log-probabilities are the old ones; the loss needs no second pass for those.
         of_loss = "old_log_probs" in self._reads or len(self._objective.corrections) > 0
-        return (num_steps > 1 and of_loss) or self._estimation_reads("log_probs")
+        named = self._objective.of_logits is not None  # a loss that is named by path finds them in its batch
+        return named or (num_steps > 1 and of_loss) or self._estimation_reads("log_probs")
 
     def _estimation_reads(self, column: str) -> bool:
         return self._estimation is not None and column in self._estimation.reads
@@ -320,14 +329,19 @@ def _meeting_point(settings: LearnerSettings) -> Any:
     return TCPStore(host, int(port), settings.world_size, is_master=False, timeout=COLLECTIVE_TIMEOUT)
 
 
-def _model_spec(settings: LearnerSettings, registry: Registry) -> Any:
+def _model_spec(settings: LearnerSettings, registry: Registry, custom: Custom) -> Any:
     component = registry.model_spec(settings.architecture)
     if component is None:
         raise RunError(
             f"no active plugin has a model spec for {settings.architecture}; the driver should have refused this"
         )
     owner = registry.owner(Kind.MODEL_SPEC, component.name).name
-    return registry.load(Kind.MODEL_SPEC, component.name)(settings.options.get(owner))
+    spec = registry.load(Kind.MODEL_SPEC, component.name)(settings.options.get(owner))
+    for setting in ("custom_model_provider_path", "spec"):
+        change = custom.find(setting)
+        if change is not None:
+            change(spec)
+    return spec
 
 
 def _over_steps(name: str, values: list[float]) -> float:

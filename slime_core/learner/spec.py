@@ -21,9 +21,9 @@ import copy
 import difflib
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,15 @@ class MBridgeSpec:
 
     Arguments:
         options: the options of the plugin that registered it; this class reads none.
+
+    Attributes:
+        layers: makes the layer spec from ``(config, vp_stage=)``; None: :func:`local_layers`. Set before building.
+        provider: makes a chunk from ``(config, pre_process=, post_process=, vp_stage=)``; None: a GPTModel of
+            ``layers``.
     """
+
+    layers: Callable[..., Any] | None = None
+    provider: Callable[..., Any] | None = None
 
     def __init__(self, options: object | None = None) -> None:
         self._bridge: Any = None
@@ -97,8 +105,10 @@ class MBridgeSpec:
         if parallel.pipeline > 1:
             settings.setdefault("pipeline_model_parallel_layout", parallel.stages(hf_config.num_hidden_layers))
         self._bridge = bridge_class(_classic_config(hf_config), dtype, settings)
+        self._bridge.layers = self.layers or local_layers
         _refuse_router_losses(self._bridge.config)
-        return [_build_chunk(self._bridge, stage, parallel) for stage in range(parallel.virtual_pipeline)]
+        stages = range(parallel.virtual_pipeline)
+        return [_build_chunk(self._bridge, stage, parallel, provider=self.provider) for stage in stages]
 
     def load_weights(self, chunks: Sequence[torch.nn.Module], folder: str | Path) -> None:
         """Give the chunks the weights of the Hugging Face checkpoint in ``folder``, in their dtype. Collective.
@@ -138,7 +148,9 @@ class MBridgeSpec:
         return self._bridge
 
 
-def _build_chunk(bridge: Any, stage: int, parallel: ParallelLayout) -> torch.nn.Module:
+def _build_chunk(
+    bridge: Any, stage: int, parallel: ParallelLayout, *, provider: Callable[..., Any] | None
+) -> torch.nn.Module:
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_parallel_attributes
 
@@ -148,7 +160,8 @@ def _build_chunk(bridge: Any, stage: int, parallel: ParallelLayout) -> torch.nn.
     # Upstream's own layers build their MLP in a way that transformer/mlp.py:95 deprecates.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "MLP requires ffn_hidden_size", DeprecationWarning)
-        chunk: torch.nn.Module = bridge._model_provider([])(
+        build = bridge._model_provider([]) if provider is None else partial(provider, bridge.config)
+        chunk: torch.nn.Module = build(
             pre_process=parallel_state.is_pipeline_first_stage(**place),
             post_process=parallel_state.is_pipeline_last_stage(**place),
             vp_stage=place.get("vp_stage"),
@@ -249,7 +262,13 @@ def _refuse_mismatch(bridge: Any, views: Iterable[_NamedForMBridge], folder: Pat
 
 def _hf_names(bridge: Any, view: _NamedForMBridge) -> Iterator[str]:
     for name in bridge._weight_name_mapping_mcore_local_to_global(view).values():
-        yield from bridge._weight_name_mapping_mcore_to_hf(name)
+        try:
+            yield from bridge._weight_name_mapping_mcore_to_hf(name)
+        except NotImplementedError as error:
+            raise CheckpointError(
+                f"the model has a parameter {name}, which stands for no weight of a {bridge.hf_config.model_type} "
+                "model; a model or a layer spec of one's own keeps the parameter names of Megatron's GPTModel"
+            ) from error
 
 
 # --- What mbridge is shown --------------------------------------------------------------------------------------------
@@ -289,7 +308,7 @@ def _local_bridge(model_type: str) -> Any:
             return super()._build_base_config(**{**derived, **self._settings})
 
         def _get_transformer_layer_spec(self, vp_stage: int | None = None) -> Any:
-            return local_layers(self.config, vp_stage=vp_stage)
+            return self.layers(self.config, vp_stage=vp_stage)
 
     return LocalBridge
 

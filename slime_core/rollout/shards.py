@@ -49,13 +49,26 @@ def loss_weights(samples: Sequence[Sample], mask_sums_B: NDArray[np.int64], *, p
     Returns:
         float32 [B], with ``sum(weights * mask_sums) == 1`` unless nothing is trained.
     """
+    divisor = loss_divisor(samples, mask_sums_B, per_token=per_token)
     if per_token:
-        return np.full(len(samples), 1.0 / max(int(mask_sums_B.sum()), 1), np.float32)
+        return np.full(len(samples), 1.0 / divisor, np.float32)
+    rollout_B = _rollouts(samples)
+    tokens = np.bincount(rollout_B, weights=mask_sums_B)
+    return np.asarray(1.0 / (divisor * np.maximum(tokens[rollout_B], 1)), np.float32)
+
+
+def loss_divisor(samples: Sequence[Sample], mask_sums_B: NDArray[np.int64], *, per_token: bool) -> int:
+    """What :func:`loss_weights` divides by last: rollouts with a trained token, or trained tokens; at least 1."""
+    if per_token:
+        return max(int(mask_sums_B.sum()), 1)
+    return max(int((np.bincount(_rollouts(samples), weights=mask_sums_B) > 0).sum()), 1)
+
+
+def _rollouts(samples: Sequence[Sample]) -> NDArray[np.int64]:
+    """The number of each sample's rollout, from 0; siblings share one."""
     keys = [("rollout", s.rollout_id) if s.rollout_id is not None else ("position", i) for i, s in enumerate(samples)]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    rollout_B = np.array([numbers[key] for key in keys], np.int64)
-    tokens = np.bincount(rollout_B, weights=mask_sums_B)
-    return np.asarray(1.0 / (max(int((tokens > 0).sum()), 1) * np.maximum(tokens[rollout_B], 1)), np.float32)
+    return np.array([numbers[key] for key in keys], np.int64)
 
 
 def grouped_rewards(
@@ -99,15 +112,18 @@ def make_shards(
     sums_B = np.array([mask.sum() for mask in masks], np.int64)
     weights_B = np.zeros(len(samples), np.float32)
     plans: list[list[list[list[int]]]] = [[] for _ in range(num_ranks)]
+    divisors: list[int] = []
     for step in split_steps(range(len(samples)), num_steps):
         if len(step) < num_ranks:
             raise ValueError(f"{len(step)} samples in an optimizer step cannot feed {num_ranks} data-parallel ranks")
-        weights_B[step] = loss_weights([samples[i] for i in step], sums_B[step], per_token=per_token)
+        members_of_step = [samples[i] for i in step]
+        weights_B[step] = loss_weights(members_of_step, sums_B[step], per_token=per_token)
+        divisors.append(loss_divisor(members_of_step, sums_B[step], per_token=per_token))
         for rank, members in enumerate(balance(step, lengths, num_ranks)):
             plans[rank].append(pack(members, lengths, max_tokens))
     given = {"advantages": advantages_B, "rewards": rewards_B}
     columns_B = {name: values_B for name, values_B in given.items() if values_B is not None}
-    return [_shard(samples, masks, weights_B, columns_B, plan, rollout, temperature) for plan in plans]
+    return [_shard(samples, masks, weights_B, columns_B, plan, divisors, rollout, temperature) for plan in plans]
 
 
 def _shard(
@@ -116,12 +132,16 @@ def _shard(
     weights_B: NDArray[np.float32],
     columns_B: dict[str, NDArray[np.float32]],
     plan: list[list[list[int]]],
+    divisors: list[int],
     rollout: int,
     temperature: float,
 ) -> TrainBatch:
     mine = sorted(sample for step in plan for micro in step for sample in micro)
     place = {sample: position for position, sample in enumerate(mine)}
-    steps = tuple(StepPlan(tuple(tuple(place[sample] for sample in micro) for micro in step)) for step in plan)
+    steps = tuple(
+        StepPlan(tuple(tuple(place[sample] for sample in micro) for micro in step), divisor)
+        for step, divisor in zip(plan, divisors, strict=True)
+    )
     return TrainBatch(
         rollout=rollout,
         tokens_T=np.concatenate([np.asarray(samples[i].tokens, np.int64) for i in mine]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,10 +36,13 @@ class DiskTransport:
         control: the engines; they see ``folder`` under the same path, and may read what this user writes.
         folder: made if it is missing.
         template: folder whose config and tokenizer belong to the weights.
+        written: called with the folder of each version before any engine reads it.
     """
 
-    def __init__(self, control: EngineControl, *, folder: Path, template: Path) -> None:
-        self._control, self._template = control, template
+    def __init__(
+        self, control: EngineControl, *, folder: Path, template: Path, written: Callable[[Path], None] | None = None
+    ) -> None:
+        self._control, self._template, self._written_to = control, template, written
         self._folder = folder.resolve()
         self._own: Path | None = None
         self._version = ""
@@ -71,6 +74,8 @@ class DiskTransport:
             shutil.rmtree(whole, ignore_errors=True)
             self._draft.rename(whole)
         self._held = whole
+        if self._written_to is not None:
+            self._written_to(whole)
         self._load(whole)
         if before is not None and before != whole:
             shutil.rmtree(before, ignore_errors=True)

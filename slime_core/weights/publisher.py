@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,6 +66,8 @@ class Publisher:
         settings: see :class:`PublisherSettings`.
         weights: one pass over the learner's weights, for the plan; iterated by every rank.
         sends: whether this rank is the one that sends.
+        written: for ``disk``: called on every rank with each version's folder, before any engine reads it; with None on
+            ranks that do not send.
 
     Raises:
         WeightSyncError: the learner's weights are not what the engines take, found before anything was sent; or the
@@ -73,9 +75,15 @@ class Publisher:
     """
 
     def __init__(
-        self, engine_urls: Sequence[str], *, settings: PublisherSettings, weights: NamedWeights, sends: bool
+        self,
+        engine_urls: Sequence[str],
+        *,
+        settings: PublisherSettings,
+        weights: NamedWeights,
+        sends: bool,
+        written: Callable[[Path | None], None] | None = None,
     ) -> None:
-        self._settings = settings
+        self._settings, self._written = settings, written
         specs = [spec_of(name, weight) for name, weight in weights]
         self._buckets: list[Bucket] = []
         self._control: EngineControl | None = None
@@ -86,7 +94,7 @@ class Publisher:
         self._control = EngineControl(
             engine_urls, timeout_s=settings.timeout_s, ranks_per_engine=settings.devices_per_engine
         )
-        self._transport = _transport(settings, self._control)
+        self._transport = _transport(settings, self._control, written)
 
     def publish(self, weights: NamedWeights, *, version: str) -> float:
         """Every engine holds ``weights``, reports ``version`` and, unless told otherwise, generates again when this
@@ -105,6 +113,8 @@ class Publisher:
         if self._control is None:
             for _ in weights:
                 continue  # gathering is collective
+            if self._written is not None:
+                self._written(None)
             return 1.0
         self._control.pause("retract")
         self._transport.begin(version)
@@ -166,13 +176,15 @@ class Publisher:
         return min(sent.verify(engine) / sum(map(len, engine.ranks)) for engine in held)
 
 
-def _transport(settings: PublisherSettings, control: EngineControl) -> Transport:
+def _transport(
+    settings: PublisherSettings, control: EngineControl, written: Callable[[Path], None] | None
+) -> Transport:
     if settings.transport == "tensor":
         return TensorTransport(control, gpus=settings.engine_gpus)
     if settings.transport == "disk":
         if settings.disk_folder is None:
             raise WeightSyncError("Asked to publish weights as files; no folder was given: --update-weight-disk-dir.")
-        return DiskTransport(control, folder=settings.disk_folder, template=settings.model)
+        return DiskTransport(control, folder=settings.disk_folder, template=settings.model, written=written)
     group = join(
         control,
         name="slime-weights",
