@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.config.custom import function_paths
+from slime_core.config.custom_rules import CUSTOM
 from slime_core.config.described import context_length, described, start_weights
 from slime_core.config.layout_rules import ENGINE_LAYOUT, LEARNER_LAYOUT, Rule
 from slime_core.config.mistakes import Mistake
@@ -127,7 +128,7 @@ def _correction_bounds_are_used(config: RunConfig) -> Iterator[str]:
     low, high = settings.tis_clip_low, settings.tis_clip
     if low > high:
         yield f"tis_clip_low = {low:g} is above tis_clip = {high:g}; the ratio is held between the two"
-    if not settings.corrections:
+    if not settings.corrections and config.custom.custom_tis_function_path is None:
         for name, value in {"tis_clip": high, "tis_clip_low": low}.items():
             if value != type(settings).model_fields[name].default:
                 yield f"{name} = {value:g} has no effect without corrections; add --corrections tis, or leave it out"
@@ -333,6 +334,7 @@ _OF_RUN: dict[Rule, str] = {
     _estimator_is_named: "advantage_estimator plugins",
     _batches_add_up: _BATCH,
     **LEARNER_LAYOUT,
+    **CUSTOM,
     _colocated_engines_have_devices: "colocate rollout_num_gpus actor_num_nodes actor_num_gpus_per_node",
     _colocated_weights_come_back: "colocate update_weights_interval",
     _transport_reaches_the_engines: "colocate update_weight_transport actor_num_nodes",
@@ -342,7 +344,7 @@ _OF_RUN: dict[Rule, str] = {
     _kl_is_used: "kl_loss_coef use_kl_loss",
     _reference_is_used: "ref_load use_kl_loss kl_coef",
     _corrections_are_named_once: "corrections",
-    _correction_bounds_are_used: "corrections tis_clip tis_clip_low",
+    _correction_bounds_are_used: "corrections tis_clip tis_clip_low custom_tis_function_path",
     _schedule_is_possible: "lr min_lr lr_decay_iters lr_warmup_iters",
     _interval_has_data: "eval_interval eval_prompt_data eval_function_path",
     _prompts_are_readable: "prompt_data",
