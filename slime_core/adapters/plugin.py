@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from slime_core import Component, DataTraits, GenerateTraits, RewardTraits, TransformTraits, hookimpl
+from slime_core.plugins.contracts import LearnerInfo, TrainStep
 
 __all__: list[str] = []
 
@@ -59,3 +61,30 @@ def slime_register_sample_transforms() -> Iterator[Component]:
         traits=TransformTraits(scope="rollout"),
         summary="The function of --rollout-sample-filter-path",
     )
+
+
+# --- In the learner: the functions around Megatron. `options` is None where the plugin is named and no function is. ---
+
+
+@hookimpl
+def slime_learner_start(learner: LearnerInfo, options: Any) -> None:
+    if options is not None:
+        from slime_core.adapters import megatron
+
+        megatron.learner_start(options, learner)
+
+
+@hookimpl
+def slime_before_log_probs(role: str, learner: LearnerInfo, options: Any) -> None:
+    if options is not None:
+        from slime_core.adapters import megatron
+
+        megatron.before_log_probs(options, learner, role)
+
+
+@hookimpl
+def slime_before_train_step(step: TrainStep, options: Any) -> None:
+    if options is not None:
+        from slime_core.adapters import megatron
+
+        megatron.before_train_step(options, step)

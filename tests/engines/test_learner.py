@@ -52,6 +52,7 @@ class Job:
         save: empty folder to save into after the last rollout.
         prepare: called once the learner is built.
         naps: the learner sleeps and wakes before each rollout and at the end.
+        tensor: ranks that share every matrix.
     """
 
     config: RunConfig
@@ -62,6 +63,7 @@ class Job:
     save: Path | None = None
     prepare: Callable[[], None] | None = None
     naps: bool = False
+    tensor: int = 1
 
 
 @dataclass(frozen=True)
@@ -75,23 +77,29 @@ class Outcome:
 
 def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
     """Runs in a child."""
+    from slime_core.adapters.options import PathOptions
+    from slime_core.config.custom import function_paths
+    from slime_core.learner.layout import ParallelLayout
     from slime_core.learner.rank import Learner, LearnerSettings
     from slime_core.plugins.registry import activate
 
+    active = activate([], architecture="Qwen3ForCausalLM", paths=function_paths(dict(job.config.custom)))
+    options = {"paths": PathOptions(config=job.config, sources=active.functions)} if active.functions else {}
     settings = LearnerSettings(
         job.config,
         job.folder,
         "Qwen3ForCausalLM",
         "clipped",
-        {},
+        options,
         job.num_steps,
         rank=rank,
         world_size=world_size,
         address=address,
         num_threads=1,
+        layout=ParallelLayout(tensor=job.tensor),
     )
     try:
-        learner = Learner(settings, activate([], architecture="Qwen3ForCausalLM").registry)
+        learner = Learner(settings, active.registry)
     except ValueError:
         leave_groups()  # the child goes on to serve other tests
         raise

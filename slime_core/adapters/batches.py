@@ -1,0 +1,95 @@
+"""Micro-batches as slime's functions see them: one tensor a sample where we keep one flat tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from slime_core.errors import PluginError
+from slime_core.learner.batches import MicroBatch
+from slime_core.plugins.functions import FunctionSource
+
+__all__ = ["joined", "refuse_no_gradient", "refuse_wider_mask", "response_lengths", "split", "total_lengths"]
+
+
+def total_lengths(micro: MicroBatch) -> list[int]:
+    """Prompt and response tokens of each sample."""
+    lengths: list[int] = micro.cu_seqlens.diff()[: micro.num_samples].tolist()
+    return lengths
+
+
+def response_lengths(micro: MicroBatch) -> list[int]:
+    """Response tokens of each sample."""
+    lengths: list[int] = torch.bincount(micro.samples_U, minlength=micro.num_samples).tolist()
+    return lengths
+
+
+def split(values_U: torch.Tensor, micro: MicroBatch) -> list[torch.Tensor]:
+    """The tokens' values, one tensor a sample."""
+    return list(values_U.split(response_lengths(micro)))
+
+
+def joined(
+    source: FunctionSource, name: str, values: Any, like_U: torch.Tensor, lengths: Sequence[int]
+) -> torch.Tensor:
+    """What a function returned as ``name``, as one value a token, on the device and in the dtype of ``like_U``.
+
+    Arguments:
+        values: one tensor a sample, or all of them one after the other.
+        lengths: tokens of each sample.
+
+    Raises:
+        PluginError: there is not one number a token.
+    """
+    if isinstance(values, torch.Tensor):
+        values = list(values.split(list(lengths))) if values.shape == like_U.shape else [values]
+    parts = _tensors(source, name, values)
+    found = [tuple(part.shape) for part in parts]
+    if found != [(length,) for length in lengths]:
+        raise PluginError(
+            f"{source}: {name} has the shapes {_short(found)}; accepted is one tensor a sample, with one number a "
+            f"response token: {_short([(length,) for length in lengths])}."
+        )
+    return torch.cat([part.to(device=like_U.device, dtype=like_U.dtype) for part in parts]) if parts else like_U[:0]
+
+
+def _tensors(source: FunctionSource, name: str, values: Any) -> list[torch.Tensor]:
+    try:
+        return [torch.as_tensor(value) for value in values]
+    except (TypeError, ValueError, RuntimeError) as error:
+        found = type(values).__name__
+        raise PluginError(f"{source}: {name} is a {found}; accepted is one tensor a sample ({error}).") from error
+
+
+def _short(shapes: Sequence[Any], *, most: int = 4) -> str:
+    return f"{', '.join(map(str, shapes[:most]))}{', ...' if len(shapes) > most else ''}" or "none"
+
+
+def refuse_wider_mask(source: FunctionSource, mask_U: torch.Tensor, before_U: torch.Tensor) -> None:
+    """Raise unless ``mask_U`` is 0 or 1 and trains only tokens that were trained before.
+
+    The loss weights hold divisors that were counted before: another token would count for nothing, or for too much.
+    """
+    if not bool(((mask_U == 0) | (mask_U == 1)).all()):
+        raise PluginError(f"{source}: a loss mask holds something else than 0 and 1; to weigh tokens, change the loss.")
+    wider = int(((mask_U != 0) & (before_U == 0)).sum())
+    if wider:
+        raise PluginError(
+            f"{source}: its loss masks train {wider} tokens that were masked; accepted are masks that leave more out."
+        )
+
+
+def refuse_no_gradient(source: FunctionSource, loss: Any) -> torch.Tensor:
+    """``loss`` if it is one number with a gradient.
+
+    Raises:
+        PluginError: it is not.
+    """
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return loss.reshape(())
+    found = type(loss).__name__
+    if isinstance(loss, torch.Tensor):
+        found = f"shape {tuple(loss.shape)}, {'with' if loss.requires_grad else 'without'} a gradient"
+    raise PluginError(f"{source}: the loss is {found}; accepted is a tensor of one number with a gradient.")
