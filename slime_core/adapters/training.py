@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from slime_core.adapters.check import load_checked
+from slime_core.adapters.check import check_texts, load_checked
 from slime_core.adapters.options import PathOptions
 from slime_core.adapters.signatures import Form
+from slime_core.plugins.functions import FunctionSource
 
-__all__ = ["TRAINING_FORMS", "check"]
+__all__ = ["TRAINING_FORMS", "check", "check_training_functions"]
 
 
 def _plain(*names: str) -> tuple[Form, ...]:
@@ -54,6 +55,15 @@ TRAINING_FORMS: Mapping[str, Sequence[Form]] = {
     "custom_update_weight_post_write_path": _plain("args", "version_dir", "rollout_engines"),
 }
 """Path setting -> the forms that its function may have."""
+
+
+def check_training_functions(sources: Mapping[str, Sequence[FunctionSource]]) -> None:
+    """Returns if the text of every training-side function is one that can be called; runs none of it.
+
+    Raises:
+        PluginError: see :func:`slime_core.adapters.check.check_texts`.
+    """
+    check_texts(sources, TRAINING_FORMS)
 
 
 def check(options: PathOptions) -> None:

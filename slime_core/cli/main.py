@@ -206,8 +206,10 @@ def _resolve(argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run") ->
     check_selection(resolved.config, active.registry, trains=purpose == "run")
     if active.functions:
         from slime_core.adapters.forms import check_rollout_functions
+        from slime_core.adapters.training import check_training_functions
 
         check_rollout_functions(active.functions, resolved.config)
+        check_training_functions(active.functions)
     return resolved, active
 
 

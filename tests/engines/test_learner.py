@@ -31,7 +31,7 @@ from slime_core.config.schema import (
     OptimizerConfig,
     RunConfig,
 )
-from slime_core.errors import CheckpointError, NonFiniteError, RunError
+from slime_core.errors import CheckpointError, NonFiniteError, RunError, SlimeError
 from slime_core.rollout.shards import loss_masks, make_shards
 from slime_core.types import Sample, Status, TrainBatch
 
@@ -100,7 +100,7 @@ def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
     )
     try:
         learner = Learner(settings, active.registry)
-    except ValueError:
+    except (ValueError, SlimeError):
         leave_groups()  # the child goes on to serve other tests
         raise
     from slime_core.checkpoint import sharded  # Megatron may be imported only now

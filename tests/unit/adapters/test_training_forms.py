@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from slime_core.adapters.check import check_texts
-from slime_core.adapters.training import TRAINING_FORMS, check
+from slime_core.adapters.training import TRAINING_FORMS, check, check_training_functions
+from slime_core.cli.main import main
 from slime_core.config.custom import NO_CODE, CustomConfig
 from slime_core.errors import PluginError
 from slime_core.learner.custom import TARGETS, Custom
@@ -36,7 +36,7 @@ def test_every_setting_of_the_learner_has_a_form():
 @pytest.mark.parametrize(("setting", "parameters"), TAKES.items())
 def test_the_functions_of_slimes_users_are_accepted(tmp_path, setting, parameters):
     options = options_for(tmp_path, f"def f({parameters}):\n    pass\n", **{setting: "f"})
-    check_texts(options.sources, TRAINING_FORMS)
+    check_training_functions(options.sources)
     check(options)
 
 
@@ -47,7 +47,7 @@ def test_others_are_refused_by_their_text_and_by_what_is_imported(tmp_path, sett
     options = options_for(tmp_path, f"{head.format(takes)}:\n    pass\n", **{setting: "f"})
     flag = f"--{setting.replace('_', '-')} .*mine.py:f: (async )?def f.* cannot be called: "
     with pytest.raises(PluginError, match=flag) as by_text:
-        check_texts(options.sources, TRAINING_FORMS)
+        check_training_functions(options.sources)
     with pytest.raises(PluginError) as by_import:
         Custom({"paths": options})
     assert str(by_import.value) == str(by_text.value)
@@ -68,3 +68,13 @@ def test_the_message_says_what_was_found_and_what_is_accepted(tmp_path):
 
 def test_a_run_without_functions_makes_no_adapter():
     assert Custom({}).find("custom_tis_function_path") is None
+
+
+def test_a_run_is_refused_by_the_text_before_anything_starts(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text("raise SystemExit('this must not run')\n\n\ndef tis(args, pg_loss):\n    pass\n")
+    folder = tmp_path / "run"
+    words = ["run", "--plugin", "grpo", "--custom-tis-function-path", f"{file}:tis", "--output-dir", str(folder)]
+    assert main(words) == 2
+    assert "mine.py:tis: def tis(args, pg_loss) cannot be called: it does not take" in capsys.readouterr().err
+    assert not folder.exists()

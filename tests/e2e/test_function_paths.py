@@ -1,0 +1,112 @@
+"""A run on two learner ranks whose training is made of functions that are named by path."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Finished, train
+
+CODE = """
+import json
+from pathlib import Path
+
+import torch
+
+
+def note(args, what, *more):
+    with (Path(args.output_dir) / f"calls-{args.rank}.jsonl").open("a") as file:
+        print(json.dumps([what, *more]), file=file)
+
+
+def started(args):
+    note(args, "start", args.world_size, args.bonus)
+
+
+def before_log_probs(args, model, store_prefix):
+    note(args, "log_probs", store_prefix, len(model))
+
+
+def before_step(args, rollout_id, step_id, model, optimizer, opt_param_scheduler):
+    note(args, "step", rollout_id, step_id)
+
+
+def postprocess(args, rollout_id, rollout_data):
+    lengths = rollout_data["response_lengths"]
+    note(args, "postprocess", rollout_id, len(lengths), sorted(rollout_data))
+    assert [len(one) for one in rollout_data["log_probs"]] == lengths
+    rollout_data["advantages"] = [one + args.bonus for one in rollout_data["advantages"]]
+    rollout_data["loss_masks"][0][:] = 0
+
+
+def weigh(*, args, pg_loss, train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths):
+    ratio = (torch.cat(train_log_probs) - torch.cat(rollout_log_probs)).exp()
+    return pg_loss * ratio.clamp(max=2.0), loss_masks, {"tis": ratio}
+
+
+def written(args, version_dir, rollout_engines):
+    names = sorted(path.name for path in Path(version_dir).iterdir())
+    note(args, "written", Path(version_dir).name, "model.safetensors" in names, len(rollout_engines))
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    home = tmp_path_factory.mktemp("paths")
+    code, settings = home / "mine.py", home / "mine.yaml"
+    code.write_text(CODE)
+    settings.write_text("bonus: 0.5\n")
+    paths = {
+        "custom-megatron-init-path": "started",
+        "custom-megatron-before-log-prob-hook-path": "before_log_probs",
+        "custom-megatron-before-train-step-hook-path": "before_step",
+        "rollout-data-postprocess-path": "postprocess",
+        "custom-tis-function-path": "weigh",
+        "custom-update-weight-post-write-path": "written",
+    }
+    words = [word for name, function in paths.items() for word in (f"--{name}", f"{code}:{function}")]
+    shape = "--num-rollout 2 --num-steps-per-rollout 2 --actor-num-gpus-per-node 2 --use-kl-loss --kl-loss-coef 0.01"
+    return train(
+        home / "run",
+        *words,
+        *shape.split(),
+        *["--update-weight-transport", "disk", "--eval-interval", "0"],
+        "--custom-config-path",
+        settings,
+    )
+
+
+def calls(run: Finished, rank: int) -> list[list[Any]]:
+    return [json.loads(line) for line in (run.folder / f"calls-{rank}.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_function_is_called_on_every_rank_in_the_order_of_a_run(run, rank):
+    once = ["log_probs", "log_probs", "postprocess", "step", "step", "written"]
+    assert [call[0] for call in calls(run, rank)] == ["start", "written", *once, *once]
+
+
+def test_functions_are_handed_what_slime_hands_over(run):
+    found = calls(run, 1)
+    assert found[0] == ["start", 2, 0.5]
+    assert [call[1:] for call in found if call[0] == "log_probs"] == [["ref_", 1], ["", 1]] * 2
+    assert [call[1:] for call in found if call[0] == "step"] == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert [call[1:] for call in found if call[0] == "written"] == [[f"version-{n}", True, 1] for n in range(3)]
+    (rollout, samples, columns) = next(call[1:] for call in found if call[0] == "postprocess")
+    assert (rollout, samples) == (0, 128)
+    assert {"tokens", "loss_masks", "advantages", "log_probs", "ref_log_probs", "rollout_log_probs"} <= {*columns}
+
+
+def test_what_they_return_is_trained_and_reported(run):
+    assert Counter(row["step"] for row in run.rows if "train/tis" in row) == {0: 1, 1: 1}
+    for row in run.rows:
+        assert row["train/tis"] == pytest.approx(1.0, abs=1e-3)  # trainer and engine agree on the CPU
+
+
+def test_the_record_holds_the_functions(run):
+    functions = json.loads((run.folder / "plugins.json").read_text())["functions"]
+    assert {row["plugin"] for row in functions} >= {"custom_tis_function_path", "rollout_data_postprocess_path"}
+    assert "paths" in run.output.splitlines()[0]
