@@ -5,10 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from slime_core import Component, DataTraits, GenerateTraits, RewardTraits, TransformTraits, hookimpl
+from slime_core import AdvantageTraits, Component, DataTraits, GenerateTraits, RewardTraits, TransformTraits, hookimpl
 from slime_core.plugins.contracts import LearnerInfo, TrainStep
 
 __all__: list[str] = []
+
+
+@hookimpl
+def slime_register_advantage_estimators() -> Iterator[Component]:
+    yield Component(
+        "custom_advantage_function_path",
+        target="slime_core.adapters.advantage:CustomAdvantage",
+        traits=AdvantageTraits(
+            scope="token",
+            reads={"rewards", "lengths", "mask", "tokens", "log_probs", "rollout_log_probs"},
+            kl_reads={"ref_log_probs"},
+        ),
+        summary="The function of --custom-advantage-function-path",
+    )
 
 
 @hookimpl

@@ -114,6 +114,8 @@ def response_tokens(
         ref_log_probs_U=computed([micro.ref_log_probs_U for micro in micro_batches]) if reference else None,
         rollout_log_probs_U=known(shard.rollout_log_probs_U, torch.float32) if "rollout_log_probs" in reads else None,
         settings=settings or AdvantageSettings(),
+        tokens_T=known(shard.tokens_T, torch.int64) if "tokens" in reads else None,
+        total_lengths_B=known(shard.lengths_B, torch.int64) if "tokens" in reads else None,
     )
 
 

@@ -17,7 +17,7 @@ __all__ = ["SELECTED_BY", "Selected", "check_selection", "check_targets", "selec
 
 FILLED = {
     "sample": frozenset({"rewards", "groups", "lengths", "mask_sums"}),
-    "token": frozenset({"rewards", "lengths", "mask", "log_probs", "ref_log_probs", "rollout_log_probs"}),
+    "token": frozenset({"rewards", "lengths", "mask", "tokens", "log_probs", "ref_log_probs", "rollout_log_probs"}),
 }
 """Columns that an advantage estimator is handed, by its scope."""
 

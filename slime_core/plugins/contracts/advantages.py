@@ -107,6 +107,8 @@ class ResponseTokens:
         rollout_log_probs_U: float32 [u], of the engine.
         values_U: float32 [u], of the critic.
         settings: see :class:`AdvantageSettings`.
+        tokens_T: int64 [t], prompts and responses, one sample after the other; for estimators that read ``tokens``.
+        total_lengths_B: int64 [b], how many of them are each sample's.
     """
 
     lengths_B: torch.Tensor
@@ -118,6 +120,8 @@ class ResponseTokens:
     rollout_log_probs_U: torch.Tensor | None = None
     values_U: torch.Tensor | None = None
     settings: AdvantageSettings = AdvantageSettings()
+    tokens_T: torch.Tensor | None = None
+    total_lengths_B: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
