@@ -34,10 +34,19 @@ def before_step(args, rollout_id, step_id, model, optimizer, opt_param_scheduler
     note(args, "step", rollout_id, step_id)
 
 
+def advantages(args, rollout_data):
+    note(args, "advantages", sorted(rollout_data))
+    pairs = zip(rollout_data["rewards"], rollout_data["loss_masks"])
+    rollout_data["advantages"] = [torch.full_like(mask, reward) for reward, mask in pairs]
+    rollout_data["returns"] = rollout_data["advantages"]
+
+
 def postprocess(args, rollout_id, rollout_data):
     lengths = rollout_data["response_lengths"]
     note(args, "postprocess", rollout_id, len(lengths), sorted(rollout_data))
     assert [len(one) for one in rollout_data["log_probs"]] == lengths
+    found = {round(value, 4) for one in rollout_data["advantages"] for value in one.tolist()}
+    note(args, "found", sorted(found))
     rollout_data["advantages"] = [one + args.bonus for one in rollout_data["advantages"]]
     rollout_data["loss_masks"][0][:] = 0
 
@@ -63,6 +72,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         "custom-megatron-init-path": "started",
         "custom-megatron-before-log-prob-hook-path": "before_log_probs",
         "custom-megatron-before-train-step-hook-path": "before_step",
+        "custom-advantage-function-path": "advantages",
         "rollout-data-postprocess-path": "postprocess",
         "custom-tis-function-path": "weigh",
         "custom-update-weight-post-write-path": "written",
@@ -85,7 +95,7 @@ def calls(run: Finished, rank: int) -> list[list[Any]]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_every_function_is_called_on_every_rank_in_the_order_of_a_run(run, rank):
-    once = ["log_probs", "log_probs", "postprocess", "step", "step", "written"]
+    once = ["log_probs", "log_probs", "advantages", "postprocess", "found", "step", "step", "written"]
     assert [call[0] for call in calls(run, rank)] == ["start", "written", *once, *once]
 
 
@@ -98,6 +108,9 @@ def test_functions_are_handed_what_slime_hands_over(run):
     (rollout, samples, columns) = next(call[1:] for call in found if call[0] == "postprocess")
     assert (rollout, samples) == (0, 128)
     assert {"tokens", "loss_masks", "advantages", "log_probs", "ref_log_probs", "rollout_log_probs"} <= {*columns}
+    advantages = next(call[1] for call in found if call[0] == "advantages")
+    assert {"tokens", "loss_masks", "rewards", "log_probs", "kl", "rollout_log_probs"} <= {*advantages}
+    assert {value for call in found if call[0] == "found" for value in call[1]} == {0.0, 1.0}  # rewards as they are
 
 
 def test_what_they_return_is_trained_and_reported(run):

@@ -65,6 +65,17 @@ def mean_of_samples(total_lengths, response_lengths, loss_masks, calculate_per_t
     return reduce
 
 
+def given(args, rollout_data):
+    """Every token of a sample gets its reward."""
+    rewards = rollout_data["rewards"]
+    assert [len(one) for one in rollout_data["tokens"]] == rollout_data["total_lengths"]
+    assert [len(one) for one in rollout_data["log_probs"]] == rollout_data["response_lengths"]
+    rollout_data["advantages"] = [
+        torch.full_like(mask, reward) for mask, reward in zip(rollout_data["loss_masks"], rewards)
+    ]
+    rollout_data["returns"] = rollout_data["advantages"]
+
+
 def unchanged(*, pg_loss, loss_masks, **_):
     return pg_loss * 1.0, loss_masks, {}
 
@@ -171,9 +182,11 @@ def with_paths(code: Path, *, algorithm: dict[str, Any] = EVERYTHING, **function
 def train(children: Children, config: RunConfig, folder: Path, samples: list[Sample], **how: Any) -> Outcome:
     """One rollout of two steps."""
     ranks, tensor, per_token = how.pop("ranks", 1), how.pop("tensor", 1), how.pop("per_token", False)
+    estimated = config.algorithm.advantage_estimator is not None
     shards = make_shards(
         samples,
-        ADVANTAGES,
+        None if estimated else ADVANTAGES,
+        rewards_B=ADVANTAGES if estimated else None,
         rollout=0,
         num_ranks=ranks // tensor,
         num_steps=2,
@@ -221,6 +234,15 @@ def test_the_standard_reducer_trains_what_the_core_trains(children, folder, code
     found = train(children, config, folder, samples, per_token=per_token, ranks=2)
     assert distance(found.weights, expected.weights) < 1e-6
     assert found.metrics[0]["train/pg_loss"] == pytest.approx(expected.metrics[0]["train/pg_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_advantages_that_a_function_sets_are_trained(children, folder, code, siblings, alone, ranks):
+    algorithm = {**EVERYTHING, "advantage_estimator": "custom_advantage_function_path"}
+    config = with_paths(code, algorithm=algorithm, custom_advantage_function_path="given")
+    found = train(children, config, folder, siblings, ranks=ranks)
+    assert distance(found.weights, alone.weights) < 1e-6
+    assert found.metrics[0]["train/pg_loss"] == pytest.approx(alone.metrics[0]["train/pg_loss"], rel=1e-5)
 
 
 def test_a_correction_that_changes_nothing_trains_the_same(children, folder, code, siblings, alone):
