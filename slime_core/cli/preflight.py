@@ -16,6 +16,7 @@ from slime_core.config.described import context_length, start_weights
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.mistakes import Mistake, report
 from slime_core.config.schema import RunConfig
+from slime_core.data.named import offered_to_rows
 from slime_core.data.screen import Reading, Room, screen
 from slime_core.plugins.component import Kind
 from slime_core.plugins.traits import DataTraits, GenerateTraits
@@ -121,17 +122,18 @@ def _screen_prompts(config: RunConfig, registry: Registry, *, trains: bool) -> N
     rows = Reading(
         input_key=config.data.input_key, label_key=config.data.label_key, metadata_key=config.data.metadata_key
     )
+    offered = offered_to_rows(config, registry)
     response = config.rollout.rollout_max_response_len
     prompts = config.data.prompt_data
     source = registry.find(Kind.DATA_SOURCE, config.data.data_source).traits if trains else None
     if prompts is not None and isinstance(source, DataTraits) and source.reads_prompt_files:
         room = _room(config, registry, response=response, leaves_out=config.data.rollout_max_prompt_len)
-        screen(prompts, rows, room=room, setting="prompt_data")
+        screen(prompts, rows, room=room, setting="prompt_data", offered=offered)
     room = _room(config, registry, response=config.eval.eval_max_response_len or response)
     for name, path in config.eval.eval_prompt_data:
         # Ours, for our model: looked through by the tests.
         if not (embedded and path.is_relative_to(ARITHMETIC)):
-            screen(path, rows, room=room, setting=f"eval_prompt_data {name}")
+            screen(path, rows, room=room, setting=f"eval_prompt_data {name}", offered=offered)
 
 
 def _room(config: RunConfig, registry: Registry, *, response: int, leaves_out: int | None = None) -> Room | None:

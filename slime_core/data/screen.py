@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slime_core.data.named import GENERATE_FUNCTION, Offered, refuse_unknown
 from slime_core.data.rows import PromptRow, read_numbered
 from slime_core.errors import DataError
 from slime_core.plugins.boundary import boundary
@@ -67,16 +68,19 @@ class Room:
         return float("inf") if self.context is None else self.context - self.response
 
 
-def screen(path: Path, reading: Reading, *, room: Room | None, setting: str) -> None:
+def screen(path: Path, reading: Reading, *, room: Room | None, setting: str, offered: Offered | None = None) -> None:
     """Returns if nothing wrong was found in the prompts of ``path``.
 
     Arguments:
         reading: how rows are read.
-        room: how long prompts may be; None: that is not known.
+        room: how long prompts may be; None: that is not known. It is of the run's generate function: rows that name
+            their own have no limit here.
         setting: which setting named the file.
+        offered: what rows may name for themselves; None: what they name is not looked at.
 
     Raises:
-        DataError: the file is missing, empty or malformed, or a prompt is too long; names the line.
+        DataError: the file is missing, empty or malformed, a prompt is too long, or a row names what no active plugin
+            offers; names the line.
     """
     rows = read_numbered(
         path,
@@ -85,6 +89,9 @@ def screen(path: Path, reading: Reading, *, room: Room | None, setting: str) -> 
         metadata_key=reading.metadata_key,
         most_bytes=MOST_BYTES,
     )
+    for number, row in rows:
+        refuse_unknown(row.metadata, offered or {}, where=f"{path}, line {number}")
+    rows = [(number, row) for number, row in rows if not row.metadata.get(GENERATE_FUNCTION)]
     if room is not None:
         if not room.apply_chat_template:
             _refuse_messages(path, rows)

@@ -1,4 +1,8 @@
-"""From prompt groups to finished, rewarded groups: everything in flight at once, every failure on its own sample."""
+"""From prompt groups to finished, rewarded groups: everything in flight at once, every failure on its own sample.
+
+A row may name its own generate function and reward model (:mod:`slime_core.data.named`). Those that take one sample and
+those that take whole groups live side by side: a sample is rewarded as soon as it is there, or with its group.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,10 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from slime_core.config.schema import RolloutConfig
 from slime_core.errors import EngineError, RequestRefused, RunError
-from slime_core.plugins.component import Kind
-from slime_core.plugins.registry import Registry
+from slime_core.rollout.choice import Choice, Chosen
 from slime_core.rollout.client import SamplingParams
 from slime_core.rollout.functions import NoFunctions, RolloutFunctions
 from slime_core.rollout.generate import GenerateContext
@@ -23,30 +25,24 @@ TRAINABLE = (Status.COMPLETED, Status.TRUNCATED)
 
 
 class Collector:
-    """Generates with the run's generate function and scores with its reward model.
+    """Generates and scores with what each sample asks for.
 
     Arguments:
-        generate, reward: the components.
-        registry: says how each wants to be called.
-        rollout: names them, and says which of several rewards trains.
+        generators, rewards: the components to choose from.
+        rollout: says which of several rewards trains.
         functions: those of the run that see samples before they are rewarded; None: there are none.
     """
 
     def __init__(
         self,
-        generate: Any,
-        reward: Any,
+        generators: Choice,
+        rewards: Choice,
         *,
-        registry: Registry,
         rollout: RolloutConfig,
         functions: RolloutFunctions | None = None,
     ) -> None:
-        generating: Any = registry.find(Kind.GENERATE_FUNCTION, rollout.generate_function).traits
-        rewarding: Any = registry.find(Kind.REWARD_MODEL, rollout.rm_type).traits
-        self._generate, self._reward, self._rollout = generate, reward, rollout
+        self._generators, self._rewards, self._rollout = generators, rewards, rollout
         self._functions = functions or NoFunctions()
-        self._generates_groups = generating.scope == "group"
-        self._rewards_at_once = rewarding.scope == "sample"
 
     async def collect(
         self, context: GenerateContext, groups: Sequence[PromptGroup], sampling: SamplingParams
@@ -57,29 +53,45 @@ class Collector:
 
         Raises:
             RequestRefused: an engine will never take such a request.
-            RunError: the reward model broke its contract.
+            RunError: a reward model broke its contract.
+            DataError: a row names a component that no active plugin offers.
         """
         return list(await asyncio.gather(*(self._group(context, group, sampling) for group in groups)))
 
     async def _group(self, context: GenerateContext, group: PromptGroup, sampling: SamplingParams) -> PromptGroup:
-        if self._generates_groups:
-            return await self._rewarded(await self._hooked(context, await self._whole(context, group, sampling)))
-        answers = await asyncio.gather(*(self._single(context, sample, sampling) for sample in group))
+        # The samples of a prompt share its row, and so what the row names.
+        generator, reward = self._generators.of(group[0]), self._rewards.of(group[0])
+        if generator.takes_groups:
+            made = await self._whole(generator, context, group, sampling)
+            return await self._rewarded(reward, await self._hooked(context, made))
+        at_once = None if reward.takes_groups else reward
+        answers = await asyncio.gather(
+            *(self._single(generator, at_once, context, sample, sampling) for sample in group)
+        )
         samples = [sample for answer in answers for sample in answer]
-        return samples if self._rewards_at_once else await self._rewarded(samples)
+        return await self._rewarded(reward, samples) if reward.takes_groups else samples
 
-    async def _whole(self, context: GenerateContext, group: PromptGroup, sampling: SamplingParams) -> PromptGroup:
+    async def _whole(
+        self, generator: Chosen, context: GenerateContext, group: PromptGroup, sampling: SamplingParams
+    ) -> PromptGroup:
         try:
-            return list(await self._generate(context, group, sampling))
+            return list(await generator.component(context, group, sampling))
         except RequestRefused:
             raise
         except EngineError as failure:
             return [_failed(sample, failure) for sample in group]
 
-    async def _single(self, context: GenerateContext, sample: Sample, sampling: SamplingParams) -> list[Sample]:
-        """What one generation made of ``sample``, rewarded at once unless the reward model wants whole groups."""
+    async def _single(
+        self,
+        generator: Chosen,
+        reward: Chosen | None,
+        context: GenerateContext,
+        sample: Sample,
+        sampling: SamplingParams,
+    ) -> list[Sample]:
+        """What one generation made of ``sample``, rewarded at once; ``reward`` None: whole groups are, later."""
         try:
-            answer = await self._generate(context, sample, sampling)
+            answer = await generator.component(context, sample, sampling)
         except RequestRefused:
             raise
         except EngineError as failure:
@@ -88,19 +100,20 @@ class Collector:
         for one in samples:
             _inherit(one, sample)
         samples = await self._hooked(context, samples)
-        return await self._rewarded(samples) if self._rewards_at_once else samples
+        return samples if reward is None else await self._rewarded(reward, samples)
 
     async def _hooked(self, context: GenerateContext, samples: list[Sample]) -> list[Sample]:
         return await self._functions.generated(samples, context)
 
     async def reward_missing(self, group: PromptGroup) -> None:
         """Score those samples of a group that somebody else made and that have no reward yet."""
-        await self._rewarded([sample for sample in group if sample.reward is None])
+        missing = [sample for sample in group if sample.reward is None]
+        if missing:
+            await self._rewarded(self._rewards.of(missing[0]), missing)
 
-    async def _rewarded(self, samples: list[Sample]) -> list[Sample]:
+    async def _rewarded(self, reward_model: Chosen, samples: list[Sample]) -> list[Sample]:
         scorable = [sample for sample in samples if sample.status in TRAINABLE]
-        rewards = await self._reward.score(scorable)
-        name = self._rollout.rm_type
+        name, rewards = reward_model.name, await reward_model.component.score(scorable)
         if len(rewards) != len(scorable):
             raise RunError(f"reward model {name!r} returned {len(rewards)} rewards for {len(scorable)} samples")
         for sample, reward in zip(scorable, rewards, strict=True):

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from slime_core.config.schema import RunConfig
 from slime_core.data.chat import PromptEncoder
+from slime_core.data.named import GENERATE_FUNCTION, REWARD_MODEL, offered_to_rows
 from slime_core.data.prompts import PromptFiles
 from slime_core.errors import RunError
 from slime_core.plugins.component import Kind
@@ -29,6 +30,7 @@ from slime_core.plugins.contracts import GroupedRewards, Place, PromptRequest
 from slime_core.plugins.discovery import PATHS
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import Registry
+from slime_core.rollout.choice import Choice
 from slime_core.rollout.client import GenerateClient, SamplingParams
 from slime_core.rollout.collect import TRAINABLE, Collector
 from slime_core.rollout.functions import AsRewarded, eval_columns, rollout_functions
@@ -109,9 +111,8 @@ class Sampler:
         )
         self._functions = rollout_functions(settings.options.get(PATHS.name), router_url=settings.router_url)
         self._collector = Collector(
-            self._component(Kind.GENERATE_FUNCTION, config.rollout.generate_function),
-            self._component(Kind.REWARD_MODEL, config.rollout.rm_type),
-            registry=registry,
+            self._choice(Kind.GENERATE_FUNCTION, GENERATE_FUNCTION, config.rollout.generate_function),
+            self._choice(Kind.REWARD_MODEL, REWARD_MODEL, config.rollout.rm_type),
             rollout=config.rollout,
             functions=self._functions,
         )
@@ -269,6 +270,16 @@ class Sampler:
         await self._client.close()
 
     # --- Parts -------------------------------------------------------------------------------------------------------
+
+    def _choice(self, kind: Kind, key: str, default: str) -> Choice:
+        return Choice(
+            kind,
+            key,
+            default=default,
+            registry=self._registry,
+            offered=offered_to_rows(self._config, self._registry),
+            make=lambda name: self._component(kind, name),
+        )
 
     def _component(self, kind: Kind, name: str, **arguments: Any) -> Any:
         options = self._settings.options.get(self._registry.owner(kind, name).name)

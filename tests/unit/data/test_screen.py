@@ -112,3 +112,41 @@ def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
     shutil.copy(MODEL / "tokenizer.json", tmp_path)
     with pytest.raises(DataError, match="has no chat template"):
         look(tmp_path, "1", folder=tmp_path, apply_chat_template=True)
+
+
+OFFERED = {"generate_function": ("single_turn",), "rm_type": ("exact_match", "length")}
+
+
+def name(folder: Path, *rows: dict[str, Any], offered: Any = OFFERED) -> None:
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "1" * 4, "metadata": row}) + "\n" for row in rows))
+    screen(path, READING, room=room(), setting="prompt_data", offered=offered)
+
+
+def test_rows_may_name_what_the_plugins_of_the_run_offer(tmp_path: Path) -> None:
+    name(tmp_path, {}, {"rm_type": "length", "generate_function": "single_turn"}, {"rm_type": None, "other": 3})
+    name(tmp_path, {"rm_type": "anything"}, offered={})
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        (
+            {"rm_type": "lenght"},
+            "rm_type = 'lenght' names no reward model of the run's plugins (did you mean 'length'?)",
+        ),
+        ({"rm_type": ["length"]}, "rm_type = ['length'] names no reward model of the run's plugins"),
+        ({"generate_function": "my.code:f"}, "generate_function = 'my.code:f' names no generate function of the run's"),
+    ],
+)
+def test_a_name_that_nobody_offers_is_refused_with_file_and_line(tmp_path: Path, row: Any, found: str) -> None:
+    with pytest.raises(DataError) as caught:
+        name(tmp_path, {}, row)
+    assert str(caught.value).startswith(f"{tmp_path}/prompts.jsonl, line 2: metadata {found}")
+
+
+def test_rows_with_a_generate_function_of_their_own_have_no_limit_of_length(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    row = {"prompt": "1" * 50, "metadata": {"generate_function": "single_turn"}}
+    path.write_text(json.dumps(row) + "\n")
+    screen(path, READING, room=room(), setting="prompt_data", offered=OFFERED)

@@ -12,8 +12,10 @@ import pytest
 from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, LearnerConfig, RolloutConfig, RunConfig
 from slime_core.data.chat import PromptEncoder
 from slime_core.errors import EngineError, RequestRefused, RunError
+from slime_core.plugins.component import Kind
 from slime_core.plugins.registry import Registry, activate
 from slime_core.rollout import sampler as module
+from slime_core.rollout.choice import Choice, Chosen
 from slime_core.rollout.client import Generation, SamplingParams
 from slime_core.rollout.collect import Collector
 from slime_core.rollout.sampler import Sampler, SamplerSettings
@@ -175,7 +177,7 @@ async def test_a_reward_that_is_no_finite_number_is_refused_with_the_name_of_the
         async def score(self, samples: list[Sample]) -> list[Any]:
             return [reward] * len(samples)
 
-    sampler._collector._reward = Odd()
+    sampler._collector._rewards._made["exact_match"] = Chosen("exact_match", Odd(), takes_groups=False)
     with pytest.raises(RunError, match=r"reward model 'exact_match' returned .* for sample 0; accepted is a finite"):
         await sampler.sample(0)
 
@@ -201,8 +203,14 @@ async def test_samples_of_a_fan_out_inherit_group_and_index(registry):
         async def score(self, samples: list[Sample]) -> list[float]:
             return [1.0] * len(samples)
 
-    collector = Collector(fan_out, Flat(), registry=registry, rollout=RolloutConfig())
-    collector._generates_groups = False
+    def choice(kind: Kind, component: Any) -> Choice:
+        name = registry.names(kind)[0]
+        chosen = Choice(kind, "unused", default=name, registry=registry, offered={}, make=lambda _: component)
+        chosen._made[name] = Chosen(name, component, takes_groups=False)
+        return chosen
+
+    generators, rewards = choice(Kind.GENERATE_FUNCTION, fan_out), choice(Kind.REWARD_MODEL, Flat())
+    collector = Collector(generators, rewards, rollout=RolloutConfig())
     (group,) = await collector.collect(None, [[Sample(group_index=3, index=4)]], SamplingParams())  # type: ignore[arg-type]
     assert [(one.group_index, one.index, one.reward) for one in group] == [(3, 4, 1.0), (3, 9, 1.0)]
 
@@ -222,7 +230,7 @@ async def test_a_reward_model_that_skips_a_sample_is_refused(build):
         async def score(self, samples: list[Sample]) -> list[float]:
             return [1.0] * (len(samples) - 1)
 
-    sampler._collector._reward = Short()
+    sampler._collector._rewards._made["exact_match"] = Chosen("exact_match", Short(), takes_groups=False)
     with pytest.raises(RunError, match="'exact_match' returned 1 rewards for 2 samples"):
         await sampler.sample(0)
 

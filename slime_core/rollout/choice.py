@@ -1,0 +1,59 @@
+"""Which component a sample asks for: the one that its row names, else the run's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from slime_core.data.named import Offered, name_of
+from slime_core.plugins.component import Kind
+from slime_core.plugins.registry import Registry
+from slime_core.types import Sample
+
+__all__ = ["Choice", "Chosen"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One component, made; ``takes_groups`` where it wants all samples of a prompt at once."""
+
+    name: str
+    component: Any
+    takes_groups: bool
+
+
+class Choice:
+    """All components of one kind that samples of the run ask for, each made once, when it is first asked for.
+
+    Arguments:
+        kind: of the components.
+        key: of the metadata, under which a row names its own.
+        default: the run's; made at once.
+        registry: says how each wants to be called.
+        offered: what rows may name.
+        make: a component by its name, made with its plugin's options.
+    """
+
+    def __init__(
+        self, kind: Kind, key: str, *, default: str, registry: Registry, offered: Offered, make: Callable[[str], Any]
+    ) -> None:
+        self._kind, self._key, self._default = kind, key, default
+        self._registry, self._offered, self._make = registry, offered, make
+        self._made: dict[str, Chosen] = {}
+        self._get(default)
+
+    def of(self, sample: Sample) -> Chosen:
+        """What ``sample`` asks for.
+
+        Raises:
+            DataError: its row names a component that no active plugin offers.
+            PluginError: the component cannot be imported.
+        """
+        return self._get(name_of(sample, self._key, self._offered) or self._default)
+
+    def _get(self, name: str) -> Chosen:
+        if name not in self._made:
+            traits: Any = self._registry.find(self._kind, name).traits
+            self._made[name] = Chosen(name, self._make(name), traits.scope == "group")
+        return self._made[name]
