@@ -138,7 +138,8 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
         return output
 
     def _batch(self, packing: Packing, settings: AdvantageSettings) -> ResponseTokens:
-        reads = self.traits().reads
+        traits = self.traits()
+        reads = traits.reads | (traits.kl_reads if settings.kl_coef else frozenset())
         lengths_B = torch.tensor(packing.lengths)
         drawn = {
             name: packing.uniform(number, low=-2.0, high=-0.1)

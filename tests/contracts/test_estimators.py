@@ -1,6 +1,6 @@
 """Our own advantage estimators, held to the contract by the kit that plugin authors use."""
 
-from slime_core.testing import AdvantageEstimatorSuite
+from slime_core.testing import AdvantageEstimatorSuite, TokenAdvantageEstimatorSuite
 
 
 class TestGrpo(AdvantageEstimatorSuite):
@@ -17,3 +17,7 @@ class TestRloo(AdvantageEstimatorSuite):
 
 class TestReinforcePlusPlusBaseline(AdvantageEstimatorSuite):
     component = "reinforce_plus_plus_baseline"
+
+
+class TestReinforcePlusPlus(TokenAdvantageEstimatorSuite):
+    component = "reinforce_plus_plus"

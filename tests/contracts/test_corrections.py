@@ -1,0 +1,7 @@
+"""The core's off-policy corrections, held to the contract by the kit that plugin authors use."""
+
+from slime_core.testing import CorrectionSuite
+
+
+class TestTis(CorrectionSuite):
+    component = "tis"
