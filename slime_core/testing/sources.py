@@ -91,10 +91,11 @@ class DataSourceSuite(ComponentSuite):
     def test_a_state_stays_what_it_was(self, before: list[int], after: list[int]) -> None:
         with self._source() as source:
             _drain(source, before)
+            groups = source.next_groups(2)
             state = source.state()
             written = _through_json(state)
+            source.put_back(groups)
             _drain(source, after)
-            source.put_back(source.next_groups(2))
             require(
                 _through_json(state) == written,
                 "the state that state() returned changed while the source went on; return a copy.",

@@ -34,7 +34,10 @@ TOKEN_COLUMNS = ("log_probs_U", "ref_log_probs_U", "rollout_log_probs_U", "value
 
 
 class TokenAdvantageEstimatorSuite(ComponentSuite):
-    """For estimators whose traits say ``scope="token"``; columns that the traits do not read are None."""
+    """For estimators whose traits say ``scope="token"``.
+
+    As in a run, a column is None that neither the traits read nor, for log-probabilities, a ``kl_coef`` needs.
+    """
 
     kind: ClassVar[Kind] = Kind.ADVANTAGE_ESTIMATOR
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from slime_core.testing.suite import require
@@ -36,13 +37,25 @@ def require_cancellable(start: Callable[[], Coroutine[Any, Any, Any]], what: str
         PropertyViolation: it holds the event loop, swallows the cancellation, or outlives the limit.
     """
     for turns in TURNS:
-        outcome: list[str | None] = []
-        thread = threading.Thread(target=lambda: outcome.append(run(_cancelled(start, turns))), daemon=True)  # noqa: B023
+        outcome = Future[str | None]()
+        thread = threading.Thread(target=run, args=(_reported(start, turns, outcome),), daemon=True)
         thread.start()
-        thread.join(3 * LIMIT_S)
-        stuck = f"{what} went on for {3 * LIMIT_S:g} s after it was cancelled, or held the event loop that long"
-        require(bool(outcome), stuck)
-        require(outcome[0] is None, f"{what} {outcome[0]}")
+        done, _ = wait([outcome], timeout=3 * LIMIT_S)
+        require(bool(done), f"{what} held the event loop for {3 * LIMIT_S:g} s; await, or use asyncio.to_thread")
+        found = outcome.result()
+        require(found is None, f"{what} {found}")
+        thread.join(LIMIT_S)
+
+
+async def _reported(start: Callable[[], Coroutine[Any, Any, Any]], turns: int, outcome: Future[str | None]) -> None:
+    """Says how it went as soon as it is known: the end of the event loop waits for what does not end."""
+    watching = asyncio.create_task(_cancelled(start, turns))
+    await asyncio.wait([watching])
+    failure = watching.exception()
+    if failure is None:
+        outcome.set_result(watching.result())
+    else:
+        outcome.set_exception(failure)
 
 
 async def _cancelled(start: Callable[[], Coroutine[Any, Any, Any]], turns: int) -> str | None:

@@ -15,6 +15,14 @@ class TestRloo(AdvantageEstimatorSuite):
     component = "rloo"
 
 
+class TestGspo(AdvantageEstimatorSuite):
+    component = "gspo"
+
+
+class TestCispo(AdvantageEstimatorSuite):
+    component = "cispo"
+
+
 class TestReinforcePlusPlusBaseline(AdvantageEstimatorSuite):
     component = "reinforce_plus_plus_baseline"
 

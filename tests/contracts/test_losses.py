@@ -1,6 +1,6 @@
-"""Our own policy losses, held to the contract by the kit that plugin authors use."""
+"""Our own policy losses and corrections, held to the contract by the kit that plugin authors use."""
 
-from slime_core.testing import PolicyLossSuite
+from slime_core.testing import CorrectionSuite, PolicyLossSuite
 
 
 class TestClipped(PolicyLossSuite):
@@ -9,3 +9,15 @@ class TestClipped(PolicyLossSuite):
 
 class TestSft(PolicyLossSuite):
     component = "sft"
+
+
+class TestGspo(PolicyLossSuite):
+    component = "gspo"
+
+
+class TestCispo(PolicyLossSuite):
+    component = "cispo"
+
+
+class TestTis(CorrectionSuite):
+    component = "tis"

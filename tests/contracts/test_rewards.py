@@ -15,3 +15,27 @@ class TestSearchR1(RewardModelSuite):
     component = "search_r1"
     label = '["42", "forty-two"]'
     responses = ("<answer>42</answer>", "<answer>Forty two</answer>", "<answer>7</answer>", "42", "<answer>42", "")
+
+
+class TestBoxedMath(RewardModelSuite):
+    component = "boxed_math"
+
+
+class TestDapo(RewardModelSuite):
+    component = "dapo"
+
+
+class TestDeepScaler(RewardModelSuite):
+    component = "deepscaler"
+
+
+class TestF1(RewardModelSuite):
+    component = "f1"
+
+
+class TestGpqa(RewardModelSuite):
+    component = "gpqa"
+
+
+class TestMath(RewardModelSuite):
+    component = "math"

@@ -1,0 +1,33 @@
+"""No component of ours is left out of these tests."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from slime_core import Kind, testing
+from slime_core.plugins.registry import activate
+
+FIRST_PARTY = ("grpo", "ppo", "searchr1", "models")
+
+
+def held() -> set[tuple[Kind, str]]:
+    """Every component that a class of this folder names."""
+    classes = [
+        node
+        for path in Path(__file__).parent.glob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    return {(getattr(testing, one.bases[0].id).kind, component(one)) for one in classes}
+
+
+def component(tested: ast.ClassDef) -> str:
+    named = [node for node in tested.body if isinstance(node, ast.Assign) and node.targets[0].id == "component"]
+    return str(named[0].value.value)
+
+
+def test_every_component_of_ours_is_held_to_its_contract():
+    registry = activate(FIRST_PARTY).registry
+    ours = {(kind, name) for kind in Kind for name in registry.names(kind)}
+    assert sorted(f"{kind} {name}" for kind, name in ours - held()) == []
