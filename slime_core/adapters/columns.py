@@ -74,6 +74,9 @@ class Postprocess:
                 # An idle micro-batch repeats samples, and stays masked.
                 found_U = found_U if micro.scale else micro.mask_U
                 refuse_wider_mask(self._source, found_U, micro.mask_U)
+            if name == "rollout_log_probs" and micro.fresh_U is not None:
+                # What the engine did not say cannot show whether learner and engine agree.
+                micro.fresh_U &= found_U == micro.rollout_log_probs_U
             setattr(micro, PER_TOKEN[name], found_U)
 
     def _refuse_other_columns(self, known: set[str], data: Mapping[str, Any], shard: TrainBatch) -> None:

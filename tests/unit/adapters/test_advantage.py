@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -61,6 +63,12 @@ def test_without_a_reference_the_divergence_is_zero_and_its_column_is_missing(tm
     options = options_for(tmp_path, PENALISED, **{PATH: "penalised"})
     assert estimate(options, tokens()).advantages_U.tolist() == [1.0, 1.0, -1.0]
     assert "ref_log_probs" not in options.arguments.seen
+
+
+def test_without_a_coefficient_the_divergence_is_zero(tmp_path):
+    code = "def f(args, data):\n    data['advantages'] = data['returns'] = data['kl']\n"
+    batch = replace(tokens(ref_log_probs_U=[-1.5, -2.0, -3.0]), settings=AdvantageSettings())
+    assert estimate(options_for(tmp_path, code, **{PATH: "f"}), batch).advantages_U.tolist() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from slime_core.adapters.columns import Postprocess
 from slime_core.errors import PluginError
@@ -36,6 +37,7 @@ def run(tmp_path, body: str, **also: str):
     batch = shard()
     steps = cut(batch)
     steps[1].append(idle(steps[1][0]))
+    steps[1][0].fresh_U = torch.tensor([True, True, True])
     Postprocess(options)(batch, steps)
     return options.arguments, steps
 
@@ -63,6 +65,7 @@ def test_what_it_changes_is_trained(tmp_path):
     assert second.weights_U.tolist() == [1.0, 0.5, 0.0]  # the divisors stay
     assert second.rollout_log_probs_U.tolist() == [-9.0, -2.0, -3.0]
     assert fill.mask_U.tolist() == [0.0, 0.0, 0.0]
+    assert second.fresh_U.tolist() == [False, True, True]  # parity compares what the engine said
 
 
 def test_another_column_reaches_a_loss_named_by_path(tmp_path):
