@@ -142,7 +142,10 @@ def slime_run_end(run: RunInfo, error: BaseException | None, options: Any) -> No
 
 @hookspec
 def slime_before_rollout(rollout: int, groups: list[PromptGroup], options: Any) -> None:
-    """Prompt groups are about to be generated; their samples may be changed in place."""
+    """Prompt groups are about to be generated; their samples may be changed in place.
+
+    Called again, with the same ``rollout``, for the groups that take the place of those that sample transforms drop.
+    """
 
 
 @hookspec

@@ -121,6 +121,10 @@ class LifecycleHooks:
             else:
                 self._take_part(hook, one, arguments)
 
+    def implementers(self, hook: str) -> str:
+        """The names of the plugins that implement ``hook``, in the order of calls; empty if none does."""
+        return ", ".join(one.of.plugin.name for one in self._frozen[hook])
+
     def states(self) -> dict[str, Any]:
         """What the plugins want to find in a checkpoint of this place, by plugin name.
 

@@ -15,7 +15,7 @@ from slime_core.rollout.collect import TRAINABLE
 from slime_core.rollout.transforms import Transforms
 from slime_core.types import PromptGroup, Sample, Status
 
-__all__ = ["Harvest"]
+__all__ = ["Harvest", "causes"]
 
 SURPLUS = "surplus"
 """Why a group is not trained on that transforms kept and that has no room in the rollout. Transforms that see the whole
@@ -96,9 +96,19 @@ class Harvest:
         return [self._late[position].samples for position in self._standing()[: self._room]]
 
     @property
-    def others(self) -> list[Sample]:
-        """Samples that nothing dropped and that cannot be trained on: aborted and failed ones."""
-        return list(self._rest)
+    def trained(self) -> list[Sample]:
+        """The samples of the groups that are kept, a new list."""
+        return [sample for group in self.kept for sample in group]
+
+    @property
+    def written(self) -> list[Sample]:
+        """Samples that no transform dropped: those that are trained on, then those that were aborted or failed."""
+        return [*self.trained, *self._rest]
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Everything that was generated, as the transforms left it."""
+        return [*self.written, *(sample for _, sample in self.dropped)]
 
     @property
     def dropped(self) -> list[tuple[str, Sample]]:
@@ -112,11 +122,28 @@ class Harvest:
         """Reason -> groups that were dropped for it."""
         return Counter(reason for reason, _ in self._dropped_groups())
 
-    def metrics(self) -> dict[str, float]:
-        """What was generated, before any transform; and what the transforms did."""
+    def shortage(self, rounds: int) -> str:
+        """Why the rollout is not full after so many rounds of replacements, and what to do."""
+        dropped = self.num_dropped
+        counts = ", ".join(f"{reason} {count}" for reason, count in dropped.most_common())
+        return (
+            f"{len(self.kept)} of {self.wanted} groups are kept after {rounds} rounds of other prompts "
+            f"(rollout_max_refills); sample transforms dropped {dropped.total()}: {counts}. Take other prompts or "
+            "other --sample-transforms, raise --rollout-max-refills, or give 0 to train on what is kept."
+        )
+
+    def warnings(self) -> list[str]:
+        """What a person should read: samples that were aborted or failed."""
+        lost = [sample for sample in self._rest if sample.status not in TRAINABLE]
+        return [f"{len(lost)} of {len(self.samples)} samples are not trained on: {causes(lost)}"] if lost else []
+
+    def metrics(self, trained: Sequence[Sample]) -> dict[str, float]:
+        """The rewards of everything that was generated, before any transform; the lengths of ``trained``, which has at
+        least one sample; and what the transforms did."""
         changed: Counter[str] = sum((self._changes(at) for at in self._standing()[: self._room]), Counter())
         rewards = [set(values) for values in self._rewards if values]
         return {
+            **_lengths(trained, self.samples),
             "rollout/raw_reward": statistics.fmean(self._raw),
             "rollout/zero_std_groups": statistics.fmean(float(len(values) == 1) for values in rewards),
             **{f"rollout/dropped/{reason}": float(count) for reason, count in self.num_dropped.items()},
@@ -143,6 +170,24 @@ class Harvest:
 
     def _changes(self, position: int) -> Counter[str]:
         return Counter(self._passed[position].changed) + Counter(self._late[position].changed)
+
+
+def causes(samples: Sequence[Sample]) -> str:
+    """Up to three reasons why ``samples`` have no reward."""
+    found = {sample.error or f"status {sample.status}, reward {sample.reward}" for sample in samples}
+    return "; ".join(sorted(found)[:3])
+
+
+def _lengths(trained: Sequence[Sample], samples: Sequence[Sample]) -> dict[str, float]:
+    lengths = [sample.response_length for sample in trained]
+    return {
+        "rollout/response_len/mean": statistics.fmean(lengths),
+        "rollout/response_len/max": float(max(lengths)),
+        "rollout/truncated_ratio": statistics.fmean(float(one.status is Status.TRUNCATED) for one in samples),
+        "rollout/failed_ratio": statistics.fmean(float(one.status not in TRAINABLE) for one in samples),
+        "rollout/tokens": float(sum(len(sample.tokens) for sample in trained)),
+        "rollout/response_tokens": float(sum(lengths)),
+    }
 
 
 def _gone(before: Sequence[Sample], after: Sequence[Sample]) -> list[Sample]:

@@ -10,9 +10,7 @@ store.
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,15 +30,15 @@ from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.choice import Choice
 from slime_core.rollout.client import GenerateClient, SamplingParams
-from slime_core.rollout.collect import TRAINABLE, Collector
+from slime_core.rollout.collect import Collector
 from slime_core.rollout.functions import AsRewarded, eval_columns, rollout_functions
 from slime_core.rollout.generate import GenerateContext
-from slime_core.rollout.harvest import Harvest
+from slime_core.rollout.harvest import Harvest, causes
 from slime_core.rollout.scores import EvalScores, score
 from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
-from slime_core.rollout.transforms import Transforms, load_transforms, refuse_unusable
+from slime_core.rollout.transforms import load_transforms, refuse_unusable
 from slime_core.track.samples import SampleWriter
-from slime_core.types import PromptGroup, Sample, Status, TrainBatch
+from slime_core.types import PromptGroup, Sample, TrainBatch
 
 __all__ = ["Sampled", "Sampler", "SamplerSettings"]
 
@@ -116,14 +114,8 @@ class Sampler:
             rollout=config.rollout,
             functions=self._functions,
         )
-        self._transforms = Transforms()
         if settings.trains:
-            self._transforms = load_transforms(
-                config.rollout.sample_transforms,
-                registry,
-                options=settings.options,
-                reward_key=config.rollout.reward_key,
-            )
+            self._transforms = load_transforms(config.rollout, registry, options=settings.options)
             self._estimator = self._advantage_estimator(str(config.algorithm.advantage_estimator))
             if self._functions.shapes_rewards and self._estimator is not None:
                 self._estimator = AsRewarded()
@@ -140,31 +132,13 @@ class Sampler:
             RunError: no sample of the rollout can be trained on, or too few groups are kept.
             PluginError: a hook or a sample transform failed.
         """
-        begun_s, key = time.monotonic(), self._config.rollout.reward_key
-        harvest = Harvest(self._transforms, wanted=self._config.rollout.rollout_batch_size, reward_key=key)
-        try:
-            own_metrics = await self._fill(harvest, rollout)
-        finally:
-            kept = [sample for group in harvest.kept for sample in group]
-            dropped = harvest.dropped
-            self._writer.write("train", rollout, [*kept, *harvest.others], dropped=dropped)
+        begun_s = time.monotonic()
+        harvest, own_metrics = await self._harvest(rollout)
         rollout_s = time.monotonic() - begun_s
-        # Ended from outside: nothing is wrong with these prompts, so they come again, and only then are they trained.
-        self._source.put_back(harvest.aborted)
-        samples, trained = [*kept, *harvest.others, *(sample for _, sample in dropped)], kept
-        self.hooks.call("slime_after_rollout", rollout=rollout, samples=trained)
-        for sample in trained:
-            refuse_unusable(sample, key, who="a hook slime_after_rollout")
-        self._functions.finished(harvest.came, self._source)
-        needed = self._config.steps_per_rollout * self._settings.num_ranks
-        if len(trained) < needed:
-            raise RunError(
-                f"rollout {rollout}: {len(trained)} of {len(samples)} samples can be trained on; {needed} are needed, "
-                f"one for each optimizer step and learner rank: {_causes(samples)}"
-            )
-        metrics = {**_metrics(samples, trained), **harvest.metrics(), **own_metrics}
+        trained = self._trainable(harvest, rollout)
+        metrics = {**harvest.metrics(trained), **own_metrics}
         trained = self._functions.trained(trained) or trained
-        rewards = grouped_rewards(trained, loss_masks(trained), key=key)
+        rewards = grouped_rewards(trained, loss_masks(trained), key=self._config.rollout.reward_key)
         shards = make_shards(
             trained,
             self._advantages(rewards),
@@ -178,8 +152,37 @@ class Sampler:
         )
         per_second = metrics["rollout/response_tokens"] / rollout_s
         metrics["perf/tokens_per_gpu_per_sec"] = per_second / self._config.cluster.rollout_num_gpus
-        metrics = {} if self._functions.log(rollout, samples, metrics, rollout_s) else metrics
-        return Sampled(shards, metrics, self._source.state(), _warnings(samples))
+        metrics = {} if self._functions.log(rollout, harvest.samples, metrics, rollout_s) else metrics
+        return Sampled(shards, metrics, self._source.state(), harvest.warnings())
+
+    async def _harvest(self, rollout: int) -> tuple[Harvest, dict[str, float]]:
+        """A full harvest, written down whatever happens, and the metrics of the run's own function."""
+        settings = self._config.rollout
+        harvest = Harvest(self._transforms, wanted=settings.rollout_batch_size, reward_key=settings.reward_key)
+        try:
+            own_metrics = await self._fill(harvest, rollout)
+        finally:
+            self._writer.write("train", rollout, harvest.written, dropped=harvest.dropped)
+        # Ended from outside: nothing is wrong with these prompts, so they come again, and only then are they trained.
+        self._source.put_back(harvest.aborted)
+        return harvest, own_metrics
+
+    def _trainable(self, harvest: Harvest, rollout: int) -> list[Sample]:
+        """What is trained on, once the plugins have seen it; enough of it for every rank and optimizer step."""
+        trained = harvest.trained
+        watchers = self.hooks.implementers("slime_after_rollout")
+        if watchers:
+            self.hooks.call("slime_after_rollout", rollout=rollout, samples=trained)
+            for sample in trained:
+                refuse_unusable(sample, self._config.rollout.reward_key, who=f"slime_after_rollout ({watchers})")
+        self._functions.finished(harvest.came, self._source)
+        needed = self._config.steps_per_rollout * self._settings.num_ranks
+        if len(trained) < needed:
+            raise RunError(
+                f"rollout {rollout}: {len(trained)} of {len(harvest.samples)} samples can be trained on; {needed} are "
+                f"needed, one for each optimizer step and learner rank: {causes(harvest.samples)}"
+            )
+        return trained
 
     async def _fill(self, harvest: Harvest, rollout: int) -> dict[str, float]:
         """All groups of a rollout, rewarded and transformed: by the run's own function, or by the run's components.
@@ -203,7 +206,7 @@ class Sampler:
             harvest.refills += 1
             await self._round(harvest, rollout)
         if harvest.missing and limit:
-            raise RunError(_too_few(harvest, rollout, limit))
+            raise RunError(f"rollout {rollout}: {harvest.shortage(limit)}")
         return {}
 
     async def _round(self, harvest: Harvest, rollout: int) -> None:
@@ -255,7 +258,7 @@ class Sampler:
         failed = [sample for sample in samples if sample.reward is None]
         if failed:
             raise RunError(
-                f"evaluation {name!r}: {len(failed)} of {len(samples)} samples have no reward: {_causes(failed)}"
+                f"evaluation {name!r}: {len(failed)} of {len(samples)} samples have no reward: {causes(failed)}"
             )
         return samples
 
@@ -350,39 +353,3 @@ class Sampler:
     def _stop_ids(self) -> tuple[int, ...]:
         end = self._encoder.end_of_sequence
         return (*self._config.rollout.rollout_stop_token_ids, *(() if end is None else (end,)))
-
-
-def _metrics(samples: Sequence[Sample], trained: Sequence[Sample]) -> dict[str, float]:
-    lengths = [sample.response_length for sample in trained]
-    return {
-        "rollout/response_len/mean": statistics.fmean(lengths),
-        "rollout/response_len/max": float(max(lengths)),
-        "rollout/truncated_ratio": _share(sample.status is Status.TRUNCATED for sample in samples),
-        "rollout/failed_ratio": _share(sample.status not in TRAINABLE for sample in samples),
-        "rollout/tokens": float(sum(len(sample.tokens) for sample in trained)),
-        "rollout/response_tokens": float(sum(lengths)),
-    }
-
-
-def _warnings(samples: Sequence[Sample]) -> list[str]:
-    lost = [sample for sample in samples if sample.status not in TRAINABLE]
-    return [f"{len(lost)} of {len(samples)} samples are not trained on: {_causes(lost)}"] if lost else []
-
-
-def _too_few(harvest: Harvest, rollout: int, limit: int) -> str:
-    dropped = harvest.num_dropped
-    counts = ", ".join(f"{reason} {count}" for reason, count in dropped.most_common())
-    return (
-        f"rollout {rollout}: {len(harvest.kept)} of {harvest.wanted} groups are kept after {limit} rounds of other "
-        f"prompts (rollout_max_refills); sample transforms dropped {dropped.total()}: {counts}. Take other prompts or "
-        "other --sample-transforms, raise --rollout-max-refills, or give 0 to train on what is kept."
-    )
-
-
-def _share(flags: Iterable[bool]) -> float:
-    return statistics.fmean(float(flag) for flag in flags)
-
-
-def _causes(samples: Sequence[Sample]) -> str:
-    causes = {sample.error or f"status {sample.status}, reward {sample.reward}" for sample in samples}
-    return "; ".join(sorted(causes)[:3])

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
+from slime_core.config.schema import RolloutConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
@@ -128,38 +129,29 @@ class Transforms:
         return _through(self._late, [[_copied(sample) for sample in group] for group in groups])
 
 
-def load_transforms(
-    names: Sequence[str], registry: Registry, *, options: Mapping[str, Any], reward_key: str | None
-) -> Transforms:
-    """The transforms of a run, made.
+def load_transforms(rollout: RolloutConfig, registry: Registry, *, options: Mapping[str, Any]) -> Transforms:
+    """The transforms that ``rollout`` names, made, in its order.
 
     Arguments:
-        names: components, in the order in which they run.
         options: plugin name -> its options object.
-        reward_key: which of several rewards trains.
 
     Raises:
         PluginError: a component cannot be loaded.
     """
-    return Transforms([_made(name, registry, options, reward_key) for name in names])
+    return Transforms([_made(name, registry, options, rollout.reward_key) for name in rollout.sample_transforms])
 
 
 def refuse_unusable(sample: Sample, key: str | None, *, who: str) -> None:
     """Returns if ``sample`` can be trained on.
 
     Raises:
-        PluginError: it has no finite reward, or a loss mask of another length than its response; says who left it so.
+        PluginError: it has no finite reward; says who left it so.
     """
     reward = sample.reward.get(key or "") if isinstance(sample.reward, dict) else sample.reward
     if reward is None or not math.isfinite(reward):
         raise PluginError(
             f"{who} left sample {sample.index} of group {sample.group_index} with the reward {sample.reward!r}; "
             "accepted is a finite number, or a dict of them with --reward-key."
-        )
-    if sample.loss_mask is not None and len(sample.loss_mask) != sample.response_length:
-        raise PluginError(
-            f"{who} left sample {sample.index} of group {sample.group_index} with a loss mask of "
-            f"{len(sample.loss_mask)} entries for {sample.response_length} response tokens; accepted is one a token."
         )
 
 

@@ -116,7 +116,11 @@ class Transformed:
 
 
 class GroupTransform(Protocol):
-    """Keeps, drops, masks or shapes one finished, rewarded prompt group (scope ``group``)."""
+    """Keeps, drops, masks or shapes one finished, rewarded prompt group (scope ``group``).
+
+    It sees the samples that can be trained on, completed or truncated; there is at least one. A group that it drops is
+    replaced by one of another prompt, up to ``rollout_max_refills`` rounds.
+    """
 
     def __call__(self, samples: PromptGroup) -> Transformed:
         """What becomes of the group; it may change the samples that it is handed."""
@@ -124,7 +128,10 @@ class GroupTransform(Protocol):
 
 
 class RolloutTransform(Protocol):
-    """Keeps, drops, masks or shapes all prompt groups of a rollout, seen together (scope ``rollout``)."""
+    """Keeps, drops, masks or shapes all prompt groups of a rollout, seen together (scope ``rollout``).
+
+    Where groups had to be replaced, it is called again with all of them, as they were before it saw them first.
+    """
 
     def __call__(self, groups: Sequence[PromptGroup]) -> Sequence[Transformed]:
         """What becomes of each group, in order; it may change the samples that it is handed."""

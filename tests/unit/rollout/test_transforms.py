@@ -19,6 +19,7 @@ PLUGIN = '''
 from slime_core import Component, TransformTraits, Transformed, hookimpl
 
 calls = []
+spoiled = []
 
 
 class Log:
@@ -64,6 +65,18 @@ class First(Log):
 class Bad(Log):
     def __call__(self, samples):
         return BAD(samples)
+
+
+@hookimpl
+def slime_before_rollout(rollout, groups):
+    calls.append(("before", rollout, [group[0].group_index for group in groups]))
+
+
+@hookimpl
+def slime_after_rollout(rollout, samples):
+    calls.append(("after", rollout, [sample.index for sample in samples]))
+    for reward in spoiled:
+        samples[0].reward = reward
 
 
 @hookimpl
@@ -159,7 +172,7 @@ async def test_an_aborted_group_is_put_back_and_neither_replaced_nor_transformed
     sampler, client, toy = build(answers, "log", "drop_zero_std")
     sampled = await sampler.sample(0)
     assert [prompt for prompt, _, _ in client.asked] == ["1+1", "1+2", "1+3"]
-    assert [call[1] for call in toy.calls] == [1, 2]
+    assert [call[1] for call in toy.calls if call[0] == "log"] == [1, 2]
     assert (sampled.cursor["next"], sampled.cursor["returned"]) == (3, [0])
 
 
@@ -167,8 +180,25 @@ async def test_a_group_that_failed_is_not_replaced_and_a_failed_sample_is_not_sh
     sampler, client, toy = build({"1+2": MIXED}, "log")
     sampled = await sampler.sample(0)
     assert [prompt for prompt, _, _ in client.asked] == ["1+1", "1+2"]
-    assert toy.calls == [("log", 1, [1.0, 0.0])]
+    assert [call for call in toy.calls if call[0] == "log"] == [("log", 1, [1.0, 0.0])]
     assert sampled.shards[0].indices_B.tolist() == [2, 3]
+
+
+async def test_hooks_see_the_replacements_too_and_at_the_end_what_is_trained_on(build):
+    sampler, _, toy = build({"1+1": SAME, "1+2": MIXED, "1+3": MIXED}, "drop_zero_std")
+    await sampler.sample(7)
+    assert toy.calls == [("before", 7, [0, 1]), ("before", 7, [2]), ("after", 7, [2, 3, 4, 5])]
+
+
+async def test_a_hook_that_leaves_no_number_as_reward_is_named(build):
+    sampler, _, toy = build({"1+1": MIXED, "1+2": MIXED})
+    toy.spoiled.append(float("nan"))
+    with pytest.raises(PluginError) as failure:
+        await sampler.sample(0)
+    assert str(failure.value) == (
+        "slime_after_rollout (toy) left sample 0 of group 0 with the reward nan; accepted is a finite number, or a "
+        "dict of them with --reward-key."
+    )
 
 
 async def test_too_many_dropped_groups_end_the_run_with_reasons_and_counts(build, tmp_path):
@@ -197,7 +227,8 @@ async def test_transforms_run_in_the_order_in_which_they_are_named(build):
     sampled = await sampler.sample(0)
     first = [("log", 0, [1.0, 0.0]), ("log", 1, [1.0, 0.0])]
     last = [("log", 0, [0.5, 0.0]), ("log", 1, [0.5, 0.0])]
-    assert toy.calls == [*first, ("halve", [0, 1]), *last]
+    hooks = [("before", 0, [0, 1])], [("after", 0, [0, 1, 2, 3])]
+    assert toy.calls == [*hooks[0], *first, ("halve", [0, 1]), *last, *hooks[1]]
     assert sampled.metrics["rollout/changed/halved"] == 4.0
     assert sampled.metrics["rollout/raw_reward"] == 0.5
 
