@@ -158,8 +158,8 @@ def _environment(folder: Path) -> dict[str, str]:
     """This process's, and the folders that it imports from besides those of every Python of this environment."""
     prefixes = (sys.prefix, sys.base_prefix)
     own = [os.path.abspath(path) for path in sys.path if path and not path.startswith(prefixes)]
-    # Hypothesis would leave a folder of its own where one stands.
-    kit = {"HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis")}
+    # Hypothesis would leave a folder of its own where one stands; its tensors are too small to share among threads.
+    kit = {"HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"), "OMP_NUM_THREADS": "1"}
     return {**os.environ, **kit, "PYTHONPATH": os.pathsep.join(own)}
 
 

@@ -18,7 +18,7 @@ from slime_core.cli.verdicts import fails, ok, skipped, warns
 from slime_core.errors import PluginError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
-from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source
+from slime_core.plugins.discovery import CORE, PATHS, PluginIdentity, PluginSource, Source
 from slime_core.plugins.loading import load_plugin
 from slime_core.plugins.registration import Registry, register
 from slime_core.plugins.validation import check_hooks
@@ -83,18 +83,26 @@ def _examine(source: PluginSource, write: Write) -> None:
 
 def _declared(registry: Registry, source: PluginSource, write: Write) -> None:
     """Everything that the plugin declares, each held to what its kind promises."""
+    why_not = _no_properties(source)
     for kind, name in _own(registry, source.plugin):
         check = f"{kind.words} {name}"
         write({BEGIN: check})
-        if _attempt(check, partial(registry.load, kind, name), write) and conformance.is_available():
+        if _attempt(check, partial(registry.load, kind, name), write) and why_not is None:
             write({BEGIN: f"{check}, properties"})
             held = partial(conformance.check_component, name, kind=kind, plugin=_as_named(source))
             _hold(f"{check}, properties", source, held, write)
-    if not conformance.is_available():
-        write(skipped("properties", conformance.HOW_TO_INSTALL).as_row())
+    if why_not is not None:
+        write(skipped("properties", why_not).as_row())
     elif any(one.plugin == source.plugin for found in registry.lifecycle.values() for one in found):
         write({BEGIN: LIFE})
         _hold(LIFE, source, partial(conformance.check_lifecycle, _as_named(source)), write)
+
+
+def _no_properties(source: PluginSource) -> str | None:
+    """Why nothing of the plugin can be held to the properties of its kind; None: it can."""
+    if source.plugin == PATHS:
+        return "what it does is what the functions do that a run names by path"
+    return None if conformance.is_available() else conformance.HOW_TO_INSTALL
 
 
 def _hold(check: str, source: PluginSource, properties: Callable[[], Sequence[Finding]], write: Write) -> None:

@@ -18,7 +18,7 @@ from slime_core.cli.examine import pack, unpack
 from slime_core.cli.main import main
 from slime_core.cli.verdicts import Verdict
 from slime_core.cli.wheels import look_at_distribution
-from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source, installed, local_file
+from slime_core.plugins.discovery import CORE, PATHS, PluginIdentity, PluginSource, Source, installed, local_file
 
 PLUGIN = """
 from slime_core import Component, hookimpl
@@ -256,6 +256,13 @@ def test_without_the_kit_s_needs_the_properties_are_skipped(
     assert Verdict(**last) == Verdict(
         "properties", "skipped", "the conformance kit needs hypothesis: pip install 'slime-rl[testing]'"
     )
+
+
+def test_what_only_a_run_can_fill_is_held_to_no_properties() -> None:
+    found = inside(source=PluginSource(PATHS))
+    assert found["reward model custom_rm_path"] == ("ok", "")
+    assert found["properties"] == ("skipped", "what it does is what the functions do that a run names by path")
+    assert not any(check.endswith(", properties") for check in found)
 
 
 def test_hooks_of_a_run_s_life_are_held_to_their_properties(acme: Place) -> None:
