@@ -21,7 +21,7 @@ from slime_core.errors import ManifestMismatch, PluginError, SlimeError, WaitTim
 from slime_core.plugins.differences import Difference, told
 from slime_core.plugins.manifest import Manifest, attach, mismatches
 
-__all__ = ["LIMIT_S", "inspect_nodes"]
+__all__ = ["LIMIT_S", "Report", "inspect_nodes", "judge", "labels"]
 
 LIMIT_S = 120.0
 """Seconds for all nodes together; an idle node takes one or two, most of it the start of a worker process."""
@@ -50,7 +50,7 @@ def inspect_nodes(manifest: Manifest, *, limit_s: float = LIMIT_S) -> None:
         ManifestMismatch: one table of everything that differs, or that cannot be loaded, on any node.
         WaitTimeout: a node has not answered in time, and no other has reported a difference.
     """
-    nodes = _labels([node for node in ray.nodes() if node["Alive"]])
+    nodes = labels([node for node in ray.nodes() if node["Alive"]])
     calls = [Call(_look_on(node, manifest), f"node {label}", "attach") for node, label in nodes.items()]
     begun_s = time.monotonic()
     reports, silent = {}, []
@@ -62,7 +62,7 @@ def inspect_nodes(manifest: Manifest, *, limit_s: float = LIMIT_S) -> None:
             silent.append(label)
         except SlimeError as failure:  # slime itself is not there, or another one
             reports[label] = Report(broken=str(failure))
-    _judge(reports, total=len(nodes))
+    judge(reports, total=len(nodes))
     if silent:
         raise WaitTimeout(_late(silent, total=len(nodes), limit_s=limit_s))
 
@@ -86,14 +86,23 @@ def _look(manifest: Manifest) -> Report:
     return Report()
 
 
-def _labels(nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def labels(nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Node id -> what people call it: host name and address, and the id where two share those."""
     names = {node["NodeID"]: f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in nodes}
     count = Counter(names.values())
     return {node: name if count[name] == 1 else f"{name} {node[:8]}" for node, name in names.items()}
 
 
-def _judge(reports: Mapping[str, Report], *, total: int) -> None:
+def judge(reports: Mapping[str, Report], *, total: int) -> None:
+    """Returns if no node has reported anything.
+
+    Arguments:
+        reports: node -> what it said.
+        total: nodes of the cluster, those that have not answered included.
+
+    Raises:
+        ManifestMismatch: one table of everything that differs, and below it what cannot be loaded.
+    """
     differing = {node: report.differences for node, report in reports.items() if report.differences}
     broken = {node: report.broken for node, report in reports.items() if report.broken}
     if not (differing or broken):

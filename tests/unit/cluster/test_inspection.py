@@ -1,0 +1,45 @@
+"""What several nodes report about their plugins, as one message."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_core.cluster.inspection import Report, judge, labels
+from slime_core.errors import ManifestMismatch
+from slime_core.plugins.differences import Difference
+
+VERSION = Difference("acme", "acme-tree 2.1 aaaa", "acme-tree 2.0 bbbb", "version", "acme-tree==2.1")
+CONTENT = Difference("grpo", "slime-grpo 0.1.0 cccc", "slime-grpo 0.1.0 dddd", "content of slime_grpo/losses.py")
+
+
+def test_nodes_that_report_nothing_are_fit_to_run():
+    judge({"one (10.0.0.1)": Report(), "two (10.0.0.2)": Report()}, total=2)
+
+
+def test_all_differences_of_all_nodes_are_one_table_and_broken_plugins_follow():
+    reports = {
+        "one (10.0.0.1)": Report(),
+        "two (10.0.0.2)": Report((VERSION, CONTENT)),
+        "three (10.0.0.3)": Report((CONTENT,)),
+        "four (10.0.0.4)": Report(broken="plugin 'acme' (acme-tree 2.1, entry point acme): importing it failed"),
+    }
+    with pytest.raises(ManifestMismatch) as failure:
+        judge(reports, total=5)
+    assert str(failure.value) == (
+        "3 of 5 nodes cannot run the driver's plugins; nothing was started.\n"
+        "  node              plugin  driver                 found there            differs in\n"
+        "  two (10.0.0.2)    acme    acme-tree 2.1 aaaa     acme-tree 2.0 bbbb     version\n"
+        "  two (10.0.0.2)    grpo    slime-grpo 0.1.0 cccc  slime-grpo 0.1.0 dddd  content of slime_grpo/losses.py\n"
+        "  three (10.0.0.3)  grpo    slime-grpo 0.1.0 cccc  slime-grpo 0.1.0 dddd  content of slime_grpo/losses.py\n"
+        "Install the same on every node (acme-tree==2.1), or share one environment between the nodes.\n"
+        "on node four (10.0.0.4): plugin 'acme' (acme-tree 2.1, entry point acme): importing it failed"
+    )
+
+
+def test_a_node_is_called_by_host_and_address_and_by_its_id_where_two_share_those():
+    nodes = [
+        {"NodeID": "aaaaaaaaaaaa", "NodeManagerHostname": "one", "NodeManagerAddress": "10.0.0.1"},
+        {"NodeID": "bbbbbbbbbbbb", "NodeManagerHostname": "two", "NodeManagerAddress": "10.0.0.2"},
+        {"NodeID": "cccccccccccc", "NodeManagerHostname": "two", "NodeManagerAddress": "10.0.0.2"},
+    ]
+    assert list(labels(nodes).values()) == ["one (10.0.0.1)", "two (10.0.0.2) bbbbbbbb", "two (10.0.0.2) cccccccc"]
