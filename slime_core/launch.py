@@ -332,6 +332,7 @@ class _Fleet:
             num_ranks=self._job.config.num_data_ranks,
             options=dict(job.options),
             samples_folder=job.samples,
+            rewards_log=job.logs / "rewards.log",
             num_engines=job.config.num_engines,
             trains=bool(self._placement.learner),
         )

@@ -23,13 +23,13 @@ def slime_register_reward_models() -> Iterator[Component]:
     yield Component(
         "exact_match",
         target="slime_core.builtin.rewards:ExactMatch",
-        traits=RewardTraits(scope="sample"),
+        traits=RewardTraits(runs_in="sampler"),
         summary="1 where the stripped response equals the stripped label, else 0",
     )
     yield Component(
         "random",
         target="slime_core.builtin.rewards:Random",
-        traits=RewardTraits(scope="sample"),
+        traits=RewardTraits(runs_in="sampler"),
         summary="A fair coin, the same for the same sample; for measuring everything but learning",
     )
     yield Component(

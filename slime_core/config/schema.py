@@ -159,6 +159,12 @@ class RolloutConfig(Section):
     """
     rollout_max_refills: CountOrZero = 10
     """Rounds of other prompts that may replace dropped groups before the run ends. 0: train on what is kept."""
+    reward_num_workers: Count = 2
+    """Processes that score responses; each works on several calls that wait for something at once."""
+    reward_timeout_s: Positive = 30.0
+    """Seconds that scoring may take; beyond, its process is ended and only the sample in question is lost."""
+    reward_memory_gib: Positive = 4.0
+    """Memory of one such process in GiB; beyond, the same happens."""
     sglang_server_concurrency: Count = 64
     """Requests in flight an engine; the rest wait in the sampler."""
     rollout_request_timeout_s: Positive = 300.0

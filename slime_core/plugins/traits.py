@@ -74,12 +74,20 @@ class TransformTraits:
 
 @dataclass(frozen=True, slots=True)
 class RewardTraits:
-    """How a reward model is called: ``sample``: as responses finish; ``group``: with whole prompt groups."""
+    """How a reward model is called, and where.
+
+    Arguments:
+        scope: ``sample``: as responses finish. ``group``: with whole prompt groups.
+        runs_in: ``worker``: in processes with a time and a memory limit, which are ended where a reward exceeds them.
+            ``sampler``: inside the sampler, for what can neither hang nor crash; saves the way to another process.
+    """
 
     scope: Literal["sample", "group"] = "sample"
+    runs_in: Literal["worker", "sampler"] = "worker"
 
     def __post_init__(self) -> None:
         _require_choice("RewardTraits.scope", self.scope, ("sample", "group"))
+        _require_choice("RewardTraits.runs_in", self.runs_in, ("worker", "sampler"))
 
 
 @dataclass(frozen=True, slots=True)

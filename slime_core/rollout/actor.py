@@ -37,12 +37,12 @@ class SamplerActor(Watched):
 
     def __init__(self, manifest: Manifest) -> None:
         # Here, because the options that setup() is handed are objects of the plugins' classes.
-        self._registry = attach(manifest)
+        self._manifest, self._registry = manifest, attach(manifest)
         self._sampler: Any = None
 
     async def setup(self, settings: SamplerSettings) -> None:
         """Load data, tokenizer and components."""
-        self._sampler = Sampler(settings, self._registry)
+        self._sampler = Sampler(settings, self._registry, manifest=self._manifest)
 
     async def sample(self, rollout: int) -> SampledShards:
         """Collect and pack one rollout."""

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from slime_core.config.schema import RolloutConfig
-from slime_core.errors import EngineError, RequestRefused, RunError
+from slime_core.errors import EngineError, RequestRefused
 from slime_core.rollout.choice import Choice, Chosen
 from slime_core.rollout.client import SamplingParams
 from slime_core.rollout.functions import NoFunctions, RolloutFunctions
 from slime_core.rollout.generate import GenerateContext
+from slime_core.rollout.reward_pool import RewardFailure
 from slime_core.types import PromptGroup, Sample, Status
 
 __all__ = ["TRAINABLE", "Collector"]
@@ -43,6 +46,7 @@ class Collector:
     ) -> None:
         self._generators, self._rewards, self._rollout = generators, rewards, rollout
         self._functions = functions or NoFunctions()
+        self._failures: Counter[str] = Counter()
 
     async def collect(
         self, context: GenerateContext, groups: Sequence[PromptGroup], sampling: SamplingParams
@@ -53,7 +57,8 @@ class Collector:
 
         Raises:
             RequestRefused: an engine will never take such a request.
-            RunError: a reward model broke its contract.
+            RunError: a reward model that runs here returned too few or too many rewards.
+            PluginError: the processes of reward models cannot load the plugins.
             DataError: a row names a component that no active plugin offers.
         """
         return list(await asyncio.gather(*(self._group(context, group, sampling) for group in groups)))
@@ -63,13 +68,15 @@ class Collector:
         generator, reward = self._generators.of(group[0]), self._rewards.of(group[0])
         if generator.takes_groups:
             made = await self._whole(generator, context, group, sampling)
-            return await self._rewarded(reward, await self._hooked(context, made))
+            return await self._rewarded(reward, await self._hooked(context, made), evaluation=context.evaluation)
         at_once = None if reward.takes_groups else reward
         answers = await asyncio.gather(
             *(self._single(generator, at_once, context, sample, sampling) for sample in group)
         )
         samples = [sample for answer in answers for sample in answer]
-        return await self._rewarded(reward, samples) if reward.takes_groups else samples
+        if reward.takes_groups:
+            return await self._rewarded(reward, samples, evaluation=context.evaluation)
+        return samples
 
     async def _whole(
         self, generator: Chosen, context: GenerateContext, group: PromptGroup, sampling: SamplingParams
@@ -100,7 +107,9 @@ class Collector:
         for one in samples:
             _inherit(one, sample)
         samples = await self._hooked(context, samples)
-        return samples if reward is None else await self._rewarded(reward, samples)
+        if reward is None:
+            return samples
+        return await self._rewarded(reward, samples, evaluation=context.evaluation)
 
     async def _hooked(self, context: GenerateContext, samples: list[Sample]) -> list[Sample]:
         return await self._functions.generated(samples, context)
@@ -111,25 +120,40 @@ class Collector:
         if missing:
             await self._rewarded(self._rewards.of(missing[0]), missing)
 
-    async def _rewarded(self, reward_model: Chosen, samples: list[Sample]) -> list[Sample]:
+    async def _rewarded(self, reward_model: Chosen, samples: list[Sample], *, evaluation: bool = False) -> list[Sample]:
         scorable = [sample for sample in samples if sample.status in TRAINABLE]
-        name, rewards = reward_model.name, await reward_model.component.score(scorable)
-        if len(rewards) != len(scorable):
-            raise RunError(f"reward model {name!r} returned {len(rewards)} rewards for {len(scorable)} samples")
-        for sample, reward in zip(scorable, rewards, strict=True):
-            sample.reward = reward
-            if not self._is_usable(sample):
-                raise RunError(
-                    f"reward model {name!r} returned {reward!r} for sample {sample.index}; accepted is a finite number "
-                    "or a dict of them with --reward-key"
-                )
+        for sample, answer in zip(scorable, await reward_model.component.score(scorable), strict=True):
+            reward = answer if self._is_usable(answer) else self._refused(reward_model.name, answer)
+            if isinstance(reward, RewardFailure):
+                self._fail(sample, reward, evaluation=evaluation)
+            else:
+                sample.reward = reward
         return samples
 
-    def _is_usable(self, sample: Sample) -> bool:
-        reward = sample.reward
-        if isinstance(reward, dict):
-            reward = reward.get(self._rollout.reward_key or "")
-        return reward is not None and math.isfinite(reward)
+    def _is_usable(self, answer: Any) -> bool:
+        if isinstance(answer, dict):
+            answer = answer.get(self._rollout.reward_key or "")
+        return isinstance(answer, RewardFailure) or (isinstance(answer, int | float) and math.isfinite(answer))
+
+    def _refused(self, name: str, answer: Any) -> RewardFailure:
+        accepted = "accepted is a finite number or a dict of them with --reward-key"
+        return RewardFailure("invalid", f"reward model {name!r} returned {answer!r}; {accepted}")
+
+    def _fail(self, sample: Sample, failure: RewardFailure, *, evaluation: bool) -> None:
+        """A response that nobody could score is not trained on; an evaluation counts it as wrong."""
+        self._failures[failure.cause] += 1
+        sample.error = failure.error
+        if evaluation:
+            key = self._rollout.reward_key
+            sample.reward = 0.0 if key is None else {key: 0.0}
+        else:
+            sample.status = Status.FAILED
+
+    def take_failures(self) -> dict[str, float]:
+        """Cause -> samples that no reward model could score, since this was last asked."""
+        taken = {cause: float(count) for cause, count in self._failures.items()}
+        self._failures.clear()
+        return taken
 
 
 def _failed(sample: Sample, failure: EngineError) -> Sample:

@@ -184,7 +184,8 @@ class _Worker:
         worker._writer = writer
         setup = {
             "manifest": settings.manifest,
-            "options": dict(settings.options),
+            # Objects of classes that plugins define: readable there once those are loaded.
+            "options": pickle.dumps(dict(settings.options)),
             "timeout_s": settings.timeout_s,
             "memory_bytes": settings.memory_bytes,
         }

@@ -81,7 +81,7 @@ class _Worker:
         # Private memory, not address space: libraries reserve far more of that than they use.
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         self._registry: Registry = attach(Manifest.from_json(setup["manifest"]))
-        self._options: dict[str, Any] = setup["options"]
+        self._options: dict[str, Any] = pickle.loads(setup["options"])
         self._timeout_s: float = setup["timeout_s"]
         self._writer = writer
         self._models: dict[str, Any] = {}

@@ -11,7 +11,9 @@ store.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,16 @@ from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import GroupedRewards, Place, PromptRequest
 from slime_core.plugins.discovery import PATHS
 from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.choice import Choice
-from slime_core.rollout.client import GenerateClient, SamplingParams
+from slime_core.rollout.client import GenerateClient
 from slime_core.rollout.collect import Collector
 from slime_core.rollout.functions import AsRewarded, eval_columns, rollout_functions
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.harvest import Harvest, causes
+from slime_core.rollout.rewarding import Rewarding, pool_of
+from slime_core.rollout.sampling import eval_sampling, train_sampling
 from slime_core.rollout.scores import EvalScores, score
 from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
 from slime_core.rollout.transforms import load_transforms, refuse_unusable
@@ -55,6 +60,7 @@ class SamplerSettings:
         num_ranks: data-parallel ranks of the learner.
         options: plugin name -> its options object.
         samples_folder: where readable samples are written; None: nowhere.
+        rewards_log: receives what reward models print; None: nothing does.
         num_engines: servers behind the router, for the number of requests in flight.
         trains: False: only evaluations are asked for, so neither prompts nor an advantage estimator are needed.
     """
@@ -66,6 +72,7 @@ class SamplerSettings:
     num_ranks: int = 1
     options: dict[str, Any] = field(default_factory=dict)
     samples_folder: Path | None = None
+    rewards_log: Path | None = None
     num_engines: int = 1
     trains: bool = True
 
@@ -86,8 +93,11 @@ class Sampled:
 class Sampler:
     """See the module; every public coroutine has the whole sampler to itself while it runs."""
 
-    def __init__(self, settings: SamplerSettings, registry: Registry) -> None:
+    def __init__(self, settings: SamplerSettings, registry: Registry, *, manifest: Manifest | None = None) -> None:
         """Load the tokenizer, the data and the components.
+
+        Arguments:
+            manifest: of the plugins in ``registry``, for reward models in processes of their own; None: they run here.
 
         Raises:
             DataError: prompts or evaluation prompts cannot be read.
@@ -101,6 +111,9 @@ class Sampler:
             apply_chat_template=config.data.apply_chat_template,
             trust_remote_code=config.model.trust_remote_code,
         )
+        end = self._encoder.end_of_sequence
+        self._sampling = train_sampling(config, end_of_sequence=end)
+        self._eval_sampling = eval_sampling(config, end_of_sequence=end)
         self._client = GenerateClient(
             settings.router_url,
             max_in_flight=config.rollout.sglang_server_concurrency * settings.num_engines,
@@ -108,9 +121,15 @@ class Sampler:
             vocab_size=self._encoder.vocab_size,
         )
         self._functions = rollout_functions(settings.options.get(PATHS.name), router_url=settings.router_url)
+        self._rewarding = Rewarding(
+            registry,
+            make=partial(self._component, Kind.REWARD_MODEL),
+            pool=pool_of(manifest, config.rollout, settings.options, log_file=settings.rewards_log),
+        )
+        generate = partial(self._component, Kind.GENERATE_FUNCTION)
         self._collector = Collector(
-            self._choice(Kind.GENERATE_FUNCTION, GENERATE_FUNCTION, config.rollout.generate_function),
-            self._choice(Kind.REWARD_MODEL, REWARD_MODEL, config.rollout.rm_type),
+            self._choice(Kind.GENERATE_FUNCTION, GENERATE_FUNCTION, config.rollout.generate_function, make=generate),
+            self._choice(Kind.REWARD_MODEL, REWARD_MODEL, config.rollout.rm_type, make=self._rewarding),
             rollout=config.rollout,
             functions=self._functions,
         )
@@ -136,7 +155,8 @@ class Sampler:
         harvest, own_metrics = await self._harvest(rollout)
         rollout_s = time.monotonic() - begun_s
         trained = self._trainable(harvest, rollout)
-        metrics = {**harvest.metrics(trained), **own_metrics}
+        failed = {f"rollout/reward_failures/{cause}": n for cause, n in self._collector.take_failures().items()}
+        metrics = {**harvest.metrics(trained), **failed, **own_metrics}
         trained = self._functions.trained(trained) or trained
         rewards = grouped_rewards(trained, loss_masks(trained), key=self._config.rollout.reward_key)
         shards = make_shards(
@@ -213,7 +233,7 @@ class Sampler:
         groups = self._source.next_groups(harvest.missing)
         self.hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
         context = self._context(rollout, evaluation=False)
-        harvest.take(await self._collector.collect(context, groups, self._sampling()))
+        harvest.take(await self._collector.collect(context, groups, self._sampling))
 
     def _advantages(self, rewards: GroupedRewards) -> NDArray[np.float32] | None:
         """None: the learner estimates them."""
@@ -242,6 +262,7 @@ class Sampler:
             samples = await self._measured(name, step=step)
             key = self._config.rollout.reward_key
             metrics |= score(samples, key=key).metrics(f"eval/{name}")
+            metrics |= {f"eval/{name}-failed/{cause}": n for cause, n in self._collector.take_failures().items()}
             data[name] = eval_columns(samples, key=key)
         return {} if self._functions.log_evaluation(step, data, metrics) else metrics
 
@@ -252,7 +273,7 @@ class Sampler:
     async def _measured(self, name: str, *, step: int) -> list[Sample]:
         groups = [[replace(sample) for sample in group] for group in self._eval_sets[name]]
         context = self._context(step, evaluation=True)
-        finished = await self._collector.collect(context, groups, self._eval_sampling())
+        finished = await self._collector.collect(context, groups, self._eval_sampling)
         samples = [sample for group in finished for sample in group]
         self._writer.write(f"eval-{name}", step, samples)
         failed = [sample for sample in samples if sample.reward is None]
@@ -271,17 +292,18 @@ class Sampler:
     async def close(self) -> None:
         """Close connections and files."""
         await self._client.close()
+        await self._rewarding.close()
 
     # --- Parts -------------------------------------------------------------------------------------------------------
 
-    def _choice(self, kind: Kind, key: str, default: str) -> Choice:
+    def _choice(self, kind: Kind, key: str, default: str, *, make: Callable[[str], Any]) -> Choice:
         return Choice(
             kind,
             key,
             default=default,
             registry=self._registry,
             offered=offered_to_rows(self._config, self._registry),
-            make=lambda name: self._component(kind, name),
+            make=make,
         )
 
     def _component(self, kind: Kind, name: str, **arguments: Any) -> Any:
@@ -325,31 +347,3 @@ class Sampler:
         )
         source = PromptFiles(request=request)
         return source.next_groups(len(source))
-
-    def _sampling(self) -> SamplingParams:
-        rollout = self._config.rollout
-        return SamplingParams(
-            temperature=rollout.rollout_temperature,
-            top_p=rollout.rollout_top_p,
-            top_k=rollout.rollout_top_k,
-            max_new_tokens=rollout.rollout_max_response_len,
-            stop=rollout.rollout_stop,
-            stop_token_ids=self._stop_ids(),
-        )
-
-    def _eval_sampling(self) -> SamplingParams:
-        chosen = self._config.eval
-        longest = chosen.eval_max_response_len or self._config.rollout.rollout_max_response_len
-        greedy = chosen.eval_temperature == 0
-        sampling = self._sampling()
-        return replace(
-            sampling,
-            temperature=chosen.eval_temperature,
-            max_new_tokens=longest,
-            top_p=1.0 if greedy else sampling.top_p,
-            top_k=-1 if greedy else sampling.top_k,
-        )
-
-    def _stop_ids(self) -> tuple[int, ...]:
-        end = self._encoder.end_of_sequence
-        return (*self._config.rollout.rollout_stop_token_ids, *(() if end is None else (end,)))

@@ -18,6 +18,8 @@ from slime_core.rollout import sampler as module
 from slime_core.rollout.choice import Choice, Chosen
 from slime_core.rollout.client import Generation, SamplingParams
 from slime_core.rollout.collect import Collector
+from slime_core.rollout.generate import GenerateContext
+from slime_core.rollout.rewarding import InSampler
 from slime_core.rollout.sampler import Sampler, SamplerSettings
 from slime_core.types import Sample, Status
 
@@ -69,6 +71,7 @@ def build(tmp_path, registry, shared_encoder, monkeypatch):
     """Builds a sampler over two prompts, 1+1 and 2+2 of two samples each, and the client that answers it."""
 
     def make(answers: dict[str, list[Generation]], *, num_ranks: int = 1, **overrides) -> tuple[Sampler, FakeClient]:
+        chosen, manifest = overrides.pop("registry", registry), overrides.pop("manifest", None)
         client = FakeClient(answers)
         monkeypatch.setattr(module, "GenerateClient", lambda url, **options: client.made_with.update(options) or client)
         monkeypatch.setattr(module, "PromptEncoder", lambda folder, **_: shared_encoder)
@@ -92,7 +95,7 @@ def build(tmp_path, registry, shared_encoder, monkeypatch):
             samples_folder=tmp_path / "samples",
             num_engines=3,
         )
-        return Sampler(settings, registry), client
+        return Sampler(settings, chosen, manifest=manifest), client
 
     return make
 
@@ -178,7 +181,7 @@ async def test_a_reward_that_is_no_finite_number_is_refused_with_the_name_of_the
             return [reward] * len(samples)
 
     sampler._collector._rewards._made["exact_match"] = Chosen("exact_match", Odd(), takes_groups=False)
-    with pytest.raises(RunError, match=r"reward model 'exact_match' returned .* for sample 0; accepted is a finite"):
+    with pytest.raises(RunError, match=r"0 of 4 .* reward model 'exact_match' returned .*; accepted is a finite"):
         await sampler.sample(0)
 
 
@@ -211,7 +214,9 @@ async def test_samples_of_a_fan_out_inherit_group_and_index(registry):
 
     generators, rewards = choice(Kind.GENERATE_FUNCTION, fan_out), choice(Kind.REWARD_MODEL, Flat())
     collector = Collector(generators, rewards, rollout=RolloutConfig())
-    (group,) = await collector.collect(None, [[Sample(group_index=3, index=4)]], SamplingParams())  # type: ignore[arg-type]
+    (group,) = await collector.collect(
+        GenerateContext(None, None), [[Sample(group_index=3, index=4)]], SamplingParams()
+    )  # type: ignore[arg-type]
     assert [(one.group_index, one.index, one.reward) for one in group] == [(3, 4, 1.0), (3, 9, 1.0)]
 
 
@@ -230,9 +235,49 @@ async def test_a_reward_model_that_skips_a_sample_is_refused(build):
         async def score(self, samples: list[Sample]) -> list[float]:
             return [1.0] * (len(samples) - 1)
 
-    sampler._collector._rewards._made["exact_match"] = Chosen("exact_match", Short(), takes_groups=False)
+    sampler._collector._rewards._made["exact_match"] = Chosen(
+        "exact_match", InSampler("exact_match", Short()), takes_groups=False
+    )
     with pytest.raises(RunError, match="'exact_match' returned 1 rewards for 2 samples"):
         await sampler.sample(0)
+
+
+MOODY = """
+import math, os, time
+from slime_core import Component, hookimpl
+
+@hookimpl
+def slime_register_reward_models():
+    yield Component("moody", target=f"{__name__}:Moody")
+
+class Moody:
+    def __init__(self, options=None):
+        pass
+    async def score(self, samples):
+        return [self.one(sample.index) for sample in samples]
+    def one(self, index):
+        match index:
+            case 0: time.sleep(600)
+            case 2: return math.nan
+            case 3: os._exit(1)
+        return 0.5
+"""
+
+
+async def test_rewards_that_hang_crash_or_return_nan_cost_their_own_samples(build, tmp_path):
+    plugin = tmp_path / "moody.py"
+    plugin.write_text(MOODY)
+    active = activate(["grpo", str(plugin)])
+    rollout = RolloutConfig(rollout_batch_size=2, n_samples_per_prompt=2, rm_type="moody", reward_timeout_s=0.3)
+    sampler, _ = build(GOOD, registry=active.registry, manifest=active.manifest, rollout=rollout)
+    sampled = await sampler.sample(0)
+    scores = await sampler.evaluate(0)
+    await sampler.close()
+    assert sampled.shards[0].indices_B.tolist() == [1]
+    failures = {name.rpartition("/")[2]: value for name, value in sampled.metrics.items() if "reward_failures" in name}
+    assert failures == {"timeout": 1.0, "invalid": 1.0, "crash": 1.0}
+    # An evaluation goes on: a response that nobody could score counts as wrong. Its samples have the indices 0 and 1.
+    assert (scores["eval/sums"], scores["eval/sums-failed/timeout"]) == (0.25, 1.0)
 
 
 async def test_two_ranks_and_two_steps_share_the_samples(build):
