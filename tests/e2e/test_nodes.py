@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.conftest import Finished, command
 
 NODES = """
-import json, sys
+import sys
 from ray.cluster_utils import Cluster
 
 # On loopback, under an address that Ray does not replace with the machine's outer one, as it does 127.0.0.1.
