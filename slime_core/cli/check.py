@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from slime_core.cli.calls import because
+from slime_core.cli.changes import continued
 from slime_core.cli.needs import Needs
 from slime_core.cli.plan import placement_plan
 from slime_core.cli.preflight import check_files, check_machine
-from slime_core.cli.run import resumed
+from slime_core.cli.run import options_of, resumed
 from slime_core.cluster.machine import look
 from slime_core.errors import ConfigError, PlacementError
 from slime_core.plugins.selection import check_targets, selected
@@ -42,7 +43,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     """Print what was found right, and the plan; returns the exit code, 0.
 
     Raises:
-        PluginError: a target cannot be imported or does not fit its contract.
+        PluginError: a target cannot be imported or does not fit its contract, or the checkpoint had other plugins.
         DataError: a prompt file, with file and line.
         ConfigError: the start weights, a checkpoint that cannot be continued, machines that cannot hold the run.
     """
@@ -50,6 +51,8 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     check_targets(config, active.registry, trains=True, architecture=architecture, heavy=True)
     check_files(config, active.registry, trains=True)
     resume = resumed(config)
+    continued(active.manifest, resume, allowed=config.run.allow_plugin_change)
+    options_of(resolved, active)
     needs = Needs.of(config, trains=True)
     print("settings, prompts and weights are right")
     if resume is not None:

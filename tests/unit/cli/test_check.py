@@ -146,6 +146,20 @@ def test_check_prints_the_plan_before_it_says_that_this_machine_cannot(
     assert "nothing was started" not in shown.out
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--allow-plugin-change"], "allow_plugin_change = true, and nothing is resumed"),
+        (["--load", "nowhere"], "nowhere"),
+    ],
+)
+def test_check_refuses_what_a_run_could_not_continue(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "--plugin", "grpo", *flags]) == 2
+    assert says in capsys.readouterr().err
+
+
 def test_a_layout_that_no_machine_holds_is_a_user_s_mistake(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
