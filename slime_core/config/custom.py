@@ -87,6 +87,8 @@ STANDS_IN_FOR = {
     "custom_rm_path": "rm_type",
     "data_source_path": "data_source",
     "buffer_filter_path": "data_source",
+    "dynamic_sampling_filter_path": "sample_transforms",
+    "rollout_sample_filter_path": "sample_transforms",
     "custom_advantage_function_path": "advantage_estimator",
 }
 """Path setting -> the setting that selects a component. The component of a path is called like its setting, and a run

@@ -64,6 +64,13 @@ def test_a_verdict_that_the_core_cannot_follow_is_refused(write) -> None:
         PathGroupFilter(write("dynamic_sampling_filter_path", text))(EQUAL)
 
 
+def test_samples_that_were_removed_before_are_not_counted(write) -> None:
+    text = "def f(args, groups):\n    for sample in groups[0]: sample.remove_sample = True\n"
+    group = [Sample(index=0, remove_sample=True), Sample(index=1)]
+    (result,) = PathRolloutFilter(write("rollout_sample_filter_path", text))([group])
+    assert result.changed == {"filtered": 1}
+
+
 def test_a_function_over_all_groups_removes_samples(write) -> None:
     text = """
         def remove_short(args, groups):

@@ -127,7 +127,7 @@ CHAT = """
 
     async def custom_generate(args, sample, sampling_params):
         turns = [{"role": "user", "content": sample.prompt}]
-        answer = await generate_single(turns, {"max_new_tokens": 3})
+        answer = await generate_single(turns, {"max_new_tokens": args.first})
         turns.append({"role": "assistant", "content": answer.strip() + " "})
         turns.append({"role": "user", "content": "7"})
         answer = await generate_single(turns)
@@ -136,15 +136,19 @@ CHAT = """
 """
 
 
-async def test_a_chat_goes_on_from_the_ids_that_were_drawn(write, context, engine) -> None:
+@pytest.mark.parametrize(("first", "drawn", "added"), [(3, 3, [END, 3, 12, 4]), (8, 5, [3, 12, 4])])
+async def test_a_chat_goes_on_from_the_ids_that_were_drawn(
+    write, context, first: int, drawn: int, added: list[int]
+) -> None:
     encoder = PromptEncoder(FOLDER, apply_chat_template=True)
     options = write("custom_generate_function_path", CHAT)
+    options.arguments.first = first
     (sample,) = await generate(options, GenerateContext(context.client, encoder), 1)
-    # <|user|> 1+1 <|assistant|>, three ids cut by the limit, then <eos> <|user|> 7 <|assistant|>.
+    # <|user|> 1+1 <|assistant|>, what was drawn, and <|user|> 7 <|assistant|>; <eos> before it where none was drawn.
     assert list(sample.tokens[:5]) == [3, 6, 15, 6, 4]
-    assert list(sample.tokens[8:12]) == [1, 3, 12, 4]
-    assert list(sample.loss_mask or ()) == [1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 1]
-    assert sample.metadata["ids"] == list(sample.tokens[12:])
+    assert list(sample.tokens[5 + drawn : -5]) == added
+    assert list(sample.loss_mask or ()) == [1] * drawn + [0] * len(added) + [1] * 5
+    assert sample.metadata["ids"] == list(sample.tokens[-5:])
     assert sample.metadata["why"] == "stop"
 
 

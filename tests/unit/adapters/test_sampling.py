@@ -88,6 +88,20 @@ async def test_a_hook_that_returns_something_else_is_refused(build) -> None:
         await sampler.sample(0)
 
 
+async def test_groups_that_a_filter_drops_are_replaced_and_removed_samples_do_not_train(build, engine) -> None:
+    text = REWARD + (
+        "from types import SimpleNamespace as Output\n"
+        "def keep(args, samples): return Output(keep=samples[0].group_index != 0, reason='first one')\n"
+        "def remove(args, groups): groups[-1][0].remove_sample = True\n"
+    )
+    filters = ("--dynamic-sampling-filter-path", "mine.py:keep", "--rollout-sample-filter-path", "mine.py:remove")
+    sampled = await build(text, "--custom-rm-path", "mine.py:reward", *filters).sample(0)
+    (shard,) = sampled.shards
+    assert shard.indices_B.tolist() == [2, 3, 4, 5]
+    assert shard.loss_mask_U.tolist() == [1] * 10 + [0] * 5 + [1] * 5
+    assert (sampled.metrics["rollout/dropped/first_one"], sampled.metrics["rollout/changed/filtered"]) == (1, 1)
+
+
 async def test_shaped_rewards_are_advantages_and_the_plain_ones_are_logged(build) -> None:
     text = REWARD + (
         "def shape(args, samples):\n"
