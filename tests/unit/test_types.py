@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -107,3 +109,55 @@ def test_the_length_of_a_shard_is_its_number_of_samples():
         indices_B=np.array([0, 1]),
     )
     assert len(shard) == 2
+
+
+def test_response_tokens_are_appended_with_what_the_engine_said() -> None:
+    sample = Sample(index=4, tokens=[5, 6])
+    meta = {"finish_reason": {"type": "stop"}, "weight_version": "3"}
+    sample.append_response_tokens(None, tokens=[7, 1], log_probs=[-0.5, -0.25], meta_info=meta, text="a")
+    sample.append_response_tokens(tokens=[8], trainable=False, text="b")
+    again = {"finish_reason": "length", "weight_versions": [{"version": "3"}, {"version": "4"}]}
+    sample.append_response_tokens(tokens=[9], log_probs=[-1.0], meta_info=again, text="c")
+    assert sample.tokens == [5, 6, 7, 1, 8, 9]
+    assert sample.loss_mask == [1, 1, 0, 1]
+    assert sample.rollout_log_probs == [-0.5, -0.25, 0.0, -1.0]
+    assert (sample.response, sample.response_length, sample.effective_response_length) == ("abc", 4, 3)
+    assert (sample.status, sample.weight_versions) == (Sample.Status.TRUNCATED, ["3", "4"])
+
+
+def test_the_end_of_an_answer_in_the_middle_may_be_left_out() -> None:
+    sample = Sample(tokens=[5])
+    meta = {"finish_reason": {"type": "stop"}}
+    sample.append_response_tokens(tokens=[7], log_probs=[-0.5], meta_info=meta, update_terminal_info=False)
+    assert (sample.status, sample.weight_versions) == (Status.PENDING, [])
+
+
+@pytest.mark.parametrize(
+    ("log_probs", "trainable", "message"),
+    [
+        (None, True, "sample 4: 2 more response tokens with no log-probs; accepted: one for each token"),
+        ([-0.5], True, "sample 4: 2 more response tokens with 1 log-probs; accepted: one for each token"),
+        ([-0.5, -0.5], False, "sample 4: 2 more response tokens with 2 log-probs; accepted: none, since it does not"),
+    ],
+)
+def test_drawn_tokens_have_log_probs_and_others_do_not(
+    log_probs: list[float] | None, trainable: bool, message: str
+) -> None:
+    sample = Sample(index=4, tokens=[5])
+    with pytest.raises(ValueError, match=message):
+        sample.append_response_tokens(tokens=[7, 8], log_probs=log_probs, trainable=trainable)
+    assert (sample.tokens, sample.response_length) == ([5], 0)
+
+
+def test_a_sample_comes_back_from_what_it_is_written_as() -> None:
+    sample = Sample(index=4, tokens=[5], reward={"score": 0.5}, status=Status.TRUNCATED, metadata={"a": [1]})
+    sample.append_response_tokens(tokens=[7], log_probs=[-0.5])
+    sample.spec_info.spec_verify_ct = 3
+    again = Sample.from_dict(json.loads(json.dumps(sample.to_dict())))
+    assert again == sample
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        Sample.from_dict({"colour": 1})
+
+
+def test_the_reward_is_read_by_the_key_of_args() -> None:
+    assert Sample(reward={"score": 0.5, "acc": 1}).get_reward_value(SimpleNamespace(reward_key="score")) == 0.5
