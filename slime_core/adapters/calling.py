@@ -20,7 +20,7 @@ __all__ = ["blamed", "call", "call_here"]
 def blamed(source: FunctionSource, action: str = "calling it") -> Iterator[None]:
     """What user code raises comes out as a ``PluginError`` that names the flag; slime's own errors pass."""
     own: SlimeError | None = None
-    with boundary(source, action):
+    with boundary(source, action, locate=True):
         try:
             yield
         except SlimeError as error:

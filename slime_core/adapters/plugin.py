@@ -56,7 +56,7 @@ def slime_register_data_sources() -> Iterator[Component]:
     yield Component(
         "buffer_filter_path",
         target="slime_core.adapters.data:BufferedSource",
-        traits=DataTraits(),
+        traits=DataTraits(reads_prompt_files=True),
         summary="Prompts with a buffer of what was put back; the function of --buffer-filter-path chooses from it",
     )
 

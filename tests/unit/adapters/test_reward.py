@@ -105,7 +105,7 @@ async def test_numbers_of_numpy_are_numbers_and_texts_beside_them_are_left_out(w
             "def f(args, samples): return [1.0]",
             "it returned 1 rewards for 2 samples; accepted: one each.",
         ),
-        ("def f(args, sample): return 1 / 0", "calling it failed with ZeroDivisionError: division by zero"),
+        ("def f(args, sample): return 1 / 0", "calling it failed with ZeroDivisionError: division by zero (mine.py:1)"),
     ],
 )
 async def test_what_is_no_reward_is_refused_with_the_name_of_the_flag(write, text: str, message: str) -> None:
