@@ -53,6 +53,20 @@ def test_each_version_is_a_whole_folder_and_only_the_last_stays(control, tmp_pat
     assert list((tmp_path / "weights").iterdir()) == []
 
 
+def test_who_asked_for_it_sees_each_version_whole_before_the_engines_read_it(control, tmp_path):
+    seen = []
+
+    def written(folder: Path) -> None:
+        seen.append((folder.name, (folder / "model.safetensors.index.json").is_file(), control.version()))
+
+    transport = DiskTransport(control, folder=tmp_path, template=TEMPLATE, written=written)
+    for version in ("1", "2"):
+        send(transport, version, 0.0)
+    assert [one[:2] for one in seen] == [("version-1", True), ("version-2", True)]
+    assert seen[1][2] == "1"
+    assert control.version() == "2"
+
+
 def test_two_runs_may_share_a_folder(control, tmp_path):
     ours, theirs = (DiskTransport(control, folder=tmp_path, template=TEMPLATE) for _ in range(2))
     for transport in (ours, theirs):

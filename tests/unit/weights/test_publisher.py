@@ -199,6 +199,14 @@ def test_a_rank_that_does_not_send_only_takes_part_in_gathering(engines, weights
     assert engines.made_with == {}
 
 
+def test_a_rank_that_does_not_send_is_told_that_files_were_written(engines, weights):
+    told = []
+    settings = PublisherSettings(model=Path("nowhere"), transport="disk")
+    silent = Publisher([], settings=settings, weights=weights.items(), sends=False, written=told.append)
+    silent.publish(weights.items(), version="1")
+    assert told == [None]
+
+
 def test_settings_reach_the_engines_and_closing_leaves_them(engines, weights):
     sender = publisher(weights, devices_per_engine=2, address="10.0.0.5", timeout_s=7.0)
     sender.close()
