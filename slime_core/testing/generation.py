@@ -17,7 +17,7 @@ from slime_core.plugins.component import Kind
 from slime_core.rollout.client import GenerateClient, SamplingParams
 from slime_core.rollout.generate import GenerateContext
 from slime_core.testing.fake_engine import LOG_PROB, FakeEngine
-from slime_core.testing.pairs import END, letters, pairing_encoder
+from slime_core.testing.pairs import DRAWN, END, letters, pairing_encoder
 from slime_core.testing.suite import ComponentSuite, require
 from slime_core.testing.waiting import require_cancellable, run
 from slime_core.types import PromptGroup, Sample, Status
@@ -151,8 +151,7 @@ class GenerateFunctionSuite(ComponentSuite):
     def test_it_can_be_cancelled(self) -> None:
         with self._engine() as engine:
             engine.delay_s = NEVER_S
-            group = self._group(0)
-            require_cancellable(lambda: self._generated(engine, [group]), "the generate function")
+            require_cancellable(lambda: self._generated_alone(engine), "the generate function")
 
     def _play(self, *, evaluation: bool = False, only: int | None = None) -> list[_Played]:
         """Every prompt generated, all at once unless the engine's answers are given."""
@@ -194,9 +193,16 @@ class GenerateFunctionSuite(ComponentSuite):
 
             return list(await asyncio.gather(*map(grouped, groups)))
 
+    async def _generated_alone(self, engine: FakeEngine) -> Any:
+        """One call, with nothing around it that would be cancelled in its place."""
+        encoder = pairing_encoder(apply_chat_template=self.apply_chat_template)
+        group = self._group(0)
+        async with GenerateClient(engine.url, timeout_s=20, vocab_size=encoder.vocab_size) as client:
+            context = GenerateContext(client, encoder)
+            return await self.make()(context, group if self._takes_groups() else group[0], SAMPLING)
+
     def _engine(self) -> FakeEngine:
-        vocab_size = pairing_encoder(apply_chat_template=self.apply_chat_template).vocab_size
-        return FakeEngine(vocab_size=vocab_size, context_length=CONTEXT_LENGTH, version=VERSION)
+        return FakeEngine(vocab_size=DRAWN, context_length=CONTEXT_LENGTH, version=VERSION)
 
     def _takes_groups(self) -> bool:
         return bool(self.traits().scope == "group")

@@ -11,14 +11,17 @@ from pathlib import Path
 
 from slime_core.data.chat import PromptEncoder
 
-__all__ = ["END", "letters", "pairing_encoder"]
+__all__ = ["DRAWN", "END", "letters", "pairing_encoder"]
 
 END = 1
 """Id of the token that ends a response, as the fake engine has it."""
 
 SPECIAL = ("<pad>", "<end>", "<unk>", "<|user|>", "<|assistant|>")
-LETTERS = ("\n", *map(chr, range(32, 127)))
 PAIRED = (string.ascii_lowercase, string.digits)
+LETTERS = (*PAIRED[0], *sorted({"\n", *map(chr, range(32, 127))} - set(PAIRED[0])))
+DRAWN = len(SPECIAL) + len(PAIRED[0])
+"""An engine that draws ids below this one draws lower-case letters, which are written in pairs when encoded again."""
+
 TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"

@@ -36,7 +36,7 @@ TOKEN_COLUMNS = ("log_probs_U", "ref_log_probs_U", "rollout_log_probs_U", "value
 class TokenAdvantageEstimatorSuite(ComponentSuite):
     """For estimators whose traits say ``scope="token"``.
 
-    As in a run, a column is None that neither the traits read nor, for log-probabilities, a ``kl_coef`` needs.
+    As in a run, a column that the traits do not read is None, and one of ``kl_reads`` where ``kl_coef`` is 0.
     """
 
     kind: ClassVar[Kind] = Kind.ADVANTAGE_ESTIMATOR
@@ -50,14 +50,22 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
         batch = self._batch(packing, settings)
         output = self._estimated(batch)
         require_column("advantages_U", output.advantages_U, batch.mask_U)
-        finite = bool(output.advantages_U.isfinite().all())
-        require(finite, f"an advantage is NaN or infinite: {output.advantages_U.tolist()}")
+        advantages_U = self._trained(batch)
+        finite = bool(advantages_U.isfinite().all())
+        require(finite, f"a trained token's advantage is NaN or infinite: {advantages_U.tolist()}")
 
-    @given(packing=rows(some_masked=True), settings=settings)
-    def test_masked_tokens_have_the_advantage_0(self, packing: Packing, settings: AdvantageSettings) -> None:
+    @given(packing=rows(), settings=settings)
+    def test_metrics_are_one_number_a_token(self, packing: Packing, settings: AdvantageSettings) -> None:
         batch = self._batch(packing, settings)
-        masked_U = self._estimated(batch).advantages_U[batch.mask_U == 0]
-        require(not masked_U.any(), f"masked tokens have the advantages {masked_U.tolist()}, not exactly 0")
+        for name, values_U in self._estimated(batch).metrics_U.items():
+            require_column(f"the metric {name!r}", values_U, batch.mask_U)
+
+    @given(packing=rows(), settings=settings)
+    def test_a_response_without_tokens_is_taken(self, packing: Packing, settings: AdvantageSettings) -> None:
+        batch = self._batch(Packing((*packing.lengths, 0), packing.mask, packing.seed), settings)
+        advantages_U = self._trained(batch)
+        finite = bool(advantages_U.isfinite().all())
+        require(finite, f"with a response of no tokens in the batch, an advantage is NaN: {advantages_U.tolist()}")
 
     @given(packing=rows(), settings=settings)
     def test_an_estimator_that_reads_values_gives_returns(self, packing: Packing, settings: AdvantageSettings) -> None:
@@ -76,7 +84,7 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
         batch = replace(batch, rewards_B=torch.full_like(batch.rewards_B, reward))
         if alone:  # one response of one token, and every column the same: no variance of any kind
             batch = _constant(_chosen(batch, [0]), reward)
-        advantages_U = self._estimated(batch).advantages_U
+        advantages_U = self._trained(batch)
         require(
             bool(advantages_U.isfinite().all()),
             f"all rewards are {reward}, and an advantage is NaN or infinite: {advantages_U.tolist()}. A division by a "
@@ -96,7 +104,7 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
     ) -> None:
         batch = self._batch(packing, settings)
         order = torch.randperm(len(batch.lengths_B), generator=torch.Generator().manual_seed(seed)).tolist()
-        straight_U, shuffled_U = (self._estimated(one).advantages_U for one in (batch, _chosen(batch, order)))
+        straight_U, shuffled_U = (self._trained(one) for one in (batch, _chosen(batch, order)))
         wanted_U = straight_U[_tokens(batch, order)]
         require_equal(shuffled_U, wanted_U, "the advantages depend on the order of the samples in the shard.")
 
@@ -109,12 +117,12 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
             return
         split = [0, 1, *split][: len(batch.lengths_B)]  # no rank is empty: the core gives every rank a sample
         shares = [[sample for sample, rank in enumerate(split) if rank == wanted] for wanted in (0, 1)]
-        outputs = _on_ranks(self.make, [_chosen(batch, share) for share in shares])
-        together = self._estimated(batch)
-        for share, output in zip(shares, outputs, strict=True):
+        shards = [_chosen(batch, share) for share in shares]
+        together_U = self._trained(batch)
+        for share, shard, output in zip(shares, shards, _on_ranks(self.make, shards), strict=True):
             require_equal(
-                output.advantages_U,
-                together.advantages_U[_tokens(batch, share)],
+                output.advantages_U.where(shard.mask_U != 0, 0.0),
+                together_U[_tokens(batch, share)],
                 "the advantages depend on how the samples are split over ranks: take means and variances over the "
                 "batch through reduce.sum, sums and counts first, and divide then.",
             )
@@ -125,7 +133,7 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
         more = Packing((*packing.lengths, longer + 3), (*packing.mask, *[0] * (longer + 3)), packing.seed + 1)
         batch = self._batch(padding, settings)
         other = self._overlaid(self._batch(more, settings), batch, len(packing.mask))
-        found_U, wanted_U = (self._estimated(one).advantages_U[: len(packing.mask)] for one in (other, batch))
+        found_U, wanted_U = (self._trained(one)[: len(packing.mask)] for one in (other, batch))
         require_equal(
             found_U,
             wanted_U,
@@ -140,9 +148,17 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
         require(isinstance(output, TokenAdvantages), f"estimate() returned {found}; TokenAdvantages is wanted")
         return output
 
+    def _trained(self, batch: ResponseTokens) -> torch.Tensor:
+        """The advantages of trained tokens, 0 elsewhere, as the core takes them: [u]."""
+        advantages_U = self._estimated(batch).advantages_U
+        require_column("advantages_U", advantages_U, batch.mask_U)
+        return advantages_U.where(batch.mask_U != 0, 0.0)
+
     def _batch(self, packing: Packing, settings: AdvantageSettings) -> ResponseTokens:
         traits = self.traits()
-        reads = traits.reads | (traits.kl_reads if settings.kl_coef else frozenset())
+        reads = traits.reads | traits.kl_reads if settings.kl_coef else traits.reads
+        if not traits.kl_reads:  # a run refuses the coefficient
+            settings = replace(settings, kl_coef=0.0)
         lengths_B = torch.tensor(packing.lengths)
         drawn = {
             name: packing.uniform(number, low=-2.0, high=-0.1)

@@ -50,9 +50,9 @@ GALLERY = {
     ),
     "a reduction that one rank leaves out": (
         "variance = reduce.sum(",
-        "variance = (reduce.sum if len(batch.lengths_B) > 1 else torch.clone)(",
+        "if len(batch.lengths_B) > 1: reduce.sum(batch.mask_U.sum())\n        variance = reduce.sum(",
         "how_samples_are_split_over_ranks_changes_nothing",
-        "a rank waits in its reduction 2, which another rank never calls",
+        "a rank waits in its reduction 3, which another rank never calls",
     ),
     "reductions of different shapes": (
         "variance = reduce.sum(",
@@ -61,11 +61,17 @@ GALLERY = {
         "the ranks reduce tensors of the shapes",
     ),
     "counts padding": ("batch.mask_U.sum()])", "raw_U.new_tensor(len(raw_U))])", "padding_changes_nothing", "mask_U"),
-    "masked tokens have advantages": (
+    "a metric of the batch": (
         RETURNED,
-        RETURNED.replace(" * batch.mask_U", ""),
-        "masked_tokens_have_the_advantage_0",
-        "not exactly 0",
+        RETURNED.replace("returns_U)", "returns_U, {'spread': variance})"),
+        "metrics_are_one_number_a_token",
+        "the metric 'spread'",
+    ),
+    "divides by the length": (
+        "variance = reduce.sum(",
+        "raw_U = raw_U + 0 * (1 / batch.lengths_B).sum()\n        variance = reduce.sum(",
+        "a_response_without_tokens_is_taken",
+        "with a response of no tokens in the batch",
     ),
     "input changed": (
         "rows = zip",

@@ -1,0 +1,120 @@
+"""Lifecycle hooks that are wrong in one place; those of learner ranks run in two real processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_core.testing import LifecycleSuite
+from slime_core.testing.suite import properties
+
+SOURCE = """
+import torch
+import torch.distributed as dist
+from slime_core import hookimpl
+
+seen = {"rollouts": 0}
+
+@hookimpl
+def slime_after_rollout(samples):
+    seen["rollouts"] += 1
+    samples[0].reward = 2 * samples[0].reward
+
+@hookimpl
+def slime_before_train_step(step):
+    norm = torch.ones(1) * step.learner.rank
+    dist.all_reduce(norm)
+
+@hookimpl
+def slime_run_end(run, error):
+    pass
+
+@hookimpl
+def slime_checkpoint_state(place):
+    return {"rollouts": seen["rollouts"]}
+
+@hookimpl
+def slime_checkpoint_restore(place, state):
+    seen["rollouts"] = state["rollouts"]
+"""
+REDUCED = "    dist.all_reduce(norm)"
+DOUBLED = "samples[0].reward = 2 * samples[0].reward"
+QUICK = {
+    "misspelt": (
+        "def slime_run_end",
+        "def slime_run_ends",
+        "the_plugin_implements_hooks_that_slime_calls",
+        "did you mean 'slime_run_end'",
+    ),
+    "async": (
+        "def slime_run_end",
+        "async def slime_run_end",
+        "the_plugin_implements_hooks_that_slime_calls",
+        "slime_run_end is async",
+    ),
+    "no hook at all": (
+        SOURCE,
+        "x = 1",
+        "the_plugin_implements_hooks_that_slime_calls",
+        "implements no lifecycle hook",
+    ),
+    "an observer that fails": (
+        "def slime_run_end(run, error):\n    pass",
+        "def slime_run_end(run, error):\n    run.folder.nothing",
+        "the_hooks_of_the_driver_run",
+        "slime_run_end on the driver failed with AttributeError",
+    ),
+    "samples taken": (
+        DOUBLED,
+        "samples.pop()",
+        "the_hooks_of_the_sampler_leave_samples_whole",
+        "neither added, nor taken",
+    ),
+    "a reward that is no number": (
+        DOUBLED,
+        "samples[0].reward = float('nan')",
+        "the_hooks_of_the_sampler_leave_samples_whole",
+        "with the reward nan",
+    ),
+    "a mask of the tokens": (
+        DOUBLED,
+        "samples[0].loss_mask = [1] * len(samples[0].tokens)",
+        "the_hooks_of_the_sampler_leave_samples_whole",
+        "another number of loss_mask",
+    ),
+    "a state that does not come back": (
+        'seen["rollouts"] = state["rollouts"]',
+        'seen["rollouts"] = state["rollouts"] + 1',
+        "a_checkpoint_brings_the_state_back",
+        "after it was restored",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_broken_hook_is_caught_by_the_property_that_names_it(name, broken, violation):
+    old, new, prop, words = QUICK[name]
+    assert words in violation(LifecycleSuite, broken(SOURCE, old, new), prop)
+
+
+def test_a_collective_on_one_rank_is_found_with_its_hook_and_its_stack(broken, violation):
+    alone = broken(SOURCE, REDUCED, f"    if step.learner.rank == 0:\n    {REDUCED}")
+    message = violation(LifecycleSuite, alone, "no_hook_hangs_on_two_ranks", limit_s=5.0)
+    assert message.startswith(
+        "the hooks of two learner ranks got stuck: after 5 s rank 0 is in slime_before_train_step, which rank 1 has "
+        "left. A collective must be called by every rank, in the same order.\nrank 0:\n"
+    )
+    assert "all_reduce" in message
+    assert "mine.py" in message
+
+
+def test_a_hook_that_fails_on_one_rank_is_reported_with_the_rank(broken, violation):
+    failing = broken(SOURCE, REDUCED, f"{REDUCED}\n    assert step.learner.rank == 0, 'only one'")
+    assert "slime_before_train_step on rank 1 failed with AssertionError: only one" in violation(
+        LifecycleSuite, failing, "no_hook_fails_on_two_ranks"
+    )
+
+
+def test_the_right_hooks_hold_every_property(suite_of):
+    tested = suite_of(LifecycleSuite, SOURCE)
+    for name in properties(LifecycleSuite):
+        getattr(tested(), name)()
