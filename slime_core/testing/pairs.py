@@ -56,20 +56,18 @@ def _pairs() -> list[tuple[str, str]]:
 
 def _write(folder: Path) -> None:
     """The tokenizer and a config as a checkpoint has them."""
-    from tokenizers import Tokenizer
-    from tokenizers.decoders import Fuse
-    from tokenizers.models import BPE
-    from transformers import PreTrainedTokenizerFast
-
-    merged = Tokenizer(BPE(vocab=_vocabulary(), merges=_pairs(), unk_token="<unk>"))
-    merged.decoder = Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=merged,
-        pad_token=SPECIAL[0],
-        eos_token=SPECIAL[1],
-        unk_token=SPECIAL[2],
-        additional_special_tokens=list(SPECIAL[3:]),
-    )
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": len(_vocabulary())}))
+    model = {"type": "BPE", "vocab": _vocabulary(), "merges": _pairs(), "unk_token": SPECIAL[2]}
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    added = [{"id": number, "content": token, **special} for number, token in enumerate(SPECIAL)]
+    files = {
+        "tokenizer.json": {"version": "1.0", "added_tokens": added, "model": model, "decoder": {"type": "Fuse"}},
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **dict(zip(("pad_token", "eos_token", "unk_token"), SPECIAL, strict=False)),
+            "clean_up_tokenization_spaces": False,
+            "chat_template": TEMPLATE,
+        },
+        "config.json": {"model_type": "qwen3", "vocab_size": len(_vocabulary())},
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
