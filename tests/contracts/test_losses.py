@@ -1,6 +1,6 @@
-"""Our own policy losses and corrections, held to the contract by the kit that plugin authors use."""
+"""Our own policy losses, held to the contract by the kit that plugin authors use."""
 
-from slime_core.testing import CorrectionSuite, PolicyLossSuite
+from slime_core.testing import PolicyLossSuite
 
 
 class TestClipped(PolicyLossSuite):
@@ -17,7 +17,3 @@ class TestGspo(PolicyLossSuite):
 
 class TestCispo(PolicyLossSuite):
     component = "cispo"
-
-
-class TestTis(CorrectionSuite):
-    component = "tis"
