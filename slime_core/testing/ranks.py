@@ -23,7 +23,7 @@ __all__ = ["RankReport", "run_ranks"]
 
 RANKS = (0, 1)
 START_LIMIT_S = 120.0
-"""Seconds until the first hook: importing torch, and the plugin."""
+"""Seconds outside of hooks: importing torch and the plugin, leaving the group."""
 
 STACKS_S = 0.5
 """Seconds that a stuck process gets to write its stacks."""
@@ -90,7 +90,9 @@ def _watched(folder: Path, processes: Sequence[subprocess.Popen[bytes]], limit_s
             last, moved_s = said, time.monotonic()
         if any(process.poll() for process in processes):  # a rank that died leaves the other one waiting
             break
-        if time.monotonic() - moved_s > (limit_s if last else START_LIMIT_S):
+        # In no hook: one still imports, and the other waits for it; or both end.
+        is_in_a_hook = any(_inside(folder, rank) for rank in RANKS)
+        if time.monotonic() - moved_s > (limit_s if is_in_a_hook else START_LIMIT_S):
             return RankReport(_stuck(folder, processes, limit_s), _failures(folder))
         time.sleep(0.05)
     died = [_death(folder, rank) for rank, process in zip(RANKS, processes, strict=True) if process.poll()]
