@@ -17,7 +17,7 @@ import pytest
 
 from slime_core.cli import run
 from slime_core.cli.main import main
-from slime_core.cli.scaffold import KINDS, LONGEST_NAME, Scaffold
+from slime_core.cli.scaffold import KINDS, LONGEST_NAME, TEMPLATES, Scaffold
 from slime_core.config.load import Resolved, load, peek
 from slime_core.plugins.registry import activate
 
@@ -140,6 +140,14 @@ def test_a_wheel_holds_the_package_its_types_and_its_licence(wheels: Path):
         expected = {f"{package}/plugin.py", f"{package}/py.typed", f"{package}-0.1.0.dist-info/licenses/LICENSE"}
         assert held >= expected
         assert all(name.startswith((f"{package}/", f"{package}-0.1.0.dist-info/")) for name in held)
+
+
+def test_the_wheel_of_the_core_carries_the_templates(tmp_path: Path):
+    python("-c", BUILD, tmp_path, ROOT, where=ROOT)
+    (wheel,) = tmp_path.iterdir()
+    templates = {str(path.relative_to(ROOT)) for path in TEMPLATES.rglob("*") if path.is_file()}
+    assert set(zipfile.ZipFile(wheel).namelist()) >= templates
+    assert f"{TEMPLATES.relative_to(ROOT)}/common/.gitignore.tmpl" in templates
 
 
 def test_what_is_installed_is_listed_in_a_process_of_its_own(site: Path):
