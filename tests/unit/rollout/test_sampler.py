@@ -216,7 +216,7 @@ async def test_samples_of_a_fan_out_inherit_group_and_index(registry):
     collector = Collector(generators, rewards, rollout=RolloutConfig())
     (group,) = await collector.collect(
         GenerateContext(None, None), [[Sample(group_index=3, index=4)]], SamplingParams()
-    )  # type: ignore[arg-type]
+    )
     assert [(one.group_index, one.index, one.reward) for one in group] == [(3, 4, 1.0), (3, 9, 1.0)]
 
 
