@@ -13,7 +13,7 @@ from importlib import metadata
 from packaging.requirements import InvalidRequirement, Requirement
 
 from slime_core.errors import PluginError
-from slime_core.plugins.declared import canonical
+from slime_core.plugins.declared import canonical, required_lines
 from slime_core.plugins.discovery import CORE, PluginIdentity
 
 __all__ = ["bound_mistakes", "check_bounds"]
@@ -60,7 +60,7 @@ def bound_mistakes(plugin: PluginIdentity) -> list[str]:
 
 def _required(plugin: PluginIdentity) -> list[str]:
     try:
-        return metadata.requires(plugin.distribution) or []
+        return required_lines(plugin.distribution)
     except metadata.PackageNotFoundError:  # core, where it was not installed
         return []
 

@@ -14,7 +14,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 
-__all__ = ["ARCHITECTURE_GROUP", "PLUGIN_GROUP", "REQUIRES_GROUP", "Declaration", "Declared", "canonical", "scan"]
+__all__ = [
+    "ARCHITECTURE_GROUP",
+    "PLUGIN_GROUP",
+    "REQUIRES_GROUP",
+    "Declaration",
+    "Declared",
+    "canonical",
+    "required_lines",
+    "scan",
+]
 
 PLUGIN_GROUP = "slime"
 ARCHITECTURE_GROUP = "slime.models"
@@ -73,19 +82,38 @@ def canonical(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
+def required_lines(distribution: str) -> list[str]:
+    """The ``Requires-Dist`` lines of an installed distribution, as they are written.
+
+    Raises:
+        importlib.metadata.PackageNotFoundError: it is not installed.
+    """
+    found = metadata.distribution(distribution)
+    if not found.read_text("METADATA"):  # an egg keeps them in a file of their own
+        return found.requires or []
+    return re.findall(r"^Requires-Dist:[ \t]*(\S.*?)[ \t]*$", _about(found), flags=re.MULTILINE | re.IGNORECASE)
+
+
 def _entries(distribution: metadata.Distribution) -> Iterator[Declaration]:
-    about = distribution.metadata
-    name, version = about["Name"], about["Version"]
-    if not name or not version:
-        raise ValueError(f"its METADATA has no {'Version' if name else 'Name'}")
-    if not _is_first(distribution, name, version):
-        return
+    about = _about(distribution)
+    name, version = _field("Name", about), _field("Version", about)
+    first = metadata.distribution(name)
+    if first.locate_file("") != distribution.locate_file("") or _about(first) != about:
+        return  # an import would find another copy of it
     for point in distribution.entry_points:
         if point.group in _GROUPS:
             yield Declaration(point.group, point.name, point.value, name, version)
 
 
-def _is_first(distribution: metadata.Distribution, name: str, version: str) -> bool:
-    """Whether an import would find this copy of it."""
-    first = metadata.distribution(name)
-    return first.locate_file("") == distribution.locate_file("") and first.metadata["Version"] == version
+def _about(distribution: metadata.Distribution) -> str:
+    """The headers of its METADATA, without the description that follows them."""
+    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    return text.partition("\n\n")[0]
+
+
+def _field(name: str, about: str) -> str:
+    # The parser of importlib.metadata takes several times as long, and hundreds of plugins may be installed.
+    found = re.search(rf"^{name}:[ \t]*(\S.*?)[ \t]*$", about, flags=re.MULTILINE | re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"its METADATA has no {name}")
+    return found[1]
