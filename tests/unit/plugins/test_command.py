@@ -117,7 +117,9 @@ def test_show_lists_hooks_of_a_run_s_life_with_place_policy_and_line(capsys, tmp
 def test_show_as_json_holds_everything(capsys, install):
     install("acme-tree", "2.1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": SOURCE})
     assert slime("plugins", "show", "acme", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {
+    found = json.loads(capsys.readouterr().out)
+    assert found["components"][0].pop("traits")["scope"] == "sample"
+    assert found == {
         "name": "acme",
         "distribution": "acme-tree",
         "version": "2.1",
@@ -132,7 +134,6 @@ def test_show_as_json_holds_everything(capsys, install):
                 "name": "length",
                 "target": "acme.code:Length",
                 "summary": "Shorter is better",
-                "traits": {"scope": "sample"},
             }
         ],
         "presets": {},
