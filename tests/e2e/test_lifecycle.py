@@ -14,9 +14,10 @@ from tests.e2e.conftest import Finished, slime
 PLUGIN = Path(__file__).with_name("watcher.py")
 
 SMALL = (
-    *("--actor-num-gpus-per-node", "2", "--rollout-batch-size", "4", "--n-samples-per-prompt", "2"),
+    *("--actor-num-gpus-per-node", "2", "--rollout-batch-size", "8", "--n-samples-per-prompt", "4"),
     *("--num-steps-per-rollout", "2", "--use-kl-loss", "--save-interval", "2", "--no-save-hf"),
-    *("--eval-prompt-data", "none", "--eval-interval", "none", "--progress", "lines", "--lr", "0.01"),
+    *("--eval-prompt-data", "none", "--eval-interval", "none", "--progress", "lines", "--lr", "0.0003"),
+    *("--sample-transforms", "mask_truncated", "drop_zero_std"),
 )
 
 
@@ -60,14 +61,31 @@ def resumed(first: Watched) -> Watched:
 
 
 def test_the_driver_calls_start_syncs_state_and_end(first: Watched):
-    assert first.saw("run_start") == [{"step": 0, "total": 2, "lr": 0.01}]
+    assert first.saw("run_start") == [{"step": 0, "total": 2, "lr": 0.0003}]
     assert first.saw("after_weight_sync") == [{"version": version} for version in range(3)]
     assert first.saw("run_end") == [{"error": None}]
 
 
 def test_the_sampler_calls_before_and_after_each_rollout(first: Watched):
-    assert first.saw("before_rollout") == [{"rollout": rollout, "samples": [2, 2, 2, 2]} for rollout in range(2)]
+    for row in first.run.rows:
+        asked = [line["samples"] for line in first.saw("before_rollout") if line["rollout"] == row["step"]]
+        assert asked[0] == [4] * 8
+        assert len(asked) == 1 + row["rollout/refills"]
+        assert len(sum(asked, [])) == 8 + row.get("rollout/dropped/zero_std", 0)
     assert first.saw("after_rollout") == [{"rollout": rollout, "rewarded": True} for rollout in range(2)]
+
+
+def test_transforms_drop_what_is_counted_written_and_replaced(first: Watched):
+    for row in first.run.rows:
+        samples = first.run.samples(f"train-{row['step']:06d}.jsonl")
+        dropped = [sample for sample in samples if sample.get("dropped") == "zero_std"]
+        assert len(samples) - len(dropped) == 8 * 4
+        assert len(dropped) == row.get("rollout/dropped/zero_std", 0) * 4
+        assert row["rollout/zero_std_groups"] == pytest.approx(len(dropped) / len(samples))
+        rewards = {sample["group"]: set() for sample in samples if "dropped" not in sample}
+        for sample in samples:
+            rewards.get(sample["group"], set()).add(sample["reward"])
+        assert all(values == {0.0, 1.0} for values in rewards.values())
 
 
 def test_every_rank_calls_start_passes_and_steps(first: Watched):
@@ -102,14 +120,18 @@ def test_a_checkpoint_holds_the_state_of_each_place_of_the_ranks_that_of_rank_0(
     assert sorted(asked) == ["driver", "rank", "sampler"]
     calls = {place: held["watcher"]["calls"] for place, held in state["plugin_states"].items()}
     # Counted by each process: itself included, the last publication and the end of the run not yet.
-    assert calls == {"driver": 4, "sampler": 5, "rank": 13}
+    rollouts = len(first.saw("before_rollout")) + len(first.saw("after_rollout"))
+    assert calls == {"driver": 4, "sampler": rollouts + 1, "rank": 13}
+    assert state["cursor"]["next"] == sum(len(line["samples"]) for line in first.saw("before_rollout"))
 
 
 def test_a_resume_restores_the_state_of_each_place_on_every_rank(resumed: Watched):
     restored = resumed.saw("checkpoint_restore")
     held = [(line["place"], line["state"]["calls"]) for line in restored]
-    assert sorted(held) == [("driver", 4), ("rank", 13), ("rank", 13), ("sampler", 5)]
-    assert resumed.saw("run_start") == [{"step": 2, "total": 3, "lr": 0.01}]
+    assert [one for one in sorted(held) if one[0] != "sampler"] == [("driver", 4), ("rank", 13), ("rank", 13)]
+    (sampler,) = [calls for place, calls in held if place == "sampler"]
+    assert sampler >= 5
+    assert resumed.saw("run_start") == [{"step": 2, "total": 3, "lr": 0.0003}]
 
 
 def test_a_participant_that_fails_on_one_rank_ends_the_run_and_says_who_and_where(resumed: Watched):
