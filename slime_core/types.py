@@ -116,7 +116,9 @@ class Sample:
         reward: a number, or named numbers.
         loss_mask: one entry a response id, 1 trains, 0 (tool output) does not; None: all ones.
         status: see :class:`Status`.
-        metadata: the data row's own fields.
+        metadata: the data row's own fields; ``generate_function`` and ``rm_type`` name components of the run's plugins
+            for this row, see :mod:`slime_core.data.named`.
+        generate_function_path: slime's name for the former, which goes before it; a component's name, never a path.
         weight_versions: the versions of the weights that produced the response, oldest first.
         rollout_log_probs: the engine's log-probability of each response id, after division by the temperature.
         remove_sample: keep the sample out of the loss; it still counts in its group's statistics.

@@ -1,6 +1,7 @@
 """Turns prompts into shards: generate, reward, estimate, pack. Runs as one Ray actor with its own event loop.
 
     collect     groups in flight, rewarded as they finish (:mod:`slime_core.rollout.collect`)
+    harvest     which of them are kept, and how many are missing (:mod:`slime_core.rollout.harvest`)
     sample      a whole rollout, packed into one shard a data-parallel rank; only references leave
     evaluate    held-out prompts, measured and written down, never trained on
 
