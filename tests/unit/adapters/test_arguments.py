@@ -85,3 +85,28 @@ def test_two_ways_to_choose_the_data_source_are_a_mistake() -> None:
     message = "--data-source-path stands in for data_source, and flag --buffer-filter-path says buffer_filter_path"
     with pytest.raises(ConfigError, match=message):
         load(("--buffer-filter-path", "a.b", "--data-source-path", "a.C"), check_rules=False)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            ("--group-rm",),
+            "group_rm = true has no effect without custom_rm_path; add --custom-rm-path, or leave it out",
+        ),
+        (("--rm-model-path", "/m"), "rm_model_path = /m has no effect without custom_rm_path"),
+        (("--custom-config-path", "a.yaml"), "custom_config_path = a.yaml has no effect: no function is named by path"),
+    ],
+)
+def test_settings_of_functions_that_are_not_there_are_mistakes(argv: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(("--advantage-estimator", "grpo", *argv))
+
+
+def test_an_evaluation_function_needs_no_prompts_of_the_core() -> None:
+    argv = ("--advantage-estimator", "grpo", "--hf-checkpoint", "/m", "--eval-interval", "2")
+    with pytest.raises(ConfigError, match="there is nothing to evaluate on"):
+        load(argv)
+    with pytest.raises(ConfigError) as refused:
+        load((*argv, "--eval-function-path", "mine.py"))
+    assert "nothing to evaluate on" not in str(refused.value)
