@@ -212,7 +212,7 @@ def _waits_warn_first(config: RunConfig) -> Iterator[str]:
 
 
 def _interval_has_data(config: RunConfig) -> Iterator[str]:
-    if config.eval.eval_interval is not None and not _evaluates(config):
+    if config.eval.eval_interval is not None and not config.evaluates:
         interval = config.eval.eval_interval
         yield (
             f"eval_interval = {interval}, but there is nothing to evaluate on; "
@@ -220,12 +220,8 @@ def _interval_has_data(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _evaluates(config: RunConfig) -> bool:
-    return bool(config.eval.eval_prompt_data or config.custom.eval_function_path)
-
-
 def _there_is_eval_data(config: RunConfig) -> Iterator[str]:
-    if not _evaluates(config):
+    if not config.evaluates:
         yield "eval_prompt_data: there is nothing to evaluate on; add --eval-prompt-data NAME FILE"
 
 

@@ -402,6 +402,11 @@ class RunConfig(Section):
         return self.learner.global_batch_size or self.samples_per_rollout // self.steps_per_rollout
 
     @property
+    def evaluates(self) -> bool:
+        """Whether there is something to evaluate on."""
+        return bool(self.eval.eval_prompt_data or self.custom.eval_function_path)
+
+    @property
     def num_learner_ranks(self) -> int:
         """Processes that train."""
         return self.cluster.actor_num_nodes * self.cluster.actor_num_gpus_per_node

@@ -95,7 +95,7 @@ def test_two_ways_to_choose_the_data_source_are_a_mistake() -> None:
             "group_rm = true has no effect without custom_rm_path; add --custom-rm-path, or leave it out",
         ),
         (("--rm-model-path", "/m"), "rm_model_path = /m has no effect without custom_rm_path"),
-        (("--custom-config-path", "a.yaml"), "custom_config_path = a.yaml has no effect: no function is named by path"),
+        (("--custom-config-path", "a.yaml"), "a.yaml has no effect: no function is named by path"),
     ],
 )
 def test_settings_of_functions_that_are_not_there_are_mistakes(argv: tuple[str, ...], message: str) -> None:
