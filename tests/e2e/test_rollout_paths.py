@@ -71,8 +71,7 @@ MINE = '''
 
 
     async def reward_func(args, sample, **kwargs):
-        answers = sample.response.split()
-        return args.bonus * float(bool(answers) and answers[-1] == sample.label)
+        return args.bonus * float(sample.label in sample.response.split())
 
 
     def not_all_alike(args, samples):
@@ -117,7 +116,7 @@ def test_every_function_did_its_part(run: Finished) -> None:
     assert {sample["metadata"]["rollout"] for sample in samples} == {0, 1, 2}
     two = [sample for sample in samples if sample["metadata"]["turns"] == 2]
     assert len(two) > 48
-    assert all(sample["reward"] == 0.5 * (sample["response"].split()[-1:] == [sample["label"]]) for sample in samples)
+    assert all(sample["reward"] == 0.5 * (sample["label"] in sample["response"].split()) for sample in samples)
     assert [row["mine/turns"] > 1.5 for row in run.rows[:3]] == [True] * 3
     dropped = sum(row.get("rollout/dropped/filtered", 0) for row in run.rows)
     assert len(samples) == 3 * 32 + 4 * dropped
