@@ -26,6 +26,7 @@ class PathOptions(BaseModel):
         config: all settings of the run.
         sources: path setting -> the functions it names, in order.
         extra: what ``custom_config_path`` holds.
+        derived: entries of ``args`` that became known in the sampler, for the processes that it starts.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -33,6 +34,7 @@ class PathOptions(BaseModel):
     config: RunConfig
     sources: Mapping[str, tuple[FunctionSource, ...]]
     extra: Mapping[str, Any] = {}
+    derived: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[Any, Any]:
         # Each process makes its own args: what functions and adapters write there need not travel.
@@ -44,7 +46,7 @@ class PathOptions(BaseModel):
         """The ``args`` that all functions of this process share; what one of them writes there, the others read."""
         from slime_core.adapters.arguments import slime_arguments
 
-        return slime_arguments(self)
+        return slime_arguments(self, **self.derived)
 
     def load(self, setting: str, *, fits: Callable[[Any], bool] = callable) -> Any:
         """The function that ``setting`` names; imported now, in this process.

@@ -38,9 +38,9 @@ class PathFunctions:
 
     def __init__(self, options: PathOptions, *, router_url: str) -> None:
         self._forms = rollout_forms(options.config)
-        self._options, self._args = options, options.arguments
         router = urlsplit(router_url)
-        self._args.sglang_router_ip, self._args.sglang_router_port = router.hostname, router.port
+        options.derived.update(sglang_router_ip=router.hostname, sglang_router_port=router.port)
+        self._options, self._args = options, options.arguments
         self._rollout = self._loaded("rollout_function_path")
         self._evaluation = self._loaded("eval_function_path")
         self._hooks = load_all_checked(options, "rollout_sample_hook_path", self._forms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import textwrap
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -61,6 +62,12 @@ async def test_a_reward_by_path_trains(build) -> None:
     sampled = await build(REWARD, "--custom-rm-path", "mine.py").sample(0)
     assert sampled.metrics["rollout/raw_reward"] == 1.5
     assert sampled.shards[0].columns_B["advantages"].tolist() == pytest.approx([-0.7071, 0.7071] * 2, abs=1e-3)
+
+
+async def test_functions_in_other_processes_find_the_router_too(build, engine) -> None:
+    options = build(REWARD, "--custom-rm-path", "mine.py")._settings.options["paths"]
+    args = pickle.loads(pickle.dumps(options)).arguments
+    assert f"http://{args.sglang_router_ip}:{args.sglang_router_port}" == engine.url
 
 
 async def test_hooks_see_each_sample_before_it_is_rewarded_in_order(build) -> None:
