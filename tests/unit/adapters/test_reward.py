@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
 
 from slime_core.adapters.reward import PathReward
 from slime_core.errors import PluginError
+from slime_core.plugins.registry import activate
+from slime_core.rollout.reward_pool import RewardFailure, RewardPool, RewardPoolSettings
 from slime_core.types import Sample
 
 SAMPLES = [
@@ -118,3 +121,29 @@ def test_a_class_that_cannot_be_made_is_refused(write) -> None:
     text = "class C:\n    def __init__(self): raise OSError('no such model')\n    def compute_reward(self, p, r): ..."
     with pytest.raises(PluginError, match="making the class failed with OSError: no such model"):
         PathReward(write("custom_rm_path", text))
+
+
+async def test_a_function_of_a_file_scores_in_a_process_of_its_own(write) -> None:
+    text = """
+        import os
+
+        async def reward(args, sample):
+            if sample.index == 9:
+                raise KeyError("no such label")
+            return {"process": os.getpid(), "router": args.sglang_router_port}
+        """
+    options = write("custom_rm_path", text)
+    options.derived.update(sglang_router_port=3)
+    manifest = activate([], paths={"custom_rm_path": ["mine.py"]}).manifest
+    pool = RewardPool(RewardPoolSettings(manifest.to_json(), {"paths": options}, num_workers=1))
+    try:
+        (reward, _) = await pool.score("custom_rm_path", SAMPLES, together=True)
+        (failure,) = await pool.score("custom_rm_path", [Sample(index=9)], together=True)
+    finally:
+        await pool.close()
+    assert isinstance(reward, dict)
+    assert (reward["process"] != os.getpid(), reward["router"]) == (True, 3.0)
+    assert isinstance(failure, RewardFailure)
+    assert failure.error.endswith(
+        "--custom-rm-path mine.py: calling it failed with KeyError: 'no such label' (mine.py:6)"
+    )
