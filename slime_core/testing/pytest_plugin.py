@@ -46,11 +46,14 @@ def slime_local_plugin(tmp_path: Path) -> Callable[..., str]:
 def slime_discovery_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """No entry point is found: only ``core``, files and modules can be named."""
     from importlib import metadata
+    from types import SimpleNamespace
+
+    from slime_core.plugins import discovery
 
     def nothing(**_: Any) -> metadata.EntryPoints:
         return metadata.EntryPoints()
 
-    monkeypatch.setattr("slime_core.plugins.discovery.metadata.entry_points", nothing)
+    monkeypatch.setattr(discovery, "metadata", SimpleNamespace(entry_points=nothing))
 
 
 @pytest.fixture
