@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -44,16 +44,11 @@ def slime_local_plugin(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def slime_discovery_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No entry point is found: only ``core``, files and modules can be named."""
-    from importlib import metadata
-    from types import SimpleNamespace
-
+    """No entry point is found: only what the core ships, files and modules can be named."""
     from slime_core.plugins import discovery
+    from slime_core.plugins.declared import Declared
 
-    def nothing(**_: Any) -> metadata.EntryPoints:
-        return metadata.EntryPoints()
-
-    monkeypatch.setattr(discovery, "metadata", SimpleNamespace(entry_points=nothing))
+    monkeypatch.setattr(discovery, "scan", Declared)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def test_every_snippet_runs(pytester: pytest.Pytester):
     snippets = {name: text.replace('"mine"', '"./mine.py"') for name, text in snippets.items()}
     pytester.makepyfile(**snippets)
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
-    outcome = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    outcome = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     counts = outcome.parseoutcomes()
-    assert set(counts) == {"passed"}
-    assert counts["passed"] > 30
+    assert "passed" in counts
+    assert not counts.keys() & {"failed", "errors", "skipped"}
