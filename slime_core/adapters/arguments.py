@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from slime_core.adapters.options import PathOptions
+from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_settings
 from slime_core.config.slime_flags import slime_flags
 
 __all__ = ["slime_arguments"]
 
 
-def slime_arguments(options: PathOptions, **derived: Any) -> SimpleNamespace:
+def slime_arguments(config: RunConfig, extra: Mapping[str, Any], **derived: Any) -> SimpleNamespace:
     """Every setting of the core by its own name and by the name that slime has for it; paths as text, tuples as lists.
 
     Arguments:
-        options: the settings, and what ``custom_config_path`` adds.
+        extra: what ``custom_config_path`` adds.
         derived: what only the calling process knows, such as ``sglang_router_port``.
     """
-    values = {name: _plain(value) for section in dict(options.config).values() for name, value in section}
+    values = {name: _plain(value) for section in dict(config).values() for name, value in section}
     for flag, name in _slime_names().items():
         values[flag] = values[name]
-    config = options.config
     values["global_batch_size"] = config.samples_per_step
     values["num_steps_per_rollout"] = config.steps_per_rollout
-    return SimpleNamespace(**{**values, **options.extra, **derived})
+    return SimpleNamespace(**{**values, **extra, **derived})
 
 
 def _slime_names() -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from slime_core.adapters.arguments import slime_arguments
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_settings
 from slime_core.errors import ConfigError, PluginError
@@ -44,9 +45,7 @@ class PathOptions(BaseModel):
     @cached_property
     def arguments(self) -> SimpleNamespace:
         """The ``args`` that all functions of this process share; what one of them writes there, the others read."""
-        from slime_core.adapters.arguments import slime_arguments
-
-        return slime_arguments(self, **self.derived)
+        return slime_arguments(self.config, self.extra, **self.derived)
 
     def load(self, setting: str, *, fits: Callable[[Any], bool] = callable) -> Any:
         """The function that ``setting`` names; imported now, in this process.

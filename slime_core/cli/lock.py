@@ -95,7 +95,7 @@ def lock_of(peek: Peek) -> Lock | None:
 
 def _of_settings(words: Sequence[str]) -> tuple[Manifest, Path]:
     from slime_core.cli import run
-    from slime_core.cli.main import activate_unlocked
+    from slime_core.cli.activation import activate_unlocked
     from slime_core.config.load import load, peek
     from slime_core.plugins.lock import LOCK_FILE
 

@@ -6,23 +6,22 @@ Commands are imported when they are asked for, so that ``slime --help`` needs no
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from slime_core import __version__
+from slime_core.cli.activation import activate_unlocked, architecture_of
 from slime_core.errors import PluginError, SlimeError, UserError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from slime_core.config.load import Peek, Resolved
-    from slime_core.plugins.registry import ActivePlugins, Admit
+    from slime_core.plugins.registry import ActivePlugins
 
-__all__ = ["activate_named", "activate_unlocked", "main"]
+__all__ = ["activate_named", "main"]
 
 INTERRUPTED = 130
 """What shells return for a program that Ctrl-C ended."""
@@ -94,14 +93,6 @@ def activate_named(peek: Peek) -> ActivePlugins:
     return active
 
 
-def activate_unlocked(peek: Peek, *, admit: Admit | None = None) -> ActivePlugins:
-    """Like :func:`activate_named`, whatever a lock says; ``admit`` sees every manifest before its code is imported."""
-    from slime_core.plugins.registry import activate
-
-    architecture = _architecture(peek.hf_checkpoint)
-    return activate(peek.plugins, architecture=architecture, paths=peek.paths, without=peek.no_plugins, admit=admit)
-
-
 def _dispatch(argv: list[str]) -> int:
     command, rest = (argv[0], argv[1:]) if argv else ("--help", [])
     if command in ("--help", "-h", "help"):
@@ -122,7 +113,7 @@ def _run(argv: list[str]) -> int:
     _check_targets(resolved, active, trains=True)
     from slime_core.cli import run
 
-    return run.execute(resolved, active, architecture=_architecture(resolved.config.model.hf_checkpoint) or "")
+    return run.execute(resolved, active, architecture=architecture_of(resolved.config.model.hf_checkpoint) or "")
 
 
 def _eval(argv: list[str]) -> int:
@@ -134,7 +125,7 @@ def _eval(argv: list[str]) -> int:
 
     resolved, active = _resolve(evaluate.expand(argv), purpose="eval")
     _check_targets(resolved, active, trains=False)
-    return evaluate.execute(resolved, active, architecture=_architecture(resolved.config.model.hf_checkpoint) or "")
+    return evaluate.execute(resolved, active, architecture=architecture_of(resolved.config.model.hf_checkpoint) or "")
 
 
 def _check(argv: list[str]) -> int:
@@ -144,7 +135,7 @@ def _check(argv: list[str]) -> int:
         print(check.USAGE)
         return 0
     resolved, active = _resolve(check.expand(argv), purpose="run")
-    return check.execute(resolved, active, architecture=_architecture(resolved.config.model.hf_checkpoint) or "")
+    return check.execute(resolved, active, architecture=architecture_of(resolved.config.model.hf_checkpoint) or "")
 
 
 def _config(argv: list[str]) -> int:
@@ -170,7 +161,7 @@ def _trace(argv: list[str]) -> int:
         print(calls.USAGE)
         return 0
     resolved, active = _resolve(argv)
-    architecture = _architecture(resolved.config.model.hf_checkpoint) or ""
+    architecture = architecture_of(resolved.config.model.hf_checkpoint) or ""
     print("\n".join(calls.trace(resolved, active, architecture=architecture)))
     return 0
 
@@ -260,14 +251,3 @@ def _options_in_spite_of_all(names: Sequence[str]) -> dict[str, type[BaseModel]]
         except PluginError as broken:
             print(f"slime: without the options of {name}: {broken}\n", file=sys.stderr)
     return options
-
-
-def _architecture(folder: Path | None) -> str | None:
-    """What the start weights' ``config.json`` names; None if it cannot be read, which ``load`` reports."""
-    from slime_core.config.embedded import ARITHMETIC
-
-    try:
-        described = json.loads(((folder or ARITHMETIC / "model") / "config.json").read_text(encoding="utf-8"))
-        return str(described["architectures"][0])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,14 +18,18 @@ def options(*argv: str, **extra: object) -> PathOptions:
     return PathOptions(config=load(argv, check_rules=False).config, sources={}, extra=extra)
 
 
+def arguments(found: PathOptions, **derived: object) -> SimpleNamespace:
+    return slime_arguments(found.config, found.extra, **derived)
+
+
 def test_settings_have_their_names_and_those_of_slime() -> None:
-    args = slime_arguments(options("--seed", "7", "--hf-checkpoint", "/m", "--rollout-stop", "x"), sglang_router_port=1)
+    args = arguments(options("--seed", "7", "--hf-checkpoint", "/m", "--rollout-stop", "x"), sglang_router_port=1)
     assert (args.seed, args.rollout_seed, args.hf_checkpoint, args.rollout_stop) == (7, 7, "/m", ["x"])
     assert args.sglang_router_port == 1
 
 
 def test_batch_sizes_are_what_the_run_uses() -> None:
-    args = slime_arguments(options("--rollout-batch-size", "4", "--n-samples-per-prompt", "2"))
+    args = arguments(options("--rollout-batch-size", "4", "--n-samples-per-prompt", "2"))
     assert (args.global_batch_size, args.num_steps_per_rollout) == (8, 1)
 
 
@@ -38,7 +43,7 @@ def test_what_is_written_to_args_stays_in_its_process() -> None:
 def test_entries_of_the_custom_config_are_attributes(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("search_url: http://localhost\ntop: 3\n")
-    args = slime_arguments(options(**read_extra(path)))
+    args = arguments(options(**read_extra(path)))
     assert (args.search_url, args.top) == ("http://localhost", 3)
 
 

@@ -1,0 +1,43 @@
+"""Which plugins a command line activates, whatever a lock says about them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slime_core.config.load import Peek
+    from slime_core.plugins.registry import ActivePlugins, Admit
+
+__all__ = ["activate_unlocked", "architecture_of"]
+
+
+def activate_unlocked(peek: Peek, *, admit: Admit | None = None) -> ActivePlugins:
+    """The plugins that the command line names, those that they require, and the one that claims the architecture.
+
+    Arguments:
+        admit: sees every manifest before its code is imported.
+
+    Raises:
+        PluginError: one cannot be found or loaded.
+    """
+    from slime_core.plugins.registry import activate
+
+    architecture = architecture_of(peek.hf_checkpoint)
+    return activate(peek.plugins, architecture=architecture, paths=peek.paths, without=peek.no_plugins, admit=admit)
+
+
+def architecture_of(folder: Path | None) -> str | None:
+    """What the start weights' ``config.json`` names; None if it cannot be read, which ``load`` reports.
+
+    Arguments:
+        folder: None: the embedded model's.
+    """
+    from slime_core.config.embedded import ARITHMETIC
+
+    try:
+        described = json.loads(((folder or ARITHMETIC / "model") / "config.json").read_text(encoding="utf-8"))
+        return str(described["architectures"][0])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
