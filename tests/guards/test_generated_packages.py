@@ -21,6 +21,9 @@ from slime_core.cli.scaffold import KINDS, LONGEST_NAME, TEMPLATES, Scaffold
 from slime_core.config.load import Resolved, load, peek
 from slime_core.plugins.registry import activate
 
+# A first run of mypy, without its cache, reads all of torch.
+pytestmark = pytest.mark.timeout(600)
+
 ROOT = Path(__file__).parents[2]
 SCAFFOLDS = {kind: Scaffold(kind, "hooks" if kind == "lifecycle" else kind) for kind in KINDS}
 BUILD = """
@@ -120,7 +123,6 @@ def test_the_settings_of_types_are_as_strict_as_ours(kind: str):
     assert "overrides" not in theirs
 
 
-@pytest.mark.timeout(600)
 def test_the_tests_of_the_packages_pass_with_warnings_as_errors(folder: Path, site: Path):
     packages = sorted(folder.iterdir())
     words = ("-m", "pytest", "-v", "-p", "no:cacheprovider", "-c", packages[0] / "pyproject.toml", "--rootdir", folder)
