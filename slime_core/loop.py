@@ -77,7 +77,7 @@ def train(
     total = config.rollout.num_rollout
     with devices.lend("learner"):
         served = publish(learner, track, devices, hooks, version=state.step)
-    if config.eval.eval_prompt_data and not config.eval.skip_eval_before_train:
+    if config.evaluates and not config.eval.skip_eval_before_train:
         evaluate(sampler, track, step=state.step, served=served)
     for step in range(state.step, total):
         with track.step(step) as metrics:
