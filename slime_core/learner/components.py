@@ -1,4 +1,4 @@
-"""Builds the components that run on a learner rank: policy loss, corrections, and an estimator of scope ``token``."""
+"""Builds the components that run on a learner rank: model spec, policy loss, corrections, an estimator for tokens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime_core.config.schema import AlgorithmConfig
+from slime_core.errors import RunError
 from slime_core.learner.advantages import OverShards, TokenEstimation
 from slime_core.learner.corrections import Corrections, NamedCorrection
 from slime_core.learner.custom import Custom
@@ -14,7 +15,7 @@ from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import AdvantageSettings, CorrectionSettings
 from slime_core.plugins.registry import Registry
 
-__all__ = ["build_estimation", "build_objective"]
+__all__ = ["build_estimation", "build_model_spec", "build_objective"]
 
 
 def build_objective(
@@ -49,6 +50,24 @@ def build_objective(
         reduce=custom.find("custom_pg_loss_reducer_function_path"),
         of_logits=custom.find("custom_loss_function_path"),
     )
+
+
+def build_model_spec(registry: Registry, architecture: str, *, options: Mapping[str, Any], custom: Custom) -> Any:
+    """The model spec that fits the checkpoint, changed by the functions that the run names by path.
+
+    Raises:
+        RunError: no active plugin has one.
+        PluginError: a function cannot change this family.
+    """
+    component = registry.model_spec(architecture)
+    if component is None:
+        raise RunError(f"no active plugin has a model spec for {architecture}; the driver should have refused this")
+    spec = _build(registry, Kind.MODEL_SPEC, component.name, options)
+    for setting in ("custom_model_provider_path", "spec"):
+        change = custom.find(setting)
+        if change is not None:
+            change(spec)
+    return spec
 
 
 def build_estimation(

@@ -81,6 +81,8 @@ class Learner:
         from slime_core.cpu import megatron
 
         megatron.install()
+        from slime_core.learner.components import build_model_spec
+
         config = settings.config
         self._settings, self._config = settings, config
         self.custom = Custom(settings.options)
@@ -90,7 +92,7 @@ class Learner:
         self._info = LearnerInfo(settings.rank, settings.world_size, core_values(config))
         self.hooks.call("slime_learner_start", learner=self._info)
         self._bf16 = config.model.bf16
-        self._spec = _model_spec(settings, registry, self.custom)
+        self._spec = build_model_spec(registry, settings.architecture, options=settings.options, custom=self.custom)
         self.chunks = self._build(settings)
         self._objective, self._estimation = self._components(registry)
         self._postprocess = self.custom.find("rollout_data_postprocess_path")
@@ -327,21 +329,6 @@ def _meeting_point(settings: LearnerSettings) -> Any:
     if settings.rank == 0:
         return listening_store(host, world_size=settings.world_size, timeout=COLLECTIVE_TIMEOUT, port=int(port))
     return TCPStore(host, int(port), settings.world_size, is_master=False, timeout=COLLECTIVE_TIMEOUT)
-
-
-def _model_spec(settings: LearnerSettings, registry: Registry, custom: Custom) -> Any:
-    component = registry.model_spec(settings.architecture)
-    if component is None:
-        raise RunError(
-            f"no active plugin has a model spec for {settings.architecture}; the driver should have refused this"
-        )
-    owner = registry.owner(Kind.MODEL_SPEC, component.name).name
-    spec = registry.load(Kind.MODEL_SPEC, component.name)(settings.options.get(owner))
-    for setting in ("custom_model_provider_path", "spec"):
-        change = custom.find(setting)
-        if change is not None:
-            change(spec)
-    return spec
 
 
 def _over_steps(name: str, values: list[float]) -> float:
