@@ -23,8 +23,8 @@ PAGES = sorted(
     + [page for folder in ("docs", "examples", "plugins") for page in (ROOT / folder).rglob("*.md")]
 )
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-INLINE = re.compile(r"`(slime (?:run|eval|plugins|config) [^`\n]+)`")
-COMMAND = re.compile(r"(?:^|\s)(slime (?:run|eval|plugins|config)\b[^#\n]*)")
+INLINE = re.compile(r"`(slime (?:run|check|eval|plugins|config) [^`\n]+)`")
+COMMAND = re.compile(r"(?:^|\s)(slime (?:run|check|eval|plugins|config)\b[^#\n]*)")
 COMPONENTS = {
     Kind.ADVANTAGE_ESTIMATOR: lambda config: config.algorithm.advantage_estimator,
     Kind.REWARD_MODEL: lambda config: config.rollout.rm_type,
