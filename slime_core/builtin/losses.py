@@ -33,13 +33,7 @@ class Clipped:
             eps_clip_high=terms.settings.eps_clip_high,
             eps_clip_c=terms.settings.eps_clip_c,
         )
-        metrics_T = {
-            "ratio": surrogate.ratio_T,
-            "clip_fraction": surrogate.clipped_T,
-            "dual_clip_fraction": surrogate.dual_clipped_T,
-            "ppo_kl": -log_ratio_T.detach(),
-        }
-        return LossOutput(surrogate.loss_T, metrics_T)
+        return LossOutput(surrogate.loss_T, surrogate.metrics(log_ratio_T))
 
 
 class NegativeLogLikelihood:

@@ -30,6 +30,15 @@ class Surrogate:
     clipped_T: torch.Tensor
     dual_clipped_T: torch.Tensor
 
+    def metrics(self, log_ratio_T: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What a policy loss reports of each token, [T]; ``ppo_kl`` is the k1 estimate of how far the actor has moved."""
+        return {
+            "ratio": self.ratio_T,
+            "clip_fraction": self.clipped_T,
+            "dual_clip_fraction": self.dual_clipped_T,
+            "ppo_kl": -log_ratio_T.detach(),
+        }
+
 
 def clipped_surrogate(
     log_ratio_T: torch.Tensor,

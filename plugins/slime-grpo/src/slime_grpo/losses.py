@@ -52,13 +52,7 @@ class SequenceClipped:
             eps_clip_high=terms.settings.eps_clip_high,
             eps_clip_c=terms.settings.eps_clip_c,
         )
-        metrics_T = {
-            "ratio": surrogate.ratio_T,
-            "clip_fraction": surrogate.clipped_T,
-            "dual_clip_fraction": surrogate.dual_clipped_T,
-            "ppo_kl": -of_response_T.detach(),
-        }
-        return LossOutput(surrogate.loss_T, metrics_T)
+        return LossOutput(surrogate.loss_T, surrogate.metrics(of_response_T))
 
 
 class ClippedImportance:
