@@ -31,7 +31,7 @@ class Surrogate:
     dual_clipped_T: torch.Tensor
 
     def metrics(self, log_ratio_T: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What a policy loss reports of each token, [T]; ``ppo_kl`` is the k1 estimate of how far the actor has moved."""
+        """What a policy loss reports of each token, [T]; ``ppo_kl`` is the k1 estimate of the actor's way."""
         return {
             "ratio": self.ratio_T,
             "clip_fraction": self.clipped_T,
