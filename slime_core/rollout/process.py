@@ -189,9 +189,9 @@ def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
             one.close()
 
 
-def die_with(parent: int) -> None:
-    """For ``preexec_fn``: this new process is killed when the thread of ``parent`` that started it ends."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """For ``preexec_fn``: this new process gets the signal when the thread of ``parent`` that started it ends."""
+    LIBC.prctl(PR_SET_PDEATHSIG, by)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
 

@@ -4,6 +4,9 @@
     worker -> parent    JSON: {"ready": true}, {"begun": call}, {"done": call, "rewards": [...]},
                         {"failed": call, "cause": ..., "error": ...}, {"broken": why it cannot work at all}
 
+The process that the parent starts is a keeper: it forks the one that works, adopts whatever that leaves behind, and
+ends it all when the parent asks for it, or has gone.
+
 Calls run concurrently in one event loop, so that rewards which wait for a network overlap. "begun" is sent when a call
 really starts to run: its time counts from there, whatever else had the loop before.
 """
@@ -12,19 +15,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+import numbers
+import os
 import pickle
 import resource
+import signal
 import socket
 import sys
+from contextlib import suppress
 from typing import Any
+
+import psutil  # type: ignore[import-untyped]
 
 from slime_core.errors import SlimeError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.plugins.registration import Registry
+from slime_core.rollout.process import LIBC, die_with
 
 __all__ = ["main", "read_frame", "write_frame"]
+
+PR_SET_CHILD_SUBREAPER = 36
+"""prctl(2)."""
 
 HEAD = 8
 """Bytes of a frame's length, big-endian."""
@@ -46,7 +59,32 @@ def write_frame(writer: asyncio.StreamWriter, content: bytes) -> None:
 
 def main() -> None:
     """Serve the socket whose descriptor is the first argument until the parent closes it."""
-    asyncio.run(_serve(socket.socket(fileno=int(sys.argv[1]))))
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    # Descendants whose own parent ends become children of the keeper, whatever session they are in.
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    keeper, worker = os.getpid(), os.fork()
+    if worker == 0:
+        die_with(keeper)
+        asyncio.run(_serve(connection))
+    else:
+        connection.close()
+        _keep(worker)
+
+
+def _keep(worker: int) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: _leave())
+    while os.waitpid(-1, 0)[0] != worker:
+        continue
+    _leave()
+
+
+def _leave() -> None:
+    """End with all descendants; stopped first, so that none of them starts another meanwhile."""
+    for what in (signal.SIGSTOP, signal.SIGKILL):
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.send_signal(what)
+    os._exit(0)
 
 
 async def _serve(connection: socket.socket) -> None:
@@ -96,17 +134,27 @@ class _Worker:
             with boundary(f"reward model {name!r}", "scoring"):
                 async with asyncio.timeout(self._timeout_s):
                     rewards = await self._model(name).score(samples)
-            self.say(done=call, rewards=list(rewards))
+                answer = json.dumps({"done": call, "rewards": [_plain(reward) for reward in rewards]})
+            write_frame(self._writer, answer.encode())
         except SlimeError as error:
             self.say(failed=call, cause=_cause(error.__cause__), error=str(error.__cause__ or error) or str(error))
-        except TypeError as error:
-            self.say(failed=call, cause="invalid", error=f"rewards that are no numbers: {error}")
 
     def _model(self, name: str) -> Any:
         if name not in self._models:
             owner = self._registry.owner(Kind.REWARD_MODEL, name)
             self._models[name] = self._registry.load(Kind.REWARD_MODEL, name)(self._options.get(owner.name))
         return self._models[name]
+
+
+def _plain(reward: Any) -> Any:
+    """The reward as JSON has it: numbers of numpy and torch become numbers, what is none becomes text."""
+    if isinstance(reward, dict):
+        return {str(name): _plain(value) for name, value in reward.items()}
+    if isinstance(reward, numbers.Real):
+        return float(reward)
+    if hasattr(reward, "item") and getattr(reward, "ndim", None) == 0:
+        return float(reward.item())
+    return reward if reward is None or isinstance(reward, str) else repr(reward)
 
 
 def _cause(error: BaseException | None) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,13 +20,16 @@ from slime_core.rollout.reward_pool import RewardFailure, RewardPool, RewardPool
 from slime_core.types import Sample
 
 PLUGIN = '''
-import asyncio, math, os, time
+import asyncio, math, os, subprocess, threading, time
+import numpy
 from slime_core import Component, RewardTraits, hookimpl
 
 @hookimpl
 def slime_register_reward_models():
     yield Component("mean", target=f"{__name__}:Mean")
     yield Component("meeting", target=f"{__name__}:Meeting")
+    yield Component("short", target=f"{__name__}:Short")
+    yield Component("threaded", target=f"{__name__}:Threaded")
 
 class Mean:
     """Does what the response says."""
@@ -46,7 +51,31 @@ class Mean:
             case "nan": return math.nan
             case "text": return "good"
             case "dict": return {"score": 1, "format": 0.5}
+            case "none": return None
+            case "numpy": return numpy.float32(0.5)
+            case "daemon": return float(subprocess.Popen(["sleep", "601"], start_new_session=True).pid)
+            case "print": print("a word from the reward", flush=True)
+            case "circle":
+                circle = {}
+                circle["self"] = circle
+                return circle
         return float(len(sample.response))
+
+class Short:
+    def __init__(self, options=None):
+        pass
+    async def score(self, samples):
+        return [1.0] * (len(samples) + 1)
+
+class Threaded:
+    """Leaves a thread behind, and says how many there were before."""
+    def __init__(self, options=None):
+        pass
+    async def score(self, samples):
+        before = float(threading.active_count())
+        if samples[0].response == "hang":
+            await asyncio.to_thread(time.sleep, 600)
+        return [before] * len(samples)
 
 class Meeting:
     """Returns once four calls are there at one time."""
@@ -90,6 +119,8 @@ async def test_rewards_come_back_in_order_and_named_ones_as_numbers(pool: Reward
         ("eat", "memory", "memory|MemoryError"),
         ("raise", "ValueError", "reward model 'mean': no such answer"),
         ("nan", "invalid", "reward model 'mean' returned nan; accepted is a finite number, or a dict"),
+        ("none", "invalid", "reward model 'mean' returned None; accepted is a finite number"),
+        ("circle", "RecursionError", "reward model 'mean'"),
         ("text", "invalid", "reward model 'mean' returned 'good'; accepted is a finite number"),
     ],
 )
@@ -131,10 +162,89 @@ async def test_a_worker_loads_exactly_the_drivers_plugins(tmp_path: Path) -> Non
     await pool.close()
 
 
-async def test_what_a_reward_prints_is_in_the_log_and_its_children_die_with_it(
-    pool: RewardPool, tmp_path: Path
-) -> None:
-    await pool.score("mean", samples("child"), together=False)
-    sleeping = [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "600"]]
-    assert [one for one in sleeping if one.ppid() == os.getpid()] == []
-    assert (tmp_path / "rewards.log").exists()
+async def test_numbers_of_numpy_are_numbers(pool: RewardPool) -> None:
+    assert await pool.score("mean", samples("numpy"), together=False) == [0.5]
+
+
+async def test_too_many_rewards_cost_their_own_call(pool: RewardPool) -> None:
+    (found,) = await pool.score("short", samples("a"), together=False)
+    assert found == RewardFailure("invalid", "reward model 'short' returned 2 rewards for 1 samples")
+
+
+async def test_a_thread_that_hangs_is_in_nobodys_way(tmp_path: Path) -> None:
+    pool = RewardPool(settings(tmp_path, num_workers=1))
+    (before,) = await pool.score("threaded", samples("a"), together=False)
+    (hung,) = await pool.score("threaded", samples("hang"), together=False)
+    (after,) = await pool.score("threaded", samples("a"), together=False)
+    await pool.close()
+    assert hung.cause == "timeout"
+    assert after == before
+
+
+async def test_calls_that_come_together_spread_over_all_processes(tmp_path: Path) -> None:
+    pool = RewardPool(settings(tmp_path, num_workers=2, timeout_s=60.0))
+    calls = [asyncio.create_task(pool.score("mean", samples("a"), together=False)) for _ in range(6)]
+    await asyncio.sleep(0)
+    assert [seat.num_calls for seat in pool._seats] == [3, 3]
+    await asyncio.gather(*calls)
+    await pool.close()
+
+
+async def test_what_a_reward_prints_is_in_the_log(pool: RewardPool, tmp_path: Path) -> None:
+    await pool.score("mean", samples("print"), together=False)
+    assert (tmp_path / "rewards.log").read_text() == "a word from the reward\n"
+
+
+async def test_what_a_reward_has_started_ends_with_the_pool(tmp_path: Path) -> None:
+    pool = RewardPool(settings(tmp_path))
+    (pid,) = await pool.score("mean", samples("daemon"), together=False)
+    assert psutil.Process(int(pid)).is_running()
+    await pool.close()
+    assert not _runs(int(pid))
+
+
+async def test_a_process_that_dies_while_it_does_nothing_is_replaced(pool: RewardPool) -> None:
+    (pid,) = await pool.score("mean", samples("daemon"), together=False)
+    for child in psutil.Process().children():
+        child.kill()
+    assert await pool.score("mean", samples("abc"), together=False) == [3.0]
+    psutil.Process(int(pid)).kill()
+
+
+SAMPLER = """
+import asyncio, sys
+from slime_core.rollout.reward_pool import RewardPool, RewardPoolSettings
+from slime_core.types import Sample
+
+async def main():
+    pool = RewardPool(RewardPoolSettings(sys.stdin.read()))
+    print(int((await pool.score("mean", [Sample(response="daemon")], together=False))[0]), flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_nothing_is_left_of_rewards_when_the_sampler_is_killed(tmp_path: Path) -> None:
+    sampler = subprocess.Popen(
+        [sys.executable, "-c", SAMPLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert sampler.stdin is not None
+    assert sampler.stdout is not None
+    sampler.stdin.write(settings(tmp_path).manifest)
+    sampler.stdin.close()
+    pid = int(sampler.stdout.readline())
+    sampler.kill()
+    sampler.wait()
+    sampler.stdout.close()
+    deadline_s = time.monotonic() + 60
+    while _runs(pid) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
