@@ -32,7 +32,8 @@ demo: setup ## train a tiny model with GRPO on this machine's CPU
 
 .PHONY: test
 test: setup lint types contracts ## everything that must hold: lint, types, import contracts, tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/guards tests/contracts
+	$(BIN)/python -m pytest tests/engines tests/e2e
 
 .PHONY: lint
 lint: setup ## ruff: rules and formatting
