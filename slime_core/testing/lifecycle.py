@@ -17,7 +17,7 @@ from slime_core.plugins.discovery import PluginSource
 from slime_core.plugins.hooks import LIFECYCLE_HOOKS
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registration import Registry
-from slime_core.testing.ranks import RankReport, run_ranks
+from slime_core.testing.ranks import RankReport, not_back, run_ranks
 from slime_core.testing.subject import own_plugin, plugin_source, registry_of
 from slime_core.testing.suite import PropertyViolation, Suite, require
 from slime_core.types import PromptGroup, Sample, Status
@@ -80,12 +80,16 @@ class LifecycleSuite(Suite):
         require(not failures, "\n".join(failures))
 
     def test_a_checkpoint_brings_the_state_back(self) -> None:
-        for place in Place:
+        for place, exercise in ((Place.DRIVER, _sync_weights), (Place.SAMPLER, _sample)):
             hooks = self._hooks(place)
-            states = hooks.states()  # refuses by itself what JSON would change
+            exercise(hooks, 0)
+            states = json.loads(json.dumps(hooks.states()))  # refuses by itself what JSON would change
+            exercise(hooks, 1)
             hooks.restore(json.loads(json.dumps(states)))
             again = hooks.states()
-            require(again == states, f"on the {place} the state was {states}, and {again} after it was restored")
+            require(again == states, not_back(place, states, again))
+        lost = self._ranks().lost
+        require(not lost, "\n".join(lost))
 
     @classmethod
     def _loaded(cls) -> tuple[PluginSource, Registry]:
@@ -116,6 +120,19 @@ class LifecycleSuite(Suite):
             options = cls._options()[source.plugin.name]
             cls._report = run_ranks(source, options, limit_s=cls.limit_s) if needed else RankReport()
         return cls._report
+
+
+def _sync_weights(hooks: LifecycleHooks, rollout: int) -> None:
+    """What the driver of a run calls while it lasts."""
+    with tempfile.TemporaryDirectory() as folder:
+        if rollout == 0:
+            hooks.call("slime_run_start", run=RunInfo(Path(folder), core_values(RunConfig()), num_rollout=2))
+        hooks.call("slime_after_weight_sync", version=rollout + 1)
+
+
+def _sample(hooks: LifecycleHooks, rollout: int) -> None:
+    hooks.call("slime_before_rollout", rollout=rollout, groups=_groups(rollout))
+    hooks.call("slime_after_rollout", rollout=rollout, samples=_finished(rollout))
 
 
 def _groups(rollout: int) -> list[PromptGroup]:

@@ -27,11 +27,13 @@ from slime_core.plugins.contracts import LearnerInfo, Place, TrainStep
 from slime_core.plugins.hooks import RESTORE, STATE
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.manifest import Manifest, attach
+from slime_core.testing.ranks import not_back
 
 __all__ = ["WORLD_SIZE", "main"]
 
 WORLD_SIZE = 2
-METRICS = {"train/loss": 0.25, "train/grad_norm": 1.5}
+METRICS = {"loss": 0.25, "grad_norm": 1.5, "lr": 1e-6}
+"""Named as the learner names them."""
 
 
 def main(folder: Path, rank: int) -> None:
@@ -55,25 +57,40 @@ class Rank:
         self._hooks, self._store, self._rank = hooks, store, rank
 
     def live(self) -> None:
-        """One optimizer step, from the start of the process groups to a resumed checkpoint."""
+        """Two rollouts of one optimizer step each, and back to the checkpoint between them."""
         empty = LearnerInfo(self._rank, WORLD_SIZE, core_values(RunConfig()))
         model = torch.nn.Linear(4, 4)
         learner = replace(empty, model=(model,), optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-        step = TrainStep(rollout=0, step=0, learner=learner)
-        call = self._hooks.call
-        self._in_step("slime_learner_start", lambda: call("slime_learner_start", learner=empty))
-        before = "slime_before_log_probs"
-        self._in_step(before, lambda: call(before, role="actor", learner=learner))
-        self._in_step(before, lambda: call(before, role="reference", learner=learner))
-        self._in_step("slime_before_train_step", lambda: call("slime_before_train_step", step=step))
-        done = replace(step, metrics=METRICS)
-        self._in_step("slime_after_train_step", lambda: call("slime_after_train_step", step=done))
+        self._call("slime_learner_start", learner=empty)
+        self._train(TrainStep(rollout=0, step=0, learner=learner))
         self._in_step(STATE, self._lay_down_states)
-        self._in_step(RESTORE, lambda: self._hooks.restore(json.loads(self._store.get("states"))))
+        self._train(TrainStep(rollout=1, step=0, learner=learner))
+        self._in_step(RESTORE, self._take_states_back)
+
+    def _train(self, step: TrainStep) -> None:
+        for role in ("reference", "actor"):
+            self._call("slime_before_log_probs", role=role, learner=step.learner)
+        self._call("slime_before_train_step", step=step)
+        self._call("slime_after_train_step", step=replace(step, metrics=dict(METRICS)))
+
+    def _call(self, hook: str, **arguments: Any) -> None:
+        self._in_step(hook, lambda: self._hooks.call(hook, **arguments))
 
     def _lay_down_states(self) -> None:
         if self._rank == 0:
-            self._store.set("states", json.dumps(self._hooks.states()))
+            states = "{}"
+            try:
+                states = json.dumps(self._hooks.states())
+            finally:  # the other rank waits for it
+                self._store.set("states", states)
+
+    def _take_states_back(self) -> None:
+        states = json.loads(self._store.get("states"))
+        self._hooks.restore(states)
+        if self._rank == 0 and states:  # as in a run, only rank 0 is asked for its state
+            again = self._hooks.states()
+            if again != states:
+                say(lost=not_back(Place.RANK, states, again))
 
     def _in_step(self, hook: str, run: Callable[[], None]) -> None:
         say(enter=hook)

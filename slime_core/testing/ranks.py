@@ -16,10 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slime_core.plugins.contracts import Place
 from slime_core.plugins.discovery import CORE, PluginSource
+from slime_core.plugins.hooks import RESTORE, STATE
+from slime_core.plugins.lifecycle import PlaceStates
 from slime_core.plugins.manifest import record
 
-__all__ = ["RankReport", "run_ranks"]
+__all__ = ["RankReport", "not_back", "run_ranks"]
 
 RANKS = (0, 1)
 START_LIMIT_S = 120.0
@@ -36,10 +39,12 @@ class RankReport:
     Arguments:
         hung: which hook did not end, on which rank, with stacks; None: all ended.
         failures: messages of hooks that raised; empty: none did.
+        lost: states that a checkpoint did not bring back, in words; empty: it brought all back.
     """
 
     hung: str | None = None
     failures: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
 
 def run_ranks(source: PluginSource, options: Any, *, limit_s: float) -> RankReport:
@@ -59,6 +64,14 @@ def run_ranks(source: PluginSource, options: Any, *, limit_s: float) -> RankRepo
         (folder / "plugin.json").write_text(json.dumps(given), encoding="utf-8")
         with _processes(folder) as processes:
             return _watched(folder, processes, limit_s)
+
+
+def not_back(place: Place, states: PlaceStates, again: PlaceStates) -> str:
+    """What to say of a state that is another one after it was restored."""
+    return (
+        f"on the {place} a checkpoint kept the state {states}; hooks ran on, the checkpoint was restored, and the "
+        f"state was {again}. {RESTORE} has to bring back all that {STATE} returned."
+    )
 
 
 @contextmanager
@@ -93,10 +106,10 @@ def _watched(folder: Path, processes: Sequence[subprocess.Popen[bytes]], limit_s
         # In no hook: one still imports, and the other waits for it; or both end.
         is_in_a_hook = any(_inside(folder, rank) for rank in RANKS)
         if time.monotonic() - moved_s > (limit_s if is_in_a_hook else START_LIMIT_S):
-            return RankReport(_stuck(folder, processes, limit_s), _failures(folder))
+            return RankReport(_stuck(folder, processes, limit_s), _said_as("failed", folder))
         time.sleep(0.05)
     died = [_death(folder, rank) for rank, process in zip(RANKS, processes, strict=True) if process.poll()]
-    return RankReport(None, (*_failures(folder), *died))
+    return RankReport(None, (*_said_as("failed", folder), *died), _said_as("lost", folder))
 
 
 def _stuck(folder: Path, processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> str:
@@ -120,8 +133,8 @@ def _inside(folder: Path, rank: int) -> str | None:
     return hook
 
 
-def _failures(folder: Path) -> tuple[str, ...]:
-    return tuple(line["failed"] for rank in RANKS for line in _said(folder, rank) if "failed" in line)
+def _said_as(key: str, folder: Path) -> tuple[str, ...]:
+    return tuple(line[key] for rank in RANKS for line in _said(folder, rank) if key in line)
 
 
 def _death(folder: Path, rank: int) -> str:

@@ -64,7 +64,8 @@ class TrainStep:
         rollout: number of the rollout.
         step: number of the step within the rollout, from 0.
         learner: the rank that takes it.
-        metrics: the step's metrics, once it is done; empty before.
+        metrics: the step's metrics, once it is done; empty before. ``loss``, ``grad_norm``, ``lr`` and the
+            other names of a run's metrics, without their ``train/``.
     """
 
     rollout: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime_core.testing import LifecycleSuite
-from slime_core.testing.suite import properties
+from slime_core.testing.suite import PropertyViolation, properties
 
 SOURCE = """
 import torch
@@ -38,6 +38,44 @@ def slime_checkpoint_restore(place, state):
 """
 REDUCED = "    dist.all_reduce(norm)"
 DOUBLED = "samples[0].reward = 2 * samples[0].reward"
+DRIVER = """
+from slime_core import hookimpl
+
+seen = {"version": 0}
+
+@hookimpl
+def slime_after_weight_sync(version):
+    seen["version"] = version
+
+@hookimpl
+def slime_checkpoint_state(place):
+    return seen
+
+@hookimpl
+def slime_checkpoint_restore(place, state):
+    pass
+"""
+RANK = """
+from slime_core import hookimpl
+
+seen = {"roles": [], "losses": []}
+
+@hookimpl
+def slime_before_log_probs(role):
+    seen["roles"].append(role)
+
+@hookimpl
+def slime_after_train_step(step):
+    seen["losses"].append(step.metrics["loss"] + step.metrics["grad_norm"] + step.metrics["lr"])
+
+@hookimpl
+def slime_checkpoint_state(place):
+    return seen if place == "rank" else None
+
+@hookimpl
+def slime_checkpoint_restore(place, state):
+    assert seen["roles"] == 2 * ["reference", "actor"], "the order of a run"
+"""
 QUICK = {
     "misspelt": (
         "def slime_run_end",
@@ -85,7 +123,21 @@ QUICK = {
         'seen["rollouts"] = state["rollouts"]',
         'seen["rollouts"] = state["rollouts"] + 1',
         "a_checkpoint_brings_the_state_back",
-        "after it was restored",
+        "on the driver a checkpoint kept the state {'mine': {'rollouts': 0}}; hooks ran on, the checkpoint was restored, "
+        "and the state was {'mine': {'rollouts': 1}}. slime_checkpoint_restore has to bring back all that "
+        "slime_checkpoint_state returned.",
+    ),
+    "a restore that does nothing": (
+        'seen["rollouts"] = state["rollouts"]',
+        "pass",
+        "a_checkpoint_brings_the_state_back",
+        "on the sampler a checkpoint kept the state {'mine': {'rollouts': 1}}; hooks ran on",
+    ),
+    "a restore that does nothing on the driver": (
+        SOURCE,
+        DRIVER,
+        "a_checkpoint_brings_the_state_back",
+        "on the driver a checkpoint kept the state {'mine': {'version': 1}}; hooks ran on",
     ),
 }
 
@@ -112,6 +164,14 @@ def test_a_hook_that_fails_on_one_rank_is_reported_with_the_rank(broken, violati
     assert "slime_before_train_step on rank 1 failed with AssertionError: only one" in violation(
         LifecycleSuite, failing, "no_hook_fails_on_two_ranks"
     )
+
+
+def test_the_hooks_of_a_rank_see_what_a_run_hands_them_and_must_take_their_state_back(suite_of):
+    tested = suite_of(LifecycleSuite, RANK)()
+    tested.test_no_hook_hangs_on_two_ranks()
+    tested.test_no_hook_fails_on_two_ranks()
+    with pytest.raises(PropertyViolation, match="on the rank a checkpoint kept the state"):
+        tested.test_a_checkpoint_brings_the_state_back()
 
 
 def test_the_right_hooks_hold_every_property(suite_of):
