@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import CorrectionOutput, CorrectionTerms
-from slime_core.testing.packed import Packing, SequenceSums, require_column, require_equal, require_unchanged, rows
+from slime_core.testing.packed import EMPTY, Packing, beside, require_column, require_equal, require_unchanged, rows
 from slime_core.testing.suite import ComponentSuite, given, require
 
 __all__ = ["CorrectionSuite"]
@@ -31,9 +31,10 @@ class CorrectionSuite(ComponentSuite):
     def test_weights_are_finite_and_not_negative(self, packing: Packing, apart: float) -> None:
         output = self._corrected(_terms(packing, apart))
         require_column("weights_T", output.weights_T, packing.mask_T)
+        weights_T = output.weights_T[(packing.mask_T * output.mask_T) != 0]
         require(
-            bool((output.weights_T.isfinite() & (output.weights_T >= 0)).all()),
-            f"a weight is negative, NaN or infinite: {output.weights_T.tolist()}",
+            bool((weights_T.isfinite() & (weights_T >= 0)).all()),
+            f"a weight of a trained token is negative, NaN or infinite: {weights_T.tolist()}",
         )
 
     @given(packing=rows(some_masked=True), apart=st.sampled_from([0.01, 0.5, 5.0]))
@@ -70,17 +71,18 @@ class CorrectionSuite(ComponentSuite):
             found_T, wanted_T = (getattr(output, name).where(terms.mask_T != 0, 0.0) for output in (holed, clean))
             require_equal(found_T, wanted_T, f"masked tokens that hold {hole} change {name} of trained ones. {advice}")
 
-    @given(packing=rows())
-    def test_a_sequence_does_not_depend_on_the_rest_of_the_batch(self, packing: Packing) -> None:
-        terms = _terms(packing, 0.5)
-        columns = {name: getattr(terms, name).repeat(2) for name in _COLUMNS}
-        once = self._corrected(terms)
-        twice = self._corrected(CorrectionTerms(**columns, segments=SequenceSums(packing.lengths * 2)))
+    @given(packing=rows(), rest=rows())
+    def test_a_sequence_does_not_depend_on_the_rest_of_the_batch(self, packing: Packing, rest: Packing) -> None:
+        alone, together = self._corrected(_terms(packing, 0.5)), self._corrected(_joined(packing, rest))
         for name in ("weights_T", "mask_T"):
-            wanted_T = getattr(once, name).repeat(2)
-            require_equal(
-                getattr(twice, name), wanted_T, f"{name} changes when the same sequences stand in the batch twice."
-            )
+            found_T, wanted_T = getattr(together, name)[: len(packing.mask)], getattr(alone, name)
+            require_equal(found_T, wanted_T, f"{name} of a sequence changes with the other sequences in the batch.")
+
+    @given(packing=st.sampled_from(EMPTY))
+    def test_a_rank_without_tokens_is_taken(self, packing: Packing) -> None:
+        output = self._corrected(_terms(packing, 0.5))
+        for name in ("weights_T", "mask_T"):
+            require_column(name, getattr(output, name), packing.mask_T)
 
     @given(packing=rows())
     def test_nothing_is_corrected_where_trainer_and_engine_agree(self, packing: Packing) -> None:
@@ -121,3 +123,11 @@ def _terms(packing: Packing, apart: float) -> CorrectionTerms:
         mask_T=packing.mask_T,
         segments=packing.segments,
     )
+
+
+def _joined(packing: Packing, rest: Packing) -> CorrectionTerms:
+    """The sequences of ``packing``, and after them others."""
+    other, segments = beside(packing, rest)
+    first, second = _terms(packing, 0.5), _terms(other, 0.5)
+    columns = {name: torch.cat([getattr(first, name), getattr(second, name)]) for name in _COLUMNS}
+    return CorrectionTerms(**columns, segments=segments)

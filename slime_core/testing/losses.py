@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import LossOutput, LossSettings, LossTerms
-from slime_core.testing.packed import Packing, SequenceSums, require_column, require_equal, require_unchanged, rows
+from slime_core.testing.packed import EMPTY, Packing, beside, require_column, require_equal, require_unchanged, rows
 from slime_core.testing.suite import ComponentSuite, given, require
 
 __all__ = ["PolicyLossSuite"]
@@ -60,19 +60,27 @@ class PolicyLossSuite(ComponentSuite):
         clean_T, _ = self._loss_and_gradient(terms)
         require_equal(loss_T, clean_T, f"masked tokens that hold {hole} change the loss of trained ones.")
 
-    @given(packing=rows(), settings=settings)
+    @given(packing=rows(), rest=rows(), settings=settings)
     def test_the_losses_of_a_sequence_do_not_depend_on_the_rest_of_the_batch(
-        self, packing: Packing, settings: LossSettings
+        self, packing: Packing, rest: Packing, settings: LossSettings
     ) -> None:
+        tokens = len(packing.mask)
+        alone = self._loss_and_gradient(_terms(packing, settings))
+        together = self._loss_and_gradient(_joined(packing, rest, settings))
+        for what, alone_T, together_T in zip(("losses", "gradients"), alone, together, strict=True):
+            require_equal(
+                together_T[:tokens],
+                alone_T,
+                f"the {what} of a sequence change with the other sequences in the batch: something is averaged or "
+                "normalised over the batch. The core does the averaging.",
+            )
+
+    @given(packing=st.sampled_from(EMPTY), settings=settings)
+    def test_a_rank_without_tokens_is_taken(self, packing: Packing, settings: LossSettings) -> None:
         terms = _terms(packing, settings)
-        twice_T, _ = self._loss_and_gradient(_twice(terms, packing))
-        once_T, _ = self._loss_and_gradient(terms)
-        require_equal(
-            twice_T,
-            once_T.repeat(2),
-            "the losses change when the same sequences stand in the batch twice: they are averaged or normalised over "
-            "the batch. The core does the averaging.",
-        )
+        require_column("loss_T", self._loss_and_gradient(terms)[0], terms.mask_T)
+        for name, values_T in self.make()(terms).metrics_T.items():
+            require_column(f"the metric {name!r}", values_T, terms.mask_T)
 
     @given(packing=rows(), settings=settings)
     def test_the_terms_are_not_changed(self, packing: Packing, settings: LossSettings) -> None:
@@ -133,7 +141,12 @@ def _with_holes(terms: LossTerms, hole: float) -> LossTerms:
     return replace(terms, log_probs_T=log_probs_T, **others)
 
 
-def _twice(terms: LossTerms, packing: Packing) -> LossTerms:
-    columns: dict[str, Any] = {name: column.detach().repeat(2) for name, column in _columns(terms).items()}
+def _joined(packing: Packing, rest: Packing, settings: LossSettings) -> LossTerms:
+    """The sequences of ``packing``, and after them others."""
+    other, segments = beside(packing, rest)
+    first, second = (_columns(_terms(one, settings)) for one in (packing, other))
+    columns: dict[str, Any] = {
+        name: torch.cat([column.detach(), second[name].detach()]) for name, column in first.items()
+    }
     columns["log_probs_T"].requires_grad_()
-    return replace(terms, **columns, segments=SequenceSums(packing.lengths * 2))
+    return LossTerms(**columns, settings=settings, segments=segments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slime_core.testing.suite import require
 
-__all__ = ["Packing", "SequenceSums", "require_column", "require_equal", "require_unchanged", "rows"]
+__all__ = ["EMPTY", "Packing", "SequenceSums", "beside", "require_column", "require_equal", "require_unchanged", "rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,15 @@ class Packing:
         return torch.empty(len(self.mask)).uniform_(low, high, generator=generator)
 
 
+EMPTY = (Packing((), (), 0), Packing((0,), (), 0), Packing((0, 0), (), 0))
+"""No token at all, as on a rank that shares its sequences with others and holds the prompts."""
+
+
 class SequenceSums:
     """The ``Segments`` of sequences that lie one after the other."""
 
     def __init__(self, lengths: Iterable[int]) -> None:
-        self._lengths = torch.tensor(tuple(lengths))
+        self._lengths = torch.tensor(tuple(lengths), dtype=torch.int64)
         self._samples_T = torch.repeat_interleave(torch.arange(len(self._lengths)), self._lengths)
 
     def sums(self, values_T: torch.Tensor) -> torch.Tensor:
@@ -68,6 +72,12 @@ def rows(draw: Any, *, some_masked: bool = False) -> Packing:
     if some_masked:
         mask[0] = 0
     return Packing(tuple(lengths), tuple(mask), draw(st.integers(0, 999)))
+
+
+def beside(packing: Packing, rest: Packing) -> tuple[Packing, SequenceSums]:
+    """``rest`` with tokens that hold something else, and the sums over the sequences of both, one after the other."""
+    other = replace(rest, seed=packing.seed + 1000)
+    return other, SequenceSums(packing.lengths + other.lengths)
 
 
 def require_column(what: str, values_T: Any, like_T: torch.Tensor) -> None:

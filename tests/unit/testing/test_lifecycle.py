@@ -123,8 +123,8 @@ QUICK = {
         'seen["rollouts"] = state["rollouts"]',
         'seen["rollouts"] = state["rollouts"] + 1',
         "a_checkpoint_brings_the_state_back",
-        "on the driver a checkpoint kept the state {'mine': {'rollouts': 0}}; hooks ran on, the checkpoint was restored, "
-        "and the state was {'mine': {'rollouts': 1}}. slime_checkpoint_restore has to bring back all that "
+        "on the driver a checkpoint kept the state {'mine': {'rollouts': 0}}; hooks ran on, the checkpoint was "
+        "restored, and the state was {'mine': {'rollouts': 1}}. slime_checkpoint_restore has to bring back all that "
         "slime_checkpoint_state returned.",
     ),
     "a restore that does nothing": (

@@ -14,19 +14,35 @@ from slime_core import Component, hookimpl
 def slime_register_policy_losses():
     yield Component("mine", target=f"{__name__}:Clipped")
 """
-RETURNED = "return LossOutput(surrogate.loss_T, metrics_T)"
+RETURNED = "return LossOutput(surrogate.loss_T, surrogate.metrics(log_ratio_T))"
 LOSSES = {
     "an average": (
         RETURNED,
-        "return LossOutput(surrogate.loss_T.mean(), metrics_T)",
+        "return LossOutput(surrogate.loss_T.mean(), surrogate.metrics(log_ratio_T))",
         "every_token_gets_one_finite_loss",
         "one number a token is wanted, never an average",
     ),
     "divided by the batch": (
         RETURNED,
-        "return LossOutput(surrogate.loss_T / trained_T.sum(), metrics_T)",
+        "return LossOutput(surrogate.loss_T / trained_T.sum(), surrogate.metrics(log_ratio_T))",
         "the_losses_of_a_sequence_do_not_depend_on_the_rest_of_the_batch",
         "The core does the averaging",
+    ),
+    "advantages whitened over the micro-batch": (
+        "trained_T = terms.mask_T != 0",
+        "import dataclasses\n        trained_T = terms.mask_T != 0\n"
+        "        kept_T = terms.advantages_T[trained_T]\n"
+        "        white_T = (terms.advantages_T - kept_T.mean()) / (kept_T.std(unbiased=False) + 1e-6)\n"
+        "        terms = dataclasses.replace(terms, advantages_T=white_T)",
+        "the_losses_of_a_sequence_do_not_depend_on_the_rest_of_the_batch",
+        "change with the other sequences in the batch",
+    ),
+    "one loss where there is no token": (
+        "return LossOutput(surrogate.loss_T, ",
+        "loss_T = surrogate.loss_T if len(trained_T) else terms.log_probs_T.sum()[None]\n"
+        "        return LossOutput(loss_T, ",
+        "a_rank_without_tokens_is_taken",
+        "for 0 tokens",
     ),
     "advantages whitened again": (
         "advantages_T=terms.advantages_T.where",
@@ -55,7 +71,7 @@ LOSSES = {
     "half detached": (
         RETURNED,
         "loss_T = surrogate.loss_T.detach() + (0.0 * terms.log_probs_T).where(trained_T, 0.0)\n"
-        "        return LossOutput(loss_T, metrics_T)",
+        "        return LossOutput(loss_T, surrogate.metrics(log_ratio_T))",
         "the_gradient_comes_through_log_probs",
         "passes no gradient to log_probs_T",
     ),
@@ -66,14 +82,14 @@ LOSSES = {
         "changed in place: advantages_T",
     ),
     "a metric of the batch": (
-        '"ratio": surrogate.ratio_T,',
-        '"ratio": surrogate.ratio_T.mean(),',
+        RETURNED,
+        RETURNED.replace("log_ratio_T))", "log_ratio_T) | {'ratio': surrogate.ratio_T.mean()})"),
         "metrics_are_one_number_a_token_without_gradient",
         "the metric 'ratio'",
     ),
     "a metric with a gradient": (
-        "-log_ratio_T.detach()",
-        "-log_ratio_T",
+        RETURNED,
+        RETURNED.replace("log_ratio_T))", "log_ratio_T) | {'ppo_kl': -log_ratio_T})"),
         "metrics_are_one_number_a_token_without_gradient",
         "carries a gradient; detach it",
     ),
@@ -114,7 +130,7 @@ CORRECTIONS = {
         "ratio_T.clamp(max=2.0)",
         "2 * ratio_T - 1",
         "weights_are_finite_and_not_negative",
-        "a weight is negative",
+        "a weight of a trained token is negative",
     ),
     "the wrong way round": (
         APART,
@@ -138,7 +154,19 @@ CORRECTIONS = {
         "ratio_T.clamp(max=2.0)",
         "(ratio_T / ratio_T.sum())",
         "a_sequence_does_not_depend_on_the_rest_of_the_batch",
-        "stand in the batch twice",
+        "weights_T of a sequence changes with the other sequences in the batch",
+    ),
+    "weights of mean 1 over equal batches": (
+        "ratio_T.clamp(max=2.0)",
+        "ratio_T / ratio_T[trained_T].mean()",
+        "a_sequence_does_not_depend_on_the_rest_of_the_batch",
+        "weights_T of a sequence changes with the other sequences in the batch",
+    ),
+    "one weight where there is no token": (
+        "weights_T = ratio_T.clamp(max=2.0)",
+        "weights_T = ratio_T.clamp(max=2.0) if len(ratio_T) else torch.ones(1)",
+        "a_rank_without_tokens_is_taken",
+        "weights_T is a Tensor of shape (1,) for 0 tokens",
     ),
     "masked tokens leak": (
         ".where(trained_T, 0.0).exp()",
@@ -171,3 +199,15 @@ def test_a_broken_correction_is_caught_by_the_property_that_names_it(name, broke
 @pytest.mark.parametrize("name", properties(CorrectionSuite))
 def test_the_right_correction_holds_every_property(name, suite_of):
     getattr(suite_of(CorrectionSuite, CORRECTION)(), name)()
+
+
+def test_what_a_correction_masks_may_have_any_weight(broken, suite_of):
+    without = broken(CORRECTION, "ratio_T.clamp(max=2.0)", "ratio_T.where(ratio_T < 50, float('nan'))")
+    suite_of(CorrectionSuite, without)().test_weights_are_finite_and_not_negative()
+
+
+def test_a_loss_that_reads_the_first_token_fails_where_there_is_none(first_party, broken, suite_of):
+    old, new = "trained_T = terms.mask_T != 0", "terms.log_probs_T.max()\n        trained_T = terms.mask_T != 0"
+    tested = suite_of(PolicyLossSuite, broken(first_party("slime_core/builtin/losses.py", LOSS), old, new))()
+    with pytest.raises(RuntimeError, match="numel"):
+        tested.test_a_rank_without_tokens_is_taken()
