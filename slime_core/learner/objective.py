@@ -7,7 +7,6 @@ loss.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,18 +18,11 @@ from slime_core.learner.batches import MicroBatch
 from slime_core.learner.corrections import Corrections, add_metrics
 from slime_core.learner.custom import Correct, LogitsLoss, Reduce
 from slime_core.learner.parity import compare
+from slime_core.learner.totals import Sums
 from slime_core.ops.kl import approximate_kl
 from slime_core.plugins.contracts import LossOutput, LossSettings, LossTerms, PolicyLoss, Segments
 
-__all__ = ["Objective", "Sums"]
-
-
-@dataclass(slots=True)
-class Sums:
-    """Weighted sums of a micro-batch by metric name, and largest values; without gradient."""
-
-    sums: dict[str, torch.Tensor] = field(default_factory=dict)
-    largest: dict[str, torch.Tensor] = field(default_factory=dict)
+__all__ = ["Objective"]
 
 
 class Objective:

@@ -14,7 +14,8 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from slime_core.learner.batches import MicroBatch, idle, packed_sequence
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.log_probs import response_entropy, response_log_probs, response_logits
-from slime_core.learner.objective import Objective, Sums
+from slime_core.learner.objective import Objective
+from slime_core.learner.totals import Sums, total
 
 __all__ = ["backward", "fill_up", "log_probs"]
 
@@ -77,11 +78,11 @@ def _of_log_probs(objective: Objective, logits_1TV: torch.Tensor, micro: MicroBa
 def _of_logits(objective: Objective, logits_1TV: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, Sums]:
     """The same where the run brings a loss of its own."""
     assert objective.of_logits is not None
-    loss, metrics = objective.of_logits(logits_1TV, micro)
-    with torch.no_grad():
+    with torch.no_grad():  # before the function has the logits, which it may change in place
         logits_UV = response_logits(logits_1TV, micro)
-        entropy_U = response_entropy(logits_UV)
-        measured = objective.measure(loss, response_log_probs(logits_UV, micro), entropy_U, micro)
+        entropy_U, log_probs_U = response_entropy(logits_UV), response_log_probs(logits_UV, micro)
+    loss, metrics = objective.of_logits(logits_1TV, micro)
+    measured = objective.measure(loss, log_probs_U, entropy_U, micro)
     return loss, Sums({**metrics, **measured.sums}, measured.largest)
 
 
@@ -107,13 +108,8 @@ def _forward(last: Any, micro_batches: Iterator[MicroBatch], chunk: Any) -> tupl
 
 
 def _reduce(parts: Sequence[Sums], *, device: torch.device) -> dict[str, float]:
-    """Sum over micro-batches and data-parallel ranks, then tell the other pipeline stages."""
-    totals = {name: torch.stack([part.sums[name] for part in parts]).sum() for name in (parts[0].sums if parts else ())}
-    peaks = {
-        name: torch.stack([part.largest[name] for part in parts]).max() for name in (parts[0].largest if parts else ())
-    }
-    replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    result: list[Any] = [{**_all(totals, dist.ReduceOp.SUM, replicas), **_all(peaks, dist.ReduceOp.MAX, replicas)}]
+    """Over micro-batches and data-parallel ranks; then tell the other pipeline stages."""
+    result: list[Any] = [total(parts, parallel_state.get_data_parallel_group(with_context_parallel=True))]
     if parallel_state.get_pipeline_model_parallel_world_size() > 1:
         dist.broadcast_object_list(
             result,
@@ -123,15 +119,6 @@ def _reduce(parts: Sequence[Sums], *, device: torch.device) -> dict[str, float]:
         )
     metrics: dict[str, float] = result[0]
     return metrics
-
-
-def _all(values: dict[str, torch.Tensor], operation: Any, group: Any) -> dict[str, float]:
-    if not values:
-        return {}
-    stacked = torch.stack([value.double() for value in values.values()])
-    if group.size() > 1:
-        dist.all_reduce(stacked, op=operation, group=group)
-    return dict(zip(values, stacked.tolist(), strict=True))
 
 
 def _device(model: Sequence[Any]) -> torch.device:

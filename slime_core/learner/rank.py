@@ -179,6 +179,7 @@ class Learner:
             PluginError: a hook failed.
         """
         from slime_core.learner.passes import log_probs
+        from slime_core.learner.totals import average
 
         steps = self._cut(shard)
         self.parity.mark(shard, steps[0])
@@ -196,8 +197,7 @@ class Learner:
         if self._postprocess is not None:
             self._postprocess(shard, steps)
         results = [self._hooked_step(step, TrainStep(shard.rollout, i, self._info)) for i, step in enumerate(steps)]
-        metrics = {f"train/{name}": _over_steps(name, [result[name] for result in results]) for name in results[0]}
-        return metrics | self.parity.report()
+        return {f"train/{name}": value for name, value in average(results).items()} | self.parity.report()
 
     @property
     def _reads_reference(self) -> bool:
@@ -329,11 +329,6 @@ def _meeting_point(settings: LearnerSettings) -> Any:
     if settings.rank == 0:
         return listening_store(host, world_size=settings.world_size, timeout=COLLECTIVE_TIMEOUT, port=int(port))
     return TCPStore(host, int(port), settings.world_size, is_master=False, timeout=COLLECTIVE_TIMEOUT)
-
-
-def _over_steps(name: str, values: list[float]) -> float:
-    """One number for all optimizer steps of a rollout: the largest of what is a largest value, else the mean."""
-    return max(values) if name.endswith("_max_diff") else sum(values) / len(values)
 
 
 def _refuse_non_finite(metrics: dict[str, float], rollout: int) -> None:
