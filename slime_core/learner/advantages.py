@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from slime_core.errors import RunError
 from slime_core.learner.batches import MicroBatch
+from slime_core.learner.returned import require_per_token, require_type
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.contracts import (
     AdvantageSettings,
@@ -139,13 +140,9 @@ class OverShards:
 
 def _checked(found: TokenAdvantages, trained_U: torch.Tensor, who: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The advantages, float32, 0 where nothing is trained; and the metrics. All without gradient."""
-    columns = {"advantages_U": found.advantages_U, **{f"metrics_U[{name!r}]": v for name, v in found.metrics_U.items()}}
-    for name, values_U in columns.items():
-        if values_U.shape != trained_U.shape:
-            raise RunError(
-                f"{who} returned {name} of shape {tuple(values_U.shape)} for {len(trained_U)} response tokens; "
-                "accepted is one number a token. Report this to the plugin's author."
-            )
+    require_type(found, TokenAdvantages, who)
+    columns = {"advantages_U": found.advantages_U}
+    require_per_token(columns, found.metrics_U, metrics_name="metrics_U", count=len(trained_U), who=who)
     advantages_U = found.advantages_U.detach().float().where(trained_U, 0.0)
     wrong = int((~advantages_U.isfinite()).sum())
     if wrong:

@@ -44,6 +44,7 @@ def build_objective(
     return Objective(
         _build(registry, Kind.POLICY_LOSS, policy_loss, options),
         algorithm,
+        who=_who(registry, Kind.POLICY_LOSS, policy_loss),
         corrections=Corrections(named, settings),
         context_group=context_group,
         correct=custom.find("custom_tis_function_path"),

@@ -13,6 +13,7 @@ import torch
 
 from slime_core.errors import RunError
 from slime_core.learner.batches import MicroBatch
+from slime_core.learner.returned import require_per_token, require_type
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.contracts import Correction, CorrectionOutput, CorrectionSettings, CorrectionTerms, Segments
 
@@ -68,8 +69,8 @@ class Corrections:
             log_probs_U: float32 [u], of the actor before the first optimizer step of the rollout.
 
         Raises:
-            RunError: a correction failed, returned another number of values than there are tokens, or a metric under a
-                name that is taken.
+            RunError: a correction failed, returned something else than one number a token, or a metric under a name
+                that is taken.
         """
         mask_U = micro.mask_U
         result = Corrected(torch.ones_like(mask_U), mask_U != 0)
@@ -77,7 +78,7 @@ class Corrections:
             terms = CorrectionTerms(log_probs_U, micro.rollout_log_probs_U, mask_U, segments, self._settings)
             with torch.no_grad(), boundary(named.who, "correcting a micro-batch", error=RunError):
                 output = named.correct(terms)
-            _require_shape(output, mask_U, named.who)
+            _require_fitting(output, mask_U, named.who)
             result.faults[FAULTS + named.who] = _count_faults(output, mask_U)
             mask_U = output.mask_T.detach().float()
             result.trained_U = mask_U != 0
@@ -117,14 +118,10 @@ def add_metrics(per_token: dict[str, torch.Tensor], metrics_U: dict[str, torch.T
     per_token |= {name: values_U.detach() for name, values_U in metrics_U.items()}
 
 
-def _require_shape(output: CorrectionOutput, mask_U: torch.Tensor, who: str) -> None:
-    columns = {"weights_T": output.weights_T, "mask_T": output.mask_T, **output.metrics_T}
-    for name, values_U in columns.items():
-        if values_U.shape != mask_U.shape:
-            raise RunError(
-                f"{who} returned {name} of shape {tuple(values_U.shape)} for {len(mask_U)} response tokens; accepted "
-                "is one number a token. Report this to the plugin's author."
-            )
+def _require_fitting(output: CorrectionOutput, mask_U: torch.Tensor, who: str) -> None:
+    require_type(output, CorrectionOutput, who)
+    columns = {"weights_T": output.weights_T, "mask_T": output.mask_T}
+    require_per_token(columns, output.metrics_T, metrics_name="metrics_T", count=len(mask_U), who=who)
 
 
 def _count_faults(output: CorrectionOutput, mask_U: torch.Tensor) -> torch.Tensor:

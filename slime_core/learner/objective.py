@@ -18,8 +18,10 @@ from slime_core.learner.batches import MicroBatch
 from slime_core.learner.corrections import Corrections, add_metrics
 from slime_core.learner.custom import Correct, LogitsLoss, Reduce
 from slime_core.learner.parity import compare
+from slime_core.learner.returned import require_per_token, require_type
 from slime_core.learner.totals import Sums
 from slime_core.ops.kl import approximate_kl
+from slime_core.plugins.boundary import boundary
 from slime_core.plugins.contracts import LossOutput, LossSettings, LossTerms, PolicyLoss, Segments
 
 __all__ = ["Objective"]
@@ -30,6 +32,7 @@ class Objective:
 
     Arguments:
         policy_loss: the component that turns log-probabilities and advantages into a loss per token.
+        who: the component in messages, with its plugin.
         algorithm: clip ranges and coefficients.
         corrections: weigh the policy loss of each token and decide which tokens are left; None: none.
         context_group: the ranks that share every row, if there are several; sums over a sequence reach over them.
@@ -42,6 +45,7 @@ class Objective:
         policy_loss: PolicyLoss,
         algorithm: AlgorithmConfig,
         *,
+        who: str = "the policy loss",
         corrections: Corrections | None = None,
         context_group: Any = None,
         correct: Correct | None = None,
@@ -50,7 +54,7 @@ class Objective:
     ) -> None:
         self.of_logits = of_logits
         self._correct, self._reduce = correct, reduce
-        self._policy_loss = policy_loss
+        self._policy_loss, self._who = policy_loss, who
         self._algorithm = algorithm
         self.corrections = corrections or Corrections()
         self._context_group = context_group
@@ -75,6 +79,10 @@ class Objective:
 
         Metrics are averages over the tokens that the rollout trains, also over those that a correction leaves out;
         ``pg_loss`` and ``loss`` are what is minimised, after corrections.
+
+        Raises:
+            RunError: the policy loss or a correction failed, or returned something else than its contract says.
+            PluginError: so did a function that the run names by path.
         """
         old_U = log_probs_U.detach() if micro.old_log_probs_U is None else micro.old_log_probs_U
         segments = _Segments(micro, self._context_group)
@@ -125,27 +133,34 @@ class Objective:
     def _policy_terms(
         self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch, segments: Segments
     ) -> LossOutput:
-        output = self._policy_loss(
-            LossTerms(
-                log_probs_T=log_probs_U,
-                old_log_probs_T=old_U,
-                advantages_T=micro.advantages_U,
-                mask_T=micro.mask_U,
-                settings=self._settings,
-                segments=segments,
-            )
+        terms = LossTerms(
+            log_probs_T=log_probs_U,
+            old_log_probs_T=old_U,
+            advantages_T=micro.advantages_U,
+            mask_T=micro.mask_U,
+            settings=self._settings,
+            segments=segments,
         )
-        if output.loss_T.shape != log_probs_U.shape:
-            raise RunError(
-                f"the policy loss returned shape {tuple(output.loss_T.shape)} for {len(log_probs_U)} response tokens; "
-                "accepted is one number a token"
-            )
+        with boundary(self._who, "computing the loss of a micro-batch", error=RunError):
+            output = self._policy_loss(terms)
+        _require_fitting(output, log_probs_U, self._who)
         return output
 
     def _divergence(self, log_probs_U: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
         assert micro.ref_log_probs_U is not None, "the reference's pass comes before the loss"
         estimator = self._algorithm.kl_loss_type
         return approximate_kl(log_probs_U, base_log_probs_T=micro.ref_log_probs_U, estimator=estimator)
+
+
+def _require_fitting(output: LossOutput, log_probs_U: torch.Tensor, who: str) -> None:
+    require_type(output, LossOutput, who)
+    columns = {"loss_T": output.loss_T}
+    require_per_token(columns, output.metrics_T, metrics_name="metrics_T", count=len(log_probs_U), who=who)
+    if log_probs_U.requires_grad and not output.loss_T.requires_grad:
+        raise RunError(
+            f"{who} returned loss_T without a gradient, so it would train nothing; accepted is a loss that depends on "
+            "log_probs_T. Report this to the plugin's author."
+        )
 
 
 def _sums(

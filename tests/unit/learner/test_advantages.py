@@ -220,6 +220,23 @@ def test_a_metric_needs_one_number_a_token():
         fill_with(Measures())
 
 
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "returned a NoneType; accepted is a TokenAdvantages"),
+        (TokenAdvantages([0.0] * 9), "returned advantages_U as a list for 9 response tokens"),
+        (TokenAdvantages(torch.zeros(9), metrics_U=None), "returned metrics_U as a NoneType; accepted is a dict"),
+    ],
+)
+def test_an_estimator_that_returns_something_else_is_named(returned, message):
+    class Returns:
+        def estimate(self, batch: ResponseTokens, reduce: object) -> TokenAdvantages:
+            return returned
+
+    with pytest.raises(RunError, match=f"'mine' of X {message}"):
+        fill_with(Returns())
+
+
 def test_an_estimator_that_fails_is_named():
     class Fails:
         def estimate(self, batch: ResponseTokens, reduce: object) -> TokenAdvantages:

@@ -263,3 +263,51 @@ def test_metrics_of_the_advantage_estimator_are_averaged_too():
     batch = micro()
     batch.metrics_U = {"returns": torch.tensor([4.0, 8.0, -2.0])}
     assert evaluate(objective(), batch)[1]["returns"] == pytest.approx(1 + 2 - 1)
+
+
+# --- A policy loss that breaks its contract ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda terms: 1 / 0, "computing the loss of a micro-batch failed with ZeroDivisionError: division by zero"),
+        (lambda terms: terms.log_probs_T, "returned a Tensor; accepted is a LossOutput"),
+        (lambda terms: LossOutput(terms.log_probs_T.sum()), r"returned loss_T of shape () for 3 response tokens"),
+        (lambda terms: LossOutput([1.0, 2.0, 3.0]), "returned loss_T as a list for 3 response tokens"),
+        (lambda terms: LossOutput(terms.log_probs_T, [1.0]), "returned metrics_T as a list; accepted is a dict of one"),
+        (
+            lambda terms: LossOutput(terms.log_probs_T, {"ratio": terms.log_probs_T.mean()}),
+            "returned metrics_T['ratio'] of shape () for 3 response tokens; accepted is one number a token. Report",
+        ),
+        (
+            lambda terms: LossOutput(terms.log_probs_T.detach()),
+            "returned loss_T without a gradient, so it would train nothing; accepted is a loss that depends on log_pro",
+        ),
+    ],
+)
+def test_a_policy_loss_that_breaks_its_contract_is_named(loss, message):
+    settings = AlgorithmConfig(use_kl_loss=True, kl_loss_coef=0.1)
+    broken = Objective(loss, settings, who="policy loss 'mine' of plugin 'mine' (mine 1.0)")
+    with pytest.raises(RunError) as caught:
+        evaluate(broken, micro(ref_log_probs_U=[-2.0, -2.0, -2.0]))
+    text = str(caught.value)
+    assert text.startswith("policy loss 'mine' of plugin 'mine' (mine 1.0)")
+    assert message in text
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (None, "correction 0 returned a NoneType; accepted is a CorrectionOutput. Report this to the plugin's author."),
+        (CorrectionOutput(1.0, torch.ones(3), {}), "correction 0 returned weights_T as a float for 3 response tokens"),
+        (
+            CorrectionOutput(torch.ones(3), torch.ones(3), None),
+            "correction 0 returned metrics_T as a NoneType; accepte",
+        ),
+    ],
+)
+def test_a_correction_that_returns_something_else_is_named(output, message):
+    with pytest.raises(RunError) as caught:
+        evaluate(corrected(lambda terms: output), micro())
+    assert str(caught.value).startswith(message)
