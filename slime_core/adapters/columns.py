@@ -90,7 +90,9 @@ class Postprocess:
                 f"{self._source}: it added {', '.join(new)}, which nothing reads; read are {taken}. Other columns "
                 "reach the loss of --custom-loss-function-path only."
             )
-        for name in data.keys() - set(FIXED):
+        for name in sorted(data):
+            self._refuse_no_list(name, data[name])
+        for name in sorted(data.keys() - set(FIXED)):
             if len(data[name]) != len(shard):
                 raise PluginError(
                     f"{self._source}: {name} has {len(data[name])} entries; accepted is one for each of the "
@@ -98,9 +100,16 @@ class Postprocess:
                 )
         self._refuse_changed(data, shard)
 
+    def _refuse_no_list(self, name: str, found: Any) -> None:
+        if not (isinstance(found, list | tuple) or (isinstance(found, torch.Tensor) and found.ndim)):
+            raise PluginError(
+                f"{self._source}: {name} is a {type(found).__name__}; accepted is a list with one entry a sample."
+            )
+
     def _refuse_changed(self, data: Mapping[str, Any], shard: TrainBatch) -> None:
         for name, given in _fixed(shard, "cpu").items():
-            found = [torch.as_tensor(value).cpu() for value in data[name]]
+            with boundary(self._source, f"comparing {name} with what it was"):
+                found = [torch.as_tensor(value).cpu() for value in data[name]]
             same = len(found) == len(given) and all(
                 torch.equal(now, torch.as_tensor(before)) for now, before in zip(found, given, strict=True)
             )

@@ -35,11 +35,14 @@ class CustomCorrection:
     def __call__(
         self, loss_U: torch.Tensor, log_probs_U: torch.Tensor, mask_U: torch.Tensor, micro: MicroBatch
     ) -> tuple[torch.Tensor, torch.Tensor, Mapping[str, torch.Tensor]]:
-        """See the protocol.
+        """See the protocol. An idle micro-batch comes back as it is: the function sees samples with tokens to train.
 
         Raises:
-            PluginError: the function failed, or returned something else than slime's functions do.
+            PluginError: the function failed, returned something else than slime's functions do, or a loss without a
+                gradient, which would train nothing.
         """
+        if not micro.scale:
+            return loss_U, mask_U, {}
         lengths = response_lengths(micro)
         with boundary(self._source, "calling it", locate=True):
             found = self._function(
@@ -53,6 +56,11 @@ class CustomCorrection:
             )
         loss, masks, metrics = self._three(found)
         corrected_U = joined(self._source, "the policy loss", loss, loss_U, lengths)
+        if loss_U.requires_grad and not corrected_U.requires_grad:
+            raise PluginError(
+                f"{self._source}: the policy loss came back without a gradient, so it would train nothing; detach the "
+                "weights only, and return pg_loss times them."
+            )
         left_U = joined(self._source, "the loss masks", masks, mask_U, lengths)
         refuse_wider_mask(self._source, left_U, mask_U)
         named = {

@@ -41,11 +41,13 @@ class CustomLoss:
         self._args = options.arguments
 
     def __call__(self, logits_1TV: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """See the protocol.
+        """See the protocol. An idle micro-batch makes 0, without the function: there is nothing to divide by.
 
         Raises:
             PluginError: the function failed, or returned something else than slime's functions do.
         """
+        if not micro.scale:
+            return logits_1TV[:, :0].float().sum(), {}
         batch, reduce = _batch(micro), _sum_of_sample_mean(micro)
         with boundary(self._source, "calling it", locate=True):
             found = self._function(self._args, batch, logits_1TV, reduce)
@@ -64,8 +66,7 @@ class CustomLoss:
 
 
 def _sum_of_sample_mean(micro: MicroBatch) -> Callable[[torch.Tensor], torch.Tensor]:
-    # An idle micro-batch has scale 0 and nothing to sum.
-    weights_U = micro.weights_U / (micro.scale or 1.0)
+    weights_U = micro.weights_U / micro.scale
 
     def reduce(values_U: torch.Tensor) -> torch.Tensor:
         return (values_U.where(micro.mask_U != 0, 0.0) * weights_U).sum()

@@ -31,11 +31,13 @@ class CustomReducer:
         self._per_token = options.config.algorithm.calculate_per_token_loss
 
     def __call__(self, loss_U: torch.Tensor, mask_U: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
-        """See the protocol.
+        """See the protocol. An idle micro-batch makes 0, without the function: there is nothing to divide by.
 
         Raises:
             PluginError: the function failed, or did not make one number with a gradient.
         """
+        if not micro.scale:
+            return loss_U[:0].sum()
         trained_U = loss_U.where(mask_U != 0, 0.0)
         with boundary(self._source, "calling it", locate=True):
             reduce = self._function(

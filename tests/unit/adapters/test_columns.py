@@ -86,6 +86,12 @@ def test_another_column_reaches_a_loss_named_by_path(tmp_path):
         ("data['loss_masks'][1][1] = 1", "its loss masks train 1 tokens that were masked"),
         ("data['tokens'][0][0] = 9", "it changed tokens, which is packed already; leave it as it is"),
         ("data['response_lengths'] = [1, 1, 1]", "it changed response_lengths, which is packed already"),
+        ("data['rewards'] = 1.0", "rewards is a float; accepted is a list with one entry a sample"),
+        ("data['log_probs'] = None", "log_probs is a NoneType; accepted is a list with one entry a sample"),
+        ("data['advantages'] = {'a': 1, 'b': 2, 'c': 3}", "advantages is a dict; accepted is a list with one entry"),
+        ("data['tokens'] = None", "tokens is a NoneType; accepted is a list with one entry a sample"),
+        ("data['rewards'] = data['advantages'][0].sum()", "rewards is a Tensor; accepted is a list with one entry a s"),
+        ("data['tokens'] = ['a', 'b', 'c']", "comparing tokens with what it was failed with TypeError"),
         ("raise KeyError('x')", "mine.py:f: calling it failed with KeyError: 'x'"),
     ],
 )

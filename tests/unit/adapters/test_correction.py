@@ -11,6 +11,7 @@ from slime_core.adapters.correction import CustomCorrection
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import PluginError
+from slime_core.learner.batches import idle
 from slime_core.learner.objective import Objective
 from tests.unit.adapters.training import micro, options_for
 
@@ -83,6 +84,7 @@ RETURNS = "def back(*, pg_loss, loss_masks, **_):\n    return {}\n"
         ("(pg_loss, [m + 1 for m in loss_masks], {})", "a loss mask holds something else than 0 and 1"),
         ("(pg_loss, [m * 0 + 1 for m in loss_masks], {})", "its loss masks train 1 tokens that were masked"),
         ("(pg_loss, loss_masks, {'tis': 1.0})", "metric 'tis' is a float; accepted is one tensor a sample"),
+        ("(pg_loss.detach(), loss_masks, {})", "the policy loss came back without a gradient, so it would train noth"),
         ("1 / 0", "mine.py:back: calling it failed with ZeroDivisionError: division by zero"),
     ],
 )
@@ -90,3 +92,14 @@ def test_what_no_function_of_slime_returns_is_refused(tmp_path, returned, messag
     correct = CustomCorrection(options_for(tmp_path, RETURNS.format(returned), **{PATH: "back"}))
     with pytest.raises(PluginError, match=message):
         train(correct, micro(mask_U=[1.0, 0.0, 1.0]))
+
+
+def test_an_idle_micro_batch_trains_nothing_and_does_not_reach_the_function(tmp_path):
+    code = """
+def share(*, pg_loss, loss_masks, **_):
+    return pg_loss / sum(mask.sum() for mask in loss_masks), loss_masks, {"share": pg_loss}
+"""
+    correct = CustomCorrection(options_for(tmp_path, code, **{PATH: "share"}))
+    loss, gradient, sums = train(correct, idle(micro()))
+    assert (loss, gradient) == (0.0, [0.0, 0.0, 0.0])
+    assert "share" not in sums

@@ -47,10 +47,13 @@ def test_masked_tokens_are_left_out(tmp_path):
     assert gradient(options_for(tmp_path, PICKED, **{PATH: "picked"}), batch)[1] == pytest.approx([0.5, 0, 0, 0.5, 0])
 
 
-def test_an_idle_micro_batch_trains_nothing(tmp_path):
-    code = "def f(args, batch, logits, sum_of_sample_mean):\n    return logits.sum(), {'sum': logits.sum()}\n"
+def test_an_idle_micro_batch_trains_nothing_and_does_not_reach_the_function(tmp_path):
+    code = """
+def f(args, batch, logits, sum_of_sample_mean):
+    return logits.sum() / sum(mask.sum() for mask in batch["loss_masks"]), {}
+"""
     value, found, metrics = gradient(options_for(tmp_path, code, **{PATH: "f"}), idle(micro()))
-    assert (value, found, metrics) == (0.0, [0.0] * 5, {"sum": 0.0})
+    assert (value, found, metrics) == (0.0, [0.0] * 5, {})
 
 
 def test_the_batch_has_slimes_names(tmp_path):

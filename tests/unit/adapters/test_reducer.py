@@ -60,10 +60,12 @@ def test_a_constant_divisor_by_hand(tmp_path):
     assert sums["pg_loss"] == sums["loss"] == pytest.approx((-2 - 2 + 1) / 8 / 2)
 
 
-def test_an_idle_micro_batch_trains_nothing(tmp_path):
-    code = "def ones(*_):\n    return lambda x: x.sum() + 7\n"
-    reduce = CustomReducer(options_for(tmp_path, code, **{PATH: "ones"}))
-    assert gradient(reduce, idle(micro()))[0] == [0.0, 0.0, 0.0]
+def test_an_idle_micro_batch_trains_nothing_and_does_not_reach_the_function(tmp_path):
+    code = "def mean(total, response, masks, _):\n    return lambda x: x.sum() / sum(mask.sum() for mask in masks)\n"
+    reduce = CustomReducer(options_for(tmp_path, code, **{PATH: "mean"}))
+    found, sums = gradient(reduce, idle(micro()))
+    assert found == [0.0, 0.0, 0.0]
+    assert (sums["loss"], sums["pg_loss"]) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
