@@ -11,9 +11,10 @@ store.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -272,7 +273,7 @@ class Sampler:
         return score(await self._measured(name, step=step), key=self._config.rollout.reward_key)
 
     async def _measured(self, name: str, *, step: int) -> list[Sample]:
-        groups = [[replace(sample) for sample in group] for group in self._eval_sets[name]]
+        groups = copy.deepcopy(self._eval_sets[name])
         context = self._context(step, evaluation=True)
         finished = await self._collector.collect(context, groups, self._eval_sampling)
         samples = [sample for group in finished for sample in group]

@@ -332,6 +332,31 @@ async def test_an_evaluation_starts_from_clean_samples_every_time(build):
     assert sampler._eval_sets["sums"][0][0].status is Status.PENDING
 
 
+async def test_what_a_generate_function_changes_in_place_does_not_reach_the_next_evaluation(build):
+    sampler, _ = build(GOOD)
+    seen = []
+
+    async def in_place(context: Any, samples: list[Sample], sampling: Any) -> list[Sample]:
+        (sample,) = samples
+        seen.append(
+            (list(sample.tokens), dict(sample.metadata), list(sample.weight_versions), sample.spec_info.spec_verify_ct)
+        )
+        sample.tokens += [5]
+        sample.append_response_tokens(
+            tokens=[6], log_probs=[-0.1], text="1", meta_info={"finish_reason": "stop", "weight_version": "7"}
+        )
+        sample.metadata["seen"] = "yes"
+        sample.spec_info.spec_verify_ct += 1
+        return samples
+
+    sampler._collector._generators._made["single_turn"] = Chosen("single_turn", in_place, takes_groups=True)
+    await sampler.evaluate(0)
+    first, seen[:] = list(seen), []
+    await sampler.evaluate(1)
+    assert seen == first
+    assert first[0] == ([], {"carries": 0}, [], 0)
+
+
 async def test_an_evaluation_does_not_move_the_training_data(build):
     sampler, _ = build(GOOD)
     await sampler.evaluate(0)
