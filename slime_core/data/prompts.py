@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import random
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_core.data.rows import PromptRow, read_prompts
-from slime_core.errors import CheckpointError, DataError
+from slime_core.errors import CheckpointError, DataError, RunError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.types import PromptGroup, Sample
 
@@ -60,8 +61,12 @@ class PromptFiles:
         return [self._group(number) for number in [*again, *fresh]]
 
     def put_back(self, groups: Sequence[PromptGroup]) -> None:
-        """Take unfinished groups back; they are handed out first, under their old numbers, as new samples."""
-        self._returned.extend(group[0].group_index for group in groups if group[0].group_index is not None)
+        """Take unfinished groups back; they are handed out first, under their old numbers, as new samples.
+
+        Raises:
+            RunError: a group has no number, or no sample, so that nothing says which prompt it is of.
+        """
+        self._returned.extend([_number(group) for group in groups])
 
     def state(self) -> dict[str, Any]:
         """The number of the next new group, the groups that were put back, and all that decides what a number means."""
@@ -91,9 +96,9 @@ class PromptFiles:
             Sample(
                 group_index=number,
                 index=number * size + i,
-                prompt=row.prompt,
+                prompt=copy.deepcopy(row.prompt),
                 label=row.label,
-                metadata=dict(row.metadata),
+                metadata=copy.deepcopy(row.metadata),
             )
             for i in range(size)
         ]
@@ -106,6 +111,17 @@ class PromptFiles:
                 random.Random(f"{self._request.seed}:{epoch}").shuffle(order)
             self._orders = {epoch: order}
         return self._orders[epoch]
+
+
+def _number(group: PromptGroup) -> int:
+    number = group[0].group_index if group else None
+    if number is None:
+        raise RunError(
+            f"a prompt group was put back {'whose group_index is None' if group else 'that has no sample'}; the data "
+            "source finds its prompt by that number. Put back groups of samples as next_groups handed them out, or "
+            "use a data source with a buffer of its own for samples made elsewhere."
+        )
+    return number
 
 
 def _digest(rows: Sequence[PromptRow]) -> str:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from slime_core import PromptRequest
+from slime_core import PromptRequest, Sample
 from slime_core.data.prompts import PromptFiles
-from slime_core.errors import CheckpointError, DataError
+from slime_core.errors import CheckpointError, DataError, RunError
 
 
 @pytest.fixture
@@ -42,6 +42,18 @@ def test_a_group_holds_samples_of_one_prompt_numbered_through_the_run(file):
     assert second[1].metadata == {"n": 1}
 
 
+def test_samples_of_a_prompt_share_neither_messages_nor_nested_metadata_in_any_epoch(tmp_path):
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps({"prompt": [{"role": "user", "content": "q"}], "metadata": {"tools": ["a"]}}))
+    prompts = source(path, n_samples_per_prompt=2, label_key=None)
+    (first,) = prompts.next_groups(1)
+    first[0].prompt.append({"role": "assistant", "content": "leak"})
+    first[0].prompt[0]["content"] = "other"
+    first[0].metadata["tools"].append("b")
+    for clean in (first[1], *prompts.next_groups(1)[0]):
+        assert (clean.prompt, clean.metadata) == ([{"role": "user", "content": "q"}], {"tools": ["a"]})
+
+
 def test_every_prompt_comes_once_an_epoch_in_a_new_order(file):
     prompts = source(file)
     epochs = [texts(prompts.next_groups(7)) for _ in range(4)]
@@ -70,6 +82,17 @@ def test_groups_that_are_put_back_come_first_under_their_old_numbers_as_new_samp
     assert [sample.index for sample in again[1]] == [2, 3]
     assert texts(again[:2]) == texts([first[3], first[1]])
     assert again[1][0].response == ""
+
+
+@pytest.mark.parametrize(
+    ("group", "found"), [([Sample(prompt="p0")], "whose group_index is None"), ([], "that has no sample")]
+)
+def test_a_group_that_is_put_back_without_a_number_is_refused(file, group, found):
+    prompts = source(file)
+    good = prompts.next_groups(1)
+    with pytest.raises(RunError, match=rf"^a prompt group was put back {found}; the data source finds its prompt by"):
+        prompts.put_back([*good, group])
+    assert prompts.state()["returned"] == []
 
 
 def test_more_put_back_than_asked_for_wait_for_the_next_call(file):
