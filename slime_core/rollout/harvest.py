@@ -76,7 +76,7 @@ class Harvest:
         if not trainable:
             self._num_lost += 1
             return
-        result = self._transforms.early(trainable)
+        result = self._transforms.early(list(trainable))
         if result.dropped is not None:
             self._dropped.append((result.dropped, trainable))
         else:
@@ -165,8 +165,9 @@ class Harvest:
         return [*self._dropped, *((reason, group) for reason, group in late if reason is not None), *surplus]
 
     def _shrunk(self) -> list[tuple[PromptGroup, PromptGroup]]:
-        """Groups that are kept, as they came and as they are."""
-        return [(self._given[position], self._late[position].samples) for position in self._standing()[: self._room]]
+        """Groups as they came, and as they are written: kept, or dropped once others of the rollout were seen."""
+        found = zip(self._given, self._passed, self._late, strict=True)
+        return [(given, (late if late.dropped is None else passed).samples) for given, passed, late in found]
 
     def _changes(self, position: int) -> Counter[str]:
         return Counter(self._passed[position].changed) + Counter(self._late[position].changed)

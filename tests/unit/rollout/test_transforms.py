@@ -62,6 +62,14 @@ class First(Log):
         return Transformed(samples[:1])
 
 
+class Pop(Log):
+    """Takes the last sample out of the list that it is handed."""
+
+    def __call__(self, samples):
+        samples.pop()
+        return Transformed(samples)
+
+
 class Bad(Log):
     def __call__(self, samples):
         return BAD(samples)
@@ -86,6 +94,7 @@ def slime_register_sample_transforms():
     yield Component("halve", target=f"{__name__}:Halve", traits=rollout)
     yield Component("drop_first", target=f"{__name__}:DropFirst", traits=rollout)
     yield Component("first", target=f"{__name__}:First", traits=group)
+    yield Component("pop", target=f"{__name__}:Pop", traits=group)
     yield Component("bad", target=f"{__name__}:Bad", traits=group)
     yield Component("bad_rollout", target=f"{__name__}:Bad", traits=rollout)
 '''
@@ -253,6 +262,23 @@ async def test_a_sample_that_is_taken_out_of_its_group_is_written_down(build, tm
     assert [(row["index"], row.get("dropped")) for row in written(tmp_path)] == [
         *((0, None), (2, None), (1, "left_out"), (3, "left_out")),
     ]
+
+
+async def test_a_sample_that_is_taken_out_of_the_list_itself_is_written_down_too(build, tmp_path):
+    sampler, _, _ = build({"1+1": MIXED, "1+2": MIXED}, "pop")
+    assert (await sampler.sample(0)).shards[0].indices_B.tolist() == [0, 2]
+    assert [(row["index"], row.get("dropped")) for row in written(tmp_path)] == [
+        *((0, None), (2, None), (1, "left_out"), (3, "left_out")),
+    ]
+
+
+@pytest.mark.parametrize("first", ["first", "pop"])
+async def test_a_sample_that_is_taken_out_of_a_group_that_is_dropped_later_is_written_down(build, tmp_path, first):
+    sampler, _, _ = build({"1+1": MIXED, "1+2": MIXED}, first, "drop_first", rollout_max_refills=0)
+    assert (await sampler.sample(0)).shards[0].indices_B.tolist() == [2]
+    assert {(row["index"], row.get("dropped")) for row in written(tmp_path)} == {
+        *((2, None), (0, "first"), (1, "left_out"), (3, "left_out")),
+    }
 
 
 async def test_truncated_samples_are_masked_counted_and_keep_their_reward(build, tmp_path):
