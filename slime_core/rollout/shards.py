@@ -21,7 +21,7 @@ def loss_masks(samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
     """One float32 mask [response length] a sample: its own, all ones without one, all zeros for a removed sample.
 
     Raises:
-        ValueError: a mask and its response differ in length.
+        ValueError: a mask and its response differ in length, or a mask holds something else than 0 and 1.
     """
     return [_mask(sample) for sample in samples]
 
@@ -36,7 +36,14 @@ def _mask(sample: Sample) -> NDArray[np.float32]:
             f"sample {sample.index}: the loss mask has {len(sample.loss_mask)} entries, the response "
             f"{sample.response_length} tokens; give one entry a response token"
         )
-    return np.asarray(sample.loss_mask, np.float32)
+    mask_T = np.asarray(sample.loss_mask, np.float32)
+    if not ((mask_T == 0) | (mask_T == 1)).all():
+        found = mask_T[(mask_T != 0) & (mask_T != 1)][0]
+        raise ValueError(
+            f"sample {sample.index}: the loss mask holds {found:g}; accepted are 1 (the token trains) and 0. To weigh "
+            "tokens, use a policy loss or a correction"
+        )
+    return mask_T
 
 
 def loss_weights(samples: Sequence[Sample], mask_sums_B: NDArray[np.int64], *, per_token: bool) -> NDArray[np.float32]:
