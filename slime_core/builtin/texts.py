@@ -15,10 +15,14 @@ __all__ = ["MultipleChoice", "WordOverlap", "choice", "word_f1"]
 
 _ARTICLES = {"a", "an", "the"}
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_SETTLED = re.compile(r"\W*(?:([A-J])(?![A-Za-z]).*|([a-j])\W*)", re.DOTALL)
-"""A capital letter, whatever follows it, or a small one on its own: ``a`` is also a word."""
+_ENDS = r"(?=\s*(?:$|\n|[.,:;!?()\]}*–—])|\s+-)"
+"""After a letter that is no word of a sentence: the end, a new line or punctuation; no apostrophe (``I'm``)."""
 
-_SAID = re.compile(r"(?i:answer|choice|option)(?i:\s+is)?\s*:?\s*\**\(?([A-J](?![A-Za-z])|[a-j](?=[)*.,;]|\s*$))")
+_SETTLED = re.compile(rf"\W*(?:([A-HJ]){_ENDS}.*|(?<=\()(I)\).*|([a-jI])\W*)", re.DOTALL)
+"""A capital letter and what ends it, or a letter on its own. ``A``, ``a`` and ``I`` are also words."""
+
+_LETTER = rf"[B-HJ](?![A-Za-z])|A(?:{_ENDS}|(?=\s+(?:because|since|as)\b))|I(?=\)|[*.]*\s*$)|[a-j](?=[)*.,;]|\s*$)"
+_SAID = re.compile(rf"(?i:answer|choice|option)(?i:\s+is)?\s*:?\s*\**\(?({_LETTER})")
 _ALONE = re.compile(r"(?<![A-Za-z])\(?([A-J])\)?(?![A-Za-z])")
 
 
@@ -43,7 +47,7 @@ def choice(text: str) -> str | None:
     for part in (last_boxed(text), answer_line(text)):
         settled = _SETTLED.fullmatch(part or "")
         if settled:
-            return (settled[1] or settled[2]).upper()
+            return settled[settled.lastindex or 0].upper()
     said = _SAID.findall(text)
     if said:
         return str(said[-1]).upper()
