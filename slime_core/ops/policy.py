@@ -11,7 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Surrogate", "check_clip", "clipped_surrogate"]
+__all__ = ["LARGEST_LOG_RATIO", "Surrogate", "check_clip", "clipped_surrogate"]
+
+LARGEST_LOG_RATIO = 20.0
+"""In nats; a log-ratio above it is held there, and passes no gradient. The exponential overflows from 88.7 on, and an
+infinite ratio times an advantage or a gradient of 0 is NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +66,14 @@ def clipped_surrogate(
     Raises:
         ValueError: the shapes differ, or a bound is out of range.
 
+    The log-ratio is held at :data:`LARGEST_LOG_RATIO`.
+
     Sources: Schulman et al. 2017 (1707.06347), equation 7; clip-higher: DAPO (2503.14476), section 3.1; dual clip: Ye
     et al. 2019 (1912.09729), the dual-clip PPO objective.
     """
     low, high = check_clip(eps_clip, eps_clip_high)
     _check(log_ratio_T, advantages_T, dual=eps_clip_c)
-    ratio_T = log_ratio_T.exp()
+    ratio_T = log_ratio_T.clamp(max=LARGEST_LOG_RATIO).exp()
     free_T = -ratio_T * advantages_T
     held_T = -ratio_T.clamp(1.0 - low, 1.0 + high) * advantages_T
     loss_T = torch.maximum(free_T, held_T)

@@ -102,6 +102,15 @@ def test_a_clip_range_that_cannot_be_is_refused(loss):
         loss(terms([0.0], [0.0], [1.0], [1], [0], eps_clip=1.5))
 
 
+@pytest.mark.parametrize("loss", [SequenceClipped(), ClippedImportance()])
+def test_a_ratio_that_would_overflow_leaves_loss_gradient_and_metrics_finite(loss):
+    given = terms([-0.1, -1.0], [-95.0, -1.0], [0.0, 1.0], [1, 1], [0, 1])
+    found = loss(given)
+    assert found.loss_T.tolist() == [0.0, -1.0 if isinstance(loss, SequenceClipped) else 1.0]
+    assert gradient(given, found.loss_T) == [0.0, -1.0]
+    assert found.metrics_T["ratio"].tolist() == pytest.approx([math.exp(20.0), 1.0])
+
+
 def test_gspo_without_responses_is_refused():
     with pytest.raises(ValueError, match=r"gspo needs to know which tokens form a response"):
         SequenceClipped()(terms([0.0], [0.0], [1.0], [1]))

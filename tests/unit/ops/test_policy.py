@@ -38,6 +38,17 @@ def test_at_ratio_one_the_gradient_is_minus_the_advantage():
     assert log_ratio_T.grad.tolist() == [-2.0, 1.0, 0.0]
 
 
+@pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
+@pytest.mark.parametrize("log_ratio", [21.0, 95.0, math.inf])
+def test_a_ratio_that_would_overflow_is_held_at_twenty_nats(log_ratio, advantage):
+    log_ratio_T = torch.tensor([log_ratio], requires_grad=True)
+    found = clipped_surrogate(log_ratio_T, advantages_T=torch.tensor([advantage]))
+    found.loss_T.sum().backward()
+    assert found.ratio_T.tolist() == pytest.approx([math.exp(20.0)])
+    assert found.loss_T.tolist() == pytest.approx([{0.0: 0.0, 1.0: -1.2, -1.0: math.exp(20.0)}[advantage]])
+    assert log_ratio_T.grad.tolist() == [0.0]
+
+
 def test_a_clipped_token_passes_no_gradient():
     log_ratio_T = torch.tensor([1.5, 0.5, 10.0]).log().requires_grad_()
     found = clipped_surrogate(log_ratio_T, advantages_T=torch.tensor([1.0, -1.0, -1.0]), eps_clip_c=3.0)

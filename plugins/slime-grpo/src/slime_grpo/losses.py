@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slime_core import LossOutput, LossTerms
-from slime_core.ops.policy import check_clip, clipped_surrogate
+from slime_core.ops.policy import LARGEST_LOG_RATIO, check_clip, clipped_surrogate
 from slime_grpo.options import GrpoOptions
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class ClippedImportance:
         trained_T = terms.mask_T != 0
         log_probs_T = terms.log_probs_T.where(trained_T, 0.0)
         log_ratio_T: torch.Tensor = (log_probs_T - terms.old_log_probs_T.where(trained_T, 0.0)).detach()
-        ratio_T = log_ratio_T.exp()
+        ratio_T = log_ratio_T.clamp(max=LARGEST_LOG_RATIO).exp()
         weight_T = ratio_T.clamp(1.0 - low, 1.0 + high)
         loss_T = -weight_T * terms.advantages_T.where(trained_T, 0.0) * log_probs_T
         clipped_T = (weight_T != ratio_T).to(ratio_T.dtype)
