@@ -122,8 +122,8 @@ class Sample:
         weight_versions: the versions of the weights that produced the response, oldest first.
         rollout_log_probs: the engine's log-probability of each response id, after division by the temperature.
         remove_sample: keep the sample out of the loss; it still counts in its group's statistics.
-        generate_function_path, custom_rm_path: which of the run's functions by path serves this sample; None: the
-            run's first.
+        custom_rm_path: a field of slime's samples, kept and written down; nothing reads it. A sample's own reward
+            model stands under ``rm_type`` in its metadata.
         session_id: of a conversation, for functions that route requests by it.
         error: why the sample failed, for ``FAILED``.
     """
