@@ -40,8 +40,10 @@ class PathGroupFilter:
                 f"{self._loaded.source}: keep_when_insufficient is set, and groups that were dropped are not taken "
                 "back here; accepted: False. Fresh prompts are sampled in their place."
             )
-        keep = verdict if isinstance(verdict, bool) else getattr(verdict, "keep", None)
-        if isinstance(keep, bool) or type(keep).__name__ in ("bool_", "bool"):
+        keep = _truth(verdict)
+        if keep is None:
+            keep = _truth(getattr(verdict, "keep", None))
+        if keep is not None:
             return Transformed(samples, dropped=None if keep else _reason(verdict))
         raise PluginError(
             f"{self._loaded.source}: it returned {_shown(verdict)}; accepted: True or False, or an object with keep "
@@ -70,6 +72,12 @@ class PathRolloutFilter:
             Transformed(group, changed={UNNAMED: now - then} if now > then else {})
             for group, then, now in zip(kept, before, after, strict=True)
         ]
+
+
+def _truth(value: Any) -> bool | None:
+    """A bool, or the one bool that an array or a tensor without axes holds; None: it is neither."""
+    plain = value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+    return plain if isinstance(plain, bool) else None
 
 
 def _reason(verdict: Any) -> str:

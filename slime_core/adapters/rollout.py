@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,7 +14,7 @@ from slime_core.adapters.data import SourceView
 from slime_core.adapters.forms import rollout_forms
 from slime_core.adapters.options import PathOptions
 from slime_core.adapters.train_data import converted, post_processed
-from slime_core.errors import PluginError
+from slime_core.errors import PluginError, RunError
 from slime_core.plugins.contracts import DataSource
 from slime_core.rollout.functions import EvalData, Made
 from slime_core.rollout.generate import GenerateContext
@@ -95,7 +95,7 @@ class PathFunctions:
             raise PluginError(f"{self._evaluation.source}: it returned {_shown(found)}; accepted: {MEASURED}.")
         metrics = _numbers(getattr(found, "metrics", None))
         for name, columns in data.items():
-            metrics[f"eval/{name}"] = statistics.fmean(self._value(reward) for reward in columns["rewards"])
+            metrics[f"eval/{name}"] = statistics.fmean(self._values(self._evaluation, name, columns["rewards"]))
             if columns.get("truncated"):
                 metrics[f"eval/{name}-truncated_ratio"] = statistics.fmean(map(float, columns["truncated"]))
         return {} if self.log_evaluation(number, data, metrics) else metrics
@@ -104,8 +104,18 @@ class PathFunctions:
         view = None if source is None else SourceView(source)
         return await call(loaded, self._args, number, view, **loaded.named(evaluation=evaluation))
 
-    def _value(self, reward: Any) -> float:
-        return float(reward[self._options.config.rollout.reward_key] if isinstance(reward, dict) else reward)
+    def _values(self, loaded: Loaded, name: str, rewards: Sequence[Any]) -> list[float]:
+        """The rewards of one evaluation set as numbers, whether named or not."""
+        key = self._options.config.rollout.reward_key
+        found = [reward.get(key) if isinstance(reward, Mapping) else reward for reward in rewards]
+        values = [one.item() if hasattr(one, "item") and getattr(one, "ndim", 0) == 0 else one for one in found]
+        wrong = [place for place, value in enumerate(values) if not isinstance(value, int | float)]
+        if wrong:
+            raise PluginError(
+                f"{loaded.source}: rewards of {name!r} has {_shown(rewards[wrong[0]])} at place {wrong[0]}; accepted: "
+                f"numbers, or dicts with a number under --reward-key, which is {key!r}."
+            )
+        return [float(value) for value in values]
 
     # --- Samples on their way ----------------------------------------------------------------------------------------
 
@@ -140,12 +150,24 @@ class PathFunctions:
 
         Raises:
             PluginError: a function failed, or its columns do not fit.
+            RunError: too few rows for every optimizer step and learner rank.
         """
         if self._convert is not None:
-            return converted(self._convert, call_here(self._convert, self._args, samples), samples)
+            rows = converted(self._convert, call_here(self._convert, self._args, samples), samples)
+            self._require_enough(rows, samples, self._convert)
+            return rows
         if self._post_process is not None:
             return post_processed(self._post_process, call_here(self._post_process, self._args, samples), samples)
         return None
+
+    def _require_enough(self, rows: list[Sample], samples: list[Sample], convert: Loaded) -> None:
+        config = self._options.config
+        needed = config.steps_per_rollout * config.num_data_ranks
+        if len(rows) < needed:
+            raise RunError(
+                f"{convert.source}: it returned {len(rows)} rows for {len(samples)} samples; {needed} are needed, one "
+                "for each optimizer step and learner rank. Return more rows, or make --num-steps-per-rollout smaller."
+            )
 
     # --- Logging -----------------------------------------------------------------------------------------------------
 

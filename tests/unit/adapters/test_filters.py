@@ -38,6 +38,33 @@ def test_a_function_may_say_yes_or_no(write) -> None:
 
 
 @pytest.mark.parametrize(
+    "verdict",
+    [
+        "np.std(rewards) > 0",
+        "np.array(np.std(rewards) > 0)",
+        "torch.tensor(rewards).std() > 0",
+        "S(keep=np.std(rewards) > 0)",
+        "S(keep=torch.tensor(rewards).std() > 0)",
+    ],
+)
+def test_a_verdict_may_be_a_bool_of_numpy_or_torch(write, verdict: str) -> None:
+    text = (
+        "import numpy as np\nimport torch\nfrom types import SimpleNamespace as S\n"
+        f"def f(args, samples):\n    rewards = [one.reward for one in samples]\n    return {verdict}\n"
+    )
+    keep = PathGroupFilter(write("dynamic_sampling_filter_path", text, name=":f"))
+    assert (keep(EQUAL).dropped, keep(MIXED).dropped) == ("filtered", None)
+
+
+@pytest.mark.parametrize("verdict", ["np.array([True, True])", "np.float32(1.0)", "1", "S(keep=None)"])
+def test_what_holds_no_single_bool_is_no_verdict(write, verdict: str) -> None:
+    text = f"import numpy as np\nfrom types import SimpleNamespace as S\ndef f(args, samples): return {verdict}"
+    keep = PathGroupFilter(write("dynamic_sampling_filter_path", text, name=":f"))
+    with pytest.raises(PluginError, match="accepted: True or False, or an object with keep"):
+        keep(MIXED)
+
+
+@pytest.mark.parametrize(
     ("reason", "counted"), [("too easy / 1.0", "too_easy_1.0"), ("", "filtered"), ("-", "filtered")]
 )
 def test_a_reason_becomes_part_of_a_metrics_name(write, reason: str, counted: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from slime_core.cli.run import options_of
 from slime_core.config.load import load, peek
-from slime_core.errors import PluginError
+from slime_core.errors import PluginError, RunError
 from slime_core.plugins.registry import activate
 from slime_core.rollout.sampler import Sampler, SamplerSettings
 from slime_core.testing.fake_engine import FakeEngine
@@ -179,6 +179,14 @@ async def test_columns_that_do_not_fit_together_are_refused(build, change: str, 
     assert str(refused.value).startswith(f"{flags[0]} mine.py: {message}")
 
 
+async def test_too_few_rows_for_the_ranks_and_steps_are_refused_in_words(build) -> None:
+    text = textwrap.dedent(CONVERT).replace("samples[1:]", "samples[:1]")
+    flags = ("--custom-convert-samples-to-train-data-path", "mine.py")
+    message = "mine.py: it returned 1 rows for 4 samples; 2 are needed, one for each optimizer step and learner rank"
+    with pytest.raises(RunError, match=message):
+        await build(text, *flags, "--num-steps-per-rollout", "2").sample(0)
+
+
 LOG = """
     def log(rollout_id, args, samples, rollout_extra_metrics, rollout_time):
         rollout_extra_metrics["mine/samples"] = len(samples) + 100 * rollout_id + (rollout_time > 0)
@@ -291,3 +299,26 @@ async def test_what_is_no_evaluation_is_refused(build) -> None:
         PluginError, match=r'accepted: a dict \{name: \{"rewards": list, \.\.\.\}\}, or an object with data'
     ):
         await sampler.evaluate(0)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "flags", "message"),
+    [
+        ("[1.0, {'acc': 1.0}]", (), "{'acc': 1.0} at place 1; accepted: numbers, or dicts .* which is None"),
+        ("[{'acc': 1.0}]", ("--reward-key", "score"), "{'acc': 1.0} at place 0; .* --reward-key, which is 'score'"),
+        ("[None]", (), "None at place 0"),
+        ("['1']", (), "'1' at place 0"),
+    ],
+)
+async def test_an_evaluation_with_rewards_that_are_no_numbers_is_refused(build, rewards, flags, message) -> None:
+    text = f"def f(args, rollout_id, data_source): return {{'a': {{'rewards': {rewards}}}}}"
+    sampler = build(text, "--eval-function-path", "mine.py", *flags)
+    with pytest.raises(PluginError, match=f"--eval-function-path mine.py: rewards of 'a' has {message}"):
+        await sampler.evaluate(0)
+
+
+async def test_an_evaluation_takes_numbers_of_numpy_and_named_rewards(build) -> None:
+    text = "import numpy as np\ndef f(args, rollout_id, data_source): return {'a': {'rewards': %s}}"
+    rewards = "[np.float32(0.5), {'acc': np.array(1.0), 'other': None}]"
+    sampler = build(text % rewards, "--eval-function-path", "mine.py", "--reward-key", "acc")
+    assert await sampler.evaluate(0) == {"eval/a": 0.75}
