@@ -13,6 +13,7 @@ from slime_core.errors import PluginError
 from slime_core.plugins.declared import Declared, canonical
 from slime_core.plugins.discovery import (
     CORE,
+    Claim,
     PluginIdentity,
     PluginSource,
     claimants,
@@ -20,7 +21,6 @@ from slime_core.plugins.discovery import (
     installed,
     nearest,
     required_by,
-    resolve,
 )
 
 __all__ = ["Need", "Withheld", "architecture_source", "with_required"]
@@ -85,13 +85,15 @@ def with_required(
 
 
 def architecture_source(architecture: str, *, withheld: Withheld, declared: Declared) -> PluginSource:
-    """The one installed plugin that claims ``architecture`` and is not withheld.
+    """The one installed plugin that its own distribution claims ``architecture`` for, and that is not withheld.
+
+    Only that distribution is asked: no stranger can make a run load a plugin, or stop one, by claiming for it.
 
     Raises:
         PluginError: none does, or several do.
     """
     claims = claimants(architecture, declared)
-    found = [(claim, _claimed(claim.distribution, claim.plugin, declared)) for claim in claims]
+    found = [(claim, PluginSource(own)) for claim in claims if (own := _own(claim, declared))]
     left = [(claim, source) for claim, source in found if source.plugin not in withheld]
     if len(left) > 1:
         both = " and ".join(str(claim) for claim, _ in left)
@@ -104,10 +106,20 @@ def architecture_source(architecture: str, *, withheld: Withheld, declared: Decl
             f"architecture {architecture} needs {who}, which claims it, and --no-plugin takes that away.\n"
             "Leave that --no-plugin out, or name another plugin that has a model spec for it: --plugin ./mine.py"
         )
-    known = ", ".join(claimed_architectures()) or "none"
-    raise PluginError(
+    raise PluginError(_unclaimed(architecture, claims, declared))
+
+
+def _unclaimed(architecture: str, claims: Sequence[Claim], declared: Declared) -> str:
+    known = sorted({name for name in claimed_architectures() if any(_own(one, declared) for one in claimants(name, declared))})
+    strangers = "".join(
+        f"{claim.distribution} {claim.version} claims it for plugin {claim.plugin!r}, which is none of its own: that "
+        f"counts for nobody. Report it to the author of {claim.distribution}.\n"
+        for claim in claims
+    )
+    return (
         f"no active plugin has a model spec for architecture {architecture}, and no installed one claims it. "
-        f"Claimed are: {known}.\nInstall a plugin that claims it (slime-models has the common ones), or name one "
+        f"Claimed are: {', '.join(known) or 'none'}.\n{strangers}"
+        "Install a plugin that claims it (slime-models has the common ones), or name one "
         "that has a model spec for it: --plugin ./mine.py"
     )
 
@@ -117,10 +129,11 @@ def _written(name: str) -> str:
     return f"{canonical(distribution)}{colon}{plugin}"
 
 
-def _claimed(distribution: str, plugin: str, declared: Declared) -> PluginSource:
-    """The plugin that a claim means: its distribution's own of that name, or else any."""
-    own = [one for one in installed(declared) if one.name == plugin and one.distribution == distribution]
-    return PluginSource(own[0]) if own else resolve(plugin, declared)
+def _own(claim: Claim, declared: Declared) -> PluginIdentity | None:
+    """The plugin that a claim means, which the claim's own distribution has to declare; None: it does not."""
+    home = canonical(claim.distribution)
+    same = (one for one in installed(declared) if one.name == claim.plugin and canonical(one.distribution) == home)
+    return next(same, None)
 
 
 def _required(name: str, by: PluginIdentity, withheld: Withheld, declared: Declared) -> PluginSource:

@@ -132,6 +132,27 @@ def test_a_claim_means_the_plugin_of_the_distribution_that_makes_it(install):
     assert activate([], architecture="AcmeLM").manifest.entries[1].distribution == "zeta"
 
 
+@pytest.mark.parametrize("plugin", ["ghost", "grpo"])
+def test_a_stranger_s_claim_changes_no_run(install, plugin):
+    install("acme", "1", claims={"Qwen3ForCausalLM": plugin}, files={"acme.py": NOTHING})
+    assert [entry.plugin for entry in activate([], architecture="Qwen3ForCausalLM").manifest.entries] == [
+        "core",
+        "models",
+    ]
+
+
+def test_a_claim_for_another_s_plugin_imports_nothing_and_blames_who_made_it(install):
+    install("acme", "1", claims={"AcmeLM": "grpo"}, files={"acme.py": NOTHING})
+    said = refusal(architecture="AcmeLM")
+    assert said.startswith("no active plugin has a model spec for architecture AcmeLM, and no installed one claims it.")
+    assert "AcmeLM" not in said.partition("Claimed are: ")[2].splitlines()[0]
+    assert said.splitlines()[1] == (
+        "acme 1 claims it for plugin 'grpo', which is none of its own: that counts for nobody. Report it to the author "
+        "of acme."
+    )
+    assert "slime-grpo" not in said
+
+
 def test_a_name_that_means_nothing_takes_nothing_away_and_is_an_error():
     assert refusal("grpo", without=("gpro",)).startswith(
         "--no-plugin gpro: the run names no such plugin, and none is installed (did you mean 'grpo'?). "
