@@ -1,0 +1,11 @@
+"""The core's sample transforms, held to the contract by the kit that plugin authors use."""
+
+from slime_core.testing import SampleTransformSuite
+
+
+class TestDropZeroStd(SampleTransformSuite):
+    component = "drop_zero_std"
+
+
+class TestMaskTruncated(SampleTransformSuite):
+    component = "mask_truncated"
