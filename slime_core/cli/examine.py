@@ -112,8 +112,9 @@ def _hold(check: str, source: PluginSource, properties: Callable[[], Sequence[Fi
     except PluginError as failure:
         write(fails(check, str(failure)).as_row())
         return
+    verdict = skipped if all(one.skipped for one in found) else fails
     listed = "\n".join(f"{one.property}: {one.message}" for one in found)
-    write((fails(check, listed) if found else ok(check)).as_row())
+    write((verdict(check, listed) if found else ok(check)).as_row())
 
 
 def _as_named(source: PluginSource) -> str:

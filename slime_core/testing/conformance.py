@@ -35,7 +35,7 @@ _ESTIMATORS = {"sample": "AdvantageEstimatorSuite", "token": "TokenAdvantageEsti
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One property that does not hold.
+    """One property that does not hold, or that was not tested.
 
     Example: ``Finding("my_algo", "the_batch_is_not_changed", "estimate() changed its input: rewards_B. ...")``.
 
@@ -43,11 +43,13 @@ class Finding:
         component: its name; for hooks, the plugin's.
         property: what should hold, as the name of the suite's method without ``test_``.
         message: what was found instead.
+        skipped: it may hold or not; the examples cannot show it, and the message says what they lack.
     """
 
     component: str
     property: str
     message: str
+    skipped: bool = False
 
 
 def is_available() -> bool:
@@ -90,28 +92,28 @@ def _subclass(name: str, **attributes: Any) -> Any:
 
 
 def _findings(suite: Any, component: str, owner: PluginIdentity | str) -> Iterator[Finding]:
-    properties = importlib.import_module("slime_core.testing.suite").properties
-    for name in properties(suite):
-        message = _failure(getattr(suite(), name), f"{owner}: {name}")
-        if message is not None:
-            yield Finding(component, name.removeprefix("test_"), message)
+    written = importlib.import_module("slime_core.testing.suite")
+    for name in written.properties(suite):
+        found = _failure(getattr(suite(), name), f"{owner}: {name}", written.PropertyViolation)
+        if found is not None:
+            skipped = isinstance(found, written.NotTested)
+            yield Finding(component, name.removeprefix("test_"), str(found), skipped)
 
 
-def _failure(run: Callable[[], None], what: str) -> str | None:
+def _failure(run: Callable[[], None], what: str, violation: type[Exception]) -> Exception | None:
     """What the property says, or how the component failed while it was tested."""
-    violation: type[Exception] = importlib.import_module("slime_core.testing.suite").PropertyViolation
     try:
         with boundary(what, "testing this property"):
             return _violation(run, violation)
     except PluginError as failure:
-        return str(failure)
+        return failure
 
 
-def _violation(run: Callable[[], None], violation: type[Exception]) -> str | None:
+def _violation(run: Callable[[], None], violation: type[Exception]) -> Exception | None:
     try:
         run()
     except violation as found:
-        return str(found)
+        return found
     except unittest.SkipTest:  # another property says why
         return None
     return None

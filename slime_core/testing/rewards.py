@@ -11,14 +11,28 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 
 from slime_core.plugins.component import Kind
-from slime_core.testing.suite import ComponentSuite, given, require
+from slime_core.testing.suite import ComponentSuite, NotTested, given, require
 from slime_core.testing.waiting import require_cancellable, run
 from slime_core.types import Sample, Status
 
 __all__ = ["RewardModelSuite"]
 
-TEMPLATES = ("{label}", " {label}\n", "<answer>{label}</answer>", "\\boxed{{{label}}}", "#### {label}", "not it", "")
+TEMPLATES = (
+    "{label}",
+    " {label}\n",
+    "<answer>{label}</answer>",
+    "\\boxed{{label}}",
+    "<think>6 * 7</think> \\boxed{{label}}",
+    "#### {label}",
+    "Answer: {label}",
+    '{"answer": "{label}"}',
+    "not it",
+    "",
+)
 """Responses that common reward models find right or wrong."""
+
+LONGEST = 12
+"""Examples, at most, that are put in another order."""
 
 
 class RewardModelSuite(ComponentSuite):
@@ -26,7 +40,8 @@ class RewardModelSuite(ComponentSuite):
 
     Attributes:
         label: ground truth of the examples; override it for a reward that reads labels of a certain form.
-        responses: what is scored; ``{label}`` stands for the label.
+        responses: what is scored; ``{label}`` stands for the label, and all else, other braces too, for itself. Some
+            have to be right and some wrong.
         metadata: of every example.
     """
 
@@ -41,11 +56,21 @@ class RewardModelSuite(ComponentSuite):
         wrong = [reward for reward in rewards if not _is_reward(reward)]
         require(not wrong, f"score() returned {wrong[:3]}; a finite number or a dict of them is wanted")
 
-    @given(max_examples=15, order=st.permutations(range(len(TEMPLATES))))
+    def test_the_examples_get_different_rewards(self) -> None:
+        rewards = self._scored(self._samples())
+        if all(reward == rewards[0] for reward in rewards):
+            raise NotTested(
+                f"not tested: all {len(rewards)} examples get the same reward, {rewards[:1]}, so neither their order "
+                f"nor what stands beside them can show. Set label (it is {self.label!r}) and responses of the suite so "
+                "that some are right and some are wrong."
+            )
+
+    @given(max_examples=15, order=st.permutations(range(LONGEST)))
     def test_rewards_come_in_the_order_of_the_samples(self, order: list[int]) -> None:
         samples = self._samples()
+        samples = samples[:LONGEST]
         order = [position for position in order if position < len(samples)]
-        straight = self._scored(samples[: len(order)])
+        straight = self._scored(samples)
         shuffled = self._scored([samples[position] for position in order])
         require(
             shuffled == [straight[position] for position in order],
@@ -81,7 +106,7 @@ class RewardModelSuite(ComponentSuite):
             replace(
                 one,
                 index=index,
-                response=template.format(label=self.label),
+                response=template.replace("{label}", self.label),
                 tokens=[5, 6, 7 + index],
                 response_length=1,
                 rollout_log_probs=[-0.5],

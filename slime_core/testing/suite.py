@@ -20,7 +20,7 @@ from slime_core.errors import PluginError
 from slime_core.plugins.component import Kind
 from slime_core.testing.subject import Subject, find
 
-__all__ = ["EXAMPLES", "ComponentSuite", "PropertyViolation", "given", "properties", "require"]
+__all__ = ["EXAMPLES", "ComponentSuite", "NotTested", "PropertyViolation", "given", "properties", "require"]
 
 EXAMPLES = 25
 """Examples of one property; the same ones in every run."""
@@ -31,6 +31,10 @@ Property = TypeVar("Property", bound=Callable[..., None])
 
 class PropertyViolation(AssertionError):
     """The component breaks its contract; the message says how, in plain words."""
+
+
+class NotTested(PropertyViolation):
+    """The examples cannot show whether the component holds to its contract; the message says what the suite needs."""
 
 
 def require(holds: bool, otherwise: str) -> None:

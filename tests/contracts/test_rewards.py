@@ -35,6 +35,7 @@ class TestF1(RewardModelSuite):
 
 class TestGpqa(RewardModelSuite):
     component = "gpqa"
+    label = "B"
 
 
 class TestMath(RewardModelSuite):

@@ -244,6 +244,13 @@ def test_a_target_that_breaks_a_property_of_its_kind_is_found(acme: Place) -> No
     assert any(line.startswith("rewards_come_in_the_order_of_the_samples: ") for line in reason.splitlines())
 
 
+def test_what_the_examples_of_the_kit_cannot_show_is_skipped(acme: Place) -> None:
+    acme({"acme/code.py": CODE.replace("len(sample.response)", "0")})
+    status, reason = inside()["reward model length, properties"]
+    assert status == "skipped"
+    assert reason.startswith("the_examples_get_different_rewards: not tested: all 10 examples get the same reward")
+
+
 def test_without_the_kit_s_needs_the_properties_are_skipped(
     acme: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -48,6 +48,13 @@ def test_a_component_that_raises_is_a_finding_with_its_owner(slime_local_plugin)
     assert "testing this property failed with KeyError: 'label'" in found[0].message
 
 
+def test_what_the_examples_cannot_show_is_skipped(slime_local_plugin):
+    source = REWARD.replace("return sorted(len(sample.response) for sample in samples)", "return [0.0] * len(samples)")
+    (found,) = check_component("mine", kind=Kind.REWARD_MODEL, plugin=slime_local_plugin(source))
+    assert (found.property, found.skipped) == ("the_examples_get_different_rewards", True)
+    assert found.message.startswith("not tested: all 10 examples get the same reward, [0.0], so neither")
+
+
 def test_an_unknown_component_is_an_error():
     with pytest.raises(PluginError, match="no active plugin offers a reward model called 'nothing'"):
         check_component("nothing", kind=Kind.REWARD_MODEL, plugin="core")

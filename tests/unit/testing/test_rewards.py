@@ -60,6 +60,13 @@ REWARDS = {
         "it_can_be_cancelled",
         "still running 2 s after it was cancelled",
     ),
+    "always right": (
+        SCORE,
+        "return [1.0 for sample in samples]",
+        "the_examples_get_different_rewards",
+        "not tested: all 10 examples get the same reward, [1.0], so neither their order nor what stands beside them "
+        "can show. Set label (it is '42') and responses of the suite so that some are right and some are wrong.",
+    ),
     "holds the event loop": (
         SCORE,
         "time.sleep(2.5)\n        " + SCORE,
@@ -162,3 +169,10 @@ def test_the_right_transform_holds_every_property(name, scope, broken, suite_of)
     if scope == "rollout":
         source = broken(broken(source, 'scope="group"', 'scope="rollout"'), "    def __call__(", whole)
     getattr(suite_of(SampleTransformSuite, source)(), name)()
+
+
+def test_braces_of_a_response_stand_for_themselves(first_party, suite_of):
+    responses = ("\\boxed{{label}}", '{"answer": {label}}', "{}", "{0}")
+    tested = suite_of(RewardModelSuite, first_party("slime_core/builtin/rewards.py", REWARD), responses=responses)()
+    found = [sample.response for sample in tested._samples()]
+    assert found == ["\\boxed{42}", '{"answer": 42}', "{}", "{0}"]
