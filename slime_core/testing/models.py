@@ -19,7 +19,6 @@ from slime_core.testing.suite import ComponentSuite, require
 
 __all__ = ["ModelSpecSuite"]
 
-LIMIT_S = 300.0
 TAIL = 3000
 """Characters of a failed process's output that a message quotes."""
 
@@ -30,11 +29,13 @@ class ModelSpecSuite(ComponentSuite):
     Attributes:
         tiny: fields of the Hugging Face config, over those of ``slime_core.testing.model_process.TINY``.
         variants: further fields, for one checkpoint each.
+        limit_s: longest time that the process takes.
     """
 
     kind: ClassVar[Kind] = Kind.MODEL_SPEC
     tiny: ClassVar[Mapping[str, Any]] = {}
     variants: ClassVar[Sequence[Mapping[str, Any]]] = ({"tie_word_embeddings": False}, {"tie_word_embeddings": True})
+    limit_s: ClassVar[float] = 300.0
     _findings: ClassVar[dict[str, str]]
 
     def test_the_traits_name_an_architecture(self) -> None:
@@ -88,15 +89,32 @@ class ModelSpecSuite(ComponentSuite):
         with tempfile.TemporaryDirectory() as folder:
             given, report = Path(folder, "task.json"), Path(folder, "report.json")
             given.write_text(json.dumps(task), encoding="utf-8")
-            done = _process(given, report)
-            require(done.returncode == 0, f"the process that tests the model failed:\n{done.stderr[-TAIL:]}")
+            failure = _failure(given, report, cls.limit_s)
+            if failure is not None:
+                return {"built": failure}
             findings: dict[str, str] = json.loads(report.read_text(encoding="utf-8"))
             return findings
 
 
-def _process(task: Path, report: Path) -> subprocess.CompletedProcess[str]:
+def _failure(task: Path, report: Path, limit_s: float) -> str | None:
+    """Why there is no report; None: there is one."""
+    try:
+        done = _process(task, report, limit_s)
+    except subprocess.TimeoutExpired as late:
+        said = (late.stderr or b"")[-TAIL:]
+        words = said if isinstance(said, str) else said.decode(errors="replace")
+        return (
+            f"the process that tests the model did not end within {limit_s:.0f} s and was stopped. Does build() or a "
+            f"forward pass wait for something? limit_s of the suite is the limit.\n{words}".rstrip()
+        )
+    if done.returncode == 0:
+        return None
+    return f"the process that tests the model failed with exit status {done.returncode}:\n{done.stderr[-TAIL:]}"
+
+
+def _process(task: Path, report: Path, limit_s: float) -> subprocess.CompletedProcess[str]:
     """One process on the CPU: what is tested is the map, and a map is the same everywhere."""
     path = os.pathsep.join(filter(None, sys.path))
     environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "slime_core.testing.model_process", str(task), str(report)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False)

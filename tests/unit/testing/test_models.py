@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import unittest
+
 import pytest
 
-from slime_core.testing import ModelSpecSuite
-from slime_core.testing.suite import PropertyViolation
+from slime_core.testing import ModelSpecSuite, models
+from slime_core.testing.suite import PropertyViolation, properties
 
 SOURCE = """
 from slime_core import Component, ModelSpecTraits, hookimpl
@@ -75,3 +77,44 @@ def test_a_broken_spec_is_caught_by_the_property_that_names_it(name, suite_of):
         assert words in str(failure.value)
     if name == "swaps them both ways":
         tested().test_weights_come_back_bit_for_bit()
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    """One entry for each process that a suite has started."""
+    started, start = [], models._process
+    monkeypatch.setattr(models, "_process", lambda *given: started.append(given) or start(*given))
+    return started
+
+
+def outcomes(tested):
+    """What each property says; ``skipped`` where it says nothing."""
+    found = {}
+    for name in properties(ModelSpecSuite):
+        try:
+            found[name] = getattr(tested, name)()
+        except PropertyViolation as violation:
+            found[name] = str(violation)
+        except unittest.SkipTest:
+            found[name] = "skipped"
+    return list(found.values())
+
+
+def test_a_spec_that_hangs_is_waited_for_once_and_said_in_words(suite_of, processes):
+    hanging = "    def build(self, hf_config, **more):\n        import time\n        time.sleep(3600)\n"
+    named, built, *others = outcomes(suite_of(ModelSpecSuite, SOURCE + hanging, limit_s=1.0)())
+    assert named is None
+    assert built == (
+        "the process that tests the model did not end within 1 s and was stopped. Does build() or a forward pass wait "
+        "for something? limit_s of the suite is the limit."
+    )
+    assert others == 4 * ["skipped"]
+    assert len(processes) == 1
+
+
+def test_a_spec_that_ends_the_process_is_tried_once_and_said_in_words(suite_of, processes):
+    ending = "    def build(self, hf_config, **more):\n        import os\n        os._exit(3)\n"
+    _, built, *others = outcomes(suite_of(ModelSpecSuite, SOURCE + ending)())
+    assert built.startswith("the process that tests the model failed with exit status 3:")
+    assert others == 4 * ["skipped"]
+    assert len(processes) == 1
