@@ -172,6 +172,7 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
             rewards_B=torch.tensor([float(1 + (packing.seed * 7 + i * 5) % 4) / 2 for i in range(len(lengths_B))]),
             settings=settings,
             **drawn,
+            **(_texts(packing) if "tokens" in reads else {}),
         )
 
     def _overlaid(self, batch: ResponseTokens, source: ResponseTokens, tokens: int) -> ResponseTokens:
@@ -180,7 +181,18 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
         for name in TOKEN_COLUMNS:
             old, new = getattr(source, name), getattr(batch, name)
             mixed[name] = None if new is None else torch.cat([old[:tokens], new[tokens:]])
+        if batch.tokens_T is not None and source.tokens_T is not None:
+            ahead = len(source.tokens_T) - int(source.lengths_B[-1])
+            mixed["tokens_T"] = torch.cat([source.tokens_T[:ahead], batch.tokens_T[ahead:]])
         return replace(batch, **mixed)
+
+
+def _texts(packing: Packing) -> dict[str, torch.Tensor]:
+    """Token ids of prompts, of one to three tokens each, and of responses."""
+    lengths_B = torch.tensor([1 + place % 3 + length for place, length in enumerate(packing.lengths)])
+    generator = torch.Generator().manual_seed(packing.seed)
+    tokens_T = torch.randint(5, 90, (int(lengths_B.sum()),), generator=generator)
+    return {"tokens_T": tokens_T, "total_lengths_B": lengths_B}
 
 
 def _columns(batch: ResponseTokens) -> dict[str, torch.Tensor]:
@@ -197,9 +209,15 @@ def _tokens(batch: ResponseTokens, samples: Sequence[int]) -> torch.Tensor:
 def _chosen(batch: ResponseTokens, samples: list[int]) -> ResponseTokens:
     """A shard of these samples, in that order."""
     tokens_U, lengths_B = _tokens(batch, samples), batch.lengths_B[samples]
+    given = _columns(batch)
     columns: dict[str, Any] = {
-        name: column[tokens_U] if name.endswith("_U") else column[samples] for name, column in _columns(batch).items()
+        name: column[tokens_U] if name.endswith("_U") else column[samples]
+        for name, column in given.items()
+        if name != "tokens_T"
     }
+    if "tokens_T" in given:
+        texts = given["tokens_T"].split(given["total_lengths_B"].tolist())
+        columns["tokens_T"] = torch.cat([texts[sample] for sample in samples])
     columns["samples_U"] = torch.repeat_interleave(torch.arange(len(samples)), lengths_B)
     return replace(batch, **columns)
 
@@ -208,6 +226,9 @@ def _constant(batch: ResponseTokens, value: float) -> ResponseTokens:
     """One trained token, of which every column holds ``value``."""
     one = {name: torch.full((1,), value) for name, column in _columns(batch).items() if column.is_floating_point()}
     ones: dict[str, Any] = {**one, "mask_U": torch.ones(1), "lengths_B": torch.ones(1, dtype=torch.int64)}
+    if batch.tokens_T is not None and batch.total_lengths_B is not None:
+        ones["total_lengths_B"] = batch.total_lengths_B - batch.lengths_B + 1
+        ones["tokens_T"] = batch.tokens_T[: int(ones["total_lengths_B"])]
     return replace(batch, **ones, samples_U=torch.zeros(1, dtype=torch.int64))
 
 

@@ -40,6 +40,25 @@ class Whitened:
 SUMS = "reduce.sum(torch.stack([(raw_U * batch.mask_U).sum(), batch.mask_U.sum()]))"
 RETURNED = "TokenAdvantages(raw_U * torch.rsqrt(variance + 1e-8) * batch.mask_U, returns_U)"
 
+TOKENS = """
+import torch
+from slime_core import AdvantageTraits, Component, TokenAdvantages, hookimpl
+
+@hookimpl
+def slime_register_advantage_estimators():
+    traits = AdvantageTraits(scope="token", reads={"rewards", "tokens"})
+    yield Component("mine", target=f"{__name__}:Odd", traits=traits)
+
+class Odd:
+    def __init__(self, options): pass
+
+    def estimate(self, batch, reduce):
+        texts = batch.tokens_T.split(batch.total_lengths_B.tolist())
+        responses = [text[len(text) - length :] for text, length in zip(texts, batch.lengths_B.tolist())]
+        assert all(len(text) > len(response) for text, response in zip(texts, responses)), "no prompt"
+        return TokenAdvantages(torch.cat(responses) % 2 * batch.rewards_B[batch.samples_U])
+"""
+
 GALLERY = {
     "no epsilon": ("variance + 1e-8", "variance", "constant_rewards_give_finite_advantages", "needs an epsilon"),
     "the rank's own mean": (
@@ -104,3 +123,20 @@ def test_a_broken_estimator_is_caught_by_the_property_that_names_it(name, broken
 @pytest.mark.parametrize("name", properties(TokenAdvantageEstimatorSuite))
 def test_the_right_one_holds_every_property(name, suite_of):
     getattr(suite_of(TokenAdvantageEstimatorSuite, SOURCE)(), name)()
+
+
+@pytest.mark.parametrize("name", properties(TokenAdvantageEstimatorSuite))
+def test_one_that_reads_tokens_gets_them_and_holds_every_property(name, suite_of):
+    getattr(suite_of(TokenAdvantageEstimatorSuite, TOKENS)(), name)()
+
+
+def test_tokens_that_are_written_to_are_found(broken, violation):
+    writing = broken(TOKENS, "texts = batch", "batch.tokens_T.zero_()\n        texts = batch")
+    found = violation(TokenAdvantageEstimatorSuite, writing, "the_batch_is_not_changed")
+    assert "changed in place: tokens_T" in found
+
+
+def test_an_estimator_that_mixes_up_the_texts_of_samples_is_found(broken, violation):
+    mixed = broken(TOKENS, "torch.cat(responses)", "batch.tokens_T[: len(batch.samples_U)]")
+    found = violation(TokenAdvantageEstimatorSuite, mixed, "permuting_the_samples_permutes_the_advantages")
+    assert "order of the samples" in found
