@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime_core.config.schema import AlgorithmConfig
-from slime_core.errors import RunError
+from slime_core.errors import RunError, SlimeError
 from slime_core.learner.advantages import OverShards, TokenEstimation
 from slime_core.learner.corrections import Corrections, NamedCorrection
 from slime_core.learner.custom import Custom
 from slime_core.learner.objective import Objective
+from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import AdvantageSettings, CorrectionSettings
 from slime_core.plugins.registry import Registry
 
-__all__ = ["build_estimation", "build_model_spec", "build_objective"]
+__all__ = ["build_estimation", "build_model_spec", "build_objective", "who_builds"]
 
 
 def build_objective(
@@ -58,17 +59,19 @@ def build_model_spec(registry: Registry, architecture: str, *, options: Mapping[
 
     Raises:
         RunError: no active plugin has one.
-        PluginError: a function cannot change this family.
+        PluginError: it cannot be made, or a function cannot change this family.
     """
-    component = registry.model_spec(architecture)
-    if component is None:
-        raise RunError(f"no active plugin has a model spec for {architecture}; the driver should have refused this")
-    spec = _build(registry, Kind.MODEL_SPEC, component.name, options)
+    spec = _build(registry, Kind.MODEL_SPEC, _spec_name(registry, architecture), options)
     for setting in ("custom_model_provider_path", "spec"):
         change = custom.find(setting)
         if change is not None:
             change(spec)
     return spec
+
+
+def who_builds(registry: Registry, architecture: str) -> str:
+    """The model spec that fits the checkpoint, and its plugin, for messages."""
+    return _who(registry, Kind.MODEL_SPEC, _spec_name(registry, architecture))
 
 
 def build_estimation(
@@ -102,7 +105,17 @@ def build_estimation(
 
 
 def _build(registry: Registry, kind: Kind, name: str, options: Mapping[str, Any]) -> Any:
-    return registry.load(kind, name)(options.get(registry.owner(kind, name).name))
+    owner = registry.owner(kind, name)
+    target = registry.load(kind, name)
+    with boundary(owner, f"making {kind.words} {name!r}", locate=True, passes=(SlimeError,)):
+        return target(options.get(owner.name))
+
+
+def _spec_name(registry: Registry, architecture: str) -> str:
+    component = registry.model_spec(architecture)
+    if component is None:
+        raise RunError(f"no active plugin has a model spec for {architecture}; the driver should have refused this")
+    return component.name
 
 
 def _who(registry: Registry, kind: Kind, name: str) -> str:

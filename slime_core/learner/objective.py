@@ -68,6 +68,11 @@ class Objective:
         return self._algorithm.use_kl_loss
 
     @property
+    def corrects(self) -> bool:
+        """Whether something between the policy loss and its sum reads the log-probabilities of before the rollout."""
+        return self._correct is not None or len(self.corrections) > 0
+
+    @property
     def entropy_has_gradient(self) -> bool:
         """Whether the entropy is part of the loss, or only measured."""
         return self._algorithm.entropy_coef != 0

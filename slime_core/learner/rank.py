@@ -20,10 +20,11 @@ import torch.distributed as dist
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_values
 from slime_core.cpu.accelerator import accelerator
-from slime_core.errors import NonFiniteError, RunError
+from slime_core.errors import NonFiniteError, RunError, SlimeError
 from slime_core.learner.custom import Custom
 from slime_core.learner.layout import ParallelLayout, initialize
 from slime_core.learner.parity import ParityGate
+from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import LearnerInfo, Place, TrainStep
 from slime_core.plugins.lifecycle import LifecycleHooks
@@ -76,12 +77,12 @@ class Learner:
             ConfigError: the model cannot be built as asked.
             PluginError: a function that the run names by path is not there, or cannot be called as it has to be.
             CheckpointError: the weights do not fit the model.
-            PluginError: a hook failed.
+            PluginError: a hook, a component or the model spec failed.
         """
         from slime_core.cpu import megatron
 
         megatron.install()
-        from slime_core.learner.components import build_model_spec
+        from slime_core.learner.components import build_model_spec, who_builds
 
         config = settings.config
         self._settings, self._config = settings, config
@@ -93,6 +94,7 @@ class Learner:
         self.hooks.call("slime_learner_start", learner=self._info)
         self._bf16 = config.model.bf16
         self._spec = build_model_spec(registry, settings.architecture, options=settings.options, custom=self.custom)
+        self._builder = who_builds(registry, settings.architecture)
         self.chunks = self._build(settings)
         self._objective, self._estimation = self._components(registry)
         self._postprocess = self.custom.find("rollout_data_postprocess_path")
@@ -111,14 +113,17 @@ class Learner:
         trusted = settings.config.model.trust_remote_code
         hf_config = AutoConfig.from_pretrained(settings.folder, trust_remote_code=trusted)
         dtype = torch.bfloat16 if self._bf16 else torch.float32
-        chunks: list[torch.nn.Module] = self._spec.build(
-            hf_config,
-            dtype=dtype,
-            parallel=settings.layout,
-            overrides={"calculate_per_token_loss": True, **settings.config.megatron.transformer},
-        )
-        self._spec.load_weights(chunks, settings.folder)
+        overrides = {"calculate_per_token_loss": True, **settings.config.megatron.transformer}
+        with boundary(self._builder, "building the model", locate=True, passes=(SlimeError,)):
+            chunks: list[torch.nn.Module] = self._spec.build(
+                hf_config, dtype=dtype, parallel=settings.layout, overrides=overrides
+            )
+        self._load_weights(chunks, settings.folder)
         return chunks
+
+    def _load_weights(self, chunks: list[torch.nn.Module], folder: Path) -> None:
+        with boundary(self._builder, f"loading weights of {folder}", locate=True, passes=(SlimeError,)):
+            self._spec.load_weights(chunks, folder)
 
     def _components(self, registry: Registry) -> tuple[Any, Any]:
         from megatron.core import parallel_state
@@ -158,7 +163,7 @@ class Learner:
             roles.remember("reference")
             return roles
         roles.remember("actor")
-        self._spec.load_weights(self.chunks, other)
+        self._load_weights(self.chunks, other)
         roles.remember("reference")
         roles.restore("actor")
         return roles
@@ -205,7 +210,7 @@ class Learner:
 
     def _reads_old_log_probs(self, num_steps: int) -> bool:
         # With one step the current log-probabilities are the old ones; the loss needs no second pass for those.
-        of_loss = "old_log_probs" in self._reads or len(self._objective.corrections) > 0
+        of_loss = "old_log_probs" in self._reads or self._objective.corrects
         named = self._objective.of_logits is not None  # a loss that is named by path finds them in its batch
         return named or (num_steps > 1 and of_loss) or self._estimation_reads("log_probs")
 

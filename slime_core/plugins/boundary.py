@@ -13,7 +13,13 @@ __all__ = ["boundary"]
 
 @contextmanager
 def boundary(
-    who: object, action: str, *, error: type[SlimeError] = PluginError, next_step: str = "", locate: bool = False
+    who: object,
+    action: str,
+    *,
+    error: type[SlimeError] = PluginError,
+    next_step: str = "",
+    locate: bool = False,
+    passes: tuple[type[SlimeError], ...] = (),
 ) -> Iterator[None]:
     """Whatever the block raises comes out as ``error``, saying who failed at what; cancellation passes through.
 
@@ -22,14 +28,17 @@ def boundary(
         action: what was going on, such as ``"importing it"``.
         error: what is raised, chained to the plugin's own exception.
         next_step: what the reader should do.
-        locate: also say in which file and line it was raised.
+        locate: also say in which file and line it was raised; not of an error of ours, which says what is wrong itself.
+        passes: what the block may raise as it is, such as ``(SlimeError,)`` where the core's own code runs in it.
     """
     try:
         yield
+    except passes:
+        raise
     # SystemExit: a plugin that leaves while it is imported would end the run as if it had succeeded.
     except (Exception, SystemExit) as failure:
         text = f"{who}: {action} failed with {type(failure).__name__}: {failure}"
-        if locate:
+        if locate and not isinstance(failure, SlimeError):
             text = f"{text} ({_place(failure)})"
         raise error(f"{text}\n{next_step}".rstrip()) from failure
 

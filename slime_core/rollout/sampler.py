@@ -26,7 +26,8 @@ from slime_core.config.schema import RunConfig
 from slime_core.data.chat import PromptEncoder
 from slime_core.data.named import GENERATE_FUNCTION, REWARD_MODEL, offered_to_rows
 from slime_core.data.prompts import PromptFiles
-from slime_core.errors import RunError
+from slime_core.errors import RunError, SlimeError
+from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import GroupedRewards, Place, PromptRequest
 from slime_core.plugins.discovery import PATHS
@@ -241,15 +242,18 @@ class Sampler:
         """None: the learner estimates them."""
         if self._estimator is None:
             return None
-        advantages_B = self._estimator.estimate(rewards)
-        shape = np.shape(advantages_B)
-        if shape != (len(rewards),) or not np.isfinite(advantages_B).all():
-            name = self._config.algorithm.advantage_estimator
+        name = str(self._config.algorithm.advantage_estimator)
+        who = f"advantage estimator {name!r} of {self._registry.owner(Kind.ADVANTAGE_ESTIMATOR, name)}"
+        with boundary(who, "estimating advantages", error=RunError, locate=True):
+            found = self._estimator.estimate(rewards)
+        with boundary(who, "reading what it returned as one number a sample", error=RunError):
+            advantages_B = np.asarray(found, np.float32)
+        if advantages_B.shape != (len(rewards),) or not np.isfinite(advantages_B).all():
             raise RunError(
-                f"advantage estimator {name!r} returned shape {shape} for {len(rewards)} samples, or NaN or "
-                "infinity; accepted is one finite number a sample"
+                f"{who} returned shape {advantages_B.shape} for {len(rewards)} samples, or NaN or infinity; accepted "
+                "is one finite number a sample"
             )
-        return np.asarray(advantages_B, np.float32)
+        return advantages_B
 
     # --- Evaluation --------------------------------------------------------------------------------------------------
 
@@ -309,8 +313,10 @@ class Sampler:
         )
 
     def _component(self, kind: Kind, name: str, **arguments: Any) -> Any:
-        options = self._settings.options.get(self._registry.owner(kind, name).name)
-        return self._registry.load(kind, name)(options, **arguments)
+        owner = self._registry.owner(kind, name)
+        target = self._registry.load(kind, name)
+        with boundary(owner, f"making {kind.words} {name!r}", locate=True, passes=(SlimeError,)):
+            return target(self._settings.options.get(owner.name), **arguments)
 
     def _advantage_estimator(self, name: str) -> Any:
         """None where its scope is ``token``: the learner's ranks load it."""

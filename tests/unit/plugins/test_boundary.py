@@ -40,3 +40,25 @@ def test_on_request_it_says_where_the_failure_was_raised():
         raise ValueError("no")
     line = failure.value.__cause__.__traceback__.tb_next.tb_lineno
     assert str(failure.value) == f"plugin 'x': scoring failed with ValueError: no ({__file__}:{line})"
+
+
+def test_a_failure_inside_another_boundary_is_located_once():
+    with (
+        pytest.raises(PluginError) as failure,
+        boundary("plugin 'x'", "its hook", locate=True),
+        boundary("mine.py:f", "calling it", locate=True),
+    ):
+        raise ValueError("no")
+    line = failure.value.__cause__.__cause__.__traceback__.tb_next.tb_lineno
+    expected = f"mine.py:f: calling it failed with ValueError: no ({__file__}:{line})"
+    assert str(failure.value) == f"plugin 'x': its hook failed with PluginError: {expected}"
+
+
+def test_an_error_that_may_pass_comes_out_as_it_is():
+    with pytest.raises(RunError, match=r"^too long$"), boundary("plugin 'x'", "scoring", passes=(RunError,)):
+        raise RunError("too long")
+    with (
+        pytest.raises(PluginError, match="scoring failed with ValueError"),
+        boundary("x", "scoring", passes=(RunError,)),
+    ):
+        raise ValueError("no")

@@ -4,6 +4,7 @@ import json
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, LearnerConfig, RolloutConfig, RunConfig
 from slime_core.data.chat import PromptEncoder
-from slime_core.errors import EngineError, RequestRefused, RunError
+from slime_core.errors import EngineError, PluginError, RequestRefused, RunError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.registry import Registry, activate
 from slime_core.rollout import sampler as module
@@ -194,8 +195,34 @@ async def test_advantages_of_another_shape_are_refused_with_the_name_of_the_esti
             return np.zeros(shape, np.float32)
 
     sampler._estimator = Odd()
-    with pytest.raises(RunError, match="advantage estimator 'grpo' returned shape"):
+    with pytest.raises(RunError, match=r"advantage estimator 'grpo' of plugin 'grpo' .* returned shape"):
         await sampler.sample(0)
+
+
+@pytest.mark.parametrize(
+    ("estimate", "message"),
+    [
+        (lambda batch: 1 / 0, "estimating advantages failed with ZeroDivisionError: division by zero"),
+        (lambda batch: ["high"], "reading what it returned as one number a sample failed with ValueError"),
+    ],
+)
+async def test_an_estimator_that_fails_is_named_with_its_plugin(build, estimate, message):
+    sampler, _ = build(GOOD)
+    sampler._estimator = SimpleNamespace(estimate=estimate)
+    with pytest.raises(RunError, match=f"advantage estimator 'grpo' of plugin 'grpo' .*: {message}"):
+        await sampler.sample(0)
+
+
+async def test_a_component_that_cannot_be_made_is_named_with_its_plugin(build, monkeypatch):
+    sampler, _ = build(GOOD)
+
+    def broken(options: Any) -> Any:
+        raise KeyError("weight")
+
+    monkeypatch.setattr(type(sampler._registry), "load", lambda self, kind, name: broken)
+    message = "plugin 'grpo' .*: making advantage estimator 'grpo' failed with KeyError: 'weight'"
+    with pytest.raises(PluginError, match=message):
+        sampler._advantage_estimator("grpo")
 
 
 async def test_samples_of_a_fan_out_inherit_group_and_index(registry):

@@ -1,0 +1,85 @@
+"""A component that cannot be made, and a model spec that cannot build, are named with their plugin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from slime_core.builtin.losses import Clipped
+from slime_core.config.schema import AlgorithmConfig
+from slime_core.errors import CheckpointError, ConfigError, PluginError
+from slime_core.learner.components import build_objective
+from slime_core.learner.corrections import Corrections, NamedCorrection
+from slime_core.learner.objective import Objective
+from slime_core.learner.rank import Learner
+from slime_core.plugins.registry import activate
+
+
+def failing(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+def test_a_policy_loss_that_cannot_be_made_is_named(monkeypatch):
+    registry = activate(()).registry
+    monkeypatch.setattr(type(registry), "load", lambda self, kind, name: failing(KeyError("weight")))
+    with pytest.raises(PluginError) as caught:
+        build_objective(registry, "clipped", AlgorithmConfig(), options={})
+    text = str(caught.value)
+    assert text.startswith("plugin 'core'")
+    assert "making policy loss 'clipped' failed with KeyError: 'weight' (" in text
+    assert __file__ in text
+
+
+def test_what_a_component_refuses_itself_is_said_as_it_is(monkeypatch):
+    registry = activate(()).registry
+    monkeypatch.setattr(
+        type(registry), "load", lambda self, kind, name: failing(ConfigError("clip_low must be below 1"))
+    )
+    with pytest.raises(ConfigError, match=r"^clip_low must be below 1$"):
+        build_objective(registry, "clipped", AlgorithmConfig(), options={})
+
+
+def rank(**fields) -> Learner:
+    """A learner's rank that has got no further than these fields."""
+    learner = Learner.__new__(Learner)
+    for name, value in fields.items():
+        setattr(learner, name, value)
+    return learner
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (
+            KeyError("embed"),
+            PluginError,
+            r"^model spec 'mine' of X: loading weights of here failed with KeyError: 'emb",
+        ),
+        (CheckpointError("no such weight"), CheckpointError, "^no such weight$"),
+    ],
+)
+def test_a_model_spec_that_cannot_load_is_named(error, kind, message):
+    spec = SimpleNamespace(load_weights=failing(error))
+    with pytest.raises(kind, match=message):
+        rank(_spec=spec, _builder="model spec 'mine' of X")._load_weights([], Path("here"))
+
+
+@pytest.mark.parametrize(
+    ("objective", "reads", "expected"),
+    [
+        ({}, (), (False, False)),
+        ({}, ("old_log_probs",), (False, True)),
+        ({"correct": lambda *_: None}, (), (False, True)),
+        ({"corrections": Corrections([NamedCorrection(lambda terms: None, "x")])}, (), (False, True)),
+        ({"of_logits": lambda *_: None}, (), (True, True)),
+    ],
+)
+def test_with_several_steps_whatever_reads_the_log_probs_of_before_gets_them(objective, reads, expected):
+    found = Objective(Clipped(), AlgorithmConfig(), **objective)
+    learner = rank(_objective=found, _reads=frozenset(reads), _estimation=None)
+    assert (learner._reads_old_log_probs(1), learner._reads_old_log_probs(2)) == expected
