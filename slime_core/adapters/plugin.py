@@ -20,6 +20,7 @@ def slime_register_advantage_estimators() -> Iterator[Component]:
             scope="token",
             reads={"rewards", "lengths", "mask", "tokens", "log_probs", "rollout_log_probs"},
             kl_reads={"ref_log_probs"},
+            uses={"gamma", "lambd"},
         ),
         summary="The function of --custom-advantage-function-path",
     )

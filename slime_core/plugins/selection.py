@@ -86,12 +86,15 @@ def check_selection(config: RunConfig, registry: Registry, *, trains: bool) -> N
         trains: False: an evaluation, which needs neither prompts nor an advantage estimator.
 
     Raises:
-        PluginError: no active plugin offers a component, or it reads a column that nothing fills.
+        PluginError: no active plugin offers a component, it reads a column that nothing fills, or it does not read a
+            setting that the run gives.
     """
     for found in selected(config, registry, trains=trains, architecture=None):
         if found.kind is Kind.ADVANTAGE_ESTIMATOR:
             _refuse_unfilled(found)
             _refuse_idle_kl(found, config.algorithm.kl_coef)
+            for setting in ("gamma", "lambd"):
+                _refuse_unused(found, setting, getattr(config.algorithm, setting))
 
 
 def _refuse_unfilled(found: Selected) -> None:
@@ -113,6 +116,16 @@ def _refuse_idle_kl(found: Selected, kl_coef: float) -> None:
             f"kl_coef = {kl_coef:g} has no effect: advantage estimator {found.component.name!r} of {found.plugin} "
             "takes no divergence off the rewards. Leave --kl-coef out, have the divergence in the loss with "
             "--use-kl-loss, or choose another estimator."
+        )
+
+
+def _refuse_unused(found: Selected, setting: str, value: float) -> None:
+    traits: Any = found.component.traits
+    if value != 1.0 and setting not in traits.uses:
+        raise PluginError(
+            f"{setting} = {value:g} has no effect: advantage estimator {found.component.name!r} of {found.plugin} does "
+            f"not read it. Leave --{setting} out, or choose another estimator. An estimator that reads it says so with "
+            f"AdvantageTraits(uses={{{setting!r}}})."
         )
 
 

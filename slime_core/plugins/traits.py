@@ -33,6 +33,7 @@ class AdvantageTraits:
             whitened; the conformance kit holds every other estimator that reads groups to its own group.
         kl_reads: the further columns it needs where ``kl_coef`` is not 0, such as ``log_probs`` and ``ref_log_probs``;
             empty: it takes no divergence off the rewards.
+        uses: which of the settings ``gamma`` and ``lambd`` it reads; a run that sets another one is refused.
     """
 
     scope: Literal["sample", "token"] = "sample"
@@ -40,11 +41,15 @@ class AdvantageTraits:
     policy_loss: str = "clipped"
     across_groups: bool = False
     kl_reads: AbstractSet[str] = frozenset()
+    uses: AbstractSet[str] = frozenset()
 
     def __post_init__(self) -> None:
         _require_choice("AdvantageTraits.scope", self.scope, ("sample", "token"))
         object.__setattr__(self, "reads", frozenset(self.reads))
         object.__setattr__(self, "kl_reads", frozenset(self.kl_reads))
+        for setting in sorted(self.uses):
+            _require_choice("AdvantageTraits.uses", setting, ("gamma", "lambd"))
+        object.__setattr__(self, "uses", frozenset(self.uses))
 
 
 @dataclass(frozen=True, slots=True)

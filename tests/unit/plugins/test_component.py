@@ -38,6 +38,11 @@ def test_a_scope_that_does_not_exist_names_those_that_do():
         RewardTraits(scope="batch")
 
 
+def test_a_setting_that_no_estimator_gets_is_refused():
+    with pytest.raises(ValueError, match=r"AdvantageTraits\.uses is 'eps_clip'; accepted are 'gamma', 'lambd'"):
+        AdvantageTraits(uses={"eps_clip"})
+
+
 def test_every_kind_has_its_own_traits_class_with_defaults():
     assert len({type(kind.traits()) for kind in Kind}) == len(Kind) == 9
 

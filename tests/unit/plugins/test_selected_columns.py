@@ -67,3 +67,16 @@ def test_a_divergence_that_nobody_takes_off_is_refused(tmp_path):
         "takes no divergence off the rewards. Leave --kl-coef out, have the divergence in the loss with --use-kl-loss, "
         "or choose another estimator."
     )
+
+
+@pytest.mark.parametrize("setting", ["gamma", "lambd"])
+def test_a_setting_that_the_estimator_does_not_read_is_refused(tmp_path, setting):
+    check(tmp_path, f"uses={{{setting!r}}}", **{setting: 0.9})
+    check(tmp_path, "", **{setting: 1.0})
+    with pytest.raises(PluginError) as caught:
+        check(tmp_path, f"uses={ {'gamma', 'lambd'} - {setting} }", **{setting: 0.9})
+    assert str(caught.value).startswith(f"{setting} = 0.9 has no effect: advantage estimator 'mine' of plugin ")
+    assert str(caught.value).endswith(
+        f" does not read it. Leave --{setting} out, or choose another estimator. An estimator that reads it says so "
+        f"with AdvantageTraits(uses={{'{setting}'}})."
+    )

@@ -19,6 +19,7 @@ def slime_register_advantage_estimators() -> Iterator[Component]:
             reads={"rewards", "mask"},
             kl_reads={"log_probs", "ref_log_probs"},
             policy_loss="clipped",
+            uses={"gamma"},
         ),
         summary="Return of each token, divergence in the reward, whitened over the batch (REINFORCE++, 2501.03262)",
     )
