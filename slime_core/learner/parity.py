@@ -159,8 +159,8 @@ def compare(difference_U: torch.Tensor, micro: MicroBatch) -> tuple[dict[str, to
     """
     if micro.fresh_U is None:
         return {}, {}
-    # A weight is 0 where the mask is, and nowhere else.
-    counted_U = micro.fresh_U & (micro.weights_U != 0)
+    # The mask too: a function that the run names by path may leave out tokens that have a weight.
+    counted_U = micro.fresh_U & (micro.mask_U != 0) & (micro.weights_U != 0)
     # Never selected by the mask: on a GPU that would wait for the device.
     found_U = difference_U.double().where(counted_U, 0.0)
     largest = found_U.max() if found_U.numel() else found_U.sum()

@@ -126,6 +126,14 @@ def test_a_row_that_is_repeated_without_weight_does_not_count_again():
     assert tokens == [3, 1, 0]
 
 
+def test_a_token_that_was_masked_after_weights_were_given_does_not_count():
+    micro = marked(gate(), shard())[0]
+    micro.mask_U = micro.mask_U * torch.tensor([1.0, 0.0, 1.0, 1.0])
+    assert micro.weights_U[1] != 0
+    found, largest = compare(torch.tensor([0.5, 9.0, 0.25, 99.0]), micro)
+    assert [value.item() for value in (*found.values(), *largest.values())] == [2.0, 0.75, 0.5]
+
+
 def test_a_rollout_that_is_not_due_costs_nothing():
     micro = marked(gate(parity_interval=0), shard())[0]
     assert compare(torch.ones(4), micro) == ({}, {})
