@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ class Trajectory:
         messages: chat messages with the last answer; or the text with it.
         ids, log_probs, mask: of the response: answers (mask 1), and what came between them (mask 0, log-prob 0).
         answers: in order.
+        added: ids that came after the last answer, while the next turn is drawn; None: nobody draws one.
     """
 
     prompt_ids: list[int]
@@ -34,18 +35,19 @@ class Trajectory:
     log_probs: list[float] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
+    added: list[int] | None = None
 
-    def observe(self, ids: Sequence[int]) -> None:
-        """What was added after the last answer."""
-        self.ids += ids
-        self.log_probs += [0.0] * len(ids)
-        self.mask += [0] * len(ids)
+    @property
+    def seen(self) -> list[int]:
+        """What the next turn answers to."""
+        return [*self.prompt_ids, *self.ids, *(self.added or ())]
 
-    def add(self, answer: Answer) -> None:
-        """One more turn of the model."""
-        self.ids += answer.token_ids
-        self.log_probs += answer.log_probs
-        self.mask += [1] * len(answer.token_ids)
+    def take(self, answer: Answer) -> None:
+        """One more turn of the model, after what was added before it."""
+        added = self.added or []
+        self.ids += [*added, *answer.token_ids]
+        self.log_probs += [*([0.0] * len(added)), *answer.log_probs]
+        self.mask += [*([0] * len(added)), *([1] * len(answer.token_ids))]
         self.answers.append(answer)
 
     def is_in(self, text: str) -> bool:
@@ -87,45 +89,51 @@ class Call:
         return sampling_fields(self._sampling)
 
     async def answer(self, conversation: Conversation, sampling_params: Mapping[str, Any]) -> Answer:
-        """The next turn; the budget of response tokens holds for all turns together."""
+        """The next turn; the budget of response tokens holds for all turns together.
+
+        Two turns of one conversation at once: the second begins a trajectory of its own. A turn that failed leaves the
+        conversation as it was.
+        """
         messages = conversation if isinstance(conversation, str) else [dict(one) for one in conversation]
         trajectory = self._continued(messages) or self._begun(messages)
-        # Taken before the first wait: a second turn of the same conversation cannot be asked for meanwhile.
-        trajectory.messages = messages
-        answer = await self._drawn(trajectory, sampling_params)
-        trajectory.add(answer)
+        try:
+            answer = await self._drawn(trajectory, sampling_params)
+            trajectory.take(answer)
+        finally:
+            trajectory.added = None
+            if not trajectory.answers:
+                self.trajectories = [one for one in self.trajectories if one is not trajectory]
         turn = {"role": "assistant", "content": str(answer)}
         trajectory.messages = messages + answer if isinstance(messages, str) else [*messages, turn]
         return answer
 
     async def _drawn(self, trajectory: Trajectory, sampling_params: Mapping[str, Any]) -> Answer:
         asked = sampling_params.get("max_new_tokens", self._sampling.max_new_tokens)
-        room = min(asked, self._sampling.max_new_tokens - len(trajectory.ids))
+        room = min(asked, self._sampling.max_new_tokens - len(trajectory.seen) + len(trajectory.prompt_ids))
         if room < 1:
             return _answer("", Generation(TokenIds(), LogProbs(), "length"))
         extra = {name: value for name, value in sampling_params.items() if name not in ("n", "max_new_tokens")}
         sampling = replace(self._sampling, max_new_tokens=room, extra={**self._sampling.extra, **extra})
-        ids = [*trajectory.prompt_ids, *trajectory.ids]
-        (drawn,) = await self._context.client.generate(ids, sampling=sampling)
+        (drawn,) = await self._context.client.generate(trajectory.seen, sampling=sampling)
         return _answer(self._context.encoder.decode(list(drawn.token_ids)), drawn)
 
     def _begun(self, messages: str | list[dict[str, Any]]) -> Trajectory:
-        trajectory = Trajectory(self._context.encoder.encode(messages), messages)
+        trajectory = Trajectory(self._context.encoder.encode(messages), messages, added=[])
         self.trajectories.append(trajectory)
         return trajectory
 
     def _continued(self, messages: str | list[dict[str, Any]]) -> Trajectory | None:
-        """The conversation that ``messages`` goes on with, what was added observed."""
+        """The conversation that ``messages`` goes on with, which nobody goes on with yet."""
         for trajectory in reversed(self.trajectories):
             added = self._added(trajectory, messages)
             if added is not None:
-                trajectory.observe(self.tokenizer(added, add_special_tokens=False)["input_ids"])
+                trajectory.added = list(self.tokenizer(added, add_special_tokens=False)["input_ids"])
                 return trajectory
         return None
 
     def _added(self, trajectory: Trajectory, messages: str | list[dict[str, Any]]) -> str | None:
         before = trajectory.messages
-        if not trajectory.answers or not _begins_with(messages, before):
+        if trajectory.added is not None or not trajectory.answers or not _begins_with(messages, before):
             return None
         if isinstance(messages, str):
             return messages[len(before) :]

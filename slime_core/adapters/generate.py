@@ -128,7 +128,7 @@ class PathGenerate:
 
     def _fill(self, samples: Sequence[Sample], inside: Call) -> None:
         """Samples that the function left without tokens get those of their conversation."""
-        left = list(inside.trajectories)
+        left = [one for one in inside.trajectories if one.answers]
         for sample in samples:
             if sample.response_length or not left or sample.status in UNFINISHED:
                 continue

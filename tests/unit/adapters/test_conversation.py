@@ -1,0 +1,95 @@
+"""Turns that are asked for at once, and turns that fail, of one call of a custom generate function."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core.adapters.conversation import Call
+from slime_core.data.chat import PromptEncoder
+from slime_core.errors import EngineError
+from slime_core.rollout.client import Generation, SamplingParams
+from slime_core.rollout.generate import GenerateContext
+from slime_core.types import LogProbs, TokenIds
+
+FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
+FIRST = [{"role": "user", "content": "1+1"}]
+END = 1
+
+
+class Client:
+    """Draws the number of the request, once the others that came with it have been sent; some requests fail."""
+
+    url = "http://127.0.0.1:1"
+
+    def __init__(self, *failing: int, error: BaseException | None = None) -> None:
+        self.asked: list[list[int]] = []
+        self.failing, self.error = failing, error or EngineError("gone")
+
+    async def generate(self, ids: list[int], *, sampling: SamplingParams) -> list[Generation]:
+        self.asked.append(list(ids))
+        number = len(self.asked)
+        await asyncio.sleep(0)
+        if number in self.failing:
+            raise self.error
+        return [Generation(TokenIds([5 + number, END]), LogProbs([-number, -number]), "stop")]
+
+
+@pytest.fixture(scope="module")
+def encoder() -> PromptEncoder:
+    return PromptEncoder(FOLDER, apply_chat_template=True)
+
+
+def call(client: Any, encoder: PromptEncoder, budget: int = 99) -> Call:
+    return Call(GenerateContext(client, encoder), SamplingParams(max_new_tokens=budget))
+
+
+def second(answer: str) -> list[dict[str, Any]]:
+    return [*FIRST, {"role": "assistant", "content": answer}, {"role": "user", "content": "2"}]
+
+
+async def test_two_second_turns_at_once_are_two_conversations(encoder) -> None:
+    client = Client()
+    made = call(client, encoder)
+    turns = second(await made.answer(FIRST, {}))
+    await asyncio.gather(made.answer(turns, {}), made.answer(turns, {}))
+    went_on, begun = made.trajectories
+    assert [len(went_on.answers), len(begun.answers)] == [2, 1]
+    assert (went_on.ids[-2:], begun.ids) == ([7, END], [8, END])
+    # Each holds the ids that the engine saw for it, and no answer of the other.
+    assert [*went_on.prompt_ids, *went_on.ids[:-2]] == client.asked[1]
+    assert begun.prompt_ids == client.asked[2] == encoder.encode(turns)
+    assert went_on.mask == [1, 1, *([0] * (len(went_on.ids) - 4)), 1, 1]
+    assert len(went_on.log_probs) == len(went_on.ids)
+
+
+@pytest.mark.parametrize("error", [EngineError("gone"), asyncio.CancelledError()])
+async def test_a_turn_that_failed_may_be_asked_for_again(encoder, error: BaseException) -> None:
+    client = Client(2, error=error)
+    made = call(client, encoder)
+    turns = second(await made.answer(FIRST, {}))
+    with pytest.raises(type(error)):
+        await made.answer(turns, {})
+    await made.answer(turns, {})
+    (only,) = made.trajectories
+    assert client.asked[1] == client.asked[2] == [*only.prompt_ids, *only.ids[:-2]]
+    assert [str(one) for one in only.answers] == [encoder.decode([6, END]), encoder.decode([8, END])]
+
+
+async def test_a_first_turn_that_failed_leaves_no_conversation(encoder) -> None:
+    made = call(Client(1), encoder)
+    with pytest.raises(EngineError):
+        await made.answer(FIRST, {})
+    await made.answer(FIRST, {})
+    assert [len(one.answers) for one in made.trajectories] == [1]
+
+
+async def test_what_was_added_counts_in_the_budget(encoder) -> None:
+    client = Client()
+    made = call(client, encoder, budget=3)
+    turns = second(await made.answer(FIRST, {}))
+    assert (await made.answer(turns, {})).finish_reason == "length"
+    assert len(client.asked) == 1
