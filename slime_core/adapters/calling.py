@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from slime_core.adapters.check import Loaded
 from slime_core.errors import SlimeError
@@ -14,6 +17,11 @@ from slime_core.plugins.boundary import boundary
 from slime_core.plugins.functions import FunctionSource
 
 __all__ = ["blamed", "call", "call_here"]
+
+THREADS = 128
+"""Plain functions that one event loop waits for at once; each thread reserves 8 MiB of a reward worker's limit."""
+
+_ROOM: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -39,8 +47,27 @@ async def call(loaded: Loaded, *arguments: Any, function: Any = None, **named: A
     with blamed(loaded.source):
         if inspect.iscoroutinefunction(inspect.unwrap(called)):
             return await called(*arguments, **named)
-        result = await asyncio.to_thread(called, *arguments, **named)
+        result = await _in_thread(loaded.source, lambda: called(*arguments, **named))
         return await result if inspect.isawaitable(result) else result
+
+
+async def _in_thread(source: FunctionSource, function: Callable[[], Any]) -> Any:
+    """What the function returns in a thread of its own.
+
+    One that is given up, as by a time limit, may stay for ever; it keeps no thread from those who come later.
+    """
+
+    def run() -> Any:
+        # Blamed in there: a StopIteration could not leave a future.
+        with blamed(source):
+            return function()
+
+    async with _ROOM.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(THREADS)):
+        thread = ThreadPoolExecutor(1, thread_name_prefix="function")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(thread, copy_context().run, run)
+        finally:
+            thread.shutdown(wait=False)
 
 
 def call_here(loaded: Loaded, *arguments: Any, **named: Any) -> Any:

@@ -12,7 +12,7 @@ from slime_core.adapters.calling import blamed, call
 from slime_core.adapters.check import Loaded, load_checked
 from slime_core.adapters.forms import rollout_forms
 from slime_core.adapters.options import PathOptions
-from slime_core.errors import PluginError
+from slime_core.errors import PluginError, SlimeError
 from slime_core.types import Sample
 
 __all__ = ["PathReward"]
@@ -23,7 +23,8 @@ Reward = float | dict[str, float]
 class PathReward:
     """Scores with the function, called as its parameters say.
 
-    ``(args, sample)``: once a sample, all at once; with ``group_rm``, once with the list. ``(args, samples)``: once
+    ``(args, sample)``: once a sample, all at once, and a failure is its own sample's; with ``group_rm``, once with the
+    list. ``(args, samples)``: once
     with the list of all that are scored together: a whole group. A class is made once and asked for
     ``compute_reward(prompts, responses)``, one call at a time.
 
@@ -38,19 +39,30 @@ class PathReward:
         self._scorer = _made(self._loaded, options) if self._loaded.form.methods else None
         self._turn = asyncio.Lock()
 
-    async def score(self, samples: Sequence[Sample]) -> list[Reward]:
-        """One reward a sample, in order.
+    async def score(self, samples: Sequence[Sample]) -> Sequence[Reward | str]:
+        """One reward a sample, in order; a text where the function failed for this sample only, which says why.
 
         Raises:
-            PluginError: the function failed, or returned something else than rewards, one a sample.
+            PluginError: the function failed for all samples, or returned something else than rewards, one a sample.
         """
         if not samples:
             return []
         if self._takes_one:
-            found: Any = await asyncio.gather(*(call(self._loaded, self._args, sample) for sample in samples))
-        else:
-            found = _as_list(await self._rewards(list(samples)), len(samples), self._loaded)
+            return await self._one_by_one(samples)
+        found = _as_list(await self._rewards(list(samples)), len(samples), self._loaded)
         return [_reward(value, sample, self._loaded) for value, sample in zip(found, samples, strict=True)]
+
+    async def _one_by_one(self, samples: Sequence[Sample]) -> list[Reward | str]:
+        scored = await asyncio.gather(*map(self._one, samples), return_exceptions=True)
+        failures = [one for one in scored if isinstance(one, BaseException)]
+        fatal = [one for one in failures if not isinstance(one, SlimeError)]
+        if fatal or len(failures) == len(samples):
+            raise [*fatal, *failures][0]
+        # Rewards leave a process as JSON: the core finds that a text is none, and shows it.
+        return [str(one) if isinstance(one, BaseException) else one for one in scored]
+
+    async def _one(self, sample: Sample) -> Reward:
+        return _reward(await call(self._loaded, self._args, sample), sample, self._loaded)
 
     async def _rewards(self, samples: list[Sample]) -> Any:
         if self._scorer is None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 
 import pytest
 
+from slime_core.adapters.calling import THREADS
 from slime_core.adapters.reward import PathReward
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import activate
@@ -115,6 +117,60 @@ async def test_what_is_no_reward_is_refused_with_the_name_of_the_flag(write, tex
     with pytest.raises(PluginError) as refused:
         await PathReward(write("custom_rm_path", text)).score(SAMPLES)
     assert str(refused.value).startswith(f"--custom-rm-path mine.py: {message}")
+
+
+BAD_ONE = """
+    def reward(args, sample):
+        if sample.index == 1:
+            raise ValueError("a bad one")
+        return 1.0
+"""
+
+
+async def test_a_failure_costs_its_own_sample(write) -> None:
+    first, second = await PathReward(write("custom_rm_path", BAD_ONE)).score(SAMPLES)
+    assert first == 1.0
+    assert second == "--custom-rm-path mine.py: calling it failed with ValueError: a bad one (mine.py:4)"
+
+
+@pytest.mark.parametrize("value", ["None", "'1'", "next(iter([]))"])
+async def test_what_is_no_reward_costs_its_own_sample(write, value: str) -> None:
+    text = f"def f(args, sample): return 2.0 if sample.index else {value}"
+    first, second = await PathReward(write("custom_rm_path", text)).score(SAMPLES)
+    assert (str(first).startswith("--custom-rm-path mine.py: "), second) == (True, 2.0)
+
+
+async def test_one_bad_sample_of_a_group_is_the_only_one_without_a_reward(write) -> None:
+    options = write("custom_rm_path", BAD_ONE)
+    manifest = activate([], paths={"custom_rm_path": ["mine.py"]}).manifest
+    pool = RewardPool(RewardPoolSettings(manifest.to_json(), {"paths": options}, num_workers=1))
+    try:
+        reward, failure = await pool.score("custom_rm_path", SAMPLES, together=True)
+    finally:
+        await pool.close()
+    assert (reward, isinstance(failure, RewardFailure)) == (1.0, True)
+    assert (failure.cause, "ValueError: a bad one (mine.py:4)" in failure.error) == ("invalid", True)
+
+
+async def test_calls_that_hang_keep_no_thread_from_later_ones(write) -> None:
+    text = """
+        def reward(args, sample):
+            if sample.index:
+                args.end.wait(60)
+            return 1.0
+        """
+    options = write("custom_rm_path", text)
+    options.arguments.end = threading.Event()
+    reward = PathReward(options)
+    hanging = [Sample(index=1)] * (THREADS + 1)
+    try:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await reward.score(hanging)
+        async with asyncio.timeout(20):
+            assert await reward.score([Sample(index=0)]) == [1.0]
+    finally:
+        options.arguments.end.set()
 
 
 def test_a_class_that_cannot_be_made_is_refused(write) -> None:
