@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,8 +25,25 @@ from slime_core.types import PromptGroup, Sample, Status
 
 __all__ = ["PathGenerate"]
 
-UNREACHED = (aiohttp.ClientError, OSError, TimeoutError)
+UNREACHED = (aiohttp.ClientError, ConnectionError, TimeoutError, socket.gaierror, socket.herror)
 """What a function raises where a server it asked did not answer: the sample's misfortune, not a mistake of the code."""
+
+UNREACHED_NAMES = frozenset(
+    {
+        "requests.exceptions.ConnectionError",
+        "requests.exceptions.Timeout",
+        "requests.exceptions.HTTPError",
+        "requests.exceptions.ChunkedEncodingError",
+        "httpx.TransportError",
+        "httpx.HTTPStatusError",
+        "urllib.error.URLError",
+        "urllib3.exceptions.HTTPError",
+    }
+)
+"""The same of libraries that functions may use and that this module does not import."""
+
+UNREACHED_ERRNOS = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
+"""Of an ``OSError`` without a class of its own."""
 
 UNFINISHED = (Status.ABORTED, Status.FAILED)
 
@@ -72,7 +91,7 @@ class PathGenerate:
             except EngineError as failure:
                 return [replace(sample, status=Status.FAILED, error=str(failure)) for sample in part]
             except PluginError as failure:
-                if not isinstance(failure.__cause__, UNREACHED):
+                if not _is_unreached(failure.__cause__):
                     raise
                 return [replace(sample, status=Status.FAILED, error=str(failure)) for sample in part]
             finally:
@@ -141,6 +160,14 @@ class PathGenerate:
                 )
             fitting[0].fill(sample, inside.tokenizer)
             left.remove(fitting[0])
+
+
+def _is_unreached(failure: BaseException | None) -> bool:
+    """Whether a server did not answer; a file that is missing or closed to us is a mistake."""
+    if isinstance(failure, UNREACHED) or getattr(failure, "errno", None) in UNREACHED_ERRNOS:
+        return True
+    kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(failure).__mro__}
+    return not kinds.isdisjoint(UNREACHED_NAMES)
 
 
 def _incomplete(sample: Sample) -> str | None:

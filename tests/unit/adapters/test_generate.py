@@ -228,6 +228,42 @@ async def test_a_server_that_does_not_answer_costs_the_sample_only(write, contex
     assert "mine.py: calling it failed with ClientConnectorError" in str(failed.error)
 
 
+@pytest.mark.parametrize(
+    "failure",
+    [
+        "ConnectionResetError('x')",
+        "asyncio.TimeoutError('x')",
+        "socket.gaierror(-2, 'x')",
+        "OSError(errno.EHOSTUNREACH, 'x')",
+        "aiohttp.ServerDisconnectedError('x')",
+        "urllib.error.URLError('x')",
+        "requests.ConnectTimeout('x')",
+        "requests.ConnectionError('x')",
+        "httpx.ReadTimeout('x')",
+        "httpx.ConnectError('x')",
+        "httpx.RemoteProtocolError('x')",
+    ],
+)
+async def test_each_librarys_word_for_nobody_answered_costs_the_sample_only(write, context, failure: str) -> None:
+    modules = "asyncio, aiohttp, errno, socket, urllib.error"
+    library = failure.partition(".")[0]
+    if library in ("requests", "httpx"):
+        pytest.importorskip(library)
+        modules += f", {library}"
+    text = f"import {modules}\nasync def f(args, sample, sampling_params): raise {failure}"
+    (sample,) = await generate(write("custom_generate_function_path", text, name=":f"), context, 1)
+    assert sample.status is Status.FAILED
+
+
+@pytest.mark.parametrize(
+    "failure", ["FileNotFoundError", "PermissionError", "IsADirectoryError", "OSError", "KeyError"]
+)
+async def test_a_mistake_with_files_ends_the_run(write, context, failure: str) -> None:
+    text = f"async def f(args, sample, sampling_params): raise {failure}('tools.json')"
+    with pytest.raises(PluginError, match=f"calling it failed with {failure}: .*tools.json"):
+        await generate(write("custom_generate_function_path", text), context, 1)
+
+
 async def test_an_engine_that_does_not_answer_costs_the_sample_only(write, context) -> None:
     text = "from slime_core.adapters import generate_single\n"
     text += "async def f(args, sample, sampling_params):\n    await generate_single('1')\n"
