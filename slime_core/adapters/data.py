@@ -133,7 +133,7 @@ class PathSource:
 
     ``dataset`` is a list of one sample a prompt, in file order. Where the class has neither ``state`` and ``restore``
     nor, in a run with ``args.save``, ``save`` and ``load``, a resumed run asks it once more for all that it has handed
-    out.
+    out, and hands back as new samples the groups that were handed back, in the same order.
 
     Raises:
         PluginError: the class cannot be imported, made or called, or returns something else than groups.
@@ -145,7 +145,12 @@ class PathSource:
         dataset = [self._dataset()] if "dataset" in self._loaded.form.passed else []
         with blamed(self._loaded.source, "making the class"):
             self._made = self._loaded.function(*dataset, self._args)
+        self._begin()
+
+    def _begin(self) -> None:
         self._asked: list[list[int]] = []
+        self._returned: list[list[Any]] = []
+        self._handed_out: set[int] = set()
         self._groups = 0
 
     def next_groups(self, n: int) -> list[PromptGroup]:
@@ -159,15 +164,24 @@ class PathSource:
                 f"list of {self._request.n_samples_per_prompt} slime_core.Sample, or of {n} samples."
             )
         self._note(n)
+        self._handed_out.update(group[0].group_index for group in groups if group[0].group_index is not None)
         return groups
 
     def put_back(self, groups: Sequence[PromptGroup]) -> None:
         """Hand groups back."""
+        if self._replays and groups:
+            self._returned.append([_times(self._asked), [self._name(group) for group in groups]])
         self._call("add_samples", list(groups))
 
+    def _name(self, group: PromptGroup) -> int | list[dict[str, Any]]:
+        """The number of a group that was handed out, which can be asked for again; else the group itself."""
+        number = group[0].group_index
+        return number if number in self._handed_out else [sample.to_dict() for sample in group]
+
     def state(self) -> dict[str, Any]:
-        """What the class says of its state; else how often it was asked."""
-        state: dict[str, Any] = {"asked": copy.deepcopy(self._asked), "groups": self._groups}
+        """What the class says of its state; else how often it was asked, and what was handed back after which call."""
+        state: dict[str, Any] = {"asked": self._asked, "returned": self._returned, "groups": self._groups}
+        state = copy.deepcopy(state)
         if self._has("state", "restore"):
             return {**state, "state": self._call("state")}
         if self._saves and self._asked:
@@ -176,18 +190,41 @@ class PathSource:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from where ``state()`` was taken."""
-        if self._has("state", "restore"):
+        if self._replays:
+            self._replay(state["asked"], state.get("returned", []))
+        elif self._has("state", "restore"):
             self._call("restore", state["state"])
-        elif self._saves and state["asked"]:
+        elif state["asked"]:
             self._call("load", _times(state["asked"]) - 1)
-        else:
-            for n, times in state["asked"]:
-                for _ in range(times):
-                    self._call("get_samples", n)
         self._asked, self._groups = [list(pair) for pair in state["asked"]], state["groups"]
+
+    def _replay(self, asked: Sequence[Sequence[int]], returned: Sequence[Sequence[Any]]) -> None:
+        self._begin()
+        wanted = {name for _, names in returned for name in names if isinstance(name, int)}
+        groups: dict[int | None, PromptGroup] = {}
+        sizes = [n for n, times in asked for _ in range(times)]
+        for call, size in enumerate([*sizes, 0]):
+            for names in (names for after, names in returned if after == call):
+                self.put_back([self._again(name, groups) for name in names])
+            made = self.next_groups(size) if size else []
+            groups |= {group[0].group_index: group for group in made if group[0].group_index in wanted}
+
+    def _again(self, name: int | Sequence[dict[str, Any]], groups: Mapping[int | None, PromptGroup]) -> PromptGroup:
+        if not isinstance(name, int):
+            return [Sample.from_dict(sample) for sample in name]
+        if name not in groups:
+            raise PluginError(
+                f"{self._loaded.source}: asked once more, it did not hand out group {name}, which was handed back; "
+                "accepted: the same groups in the same order. Give the class state() and restore(state)."
+            )
+        return groups[name]
 
     def __len__(self) -> int:
         return int(self._call("__len__")) if self._has("__len__") else len(self._dataset())
+
+    @property
+    def _replays(self) -> bool:
+        return not self._has("state", "restore") and not self._saves
 
     @property
     def _saves(self) -> bool:

@@ -107,8 +107,10 @@ class PathFunctions:
     def _values(self, loaded: Loaded, name: str, rewards: Sequence[Any]) -> list[float]:
         """The rewards of one evaluation set as numbers, whether named or not."""
         key = self._options.config.rollout.reward_key
-        found = [reward.get(key) if isinstance(reward, Mapping) else reward for reward in rewards]
-        values = [one.item() if hasattr(one, "item") and getattr(one, "ndim", 0) == 0 else one for one in found]
+        found: list[Any] = [reward.get(key) if isinstance(reward, Mapping) else reward for reward in rewards]
+        values: list[Any] = [
+            one.item() if hasattr(one, "item") and getattr(one, "ndim", 0) == 0 else one for one in found
+        ]
         wrong = [place for place, value in enumerate(values) if not isinstance(value, int | float)]
         if wrong:
             raise PluginError(

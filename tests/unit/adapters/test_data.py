@@ -11,7 +11,7 @@ from slime_core.adapters.data import BufferedSource, PathSource, SourceView
 from slime_core.adapters.options import PathOptions
 from slime_core.errors import PluginError
 from slime_core.plugins.contracts import PromptRequest
-from slime_core.types import PromptGroup
+from slime_core.types import PromptGroup, Sample
 
 
 @pytest.fixture
@@ -138,10 +138,68 @@ def test_a_class_without_state_is_asked_again_when_resumed(write, request_of) ->
     for n in (2, 2, 1):
         source.next_groups(n)
     state = json.loads(json.dumps(source.state()))
-    assert state == {"asked": [[2, 2], [1, 1]], "groups": 5}
+    assert state == {"asked": [[2, 2], [1, 1]], "returned": [], "groups": 5}
     resumed = PathSource(options, request=request_of)
     resumed.restore(state)
     assert resumed.next_groups(2) == source.next_groups(2)
+
+
+def test_what_was_put_back_is_put_back_again_when_resumed(write, request_of) -> None:
+    options = write("data_source_path", BY_ARGS)
+    source = PathSource(options, request=request_of)
+    first = source.next_groups(2)
+    first[1][0].tokens, first[1][0].response = [1, 2], "half"
+    source.put_back(first[1:])
+    source.next_groups(2)
+    source.put_back([*source.next_groups(1), [Sample(prompt="9+9", response="of the user"), Sample()]])
+    resumed = PathSource(options, request=request_of)
+    resumed.restore(json.loads(json.dumps(source.state())))
+    assert resumed.state() == source.state()
+    again = PathSource(options, request=request_of)
+    again.restore(json.loads(json.dumps(resumed.state())))
+    wanted, found = source.next_groups(4), again.next_groups(4)
+    assert prompts(found) == ["3+1", "9+9", "4+1", "0+1"]
+    assert [[(one.prompt, one.index, one.group_index, one.response) for one in group] for group in found] == [
+        [(one.prompt, one.index, one.group_index, one.response) for one in group] for group in wanted
+    ]
+
+
+def test_a_group_that_was_put_back_comes_as_new_samples_when_resumed(write, request_of) -> None:
+    options = write("data_source_path", BY_ARGS)
+    source = PathSource(options, request=request_of)
+    groups = source.next_groups(3)
+    groups[1][0].tokens, groups[1][0].response = [1, 2], "half"
+    source.put_back(groups[1:2])
+    resumed = PathSource(options, request=request_of)
+    resumed.restore(json.loads(json.dumps(source.state())))
+    (group, _) = resumed.next_groups(2)
+    assert [(one.prompt, one.group_index, one.index, one.response) for one in group] == [
+        ("1+1", 1, 2, ""),
+        ("1+1", 1, 3, ""),
+    ]
+
+
+def test_a_class_that_hands_out_other_groups_when_resumed_is_refused(write, request_of) -> None:
+    text = """
+        from slime_core import Sample
+
+        class Restless:
+            def __init__(self, args):
+                self.first = args.first
+
+            def get_samples(self, n):
+                return [[Sample(group_index=self.first + i) for _ in range(2)] for i in range(n)]
+
+            def add_samples(self, samples): ...
+        """
+    options = write("data_source_path", text)
+    options.arguments.first = 10
+    source = PathSource(options, request=request_of)
+    source.put_back(source.next_groups(2)[1:])
+    state = source.state()
+    options.arguments.first = 20
+    with pytest.raises(PluginError, match=r"asked once more, it did not hand out group 11, .* state\(\) and restore"):
+        PathSource(options, request=request_of).restore(state)
 
 
 def test_a_class_that_saves_is_loaded(write, request_of, tmp_path) -> None:
