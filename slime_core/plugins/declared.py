@@ -30,8 +30,9 @@ ARCHITECTURE_GROUP = "slime.models"
 REQUIRES_GROUP = "slime.requires"
 
 _GROUPS = (PLUGIN_GROUP, ARCHITECTURE_GROUP, REQUIRES_GROUP)
-_BROKEN = (OSError, ValueError, TypeError, AttributeError, LookupError)
-"""What ``importlib.metadata`` raises on files that are cut short, in another encoding, or no metadata at all."""
+_BROKEN = (OSError, ValueError, TypeError, AttributeError, LookupError, metadata.PackageNotFoundError)
+"""What ``importlib.metadata`` raises on files that are cut short, in another encoding, no metadata at all, or under
+another name than that of their folder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,7 @@ def test_a_copy_behind_one_that_declares_nothing_does_not_count(install):
         ("METADATA", b"Metadata-Version: 2.1\n", "ValueError: its METADATA has no Name"),
         ("METADATA", b"Name: broken\n", "ValueError: its METADATA has no Version"),
         ("METADATA", b"\xff\xfe", "UnicodeDecodeError: "),
+        ("METADATA", b"Name: other\nVersion: 1.0\n", "PackageNotFoundError: No package metadata was found for other"),
         ("entry_points.txt", b"[slime]\nno equals sign\n", "Error: "),
         ("entry_points.txt", b"[slime]\ntree = \xff\n", "UnicodeDecodeError: "),
     ],
