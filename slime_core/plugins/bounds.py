@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from importlib import metadata
 
+from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 
 from slime_core.errors import PluginError
@@ -73,12 +74,13 @@ def _head(line: str) -> str:
 def _accepts(plugin: PluginIdentity, line: str, version: str) -> bool:
     try:
         wanted = Requirement(line)
-    except InvalidRequirement as mistake:
+        applies = _applies(wanted)
+    except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName) as mistake:
         raise PluginError(
             f"{plugin}: its metadata requires {line!r}, which is no requirement: {str(mistake).splitlines()[0]}.\n"
             f"Report it to the author of {plugin.distribution}, or run without --plugin {plugin.name}."
         ) from None
-    return not _applies(wanted) or wanted.specifier.contains(version, prereleases=True)
+    return not applies or wanted.specifier.contains(version, prereleases=True)
 
 
 def _applies(wanted: Requirement) -> bool:

@@ -107,3 +107,13 @@ def test_a_check_says_that_a_bound_does_not_hold(acme):
 @pytest.mark.parametrize("name", ["grpo", "models", "ppo", "searchr1"])
 def test_our_own_plugins_have_bounds(name):
     assert bound_mistakes(next(plugin for plugin in installed() if plugin.name == name)) == []
+
+
+def test_a_marker_that_cannot_be_evaluated_is_the_author_s_to_mend(acme):
+    plugin = acme("slime-rl<0.2; sys_platform ~= 'linux'")
+    with pytest.raises(PluginError) as failure:
+        check_bounds(plugin, {"slime-rl": "0.1.0"})
+    said = str(failure.value)
+    assert "its metadata requires \"slime-rl<0.2; sys_platform ~= 'linux'\", which is no requirement: Undef" in said
+    assert said.endswith("\nReport it to the author of acme-tree, or run without --plugin acme.")
+    assert bound_mistakes(plugin) == [said]
