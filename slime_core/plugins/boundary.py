@@ -36,11 +36,19 @@ def boundary(
     except passes:
         raise
     # SystemExit: a plugin that leaves while it is imported would end the run as if it had succeeded.
-    except (Exception, SystemExit) as failure:
+    except BaseException as failure:
+        if _is_cancellation(failure):
+            raise
         text = f"{who}: {action} failed with {type(failure).__name__}: {failure}"
         if locate and not isinstance(failure, SlimeError):
             text = f"{text} ({_place(failure)})"
         raise error(f"{text}\n{next_step}".rstrip()) from failure
+
+
+def _is_cancellation(failure: BaseException) -> bool:
+    from asyncio import CancelledError  # here: it takes longer to import than the rest of this room
+
+    return isinstance(failure, KeyboardInterrupt | CancelledError | GeneratorExit)
 
 
 def _place(failure: BaseException) -> str:

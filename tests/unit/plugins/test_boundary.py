@@ -29,6 +29,19 @@ def test_a_cancellation_passes_through(kind):
         raise kind
 
 
+class Skipped(BaseException):
+    """Like what ``pytest.skip`` raises."""
+
+
+@pytest.mark.parametrize("kind", [SystemExit, Skipped])
+def test_whatever_else_is_raised_leaves_as_our_error(kind):
+    with (
+        pytest.raises(PluginError, match=f"plugin 'x': importing it failed with {kind.__name__}: no"),
+        boundary("plugin 'x'", "importing it"),
+    ):
+        raise kind("no")
+
+
 def test_success_passes_through():
     with boundary("plugin 'x'", "scoring"):
         done = True
