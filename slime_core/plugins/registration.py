@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pluggy
@@ -16,6 +16,7 @@ from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.discovery import PluginIdentity, PluginSource, installed, nearest
 from slime_core.plugins.fitting import check_fit
 from slime_core.plugins.loading import load_plugin, load_target
+from slime_core.plugins.returned import checked_components, checked_options, checked_presets
 from slime_core.plugins.traits import ModelSpecTraits
 from slime_core.plugins.validation import check_hooks
 
@@ -168,7 +169,7 @@ def _components(manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]
     for hook, kind in hooks.REGISTRATION_HOOKS.items():
         for one in _implementations(manager, hook, who):
             with boundary(one.plugin, f"calling {hook}"):
-                components = [_checked(kind, found) for found in _iterable(one.function())]
+                components = checked_components(kind, one.function())
             for component in components:
                 _claim(declared, kind, _Declared(one.plugin, component))
     return declared
@@ -187,7 +188,7 @@ def _presets(manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]) -
     presets: dict[str, tuple[object, str]] = {}
     for one in _implementations(manager, "slime_presets", who):
         with boundary(one.plugin, "calling slime_presets"):
-            own = _checked_presets(one.function())
+            own = checked_presets(one.function())
         for key, value in own.items():
             if key in presets:
                 raise PluginError(
@@ -203,7 +204,7 @@ def _options(manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]) -
     options = {}
     for one in _implementations(manager, "slime_options", who):
         with boundary(one.plugin, "calling slime_options"):
-            options[one.plugin.name] = _checked_options(one.function())
+            options[one.plugin.name] = checked_options(one.function())
     return options
 
 
@@ -233,44 +234,6 @@ def _implementations(
             both = f"{earlier.function.__name__} and {impl.function.__name__}"
             raise PluginError(f"{plugin}: {both} both implement {hook}.\nWrite one function that does both.")
     return [found[name] for name in who if name in found]
-
-
-def _iterable(found: Any) -> Iterable[Any]:
-    if isinstance(found, Component):
-        raise TypeError("it returned one Component; yield it, or return a list")
-    if found is None:
-        raise TypeError("it returned None; yield Components")
-    return list(found)
-
-
-def _checked(kind: Kind, component: Any) -> Component:
-    if not isinstance(component, Component):
-        raise TypeError(f"it yielded {component!r}; yield Component(name, target=...)")
-    traits = kind.traits() if component.traits is None else component.traits
-    if not isinstance(traits, kind.traits):
-        found = f"component {component.name!r} carries {type(traits).__name__}"
-        raise TypeError(f"{found}; a {kind.words} carries {kind.traits.__name__}")
-    return replace(component, traits=traits)
-
-
-def _checked_presets(presets: Any) -> Mapping[str, object]:
-    if not isinstance(presets, Mapping):
-        raise TypeError(f"it returned {presets!r}; return a dict from flag names to values")
-    wrong = [key for key in presets if not (isinstance(key, str) and key.isidentifier())]
-    if wrong:
-        raise ValueError(f"the keys {wrong} are no flag names; write them with underscores: 'advantage_estimator'")
-    return presets
-
-
-def _checked_options(options: Any) -> type[BaseModel]:
-    if not (isinstance(options, type) and issubclass(options, BaseModel)):
-        raise TypeError(f"it returned {options!r}; return a pydantic BaseModel class")
-    if not options.model_config.get("frozen"):
-        raise ValueError(f"{options.__name__} is not frozen; give it model_config = ConfigDict(frozen=True)")
-    for name, info in options.model_fields.items():
-        if info.is_required() or not info.description:
-            raise ValueError(f"{options.__name__}.{name} needs a default and help: Field(0.1, description='...')")
-    return options
 
 
 def _fits(component: Component, architecture: str) -> bool:

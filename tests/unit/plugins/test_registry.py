@@ -28,6 +28,13 @@ def presets(returned: str) -> str:
     return f"{HEAD}@hookimpl\ndef slime_presets():\n    return {returned}\n"
 
 
+def options(field: str) -> str:
+    """A plugin whose options class has the field ``x`` of this annotation and default."""
+    head = f"{HEAD}from datetime import timedelta\nfrom pydantic import BaseModel, Field\n"
+    models = f"class Inner(BaseModel): y: int = 1\nclass O(BaseModel, frozen=True): x: {field}\n"
+    return f"{head}{models}@hookimpl\ndef slime_options(): return O\n"
+
+
 def refusal(*names: str, architecture: str | None = None) -> str:
     with pytest.raises(PluginError) as failure:
         activate(names, architecture=architecture)
@@ -170,6 +177,43 @@ def test_two_plugins_that_set_one_preset_are_both_named_even_if_they_agree(insta
             "@hookimpl\ndef slime_options():\n    return O",
             "O.x needs a default and help",
         ),
+        (
+            options("float = Field(1.0, alias='y', description='x')"),
+            "O.x has an alias or letters beyond a to z; a sett",
+        ),
+        (
+            options("timedelta = Field(timedelta(1), description='x')"),
+            "O.x is of type timedelta, which config.toml cann",
+        ),
+        (
+            options("timedelta | None = Field(None, description='x')"),
+            "O.x is of type timedelta, which config.toml cann",
+        ),
+        (
+            options("Inner = Field(Inner(), description='x')"),
+            "O.x is of type Inner, which config.toml cannot hold; acc",
+        ),
+        (
+            options("dict[str, set[int]] = Field({}, description='x')"),
+            "O.x is of type dict[str, set[int]], which config",
+        ),
+        (
+            options("tuple[int | None, ...] = Field((), description='x')"),
+            "which config.toml cannot hold; accepted: true ",
+        ),
+        (
+            options("int = Field('a', description='x')"),
+            "O.x has the default 'a', which config.toml cannot hold: found \"a\"; accepted: a whole number",
+        ),
+        (
+            options("str = Field(timedelta(1), description='x')"),
+            "O.x has the default datetime.timedelta(days=1), which config.toml cannot hold: found timedelta; accep",
+        ),
+        (
+            presets("{'load': '/elsewhere', 'custom_rm_path': 'os.system', 'gamma': 1.0}"),
+            "custom_rm_path, load cannot be preset: which code and weights a run loads, only the run says",
+        ),
+        (presets("{'plugins': ('evil',)}"), "plugins cannot be preset"),
         (f"{HEAD}@hookimpl\ndef slime_presets():\n    return 1 / 0", "failed with ZeroDivisionError: division by zero"),
     ],
 )
@@ -178,6 +222,25 @@ def test_what_a_hook_returns_is_checked_and_attributed(install, source, mistake)
     found = refusal("acme")
     assert found.startswith("plugin 'acme' (acme 2.1, entry point acme.plugin): calling slime_")
     assert mistake in found
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "bool | None = Field(None, description='x')",
+        "Path = Field(Path('data'), description='x')",
+        "Literal['a', 2] = Field('a', description='x')",
+        "tuple[Annotated[float, Field(gt=0)], ...] = Field((1.0,), description='x')",
+        "Colour | None = Field(Colour.RED, description='x')",
+        "dict[str, list[int]] = Field(default_factory=lambda: {'a': [1]}, description='x')",
+    ],
+)
+def test_options_that_a_file_of_settings_can_hold_are_accepted(install, field):
+    head = (
+        "from enum import StrEnum\nfrom pathlib import Path\nfrom typing import *\nclass Colour(StrEnum): RED = 'red'\n"
+    )
+    install("acme", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": head + options(field)})
+    assert list(activate(["acme"]).options["acme"].model_fields) == ["x"]
 
 
 def test_a_hook_that_would_never_run_fails_the_activation(install):
