@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import pluggy
 from pydantic import BaseModel
 
+from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins import hooks
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Component, Kind
-from slime_core.plugins.discovery import PluginIdentity, PluginSource, installed, nearest
+from slime_core.plugins.discovery import PluginIdentity, PluginSource, Source, installed, nearest
 from slime_core.plugins.fitting import check_fit
 from slime_core.plugins.loading import load_plugin, load_target
 from slime_core.plugins.returned import checked_components, checked_options, checked_presets
@@ -21,6 +23,8 @@ from slime_core.plugins.traits import ModelSpecTraits
 from slime_core.plugins.validation import check_hooks
 
 __all__ = ["Implementation", "Registry", "register"]
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,8 @@ def register(sources: Sequence[PluginSource]) -> Registry:
     Raises:
         PluginError: a plugin is broken or misuses a hook, or two claim the same plugin name, component or preset.
     """
+    for source in sources:
+        _check_name(source)
     identities = _by_name(source.plugin for source in sources)
     manager = pluggy.PluginManager(hooks.PROJECT)
     manager.add_hookspecs(hooks)
@@ -141,6 +147,20 @@ def register(sources: Sequence[PluginSource]) -> Registry:
         lifecycle=_lifecycle(manager, identities),
         declarations={hook: tuple(_implementations(manager, hook, identities)) for hook in hooks.DECLARATIONS},
     )
+
+
+def _check_name(source: PluginSource) -> None:
+    """Returns if the plugin's options can have a section of its name in a file of settings."""
+    name = source.plugin.name
+    if name in RunConfig.model_fields:
+        why = f"its options would stand in [{name}], which holds settings of the core"
+    elif _NAME.fullmatch(name) is None:
+        why = f"[{name}] is no section of a TOML file; accepted are the letters a to z, digits, - and _"
+    else:
+        return
+    thing = {Source.FILE: "file", Source.MODULE: "module"}.get(source.source)
+    step = f"Rename the {thing}." if thing else f"Report it to the author of {source.plugin.distribution}."
+    raise PluginError(f"{source.plugin}: no plugin can have this name: {why}.\n{step}")
 
 
 def _by_name(plugins: Iterable[PluginIdentity]) -> dict[str, PluginIdentity]:
@@ -162,6 +182,11 @@ def _add(manager: pluggy.PluginManager, source: PluginSource, identities: Mappin
     with boundary(plugin, "registering it"):
         manager.register(holder, plugin.name)
         manager.check_pending()
+    if not manager.get_hookcallers(holder):
+        raise PluginError(
+            f"{plugin} declares no component, preset, option or hook, so a run is the same without it.\n"
+            "Name what has them, or mark a function of it with @hookimpl, such as slime_register_reward_models."
+        )
 
 
 def _components(manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]) -> dict[tuple[Kind, str], _Declared]:

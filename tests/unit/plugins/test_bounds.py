@@ -16,7 +16,7 @@ UNSAID = f"acme-tree 2.1 does not say which versions of slime-rl it works with.\
 @pytest.fixture
 def acme(install):
     def make(*dependencies: str) -> PluginIdentity:
-        files = {"acme.py": "from slime_core import *\n"}
+        files = {"acme.py": "from slime_core import *\n@hookimpl\ndef slime_register_trackers(): return []\n"}
         install("acme-tree", "2.1", plugins={"acme": "acme"}, dependencies=dependencies, files=files)
         return next(plugin for plugin in installed() if plugin.name == "acme")
 

@@ -281,6 +281,37 @@ def test_one_piece_of_code_under_two_names_is_refused(install):
     assert refusal("acme", "acme.plugin").endswith("are the same code.\nName it once, as acme.")
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("data", "its options would stand in [data], which holds settings of the core"),
+        ("my plugin", "[my plugin] is no section of a TOML file; accepted are the letters a to z, digits, - and _"),
+        ("größe", "[größe] is no section of a TOML file; accepted are the letters a to z, digits, - and _"),
+    ],
+)
+def test_a_name_that_no_section_of_a_file_can_have_is_refused(tmp_path: Path, name: str, why: str):
+    (tmp_path / f"{name}.py").write_text(rewards("length"))
+    found = refusal(str(tmp_path / f"{name}.py"))
+    assert found.endswith(f": no plugin can have this name: {why}.\nRename the file.")
+
+
+def test_an_installed_plugin_called_like_a_section_is_its_author_s_to_rename(install):
+    install("acme", "1", plugins={"run": "acme.plugin"}, files={"acme/plugin.py": "raise SystemExit(3)"})
+    assert refusal("run") == (
+        "plugin 'run' (acme 1, entry point acme.plugin): no plugin can have this name: its options would stand in "
+        "[run], which holds settings of the core.\nReport it to the author of acme."
+    )
+
+
+def test_code_that_declares_nothing_is_no_plugin(tmp_path: Path):
+    (tmp_path / "x.py").write_text("")
+    for name in ("os.path", str(tmp_path / "x.py")):
+        assert refusal(name).endswith(
+            " declares no component, preset, option or hook, so a run is the same without it.\n"
+            "Name what has them, or mark a function of it with @hookimpl, such as slime_register_reward_models."
+        )
+
+
 def test_two_plugins_of_one_name_are_both_named(tmp_path: Path, install):
     install("acme", "1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": rewards("length")})
     (tmp_path / "acme.py").write_text(rewards("width"))

@@ -6,7 +6,7 @@ from slime_core.errors import PluginError
 from slime_core.plugins.registry import activate
 from tests.unit.plugins.test_registry import presets, rewards, specs
 
-NOTHING = "from slime_core import *\n"
+NOTHING = "from slime_core import *\n@hookimpl\ndef slime_register_trackers(): return []\n"
 
 
 def refusal(*names: str, without: tuple[str, ...] = (), architecture: str | None = None) -> str:
