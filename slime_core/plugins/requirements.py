@@ -110,7 +110,9 @@ def architecture_source(architecture: str, *, withheld: Withheld, declared: Decl
 
 
 def _unclaimed(architecture: str, claims: Sequence[Claim], declared: Declared) -> str:
-    known = sorted({name for name in claimed_architectures() if any(_own(one, declared) for one in claimants(name, declared))})
+    known = sorted(
+        {name for name in claimed_architectures() if any(_own(one, declared) for one in claimants(name, declared))}
+    )
     strangers = "".join(
         f"{claim.distribution} {claim.version} claims it for plugin {claim.plugin!r}, which is none of its own: that "
         f"counts for nobody. Report it to the author of {claim.distribution}.\n"
