@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -85,7 +86,10 @@ def _files(found: metadata.Distribution) -> Verdict:
     source = _editable(found)
     if source is not None:
         return skipped("files", f"an editable install of {source}: its files are meant to change")
-    files = found.files
+    try:
+        files = found.files
+    except (ValueError, TypeError, csv.Error) as problem:  # another encoding, or other columns than a RECORD has
+        return fails("files", f"its RECORD cannot be read ({problem}); reinstall {found.metadata['Name']}")
     if not files:
         return warns("files", "no RECORD of what was installed, so changes cannot be seen")
     hashed = [file for file in files if file.hash is not None]
@@ -103,9 +107,13 @@ def _mistake(file: metadata.PackagePath) -> str | None:
     if not path.is_file():
         return "is missing"
     assert file.hash is not None
-    if file.hash.mode not in hashlib.algorithms_available:
+    try:
+        found = hashlib.new(file.hash.mode, path.read_bytes()).digest()
+    except (ValueError, TypeError):  # no such hash, or one that has no length of its own
         return f"has a hash of the unknown kind {file.hash.mode}"
-    digest = base64.urlsafe_b64encode(hashlib.new(file.hash.mode, path.read_bytes()).digest()).rstrip(b"=").decode()
+    except OSError as problem:
+        return f"cannot be read ({problem.strerror})"
+    digest = base64.urlsafe_b64encode(found).rstrip(b"=").decode()
     return None if digest == file.hash.value else "is not what was installed"
 
 

@@ -33,7 +33,8 @@ def file_digests(source: PluginSource) -> dict[str, str]:
         return {PurePath(source.plugin.distribution).name: hashlib.sha256(source.content).hexdigest()}
     files = _package_files(source.plugin)
     if source.source is Source.INSTALLED and source.plugin.distribution != CORE.distribution:
-        files |= _recorded_files(source.plugin.distribution)
+        with boundary(source.plugin, "reading its RECORD", next_step="Reinstall it."):
+            files |= _recorded_files(source.plugin.distribution)
     return {name: hashlib.sha256(files[name].read_bytes()).hexdigest() for name in sorted(files)}
 
 

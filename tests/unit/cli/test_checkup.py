@@ -117,6 +117,22 @@ def test_files_without_a_record_or_hashes_cannot_be_compared(acme: Place) -> Non
     assert metadata_of()["files"].reason == "no RECORD of what was installed, so changes cannot be seen"
 
 
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (b"acme/plugin.py,sha256=x,1,extra\n", "its RECORD cannot be read ("),
+        (b"acme/\xff.py,sha256=x,1\n", "its RECORD cannot be read ('utf-8' codec can't decode byte 0xff"),
+        (b"acme/plugin.py,shake_128=x,1\n", "acme/plugin.py has a hash of the unknown kind shake_128; reinstall acme"),
+        (b"acme/plugin.py,md17=x,1\n", "acme/plugin.py has a hash of the unknown kind md17; reinstall acme-tree"),
+    ],
+)
+def test_a_record_that_no_installer_writes_fails_its_own_row(acme: Place, record: bytes, reason: str) -> None:
+    (acme() / "acme_tree-2.1.dist-info/RECORD").write_bytes(record)
+    found = metadata_of()["files"]
+    assert found.status == "FAILED"
+    assert found.reason.startswith(reason)
+
+
 def test_what_the_metadata_lacks_is_a_warning(acme: Place) -> None:
     acme(more="")
     assert metadata_of()["metadata"] == Verdict(
