@@ -122,3 +122,9 @@ def _of_run(words: Sequence[str]) -> tuple[Manifest, Path]:
         return Manifest.from_json(recorded.read_text(encoding="utf-8")), path
     except OSError as problem:
         raise PluginError(f"{recorded} cannot be read: {problem.strerror}. Give the folder of a run.") from None
+    except ValueError as mistake:  # not UTF-8, or not what a run writes
+        said = mistake.__cause__ or mistake
+        raise PluginError(
+            f"{recorded} is no record of a run's plugins ({type(said).__name__}: {said}).\n"
+            "Give the folder of another run, or the flags of that one in place of --run."
+        ) from None

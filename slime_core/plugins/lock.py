@@ -154,6 +154,9 @@ def _entry(row: Mapping[str, str]) -> ManifestEntry:
     source = next((source for source, keys in _KEYS.items() if row.keys() == keys), None)
     if source is None or not all(isinstance(value, str) for value in row.values()):
         raise ValueError(f"an entry has the keys {', '.join(row)}")
+    empty = [key for key, value in row.items() if not value]
+    if empty:
+        raise ValueError(f"an entry has nothing as {' and '.join(empty)}")
     name, digest = row["name"], row["sha256"]
     match source:
         case Source.FILE:

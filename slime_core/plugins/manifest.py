@@ -122,10 +122,15 @@ def mismatches(manifest: Manifest) -> list[Difference]:
 
 
 def _entries(rows: Sequence[Mapping[str, Any]]) -> tuple[ManifestEntry, ...]:
-    return tuple(
+    entries = tuple(
         ManifestEntry(**{**row, "source": Source(row["source"]), "files": tuple(row.get("files", {}).items())})
         for row in rows
     )
+    for one in entries:
+        for key in ("plugin", "distribution", "version", "entry_point", "digest"):
+            if not (isinstance(found := getattr(one, key), str) and found):
+                raise ValueError(f"an entry's {key} is {found!r}")
+    return entries
 
 
 def _row(entry: ManifestEntry) -> dict[str, Any]:

@@ -96,6 +96,10 @@ def test_a_plugin_that_only_the_lock_has_is_refused_when_the_set_is_whole(acme):
         ("version = 1", "no 'plugin'"),
         ("version = 1\n[[plugin]]\nname = 'x'", "an entry has the keys name"),
         ("version = 1\n[[plugin]]\nname = 'x'\nfile = 1\nsha256 = 'y'", "an entry has the keys name, file, sha256"),
+        (
+            "version = 1\n[[plugin]]\nname = 'x'\ndistribution = ''\nversion = ''\nentry_point = 'x'\nsha256 = 'y'",
+            "an entry has nothing as distribution and version",
+        ),
         ("not toml", "Expected '=' after a key"),
     ],
 )
@@ -132,6 +136,24 @@ def test_lock_of_a_run_is_what_that_run_recorded(acme, folder, capsys):
     assert capsys.readouterr().err == (
         "slime: nowhere/plugins.json cannot be read: No such file or directory. Give the folder of a run.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("content", "mistake"),
+    [
+        (b"\xff\xfe", "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+        (b"{}", "KeyError: 'plugins'"),
+        (b"[", "JSONDecodeError: Expecting value: line 1 column 2 (char 1)"),
+    ],
+)
+def test_a_record_that_no_run_wrote_is_named_with_what_is_wrong(folder, content, mistake, capsys):
+    (folder / "plugins.json").write_bytes(content)
+    assert main(["plugins", "lock", "--run", "."]) == 2
+    assert capsys.readouterr().err == (
+        f"slime: plugins.json is no record of a run's plugins ({mistake}).\n"
+        "Give the folder of another run, or the flags of that one in place of --run.\n"
+    )
+    assert not (folder / "slime.lock").exists()
 
 
 @pytest.mark.parametrize("line", ["--plguin grpo", "--run", "--run a b", "--run a --plugin grpo"])

@@ -61,6 +61,13 @@ def test_a_text_that_is_no_manifest_is_refused():
         Manifest.from_json('{"plugins": [{"plugin": "x"}]}')
 
 
+@pytest.mark.parametrize("key", ["plugin", "distribution", "version", "entry_point", "digest"])
+def test_an_entry_that_leaves_something_empty_is_refused(acme, key):
+    text = Manifest((replace(activate(["acme"]).manifest.entries[1], **{key: ""}),)).to_json()
+    with pytest.raises(PluginError, match=f"not a plugin manifest .ValueError: an entry's {key} is ''"):
+        Manifest.from_json(text)
+
+
 def test_another_process_attaches_exactly_the_same_set(acme):
     assert in_another_process(activate(["acme"]).manifest, path=acme) == "acme.code core acme"
 
@@ -133,6 +140,12 @@ def test_a_package_that_is_gone_while_its_metadata_stays_is_told_as_such(acme):
     shutil.rmtree(acme / "acme")
     [difference] = mismatches(manifest)
     assert (difference.found, difference.what) == ("acme-tree 2.1 (no files)", "content")
+
+
+def test_a_record_that_cannot_be_read_is_an_error_of_its_plugin(acme):
+    (acme / "acme_tree-2.1.dist-info" / "RECORD").write_text("acme/plugin.py,sha256=x,1,extra\n")
+    with pytest.raises(PluginError, match=r"plugin 'acme' \(acme-tree 2\.1, .* reading its RECORD(.|\n)*Reinstall it"):
+        activate(["acme"])
 
 
 def test_a_file_that_the_record_does_not_know_changes_the_digest(acme):
