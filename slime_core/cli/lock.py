@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +15,7 @@ from slime_core.errors import PluginError, UserError
 if TYPE_CHECKING:
     from slime_core.config.load import Peek
     from slime_core.plugins.lock import Lock
-    from slime_core.plugins.manifest import Manifest
+    from slime_core.plugins.manifest import Manifest, ManifestEntry
 
 __all__ = ["add_lock", "add_verify", "lock_of", "verify", "write_lock"]
 
@@ -119,7 +122,7 @@ def _of_run(words: Sequence[str]) -> tuple[Manifest, Path]:
             raise UserError(f"slime plugins lock {' '.join(words)}: accepted are\n{USAGE}")
     recorded = Path(folder) / "plugins.json"
     try:
-        return Manifest.from_json(recorded.read_text(encoding="utf-8")), path
+        return _with_files(Manifest.from_json(recorded.read_text(encoding="utf-8")), Path(folder), path), path
     except OSError as problem:
         raise PluginError(f"{recorded} cannot be read: {problem.strerror}. Give the folder of a run.") from None
     except ValueError as mistake:  # not UTF-8, or not what a run writes
@@ -128,3 +131,27 @@ def _of_run(words: Sequence[str]) -> tuple[Manifest, Path]:
             f"{recorded} is no record of a run's plugins ({type(said).__name__}: {said}).\n"
             "Give the folder of another run, or the flags of that one in place of --run."
         ) from None
+
+
+def _with_files(manifest: Manifest, run: Path, lock: Path) -> Manifest:
+    """``manifest`` with its single files by paths that hold from here; prints which are not to be found."""
+    plugins, functions = ([_found(one, run, lock) for one in part] for part in (manifest.entries, manifest.functions))
+    return replace(manifest, entries=tuple(plugins), functions=tuple(functions))
+
+
+def _found(entry: ManifestEntry, run: Path, lock: Path) -> ManifestEntry:
+    """A run records a path as it was given: from its working directory, which is here or around its folder."""
+    from slime_core.plugins.discovery import Source
+
+    if entry.source is not Source.FILE:
+        return entry
+    for folder in (Path(), run, *run.resolve().parents):
+        path = folder / entry.distribution
+        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == entry.digest:
+            return replace(entry, distribution=str(path))
+    print(
+        f"slime: {entry.distribution} is not here as that run used it; {lock} looks for it in {entry.distribution} of "
+        "the working directory.",
+        file=sys.stderr,
+    )
+    return entry

@@ -1,7 +1,7 @@
 """``slime.lock``: the plugins of a run, down to the content of their files, as a file to commit beside a config.
 
-It holds no path of a machine and nothing that changes between two writings. A file of one's own is locked by its
-digest, and found again beside the lock.
+It holds nothing that changes between two writings. A file of one's own is locked by its digest, and found again by its
+path from the lock's folder, so that a lock and the files around it can be moved together.
 """
 
 from __future__ import annotations
@@ -174,6 +174,7 @@ def _sorted(entries: Iterable[ManifestEntry]) -> tuple[ManifestEntry, ...]:
 
 
 def _beside(path: Path, folder: Path) -> str:
-    """The file from the lock's folder, or its bare name where it lies elsewhere."""
-    relative = os.path.relpath(path, folder.absolute())
-    return path.name if relative.startswith("..") else Path(relative).as_posix()
+    """The file from the lock's folder, with ``..`` where it lies elsewhere."""
+    # Real folders, because ".." leads out of the folder that a link means, not out of the link's own.
+    real = Path(os.path.realpath(path.parent), path.name)
+    return Path(os.path.relpath(real, os.path.realpath(folder))).as_posix()

@@ -50,12 +50,22 @@ def test_a_lock_lists_core_first_then_by_name_and_holds_no_path_and_no_time(acme
     assert str(folder.parent) not in text
 
 
-def test_a_file_beside_the_lock_keeps_its_place_and_one_elsewhere_its_name(folder, tmp_path):
+def test_a_file_is_locked_by_its_path_from_the_lock(folder, tmp_path):
     for path in (folder / "lab" / "near.py", tmp_path / "far.py"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"x = {path.stem!r}\n")
     rows = tomllib.loads(lock("lab/near.py", str(tmp_path / "far.py")).to_toml())["plugin"]
-    assert [row["file"] for row in rows[1:]] == ["far.py", "lab/near.py"]
+    assert [row["file"] for row in rows[1:]] == ["../far.py", "lab/near.py"]
+
+
+def test_a_file_above_the_working_directory_is_found_again(folder, monkeypatch, capsys):
+    (folder / "mine.py").write_text("x = 1\n")
+    (folder / "sub").mkdir()
+    (folder.parent / "link").symlink_to(folder / "sub")
+    monkeypatch.chdir(folder.parent / "link")
+    assert main(["plugins", "lock", "--plugin", "grpo", "--plugin", "../mine.py"]) == 0
+    assert main(["plugins", "verify"]) == 0
+    assert capsys.readouterr().out.endswith("slime.lock: all 4 plugins are here as it says\n")
 
 
 def test_what_is_written_is_read_again_and_accepts_the_same_set(acme, folder):
@@ -135,6 +145,31 @@ def test_lock_of_a_run_is_what_that_run_recorded(acme, folder, capsys):
     assert main(["plugins", "lock", "--run", "nowhere"]) == 2
     assert capsys.readouterr().err == (
         "slime: nowhere/plugins.json cannot be read: No such file or directory. Give the folder of a run.\n"
+    )
+
+
+def test_lock_of_a_run_finds_its_files_from_the_run_s_folder(folder, monkeypatch, capsys):
+    (folder / "mine.py").write_text("x = 1\n")
+    (folder / "outputs" / "one").mkdir(parents=True)
+    (folder / "outputs" / "one" / "plugins.json").write_text(activate(["./mine.py"]).manifest.to_json())
+    (folder.parent / "away").mkdir()
+    monkeypatch.chdir(folder.parent / "away")
+    (folder.parent / "away" / "mine.py").write_text("x = 'another'\n")
+    assert main(["plugins", "lock", "--run", "../work/outputs/one"]) == 0
+    assert tomllib.loads(Path("slime.lock").read_text())["plugin"][1]["file"] == "../work/mine.py"
+    assert main(["plugins", "verify"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_lock_of_a_run_whose_file_is_gone_says_where_it_is_wanted(folder, capsys):
+    (folder / "mine.py").write_text("x = 1\n")
+    (folder / "one").mkdir()
+    (folder / "one" / "plugins.json").write_text(activate(["./mine.py"]).manifest.to_json())
+    (folder / "mine.py").write_text("x = 2\n")
+    assert main(["plugins", "lock", "--run", "one", "--lock-file", "kept/slime.lock"]) == 0
+    assert capsys.readouterr().err == (
+        "slime: mine.py is not here as that run used it; kept/slime.lock looks for it in mine.py of the working "
+        "directory.\n"
     )
 
 
