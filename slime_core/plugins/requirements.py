@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from slime_core.errors import PluginError
 from slime_core.plugins.declared import Declared, canonical
@@ -39,13 +40,13 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """What ``--no-plugin`` takes away, by name or as ``distribution:name``."""
+    """What ``--no-plugin`` takes away: by name, as ``distribution:name``, or as ``--plugin`` names a file or module."""
 
     names: tuple[str, ...] = ()
 
     def __contains__(self, plugin: PluginIdentity) -> bool:
         owned = f"{canonical(plugin.distribution)}:{plugin.name}"
-        return any(_written(name) in (plugin.name, owned) for name in self.names)
+        return any(_written(name) in (plugin.name, owned) or _is_where(name, plugin) for name in self.names)
 
     def check(self, chosen: Sequence[PluginSource], declared: Declared) -> None:
         """Returns if every name means a plugin that is installed or that the run names.
@@ -129,6 +130,14 @@ def _unclaimed(architecture: str, claims: Sequence[Claim], declared: Declared) -
 def _written(name: str) -> str:
     distribution, colon, plugin = name.rpartition(":")
     return f"{canonical(distribution)}{colon}{plugin}"
+
+
+def _is_where(name: str, plugin: PluginIdentity) -> bool:
+    """Whether ``name`` is the file or the module that holds a plugin which no distribution declares."""
+    if name.endswith(".py"):
+        is_file = plugin.distribution.endswith(".py") and plugin.version.startswith("sha256:")
+        return is_file and Path(name).absolute().resolve() == Path(plugin.distribution).absolute().resolve()
+    return plugin.distribution == f"module {name}"
 
 
 def _own(claim: Claim, declared: Declared) -> PluginIdentity | None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from slime_core.errors import PluginError
@@ -169,6 +171,28 @@ def test_a_file_is_taken_away_by_its_stem(tmp_path):
     (tmp_path / "mine.py").write_text("raise SystemExit(3)")
     active = activate([str(tmp_path / "mine.py")], without=("mine",))
     assert [entry.plugin for entry in active.manifest.entries] == ["core"]
+
+
+@pytest.mark.parametrize("written", ["./mine.py", "mine.py", "../work/mine.py", "mine"])
+def test_a_file_is_taken_away_by_any_path_of_it(tmp_path, monkeypatch, written):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    Path("mine.py").write_text("raise SystemExit(3)")
+    assert [entry.plugin for entry in activate(["./mine.py"], without=(written,)).manifest.entries] == ["core"]
+
+
+def test_a_module_is_taken_away_as_it_is_named():
+    assert [entry.plugin for entry in activate(["json.tool"], without=("json.tool",)).manifest.entries] == ["core"]
+
+
+def test_another_file_of_the_same_name_takes_nothing_away(tmp_path):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(NOTHING)
+    other = str(tmp_path / "two" / "mine.py")
+    assert refusal(str(tmp_path / "one" / "mine.py"), without=(other,)).startswith(
+        f"--no-plugin {other}: the run names"
+    )
 
 
 def test_functions_named_by_path_need_the_plugin_that_runs_them():
