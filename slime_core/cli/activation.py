@@ -1,8 +1,9 @@
-"""Which plugins a command line activates, whatever a lock says about them."""
+"""What a command line means before its settings are read: its file, and the plugins, whatever a lock says of them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from slime_core.config.load import Peek
     from slime_core.plugins.registry import ActivePlugins, Admit
 
-__all__ = ["activate_unlocked", "architecture_of"]
+__all__ = ["activate_unlocked", "architecture_of", "expand"]
 
 
 def activate_unlocked(peek: Peek, *, admit: Admit | None = None) -> ActivePlugins:
@@ -41,3 +42,10 @@ def architecture_of(folder: Path | None) -> str | None:
         return str(described["architectures"][0])
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def expand(argv: Sequence[str]) -> list[str]:
+    """Flags for what a leading file means: ``--config FILE``."""
+    if not argv or argv[0].startswith("-"):
+        return list(argv)
+    return ["--config", *argv]

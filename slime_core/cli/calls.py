@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING
 
 from slime_core.cli.describe import place_of, where_called
 from slime_core.config.load import DEFAULT
+from slime_core.plugins.discovery import PATHS
 from slime_core.plugins.registration import Implementation
 from slime_core.plugins.selection import Selected, selected
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
+    from slime_core.plugins.functions import FunctionSource
     from slime_core.plugins.registry import ActivePlugins
 
 __all__ = ["USAGE", "because", "trace"]
 
 USAGE = """\
+slime plugins trace CONFIG.toml [flags of slime run]
 slime plugins trace [flags of slime run]
 
 Says which functions the run would call for each hook, in order, and which components it would use, and why."""
@@ -38,9 +41,15 @@ def trace(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> It
         yield from _hook(hook, where_called(hook), found)
     yield ""
     yield "components"
-    for one in selected(resolved.config, registry, trains=True, architecture=architecture):
+    used = list(selected(resolved.config, registry, trains=True, architecture=architecture))
+    for one in used:
         yield f"  {one.kind.words} {one.component.name}, {because(one, resolved)}"
         yield f"    {_who(one)}: {one.component.target}"
+        if one.plugin == PATHS:
+            yield from _functions(active.functions.get(one.component.name, ()))
+    named = {one.component.name for one in used if one.plugin == PATHS}
+    others = [function for setting, found in active.functions.items() if setting not in named for function in found]
+    yield from ["", "functions that other settings name by path", *_functions(others)] if others else []
 
 
 def because(one: Selected, resolved: Resolved) -> str:
@@ -56,6 +65,12 @@ def _hook(hook: str, told: str, found: Sequence[Implementation]) -> Iterator[str
     for number, one in enumerate(found, start=1):
         plugin = one.plugin
         yield f"    {number}. {plugin.name} ({plugin.distribution} {plugin.version})  {place_of(one.function)}"
+
+
+def _functions(found: Sequence[FunctionSource]) -> Iterator[str]:
+    for function in found:
+        code = function.code.plugin
+        yield f"    {function}  ({code.distribution} {code.version})"
 
 
 def _who(one: Selected) -> str:

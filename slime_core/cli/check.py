@@ -6,7 +6,7 @@ verdict on this machine, so that a run that is meant for another one can be look
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from slime_core.cli.calls import because
@@ -23,20 +23,13 @@ if TYPE_CHECKING:
     from slime_core.config.load import Resolved
     from slime_core.plugins.registry import ActivePlugins
 
-__all__ = ["USAGE", "execute", "expand"]
+__all__ = ["USAGE", "execute"]
 
 USAGE = """\
 slime check CONFIG.toml [flags of slime run]
 slime check [flags of slime run]
 
 Says everything that slime run would find wrong, or what it would start where. Starts nothing, writes nothing."""
-
-
-def expand(argv: Sequence[str]) -> list[str]:
-    """Flags for what a leading file means: ``--config FILE``."""
-    if not argv or argv[0].startswith("-"):
-        return list(argv)
-    return ["--config", *argv]
 
 
 def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> int:

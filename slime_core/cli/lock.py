@@ -38,8 +38,10 @@ def add_lock(commands: Subparsers[argparse.ArgumentParser]) -> None:
 def add_verify(commands: Subparsers[argparse.ArgumentParser]) -> None:
     """Add ``verify``."""
     verifying = commands.add_parser("verify", help="compare slime.lock with what is installed")
-    verifying.add_argument("file", metavar="FILE", nargs="?", type=Path, help="the lock; default: slime.lock")
-    verifying.set_defaults(handler=lambda arguments: verify(arguments.file))
+    which = verifying.add_mutually_exclusive_group()
+    which.add_argument("file", metavar="FILE", nargs="?", type=Path, help="the lock; default: slime.lock")
+    which.add_argument("--lock-file", metavar="FILE", type=Path, help="the same, as slime run calls it")
+    verifying.set_defaults(handler=lambda arguments: verify(arguments.file or arguments.lock_file))
 
 
 def write_lock(words: Sequence[str]) -> int:
@@ -51,7 +53,7 @@ def write_lock(words: Sequence[str]) -> int:
     if "--help" in words or "-h" in words:
         print(USAGE)
         return 0
-    manifest, path = _of_run(words) if "--run" in words else _of_settings(words)
+    manifest, path = _of_run(words) if "--run" in _apart(words) else _of_settings(words)
     from slime_core.plugins.lock import Lock
     from slime_core.track.record import write_atomically
 
@@ -98,22 +100,26 @@ def lock_of(peek: Peek) -> Lock | None:
 
 def _of_settings(words: Sequence[str]) -> tuple[Manifest, Path]:
     from slime_core.cli import run
-    from slime_core.cli.activation import activate_unlocked
+    from slime_core.cli.activation import activate_unlocked, expand
     from slime_core.config.load import load, peek
     from slime_core.plugins.lock import LOCK_FILE
 
-    named = ["--config", *words] if words and not words[0].startswith("-") else list(words)
-    argv = run.expand(named)
+    argv = run.expand(expand(words))
     active = activate_unlocked(peek(argv))
     resolved = load(argv, presets=active.presets, plugin_options=active.options, check_rules=False)
     return active.manifest, resolved.config.run.lock_file or LOCK_FILE
+
+
+def _apart(words: Sequence[str]) -> list[str]:
+    """``words`` with ``--flag=value`` as two."""
+    return [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
 
 
 def _of_run(words: Sequence[str]) -> tuple[Manifest, Path]:
     from slime_core.plugins.lock import LOCK_FILE
     from slime_core.plugins.manifest import Manifest
 
-    match words:
+    match _apart(words):
         case ["--run", folder]:
             path = LOCK_FILE
         case ["--run", folder, "--lock-file", file] | ["--lock-file", file, "--run", folder]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from slime_core import __version__
-from slime_core.cli.activation import activate_unlocked, architecture_of
+from slime_core.cli.activation import activate_unlocked, architecture_of, expand
 from slime_core.errors import PluginError, SlimeError, UserError
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _check(argv: list[str]) -> int:
     if _asks_help(argv):
         print(check.USAGE)
         return 0
-    resolved, active = _resolve(check.expand(argv), purpose="run")
+    resolved, active = _resolve(expand(argv), purpose="run")
     return check.execute(resolved, active, architecture=architecture_of(resolved.config.model.hf_checkpoint) or "")
 
 
@@ -160,7 +160,7 @@ def _trace(argv: list[str]) -> int:
     if _asks_help(argv):
         print(calls.USAGE)
         return 0
-    resolved, active = _resolve(argv)
+    resolved, active = _resolve(expand(argv))
     architecture = architecture_of(resolved.config.model.hf_checkpoint) or ""
     print("\n".join(calls.trace(resolved, active, architecture=architecture)))
     return 0
@@ -235,19 +235,22 @@ def _help(command: str, argv: Sequence[str]) -> int:
     topic = [word for word in argv[place + 1 : place + 2] if not word.startswith("--")]
     flags = [*argv[:place], *argv[place + 1 + len(topic) :]]
     seen = peek(flags)
-    options = _options_in_spite_of_all([name for name in seen.plugins if name not in seen.no_plugins])
+    options = _options_in_spite_of_all(seen)
     print(help_topic(topic[0], options) if topic else help_page(command, options))
     return 0
 
 
-def _options_in_spite_of_all(names: Sequence[str]) -> dict[str, type[BaseModel]]:
+def _options_in_spite_of_all(peek: Peek) -> dict[str, type[BaseModel]]:
     """The options classes of the plugins that load; what is wrong with the others is printed."""
+    from slime_core.plugins.discovery import resolve
     from slime_core.plugins.registry import activate
+    from slime_core.plugins.requirements import Withheld
 
     options: dict[str, type[BaseModel]] = {}
-    for name in names:
+    for name in peek.plugins:
         try:
-            options |= activate([name]).options
+            if resolve(name).plugin not in Withheld(peek.no_plugins):
+                options |= activate([name]).options
         except PluginError as broken:
             print(f"slime: without the options of {name}: {broken}\n", file=sys.stderr)
     return options

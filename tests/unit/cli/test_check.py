@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.cli.check import expand
+from slime_core.cli.activation import expand
 from slime_core.cli.main import main
 from slime_core.cli.needs import GIB, Needs
 from slime_core.cli.plan import expected_machines, layout_of, placement_plan

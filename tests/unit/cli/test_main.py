@@ -114,6 +114,14 @@ def test_help_comes_with_a_broken_plugin_too(tmp_path: Path, capsys: pytest.Capt
     assert "No module named 'no_such_thing'" in shown.err
 
 
+@pytest.mark.parametrize("written", ["grpo", "slime-grpo:grpo", "Slime_GRPO:grpo"])
+def test_help_leaves_out_what_is_taken_away_however_it_is_written(
+    written: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--plugin", "grpo", "--no-plugin", written, "--help"]) == 0
+    assert "--grpo.std-normalization" not in capsys.readouterr().out
+
+
 def test_help_shows_an_option_under_its_plugin_s_name_and_nowhere_else(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--plugin", "grpo", "--help"]) == 0
     before, title, after = capsys.readouterr().out.partition("[grpo] options of plugin grpo")

@@ -140,8 +140,10 @@ def test_lock_takes_a_config_and_the_name_of_the_lock(folder, capsys):
 def test_lock_of_a_run_is_what_that_run_recorded(acme, folder, capsys):
     (folder / "one").mkdir()
     (folder / "one" / "plugins.json").write_text(activate(["acme"]).manifest.to_json())
-    assert main(["plugins", "lock", "--run", "one"]) == 0
-    assert (folder / "slime.lock").read_text() == lock("acme").to_toml()
+    for words in (["--run", "one"], ["--run=one"], ["--run=one", "--lock-file=slime.lock"]):
+        assert main(["plugins", "lock", *words]) == 0
+        assert (folder / "slime.lock").read_text() == lock("acme").to_toml()
+        (folder / "slime.lock").unlink()
     assert main(["plugins", "lock", "--run", "nowhere"]) == 2
     assert capsys.readouterr().err == (
         "slime: nowhere/plugins.json cannot be read: No such file or directory. Give the folder of a run.\n"
@@ -195,6 +197,13 @@ def test_a_record_that_no_run_wrote_is_named_with_what_is_wrong(folder, content,
 def test_lock_refuses_what_it_does_not_understand_and_writes_nothing(folder, line, capsys):
     assert main(["plugins", "lock", *line.split()]) == 2
     assert not (folder / "slime.lock").exists()
+
+
+@pytest.mark.parametrize("words", [["kept.lock"], ["--lock-file", "kept.lock"], ["--lock-file=kept.lock"]])
+def test_verify_takes_the_lock_as_a_run_does(folder, words, capsys):
+    assert main(["plugins", "lock", "--plugin", "grpo", "--lock-file", "kept.lock"]) == 0
+    assert main(["plugins", "verify", *words]) == 0
+    assert capsys.readouterr().out.endswith("kept.lock: all 3 plugins are here as it says\n")
 
 
 def test_lock_says_how_it_is_used(capsys):
