@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from hypothesis import strategies as st
@@ -129,5 +129,5 @@ def _joined(packing: Packing, rest: Packing) -> CorrectionTerms:
     """The sequences of ``packing``, and after them others."""
     other, segments = beside(packing, rest)
     first, second = _terms(packing, 0.5), _terms(other, 0.5)
-    columns = {name: torch.cat([getattr(first, name), getattr(second, name)]) for name in _COLUMNS}
+    columns: dict[str, Any] = {name: torch.cat([getattr(first, name), getattr(second, name)]) for name in _COLUMNS}
     return CorrectionTerms(**columns, segments=segments)

@@ -101,8 +101,7 @@ def _failure(task: Path, report: Path, limit_s: float) -> str | None:
     try:
         done = _process(task, report, limit_s)
     except subprocess.TimeoutExpired as late:
-        said = (late.stderr or b"")[-TAIL:]
-        words = said if isinstance(said, str) else said.decode(errors="replace")
+        words = (late.stderr or b"")[-TAIL:].decode(errors="replace")
         return (
             f"the process that tests the model did not end within {limit_s:.0f} s and was stopped. Does build() or a "
             f"forward pass wait for something? limit_s of the suite is the limit.\n{words}".rstrip()
