@@ -8,6 +8,7 @@ from typing import Any
 
 from slime_core.data.named import Offered, name_of
 from slime_core.plugins.component import Kind
+from slime_core.plugins.discovery import CORE, PluginIdentity
 from slime_core.plugins.registry import Registry
 from slime_core.types import Sample
 
@@ -16,11 +17,12 @@ __all__ = ["Choice", "Chosen"]
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """One component, made; ``takes_groups`` where it wants all samples of a prompt at once."""
+    """One component, made; ``takes_groups`` where it wants all samples of a prompt at once; ``plugin``: whose it is."""
 
     name: str
     component: Any
     takes_groups: bool
+    plugin: PluginIdentity = CORE
 
 
 class Choice:
@@ -55,5 +57,6 @@ class Choice:
     def _get(self, name: str) -> Chosen:
         if name not in self._made:
             traits: Any = self._registry.find(self._kind, name).traits
-            self._made[name] = Chosen(name, self._make(name), traits.scope == "group")
+            owner = self._registry.owner(self._kind, name)
+            self._made[name] = Chosen(name, self._make(name), traits.scope == "group", owner)
         return self._made[name]

@@ -11,6 +11,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
+from numbers import Real
 from typing import Any
 
 from slime_core.config.schema import RolloutConfig
@@ -19,12 +21,18 @@ from slime_core.rollout.choice import Choice, Chosen
 from slime_core.rollout.client import SamplingParams
 from slime_core.rollout.functions import NoFunctions, RolloutFunctions
 from slime_core.rollout.generate import GenerateContext
+from slime_core.rollout.guard import guarded, made_by
 from slime_core.rollout.reward_pool import RewardFailure
 from slime_core.types import PromptGroup, Sample, Status
 
 __all__ = ["TRAINABLE", "Collector"]
 
 TRAINABLE = (Status.COMPLETED, Status.TRUNCATED)
+
+ACCEPTED = "accepted is a finite number or a dict of them with --reward-key"
+
+UNANSWERED = "engine"
+"""Cause of a failure: no engine has answered."""
 
 
 class Collector:
@@ -58,7 +66,8 @@ class Collector:
         Raises:
             RequestRefused: an engine will never take such a request.
             RunError: a reward model that runs here returned too few or too many rewards.
-            PluginError: the processes of reward models cannot load the plugins.
+            PluginError: a generate function failed or returned no sample, or the processes of reward models cannot load
+                the plugins.
             DataError: a row names a component that no active plugin offers.
         """
         return list(await asyncio.gather(*(self._group(context, group, sampling) for group in groups)))
@@ -82,11 +91,16 @@ class Collector:
         self, generator: Chosen, context: GenerateContext, group: PromptGroup, sampling: SamplingParams
     ) -> PromptGroup:
         try:
-            return list(await generator.component(context, group, sampling))
+            with guarded(generator.plugin, f"generate function {generator.name!r}"):
+                answer = await generator.component(context, group, sampling)
         except RequestRefused:
             raise
         except EngineError as failure:
             return [_failed(sample, failure) for sample in group]
+        samples = made_by(generator, answer)
+        for place, one in enumerate(samples):
+            _inherit(one, group[min(place, len(group) - 1)])
+        return samples
 
     async def _single(
         self,
@@ -98,12 +112,13 @@ class Collector:
     ) -> list[Sample]:
         """What one generation made of ``sample``, rewarded at once; ``reward`` None: whole groups are, later."""
         try:
-            answer = await generator.component(context, sample, sampling)
+            with guarded(generator.plugin, f"generate function {generator.name!r}"):
+                answer = await generator.component(context, sample, sampling)
         except RequestRefused:
             raise
         except EngineError as failure:
             return [_failed(sample, failure)]
-        samples = answer if isinstance(answer, list) else [answer]
+        samples = made_by(generator, answer)
         for one in samples:
             _inherit(one, sample)
         samples = await self._hooked(context, samples)
@@ -112,7 +127,11 @@ class Collector:
         return await self._rewarded(reward, samples, evaluation=context.evaluation)
 
     async def _hooked(self, context: GenerateContext, samples: list[Sample]) -> list[Sample]:
-        return await self._functions.generated(samples, context)
+        """Samples after the hooks of the run, which see those that have an answer."""
+        answered = [sample.status in TRAINABLE for sample in samples]
+        seen = list(compress(samples, answered))
+        hooked = iter(await self._functions.generated(seen, context))
+        return [next(hooked) if is_seen else one for one, is_seen in zip(samples, answered, strict=True)]
 
     async def reward_missing(self, group: PromptGroup) -> None:
         """Score those samples of a group that somebody else made and that have no reward yet."""
@@ -121,36 +140,52 @@ class Collector:
             await self._rewarded(self._rewards.of(missing[0]), missing)
 
     async def _rewarded(self, reward_model: Chosen, samples: list[Sample], *, evaluation: bool = False) -> list[Sample]:
+        """The samples; those without a reward are scored, and one that the generate function has given stays."""
         scorable = [sample for sample in samples if sample.status in TRAINABLE]
-        for sample, answer in zip(scorable, await reward_model.component.score(scorable), strict=True):
-            reward = answer if self._is_usable(answer) else self._refused(reward_model.name, answer)
-            if isinstance(reward, RewardFailure):
-                self._fail(sample, reward, evaluation=evaluation)
-            else:
-                sample.reward = reward
+        missing = [sample for sample in scorable if sample.reward is None]
+        given = [(sample, sample.reward) for sample in scorable if sample.reward is not None]
+        answers = await reward_model.component.score(missing) if missing else []
+        for sample, answer in zip(missing, answers, strict=True):
+            self._settle(sample, answer, f"reward model {reward_model.name!r} returned", evaluation=evaluation)
+        for sample, own in given:
+            self._settle(sample, own, "the generate function gave the reward", evaluation=evaluation)
         return samples
+
+    def _settle(self, sample: Sample, answer: Any, whence: str, *, evaluation: bool) -> None:
+        reward = float(answer) if isinstance(answer, Real) and not isinstance(answer, int | float) else answer
+        if not self._is_usable(reward):
+            reward = RewardFailure("invalid", f"{whence} {answer!r}; {ACCEPTED}")
+        if isinstance(reward, RewardFailure):
+            self._fail(sample, reward, evaluation=evaluation)
+        else:
+            sample.reward = reward
 
     def _is_usable(self, answer: Any) -> bool:
         if isinstance(answer, dict):
             answer = answer.get(self._rollout.reward_key or "")
         return isinstance(answer, RewardFailure) or (isinstance(answer, int | float) and math.isfinite(answer))
 
-    def _refused(self, name: str, answer: Any) -> RewardFailure:
-        accepted = "accepted is a finite number or a dict of them with --reward-key"
-        return RewardFailure("invalid", f"reward model {name!r} returned {answer!r}; {accepted}")
-
     def _fail(self, sample: Sample, failure: RewardFailure, *, evaluation: bool) -> None:
         """A response that nobody could score is not trained on; an evaluation counts it as wrong."""
         self._failures[failure.cause] += 1
         sample.error = failure.error
         if evaluation:
-            key = self._rollout.reward_key
-            sample.reward = 0.0 if key is None else {key: 0.0}
+            self._count_as_wrong(sample)
         else:
-            sample.status = Status.FAILED
+            sample.status, sample.reward = Status.FAILED, None
+
+    def unanswered(self, samples: Sequence[Sample]) -> None:
+        """Count samples of an evaluation that no engine has answered as wrong, under the cause ``engine``."""
+        for sample in samples:
+            self._failures[UNANSWERED] += 1
+            self._count_as_wrong(sample)
+
+    def _count_as_wrong(self, sample: Sample) -> None:
+        key = self._rollout.reward_key
+        sample.reward = 0.0 if key is None else {key: 0.0}
 
     def take_failures(self) -> dict[str, float]:
-        """Cause -> samples that no reward model could score, since this was last asked."""
+        """Cause -> samples that have no reward of their own, since this was last asked."""
         taken = {cause: float(count) for cause, count in self._failures.items()}
         self._failures.clear()
         return taken

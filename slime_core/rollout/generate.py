@@ -9,7 +9,7 @@ from slime_core.errors import RunError
 from slime_core.rollout.client import GenerateClient, Generation, SamplingParams
 from slime_core.types import LogProbs, PromptGroup, Sample, Status, TokenIds
 
-__all__ = ["GenerateContext", "SingleTurn"]
+__all__ = ["GenerateContext", "SingleTurn", "renew"]
 
 FINISHED = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 
@@ -54,6 +54,24 @@ class SingleTurn:
         for sample, answer in zip(samples, answers, strict=True):
             fill(sample, prompt_ids, answer, context.encoder)
         return samples
+
+
+GENERATED = (
+    *("tokens", "response", "response_length", "reward", "loss_mask", "status", "weight_versions"),
+    *("rollout_log_probs", "rollout_routed_experts", "multimodal_train_inputs", "remove_sample"),
+    *("non_generation_time", "spec_info", "error"),
+)
+"""Fields of a sample that say what became of it."""
+
+
+def renew(sample: Sample) -> None:
+    """Make ``sample`` ready to be generated: nothing of an earlier answer is left, and no reward.
+
+    A sample that is still pending keeps what its data source gave it; only its reward goes.
+    """
+    fresh = Sample()
+    for name in GENERATED if sample.status is not Status.PENDING else ("reward",):
+        setattr(sample, name, getattr(fresh, name))
 
 
 def fill(sample: Sample, prompt_ids: list[int], answer: Generation, encoder: PromptEncoder) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ from slime_core.rollout.choice import Choice
 from slime_core.rollout.client import GenerateClient
 from slime_core.rollout.collect import Collector
 from slime_core.rollout.functions import AsRewarded, eval_columns, rollout_functions
-from slime_core.rollout.generate import GenerateContext
+from slime_core.rollout.generate import GenerateContext, renew
+from slime_core.rollout.guard import GuardedSource
 from slime_core.rollout.harvest import Harvest, causes
 from slime_core.rollout.rewarding import Rewarding, pool_of
 from slime_core.rollout.sampling import eval_sampling, train_sampling
@@ -234,6 +236,8 @@ class Sampler:
 
     async def _round(self, harvest: Harvest, rollout: int) -> None:
         groups = self._source.next_groups(harvest.missing)
+        for sample in chain.from_iterable(groups):
+            renew(sample)
         self.hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
         context = self._context(rollout, evaluation=False)
         harvest.take(await self._collector.collect(context, groups, self._sampling))
@@ -281,12 +285,12 @@ class Sampler:
         context = self._context(step, evaluation=True)
         finished = await self._collector.collect(context, groups, self._eval_sampling)
         samples = [sample for group in finished for sample in group]
-        self._writer.write(f"eval-{name}", step, samples)
         failed = [sample for sample in samples if sample.reward is None]
-        if failed:
-            raise RunError(
-                f"evaluation {name!r}: {len(failed)} of {len(samples)} samples have no reward: {causes(failed)}"
-            )
+        if len(failed) < len(samples):
+            self._collector.unanswered(failed)
+        self._writer.write(f"eval-{name}", step, samples)
+        if len(failed) == len(samples):
+            raise RunError(f"evaluation {name!r}: none of {len(samples)} samples was answered: {causes(failed)}")
         return samples
 
     # --- State -------------------------------------------------------------------------------------------------------
@@ -326,7 +330,7 @@ class Sampler:
     def _context(self, number: int, *, evaluation: bool) -> GenerateContext:
         return GenerateContext(self._client, self._encoder, evaluation, number)
 
-    def _data_source(self) -> Any:
+    def _data_source(self) -> GuardedSource:
         data = self._config.data
         request = PromptRequest(
             path=self._settings.prompt_data,
@@ -338,7 +342,9 @@ class Sampler:
             seed=self._config.run.seed,
             keeps=None if data.rollout_max_prompt_len is None else self._is_short_enough,
         )
-        return self._component(Kind.DATA_SOURCE, data.data_source, request=request)
+        source = self._component(Kind.DATA_SOURCE, data.data_source, request=request)
+        plugin = self._registry.owner(Kind.DATA_SOURCE, data.data_source)
+        return GuardedSource(source, name=data.data_source, plugin=plugin)
 
     def _is_short_enough(self, prompt: str | list[dict[str, Any]]) -> bool:
         return len(self._encoder.encode(prompt)) <= (self._config.data.rollout_max_prompt_len or 0)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 from array import array
 from dataclasses import dataclass, field
@@ -225,6 +226,29 @@ async def test_a_component_that_cannot_be_made_is_named_with_its_plugin(build, m
         sampler._advantage_estimator("grpo")
 
 
+async def test_samples_that_come_back_from_the_data_source_start_anew(build):
+    sampler, _ = build({**GOOD, "2+2": [answer("4"), answer("4", "abort")]})
+    held: list[list[Sample]] = []
+    fresh = sampler._source.next_groups
+    sampler._source.put_back = held.extend  # type: ignore[method-assign]
+    sampler._source.next_groups = lambda n: [*held, *fresh(n - len(held))]  # type: ignore[method-assign]
+    await sampler.sample(0)
+    assert [sample.status for sample in held[0]] == [Status.COMPLETED, Status.ABORTED]
+    held[0][0].metadata["tries"] = 1
+    seen = []
+
+    async def look(context: Any, samples: list[Sample], sampling: Any) -> list[Sample]:
+        seen.extend(copy.deepcopy(samples))
+        for sample in samples:
+            sample.tokens, sample.response_length, sample.rollout_log_probs = [6, 7], 1, [-0.1]
+            sample.status = Status.COMPLETED
+        return samples
+
+    sampler._collector._generators._made["single_turn"] = Chosen("single_turn", look, takes_groups=True)
+    await sampler.sample(1)
+    assert seen[0] == Sample(group_index=1, index=2, prompt="2+2", label="4", metadata={"carries": 1, "tries": 1})
+
+
 async def test_samples_of_a_fan_out_inherit_group_and_index(registry):
     async def fan_out(context: Any, sample: Sample, sampling: Any) -> list[Sample]:
         return [Sample(status=Status.COMPLETED, rollout_id=7), Sample(status=Status.COMPLETED, rollout_id=7, index=9)]
@@ -390,9 +414,17 @@ async def test_an_evaluation_does_not_move_the_training_data(build):
     assert (await sampler.sample(0)).shards[0].indices_B.tolist() == [0, 1, 2, 3]
 
 
-async def test_a_failed_evaluation_sample_ends_the_run(build):
+async def test_an_evaluation_sample_that_no_engine_answered_counts_as_wrong(build, tmp_path):
     sampler, _ = build({"1+1": [answer("2")]})
-    with pytest.raises(RunError, match=r"'sums': 1 of 2 samples have no reward: no engine answered 2\+2"):
+    found = await sampler.evaluate(0)
+    assert (found["eval/sums"], found["eval/sums-failed/engine"]) == (0.5, 1.0)
+    rows = [json.loads(line) for line in (tmp_path / "samples" / "eval-sums-000000.jsonl").read_text().splitlines()]
+    assert (rows[1]["status"], rows[1]["reward"], rows[1]["error"]) == ("failed", 0.0, "no engine answered 2+2")
+
+
+async def test_an_evaluation_without_any_answer_ends_the_run(build):
+    sampler, _ = build({})
+    with pytest.raises(RunError, match=r"'sums': none of 2 samples was answered: no engine answered 1\+1; no engine"):
         await sampler.evaluate(0)
 
 

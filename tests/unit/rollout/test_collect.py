@@ -1,0 +1,203 @@
+"""What the collector makes of components: whose reward counts, what hooks see, and whose failure it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slime_core.config.schema import RolloutConfig
+from slime_core.errors import EngineError, PluginError, RequestRefused, RunError
+from slime_core.plugins.discovery import PluginIdentity
+from slime_core.rollout.choice import Chosen
+from slime_core.rollout.client import SamplingParams
+from slime_core.rollout.collect import Collector
+from slime_core.rollout.functions import NoFunctions
+from slime_core.rollout.generate import GenerateContext, renew
+from slime_core.rollout.guard import GuardedSource
+from slime_core.types import PromptGroup, Sample, Status
+
+ACME = PluginIdentity("acme", "acme-rl", "1.2", "acme.plugin")
+WHOSE = r"^plugin 'acme' \(acme-rl 1\.2, entry point acme\.plugin\): "
+
+
+class Only:
+    """A choice of one component."""
+
+    def __init__(self, component: Any, *, takes_groups: bool = False) -> None:
+        self._chosen = Chosen("mine", component, takes_groups, ACME)
+
+    def of(self, sample: Sample) -> Chosen:
+        return self._chosen
+
+
+class Scores:
+    """Gives 1 to every sample and keeps which it saw."""
+
+    def __init__(self) -> None:
+        self.seen: list[int | None] = []
+
+    async def score(self, samples: list[Sample]) -> list[float]:
+        self.seen += [sample.index for sample in samples]
+        return [1.0] * len(samples)
+
+
+class Hooks(NoFunctions):
+    def __init__(self) -> None:
+        self.seen: list[Status] = []
+
+    async def generated(self, samples: list[Sample], context: GenerateContext) -> list[Sample]:
+        self.seen += [sample.status for sample in samples]
+        for sample in samples:
+            sample.response += "!"
+        return samples
+
+
+async def collect(generator: Only, scores: Any = None, **options: Any) -> PromptGroup:
+    rewards = Only(scores or Scores(), takes_groups=options.pop("together", False))
+    collector = Collector(generator, rewards, rollout=RolloutConfig(), **options)  # type: ignore[arg-type]
+    context = GenerateContext(None, None)  # type: ignore[arg-type]
+    group = [Sample(group_index=3, index=index) for index in range(3)]
+    (found,) = await collector.collect(context, [group], SamplingParams())
+    return found
+
+
+def generating(function: Any, *, takes_groups: bool) -> Only:
+    """A generate function that does ``function`` to every sample."""
+
+    async def one(context: Any, sample: Sample, sampling: Any) -> Any:
+        return function(sample)
+
+    async def several(context: Any, samples: PromptGroup, sampling: Any) -> Any:
+        return [function(sample) for sample in samples]
+
+    return Only(several if takes_groups else one, takes_groups=takes_groups)
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("takes_groups", [False, True])
+@pytest.mark.parametrize("own", [0.25, np.float32(0.25), 0])
+async def test_a_reward_that_the_generate_function_gave_stays(takes_groups, together, own):
+    def answer(sample: Sample) -> Sample:
+        sample.status, sample.reward = Status.COMPLETED, own if sample.index == 1 else None
+        return sample
+
+    scores = Scores()
+    found = await collect(generating(answer, takes_groups=takes_groups), scores, together=together)
+    assert [sample.reward for sample in found] == [1.0, float(own), 1.0]
+    assert type(found[1].reward) in (int, float)
+    assert sorted(scores.seen) == [0, 2]
+
+
+async def test_a_reward_of_its_own_that_is_no_finite_number_fails_the_sample():
+    def answer(sample: Sample) -> Sample:
+        sample.status, sample.reward = Status.COMPLETED, float("nan")
+        return sample
+
+    found = await collect(generating(answer, takes_groups=True))
+    assert {(sample.status, sample.reward) for sample in found} == {(Status.FAILED, None)}
+    assert found[0].error == (
+        "the generate function gave the reward nan; accepted is a finite number or a dict of them with --reward-key"
+    )
+
+
+@pytest.mark.parametrize("takes_groups", [False, True])
+async def test_hooks_see_samples_that_have_an_answer_and_no_others(takes_groups):
+    def answer(sample: Sample) -> Sample:
+        sample.status = [Status.FAILED, Status.TRUNCATED, Status.ABORTED][sample.index or 0]
+        return sample
+
+    hooks = Hooks()
+    found = await collect(generating(answer, takes_groups=takes_groups), functions=hooks)
+    assert hooks.seen == [Status.TRUNCATED]
+    assert [(sample.index, sample.response) for sample in found] == [(0, ""), (1, "!"), (2, "")]
+
+
+@pytest.mark.parametrize("takes_groups", [False, True])
+async def test_a_generate_function_that_fails_is_named_with_its_plugin_and_place(takes_groups):
+    def fail(sample: Sample) -> Sample:
+        raise KeyError("answer")
+
+    with pytest.raises(
+        PluginError, match=rf"{WHOSE}generate function 'mine' failed with KeyError: 'answer' \(.*py:\d+"
+    ):
+        await collect(generating(fail, takes_groups=takes_groups))
+
+
+@pytest.mark.parametrize("takes_groups", [False, True])
+async def test_errors_of_slime_pass_as_they_are(takes_groups):
+    def raising(error: Exception) -> Only:
+        def fail(sample: Sample) -> Sample:
+            raise error
+
+        return generating(fail, takes_groups=takes_groups)
+
+    for error in (RequestRefused("too long"), RunError("no")):
+        with pytest.raises(type(error), match=f"^{error}$"):
+            await collect(raising(error))
+    assert [sample.error for sample in await collect(raising(EngineError("gone")))] == ["gone"] * 3
+
+
+@pytest.mark.parametrize(
+    ("takes_groups", "returned", "found"),
+    [
+        (True, None, "a NoneType"),
+        (True, Sample(), "a Sample"),
+        (True, [], "an empty list"),
+        (True, [Sample(), "text"], "a list with a str"),
+        (False, None, "a NoneType"),
+        (False, [], "an empty list"),
+        (False, [None], "a list with a NoneType"),
+    ],
+)
+async def test_what_is_no_sample_is_refused(takes_groups, returned, found):
+    async def generate(context: Any, given: Any, sampling: Any) -> Any:
+        return returned
+
+    accepted = "a list of at least one Sample" if takes_groups else "a Sample, or a list of at least one"
+    what = f"generate function 'mine' returned {found}; accepted is {accepted}: those that it was handed, finished"
+    with pytest.raises(PluginError, match=rf"{WHOSE}{what}\.\nCorrect acme-rl\.$"):
+        await collect(Only(generate, takes_groups=takes_groups))
+
+
+async def test_samples_that_a_group_generator_made_inherit_group_and_index():
+    found = await collect(generating(lambda _: Sample(status=Status.COMPLETED), takes_groups=True))
+    assert [(sample.group_index, sample.index) for sample in found] == [(3, 0), (3, 1), (3, 2)]
+
+
+def test_a_pending_sample_keeps_what_its_source_gave_it_and_loses_its_reward():
+    sample = Sample(tokens=[5, 6], loss_mask=[], reward=1.0)
+    renew(sample)
+    assert (sample.tokens, sample.loss_mask, sample.reward) == ([5, 6], [], None)
+
+
+class Source:
+    """A data source of which every method divides by zero."""
+
+    def _fail(self, *_: Any) -> Any:
+        return 1 // 0
+
+    next_groups = put_back = state = restore = __len__ = _fail
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [("next_groups", [2]), ("put_back", [[]]), ("state", []), ("restore", [{}]), ("__len__", [])],
+)
+def test_a_data_source_that_fails_is_named_with_its_plugin(method, arguments):
+    guarded = GuardedSource(Source(), name="mine", plugin=ACME)
+    with pytest.raises(PluginError, match=rf"{WHOSE}data source 'mine': {method} failed with ZeroDivisionError"):
+        getattr(guarded, method)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("returned", "found"),
+    [(None, "a NoneType"), ([], "0 entries"), ([[Sample()]], "1 entries"), ([[Sample()], []], "2 entries")],
+)
+def test_a_data_source_that_returns_no_groups_is_refused(returned, found):
+    source = Source()
+    source.next_groups = lambda n: returned  # type: ignore[method-assign]
+    what = rf"{WHOSE}data source 'mine': next_groups\(2\) returned {found}; accepted is a list of 2 groups, each a list"
+    with pytest.raises(PluginError, match=what):
+        GuardedSource(source, name="mine", plugin=ACME).next_groups(2)
