@@ -14,6 +14,7 @@ from typing import Any
 
 from slime_core.errors import PluginError
 from slime_core.plugins import contracts
+from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.discovery import PluginIdentity
 from slime_core.plugins.traits import AdvantageTraits, GenerateTraits, TransformTraits
@@ -62,7 +63,8 @@ def check_fit(kind: Kind, component: Component, plugin: PluginIdentity, target: 
     Raises:
         PluginError: it cannot; names the plugin, the component, all that does not fit, and the contract.
     """
-    found = list(misfits(kind, component, target))
+    with boundary(plugin, f"looking at {component.target} of component {component.name!r}"):
+        found = list(misfits(kind, component, target))
     if found:
         listed = "".join(f"\n  - {mistake}" for mistake in found)
         article = "an" if kind.words[0] in "aeiou" else "a"

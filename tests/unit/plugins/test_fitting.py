@@ -237,3 +237,18 @@ def test_the_next_step_names_the_plugin_as_a_command_takes_it(distribution: str,
     with pytest.raises(PluginError) as failure:
         check_fit(Kind.REWARD_MODEL, COMPONENT, plugin, Length(None))
     assert str(failure.value).endswith(f"slime plugins check {named} tells when it is right.")
+
+
+def test_a_class_that_fails_while_it_is_looked_at_is_named():
+    class Meta(type):
+        def __getattribute__(cls, name):
+            raise OSError(f"no {name}")
+
+    class Shy(metaclass=Meta):
+        pass
+
+    with pytest.raises(PluginError) as failure:
+        check_fit(Kind.REWARD_MODEL, COMPONENT, PLUGIN, Shy)
+    assert str(failure.value).startswith(
+        f"{PLUGIN}: looking at acme_tree.rewards:Length of component 'length' failed with OSError: no "
+    )

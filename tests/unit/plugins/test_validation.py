@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 
 import pluggy
 import pytest
 
+import slime_core
 from slime_core import Component, hookimpl
 from slime_core.errors import PluginError
 from slime_core.plugins.discovery import PluginIdentity
@@ -102,6 +104,10 @@ def test_an_async_hook_is_refused():
     ("function", "mistake"),
     [
         (lambda *, config: [], "has the keyword-only parameter 'config', which is never passed.\nRemove it."),
+        (
+            lambda config, /: [],
+            "has the positional-only parameter 'config', which is never passed.\nRemove the slash after it.",
+        ),
         (lambda **kw: [], "has the variadic parameter 'kw', which is never passed.\nRemove it."),
         (lambda *args: [], "has the variadic parameter 'args', which is never passed.\nRemove it."),
         (lambda config=1: [], "gives parameter 'config' a default, which hides whether it was passed.\nRemove it."),
@@ -167,7 +173,7 @@ def test_a_wrapper_around_other_plugins_hooks_is_refused():
 def test_properties_are_not_run_while_checking():
     class Plugin:
         @property
-        def slime_secret(self):
+        def secret(self):
             raise RuntimeError("ran")
 
         @hookimpl
@@ -175,3 +181,52 @@ def test_properties_are_not_run_while_checking():
             yield Component("t", target="a:b")
 
     check_hooks(PLUGIN, Plugin())
+
+
+class Decorated:
+    """What a decorator without ``functools.wraps`` leaves of a function."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self):
+        return self.function()
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "kind"),
+    [
+        ("slime_presets", hookimpl(functools.cache(plain)), "_lru_cache_wrapper"),
+        ("slime_presets", functools.cache(hookimpl(lambda: {})), "_lru_cache_wrapper"),
+        ("mine", hookimpl(specname="slime_presets")(Decorated(plain)), "Decorated"),
+        ("slime_presets", Decorated(plain), "Decorated"),
+        ("slime_presets", {"gamma": 1.0}, "dict"),
+        ("slime_presets", property(plain), "property"),
+    ],
+)
+def test_a_hook_that_is_no_function_is_refused(name, found, kind):
+    assert message(module(**{name: found})) == (
+        WHO + f"{name} is of type {kind}, not a function, so slime would never call it.\n"
+        "Write a plain function with @hookimpl above it, without a decorator that makes an object of it, or rename it."
+    )
+
+
+def test_a_module_and_an_object_that_is_no_hook_are_left_alone():
+    check_hooks(PLUGIN, module(slime_core=slime_core, other=Decorated(plain), cached=functools.cache(plain)))
+
+
+def test_a_hook_of_the_run_s_life_with_yield_is_refused():
+    @hookimpl
+    def impl(run):
+        yield run
+
+    assert message(module(slime_run_start=impl)) == (
+        WHO + "slime_run_start has a yield, so calling it would run none of it.\nWrite it without yield."
+    )
+
+
+def test_a_module_that_fails_while_it_is_looked_at_is_named():
+    def fail():
+        raise OSError("no list")
+
+    assert message(module(__dir__=fail)) == WHO + "looking for its hooks failed with OSError: no list"
