@@ -27,15 +27,23 @@ def file_digests(source: PluginSource) -> dict[str, str]:
     """The SHA-256 of every file of the plugin, by the file's name from where packages lie, such as ``acme/code.py``.
 
     Raises:
-        PluginError: its package cannot be found; names distribution, version and entry point.
+        PluginError: its package cannot be found or read; names distribution, version and entry point.
     """
     if source.source is Source.FILE:
         return {PurePath(source.plugin.distribution).name: hashlib.sha256(source.content).hexdigest()}
-    files = _package_files(source.plugin)
+    with boundary(source.plugin, "finding its files", next_step=_next_step(source)):
+        files = _package_files(source.plugin)
     if source.source is Source.INSTALLED and source.plugin.distribution != CORE.distribution:
         with boundary(source.plugin, "reading its RECORD", next_step="Reinstall it."):
             files |= _recorded_files(source.plugin.distribution)
-    return {name: hashlib.sha256(files[name].read_bytes()).hexdigest() for name in sorted(files)}
+    with boundary(source.plugin, "reading its files", next_step="Make every file of its package readable."):
+        return {name: hashlib.sha256(files[name].read_bytes()).hexdigest() for name in sorted(files)}
+
+
+def _next_step(source: PluginSource) -> str:
+    if source.source is Source.MODULE:
+        return "Correct the name, or the Python path that should lead to it."
+    return "Reinstall it, or correct the entry point."
 
 
 def digest(source: PluginSource, files: Mapping[str, str]) -> str:
@@ -82,8 +90,7 @@ def _installers(file: PurePosixPath) -> bool:
 
 def _package_files(plugin: PluginIdentity) -> dict[str, Path]:
     """The files of the package that holds the entry point, by the names that they have where packages lie."""
-    with boundary(plugin, "finding its files", next_step="Reinstall it, or correct the entry point."):
-        package = _package(plugin.entry_point.partition(":")[0].strip())
+    package = _package(plugin.entry_point.partition(":")[0].strip())
     root = PurePosixPath(*package.name.split("."))
     if package.submodule_search_locations is None:
         return {f"{root}.py": path for path in [Path(str(package.origin))] if path.is_file()}

@@ -41,6 +41,7 @@ __all__ = [
     "installed",
     "local_file",
     "nearest",
+    "read_code",
     "required_by",
     "resolve",
 ]
@@ -155,11 +156,29 @@ def resolve(name: str, declared: Declared | None = None) -> PluginSource:
     found = [one for one in installed(declared) if one.name == plugin and _is_of(one, distribution)]
     if len(found) > 1:
         raise PluginError(_collision(name, found))
-    if found:
+    if found and not name.startswith(":"):
         return PluginSource(found[0])
     if "." in name and all(part.isidentifier() for part in name.split(".")):
         return PluginSource(PluginIdentity(name.replace(".", "_"), f"module {name}", "(local)", name), Source.MODULE)
     raise PluginError(_unknown(name, declared))
+
+
+def read_code(path: Path, *, flag: str) -> bytes:
+    """The bytes of a Python file that a run names.
+
+    Arguments:
+        flag: how the run names it, for messages.
+
+    Raises:
+        PluginError: there is no such file, or it cannot be read.
+    """
+    try:
+        if path.is_file():
+            return path.read_bytes()
+    except OSError as problem:
+        found = f"{type(problem).__name__}: {problem.strerror}"
+        raise PluginError(f"{flag}: cannot be read ({found}); give a Python file that can.") from problem
+    raise PluginError(f"{flag}: there is no such file in {Path.cwd()}; give the path of a Python file.")
 
 
 def local_file(content: bytes, *, path: str) -> PluginSource:
@@ -170,9 +189,7 @@ def local_file(content: bytes, *, path: str) -> PluginSource:
 
 
 def _read_file(path: Path) -> PluginSource:
-    if not path.is_file():
-        raise PluginError(f"--plugin {path}: there is no such file in {Path.cwd()}; give the path of a Python file")
-    return local_file(path.read_bytes(), path=os.fspath(path))
+    return local_file(read_code(path, flag=f"--plugin {path}"), path=os.fspath(path))
 
 
 def _claim(entry: Declaration) -> Claim:
@@ -205,7 +222,13 @@ def _unknown(name: str, declared: Declared) -> str:
     if distribution:
         has = f"offers no plugin {plugin!r}; it offers {', '.join(offered)}" if offered else "offers no plugin here"
         found = f"{distribution} {has}."
+    if name.startswith(":"):
+        found = "no distribution stands before the colon."
     broken = f" Unreadable is: {'; '.join(declared.unreadable)}." if declared.unreadable else ""
+    file, ending, _ = name.rpartition(".py:")
+    if ending or os.sep in name:
+        written = f"{file}.py" if ending else f"{name}.py"
+        return f"--plugin {name}: a file is named by its path alone, which ends with .py: --plugin {written}"
     return (
         f"--plugin {name}: {found}{broken}\n"
         "Install the distribution that has it, or give a file (./mine.py) or a dotted module (my_lab.plugin)."

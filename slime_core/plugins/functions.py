@@ -15,7 +15,7 @@ from typing import Any
 
 from slime_core.errors import PluginError
 from slime_core.plugins.boundary import boundary
-from slime_core.plugins.discovery import PluginIdentity, PluginSource, Source, local_file
+from slime_core.plugins.discovery import PluginIdentity, PluginSource, Source, local_file, read_code
 from slime_core.plugins.loading import load_plugin
 from slime_core.plugins.slime_paths import instead_of
 
@@ -62,7 +62,7 @@ def find_function(path: str, *, setting: str) -> FunctionSource:
     names = [*module.split("."), *([attribute] if attribute else [])]
     if not module or not all(name.isidentifier() for name in names):
         raise PluginError(f"{flag}: this is no path of a function; accepted are {FORMS}.")
-    is_installed = importlib.util.find_spec(module.partition(".")[0]) is not None
+    is_installed = _is_importable(module.partition(".")[0])
     instead = instead_of(".".join(names), is_installed=is_installed)
     if instead is not None:
         raise PluginError(f"{flag}: the functions that slime ships are not here. {instead}")
@@ -109,9 +109,14 @@ def _is_own(name: str, value: Any, module: Any) -> bool:
     return defined and not name.startswith("_") and value.__module__ == module.__name__
 
 
+def _is_importable(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # __main__, which no other process can import
+        return False
+
+
 def _file(path: Path, setting: str, flag: str) -> PluginSource:
-    if not path.is_file():
-        raise PluginError(f"{flag}: there is no such file in {Path.cwd()}; give the path of a Python file.")
-    source = local_file(path.read_bytes(), path=str(path))
+    source = local_file(read_code(path, flag=flag), path=str(path))
     identity = PluginIdentity(setting, str(path), source.plugin.version, source.plugin.entry_point)
     return PluginSource(identity, Source.FILE, source.content)

@@ -140,6 +140,34 @@ def test_a_file_that_is_not_there_is_an_error_before_anything_runs():
         resolve("./nowhere.py")
 
 
+def test_a_file_that_cannot_be_read_is_an_error_before_anything_runs():
+    name = "x" * 300 + ".py"
+    with pytest.raises(PluginError) as failure:
+        resolve(name)
+    assert str(failure.value) == (
+        f"--plugin {name}: cannot be read (OSError: File name too long); give a Python file that can."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("./mine.py:obj", "a file is named by its path alone, which ends with .py: --plugin ./mine.py"),
+        ("mine.py:obj", "a file is named by its path alone, which ends with .py: --plugin mine.py"),
+        ("./mine", "a file is named by its path alone, which ends with .py: --plugin ./mine.py"),
+        (
+            ":grpo",
+            "no distribution stands before the colon.\n"
+            "Install the distribution that has it, or give a file (./mine.py) or a dotted module (my_lab.plugin).",
+        ),
+    ],
+)
+def test_a_file_or_distribution_that_is_half_written_is_answered_with_the_form(name: str, said: str):
+    with pytest.raises(PluginError) as failure:
+        resolve(name)
+    assert str(failure.value) == f"--plugin {name}: {said}"
+
+
 def test_a_file_is_called_by_its_stem_and_its_module_by_its_hash(tmp_path: Path):
     (tmp_path / "mine.py").write_bytes(b"x = 1\n")
     source = resolve(str(tmp_path / "mine.py"))

@@ -226,3 +226,26 @@ def test_a_namespace_package_shared_with_others_is_not_part_of_the_digest(instal
     before = activate(["ours"]).manifest
     install("theirs", "1", files={"shared/theirs/__init__.py": "x = 1\n"})
     assert activate(["ours"]).manifest == before
+
+
+def test_a_file_of_a_plugin_that_cannot_be_read_is_an_error_with_the_plugin_s_name(acme):
+    (acme / "acme/memory").symlink_to("/proc/self/mem")  # a file that root cannot read from its start either
+    with pytest.raises(PluginError) as failure:
+        activate(["acme"])
+    assert str(failure.value) == (
+        "plugin 'acme' (acme-tree 2.1, entry point acme.plugin): reading its files failed with OSError: [Errno 5] "
+        "Input/output error\nMake every file of its package readable."
+    )
+
+
+@pytest.mark.parametrize("name", ["my_lab.plugin", "os.nowhere"])
+def test_a_module_that_is_not_there_has_nothing_to_reinstall(name):
+    with pytest.raises(PluginError) as failure:
+        activate([name])
+    assert str(failure.value).startswith(
+        f"plugin '{name.replace('.', '_')}' (module {name} (local), entry point {name})"
+    )
+    assert str(failure.value).splitlines()[-1] in (
+        "Correct the name, or the Python path that should lead to it.",
+        "Correct os.nowhere, or the Python path that should lead to it.",
+    )
