@@ -19,6 +19,7 @@ from slime_core import Component, hookimpl
 def slime_register_reward_models():
     yield Component("length", target="acme.code:Length")
 """
+HOOK = "from slime_core import hookimpl\n@hookimpl\ndef slime_run_start(): ...\n"
 REMEDY = "or write it anew with slime plugins lock."
 
 
@@ -40,7 +41,7 @@ def lock(*names: str) -> Lock:
 
 
 def test_a_lock_lists_core_first_then_by_name_and_holds_no_path_and_no_time(acme, folder):
-    (folder / "mine.py").write_text("x = 1\n")
+    (folder / "mine.py").write_text(HOOK)
     text = lock(str(folder / "mine.py"), "acme").to_toml()
     assert text == lock("acme", str(folder / "mine.py")).to_toml()
     rows = tomllib.loads(text)["plugin"]
@@ -53,7 +54,7 @@ def test_a_lock_lists_core_first_then_by_name_and_holds_no_path_and_no_time(acme
 def test_a_file_is_locked_by_its_path_from_the_lock(folder, tmp_path):
     for path in (folder / "lab" / "near.py", tmp_path / "far.py"):
         path.parent.mkdir(exist_ok=True)
-        path.write_text(f"x = {path.stem!r}\n")
+        path.write_text(f"{HOOK}x = {path.stem!r}\n")
     rows = tomllib.loads(lock("lab/near.py", str(tmp_path / "far.py")).to_toml())["plugin"]
     assert [row["file"] for row in rows[1:]] == ["../far.py", "lab/near.py"]
 
@@ -68,10 +69,11 @@ def test_a_file_above_the_working_directory_is_found_again(folder, monkeypatch, 
     assert capsys.readouterr().out.endswith("slime.lock: all 4 plugins are here as it says\n")
 
 
-def test_what_is_written_is_read_again_and_accepts_the_same_set(acme, folder):
-    (folder / "mine.py").write_text("x = 1\n")
-    names = [str(folder / "mine.py"), "acme", "json.tool"]
-    manifest = activate(names, paths={"custom_rm_path": ["mine.py:x", "json:loads"]}).manifest
+def test_what_is_written_is_read_again_and_accepts_the_same_set(acme, folder, install):
+    (folder / "mine.py").write_text(HOOK)
+    install("unrelated", files={"lab/__init__.py": "", "lab/plugin.py": HOOK})
+    names = [str(folder / "mine.py"), "acme", "lab.plugin"]
+    manifest = activate(names, paths={"custom_rm_path": ["mine.py:slime_run_start", "json:loads"]}).manifest
     (folder / "slime.lock").write_text(Lock.of(manifest, folder / "slime.lock").to_toml())
     again = read_lock(folder / "slime.lock")
     again.check(manifest)
@@ -212,8 +214,8 @@ def test_lock_says_how_it_is_used(capsys):
 
 
 def test_verify_prints_every_difference_and_fails(acme, folder, install, capsys):
-    site = install("zeta", "1.0", plugins={"zeta": "zeta"}, files={"zeta.py": ""})
-    (folder / "mine.py").write_text("x = 1\n")
+    site = install("zeta", "1.0", plugins={"zeta": "zeta"}, files={"zeta.py": HOOK})
+    (folder / "mine.py").write_text(HOOK)
     found = lock("acme", "zeta", str(folder / "mine.py"))
     (folder / "slime.lock").write_text(found.to_toml())
     (acme / "acme" / "plugin.py").write_text(REWARD + "\n")

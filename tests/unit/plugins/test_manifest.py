@@ -22,6 +22,7 @@ from slime_core import Component, hookimpl
 def slime_register_reward_models():
     yield Component("length", target="acme.code:Length")
 """
+HOOK = "from slime_core import hookimpl\n@hookimpl\ndef slime_run_start(): ...\n"
 LENGTH = "class Length:\n    def __init__(self, options): ...\n    async def score(self, samples): ...\n"
 FILES = {"acme/__init__.py": "", "acme/plugin.py": PLUGIN, "acme/code.py": LENGTH}
 LOCAL = PLUGIN.replace('"acme.code:Length"', 'f"{__name__}:Length"') + LENGTH
@@ -111,7 +112,7 @@ def test_what_differs_in_many_files_is_told_by_the_first_three(acme):
 
 
 def test_every_plugin_that_differs_is_in_the_table(acme, install):
-    site = install("zeta", "1.0", plugins={"zeta": "zeta"}, files={"zeta.py": ""})
+    site = install("zeta", "1.0", plugins={"zeta": "zeta"}, files={"zeta.py": HOOK})
     manifest = activate(["acme", "zeta"]).manifest
     shutil.rmtree(site / "zeta-1.0.dist-info")
     (acme / "acme/plugin.py").unlink()
