@@ -60,7 +60,7 @@ def test_a_file_is_locked_by_its_path_from_the_lock(folder, tmp_path):
 
 
 def test_a_file_above_the_working_directory_is_found_again(folder, monkeypatch, capsys):
-    (folder / "mine.py").write_text("x = 1\n")
+    (folder / "mine.py").write_text(HOOK)
     (folder / "sub").mkdir()
     (folder.parent / "link").symlink_to(folder / "sub")
     monkeypatch.chdir(folder.parent / "link")
@@ -153,7 +153,7 @@ def test_lock_of_a_run_is_what_that_run_recorded(acme, folder, capsys):
 
 
 def test_lock_of_a_run_finds_its_files_from_the_run_s_folder(folder, monkeypatch, capsys):
-    (folder / "mine.py").write_text("x = 1\n")
+    (folder / "mine.py").write_text(HOOK)
     (folder / "outputs" / "one").mkdir(parents=True)
     (folder / "outputs" / "one" / "plugins.json").write_text(activate(["./mine.py"]).manifest.to_json())
     (folder.parent / "away").mkdir()
@@ -166,7 +166,7 @@ def test_lock_of_a_run_finds_its_files_from_the_run_s_folder(folder, monkeypatch
 
 
 def test_lock_of_a_run_whose_file_is_gone_says_where_it_is_wanted(folder, capsys):
-    (folder / "mine.py").write_text("x = 1\n")
+    (folder / "mine.py").write_text(HOOK)
     (folder / "one").mkdir()
     (folder / "one" / "plugins.json").write_text(activate(["./mine.py"]).manifest.to_json())
     (folder / "mine.py").write_text("x = 2\n")
