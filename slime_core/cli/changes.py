@@ -54,8 +54,7 @@ def continued(manifest: Manifest, resume: Checkpoint | None, *, allowed: bool) -
 
 
 def _table(resume: Checkpoint, found: Sequence[Difference]) -> str:
-    rows = [(one.plugin, one.wanted, one.found, one.what) for one in found]
-    return table(rows, head=("plugin", resume.path.name, "now", "differs in"))
+    return table([one.row for one in found], head=("plugin", resume.path.name, "now", "differs in"))
 
 
 def _line(found: Difference) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import site
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections import Counter
@@ -156,8 +158,10 @@ def _cut_short(rows: Sequence[Mapping[str, str]], end: str, said: Sequence[str])
 
 def _environment(folder: Path) -> dict[str, str]:
     """This process's, and the folders that it imports from besides those of every Python of this environment."""
-    prefixes = (sys.prefix, sys.base_prefix)
-    own = [os.path.abspath(path) for path in sys.path if path and not path.startswith(prefixes)]
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    standard = {*(sysconfig.get_path(name) for name in names), *site.getsitepackages()}
+    within = tuple(folder.rstrip(os.sep) + os.sep for folder in standard)
+    own = [path for path in map(os.path.abspath, filter(None, sys.path)) if not (path + os.sep).startswith(within)]
     # Hypothesis would leave a folder of its own where one stands; its tensors are too small to share among threads.
     kit = {"HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"), "OMP_NUM_THREADS": "1"}
     return {**os.environ, **kit, "PYTHONPATH": os.pathsep.join(own)}

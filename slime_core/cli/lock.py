@@ -54,6 +54,7 @@ def write_lock(words: Sequence[str]) -> int:
         print(USAGE)
         return 0
     manifest, path = _of_run(words) if "--run" in _apart(words) else _of_settings(words)
+    from slime_core.plugins.entries import listed
     from slime_core.plugins.lock import Lock
     from slime_core.track.record import write_atomically
 
@@ -62,8 +63,7 @@ def write_lock(words: Sequence[str]) -> int:
         write_atomically(path, lock.to_toml())
     except OSError as problem:
         raise UserError(f"{path} cannot be written: {problem}. Give another path with --lock-file.") from None
-    names = ", ".join(f"{entry.plugin} {entry.version}" for entry in (*lock.plugins, *lock.functions))
-    print(f"{path}: {names}")
+    print(f"{path}: {listed((*lock.plugins, *lock.functions))}")
     return 0
 
 

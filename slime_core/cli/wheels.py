@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +14,7 @@ from packaging.version import InvalidVersion, Version
 from slime_core.cli.verdicts import Verdict, fails, ok, skipped, warns
 from slime_core.errors import PluginError
 from slime_core.plugins.bounds import bound_mistakes, check_bounds
+from slime_core.plugins.content import editable_source
 from slime_core.plugins.discovery import CORE, PluginIdentity
 
 __all__ = ["look_at_distribution"]
@@ -83,7 +83,7 @@ def _missing(found: metadata.Distribution) -> Iterator[str]:
 
 
 def _files(found: metadata.Distribution) -> Verdict:
-    source = _editable(found)
+    source = editable_source(found.metadata["Name"])
     if source is not None:
         return skipped("files", f"an editable install of {source}: its files are meant to change")
     try:
@@ -115,12 +115,3 @@ def _mistake(file: metadata.PackagePath) -> str | None:
         return f"cannot be read ({problem.strerror})"
     digest = base64.urlsafe_b64encode(found).rstrip(b"=").decode()
     return None if digest == file.hash.value else "is not what was installed"
-
-
-def _editable(found: metadata.Distribution) -> str | None:
-    """Where an editable install runs from; None: it is none."""
-    try:
-        described = json.loads(found.read_text("direct_url.json") or "{}")
-        return str(described["url"]) if described.get("dir_info", {}).get("editable") else None
-    except (ValueError, KeyError, AttributeError):
-        return None

@@ -17,7 +17,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source
 
-__all__ = ["NO_FILES", "digest", "file_digests", "is_editable"]
+__all__ = ["NO_FILES", "digest", "editable_source", "file_digests"]
 
 NO_FILES = "(no files)"
 """Stands for the digest of a distribution whose metadata is there and whose package is not."""
@@ -58,13 +58,15 @@ def digest(source: PluginSource, files: Mapping[str, str]) -> str:
     return total.hexdigest()
 
 
-def is_editable(distribution: str) -> bool:
-    """Whether the installer recorded that the distribution runs from its source folder (PEP 610)."""
+def editable_source(distribution: str) -> str | None:
+    """The URL of the source folder that the distribution runs from, as the installer recorded it (PEP 610); None: it is
+    no editable install.
+    """
     try:
-        recorded = metadata.distribution(distribution).read_text("direct_url.json")
-        return bool(recorded and json.loads(recorded)["dir_info"]["editable"])
+        recorded = json.loads(metadata.distribution(distribution).read_text("direct_url.json") or "{}")
+        return str(recorded["url"]) if recorded["dir_info"]["editable"] else None
     except (metadata.PackageNotFoundError, ValueError, LookupError, TypeError):
-        return False
+        return None
 
 
 def _recorded_files(distribution: str) -> dict[str, Path]:

@@ -37,6 +37,11 @@ class Difference:
     what: str
     install: str = ""
 
+    @property
+    def row(self) -> tuple[str, str, str, str]:
+        """Its cells in a table."""
+        return self.plugin, self.wanted, self.found, self.what
+
 
 def differences(wanted: Iterable[ManifestEntry], found: Iterable[ManifestEntry]) -> list[Difference]:
     """What differs between two sets; their order does not count."""
@@ -62,7 +67,7 @@ def told(by_node: Mapping[str, Sequence[Difference]]) -> str:
     Arguments:
         by_node: name of a node -> what it has otherwise than the driver.
     """
-    rows = [(node, one.plugin, one.wanted, one.found, one.what) for node, found in by_node.items() for one in found]
+    rows = [(node, *one.row) for node, found in by_node.items() for one in found]
     installs = sorted({one.install for found in by_node.values() for one in found if one.install})
     which = f" ({' '.join(installs)})" if installs else ""
     return (

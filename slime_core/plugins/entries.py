@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from slime_core.plugins.discovery import Source
 
-__all__ = ["SHOWN", "ManifestEntry"]
+__all__ = ["SHOWN", "ManifestEntry", "listed"]
 
 SHOWN = 12
 """Characters of a digest that messages show."""
@@ -47,3 +48,8 @@ class ManifestEntry:
     def __str__(self) -> str:
         version = f" {self.version}" if self.source is Source.INSTALLED else ""
         return f"{self.home}{version} {self.digest[:SHOWN]}"
+
+
+def listed(entries: Iterable[ManifestEntry]) -> str:
+    """``core 0.1.0, grpo 0.1.0``: names and versions on one line."""
+    return ", ".join(f"{entry.plugin} {entry.version}" for entry in entries)

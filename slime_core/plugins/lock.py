@@ -86,7 +86,7 @@ class Lock:
 
     def told(self, found: Sequence[Difference]) -> str:
         """The differences as a table, and the next step."""
-        rows = [(one.plugin, one.wanted, one.found, one.what) for one in found]
+        rows = [one.row for one in found]
         installs = " ".join(sorted({one.install for one in found if one.install}))
         which = f" ({installs})" if installs else ""
         return (

@@ -16,7 +16,7 @@ from typing import Any
 
 import slime_core
 from slime_core.errors import ManifestMismatch, PluginError
-from slime_core.plugins.content import NO_FILES, digest, file_digests, is_editable
+from slime_core.plugins.content import NO_FILES, digest, editable_source, file_digests
 from slime_core.plugins.differences import Difference, compare, differences, told
 from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source, local_file
 from slime_core.plugins.entries import SHOWN, ManifestEntry
@@ -152,7 +152,7 @@ def entry_of(source: PluginSource) -> ManifestEntry:
         digest=digest(source, files),
         source=source.source,
         content=base64.b64encode(source.content).decode(),
-        editable=source.source is Source.INSTALLED and is_editable(plugin.distribution),
+        editable=source.source is Source.INSTALLED and editable_source(plugin.distribution) is not None,
         files=tuple((name, found[:SHOWN]) for name, found in files.items()),
     )
 

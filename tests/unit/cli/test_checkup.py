@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
 import pytest
 
-from slime_core.cli.checkup import check_plugins, examined, sources_of
+from slime_core.cli.checkup import _environment, check_plugins, examined, sources_of
 from slime_core.cli.examine import main as examine
 from slime_core.cli.examine import pack, unpack
 from slime_core.cli.main import main
@@ -131,6 +133,15 @@ def test_a_record_that_no_installer_writes_fails_its_own_row(acme: Place, record
     found = metadata_of()["files"]
     assert found.status == "FAILED"
     assert found.reason.startswith(reason)
+
+
+def test_only_folders_of_the_interpreter_are_left_for_the_other_process_to_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdlib, packages = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
+    kept = [f"{sys.prefix}-lab", f"{sys.base_prefix}/src/lab", f"{stdlib}-lab"]
+    monkeypatch.setattr(sys, "path", ["", stdlib, f"{stdlib}/lib-dynload", *kept, packages])
+    assert _environment(tmp_path)["PYTHONPATH"].split(os.pathsep) == kept
 
 
 def test_what_the_metadata_lacks_is_a_warning(acme: Place) -> None:
