@@ -14,9 +14,10 @@ from slime_core.cli.changes import continued
 from slime_core.cli.needs import Needs
 from slime_core.cli.plan import placement_plan
 from slime_core.cli.preflight import check_files, check_machine
-from slime_core.cli.run import options_of, resumed
+from slime_core.cli.run import options_of, resumed, written
 from slime_core.cluster.machine import look
 from slime_core.errors import ConfigError, PlacementError
+from slime_core.plugins.entries import listed
 from slime_core.plugins.selection import check_targets, selected
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     """Print what was found right, and the plan; returns the exit code, 0.
 
     Raises:
-        PluginError: a target cannot be imported or does not fit its contract, or the checkpoint had other plugins.
+        PluginError: a target cannot be imported or does not fit its contract, the checkpoint had other plugins, or an
+            option cannot be written to config.toml.
         DataError: a prompt file, with file and line.
         ConfigError: the start weights, a checkpoint that cannot be continued, machines that cannot hold the run.
     """
@@ -46,11 +48,12 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     resume = resumed(config)
     continued(active.manifest, resume, allowed=config.run.allow_plugin_change)
     options_of(resolved, active)
+    written(resolved)
     needs = Needs.of(config, trains=True)
     print("settings, prompts and weights are right")
     if resume is not None:
         print(f"continues from {resume.path}")
-    print("plugins: " + ", ".join(f"{entry.plugin} {entry.version}" for entry in active.manifest.entries))
+    print(f"plugins: {listed(active.manifest.entries)}")
     for line in _components(resolved, active, architecture):
         print(f"  {line}")
     print("\nplacement")

@@ -21,10 +21,11 @@ from slime_core.config.explain import to_toml
 from slime_core.config.flags import read_command_line
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_settings
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.discovery import CORE, PATHS
+from slime_core.plugins.entries import listed
 from slime_core.track.events import EvalFinished, Event, Listener
 from slime_core.track.record import RunRecord, numbered
 from slime_core.track.track import Sink, Track
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from slime_core.config.load import Resolved
     from slime_core.plugins.registry import ActivePlugins
 
-__all__ = ["execute", "expand", "open_record", "options_of", "resumed"]
+__all__ = ["execute", "expand", "open_record", "options_of", "resumed", "written"]
 
 OUTPUTS = Path("outputs")
 """In the working directory; run folders without a name of their own are made here."""
@@ -62,8 +63,9 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     preflight(config, active.registry, trains=True)
     trackers = _trackers(resolved, active)
     stood = standing(config.run.output_dir or OUTPUTS)
+    settings = written(resolved)
     record = open_record(config, resume)
-    record.write_text("config.toml", to_toml(resolved))
+    record.write_text("config.toml", settings)
     record.write_text("plugins.json", manifest.to_json() + "\n")
     # Importing what starts processes takes a second: not before the settings are known to be right.
     from slime_core.launch import Job, run
@@ -87,6 +89,22 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     seconds = time.monotonic() - begun_s
     summary(start=evaluations.first, end=evaluations.last, seconds=seconds, paths=_paths(record))
     return 0
+
+
+def written(resolved: Resolved) -> str:
+    """The settings as ``config.toml`` of a run folder holds them.
+
+    Raises:
+        PluginError: an option of a plugin has a value that TOML does not have.
+    """
+    try:
+        return to_toml(resolved)
+    except TypeError as mistake:  # the core's own settings can all be written
+        plugins = ", ".join(resolved.plugin_options)
+        raise PluginError(
+            f"config.toml cannot be written, which has all options of the run's plugins ({plugins}): {mistake}.\n"
+            "Report it to the plugin's author; accepted are numbers, text, paths, switches, and lists and tables of them."
+        ) from None
 
 
 def options_of(resolved: Resolved, active: ActivePlugins) -> dict[str, Any]:
@@ -200,8 +218,7 @@ def _progress(config: RunConfig) -> Progress:
 
 
 def _announce(record: RunRecord, active: ActivePlugins) -> None:
-    names = ", ".join(f"{entry.plugin} {entry.version}" for entry in active.manifest.entries)
-    print(f"plugins: {names}")
+    print(f"plugins: {listed(active.manifest.entries)}")
     for need in active.by_need:
         print(f"  {need}")
     print(f"run folder: {record.directory}", flush=True)

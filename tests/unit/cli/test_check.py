@@ -171,6 +171,25 @@ def test_a_layout_that_no_machine_holds_is_a_user_s_mistake(
     )
 
 
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_an_option_that_config_toml_cannot_hold_is_refused_before_there_is_a_folder(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Judged after registration has accepted the options.
+    monkeypatch.setattr("slime_core.cli.run.to_toml", _cannot_write)
+    assert main([command, "--plugin", "grpo"]) == 2
+    assert (
+        "config.toml cannot be written, which has all options of the run's plugins (grpo): a setting of type In "
+        in (capsys.readouterr().err)
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def _cannot_write(resolved: object) -> str:
+    raise TypeError("a setting of type In cannot be written as TOML")
+
+
 def test_check_imports_the_heavy_targets_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(
