@@ -103,7 +103,7 @@ def written(resolved: Resolved) -> str:
         plugins = ", ".join(resolved.plugin_options)
         raise PluginError(
             f"config.toml cannot be written, which has all options of the run's plugins ({plugins}): {mistake}.\n"
-            "Report it to the plugin's author; accepted are numbers, text, paths, switches, and lists and tables of them."
+            "Report it to the plugin's author; accepted are numbers, text, paths, switches, lists and tables of them."
         ) from None
 
 
