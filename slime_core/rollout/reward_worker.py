@@ -158,6 +158,8 @@ def _plain(reward: Any) -> Any:
 
 
 def _cause(error: BaseException | None) -> str:
+    while isinstance(error, SlimeError) and error.__cause__ is not None:  # an adapter's words around the function's own
+        error = error.__cause__
     known = {TimeoutError: "timeout", MemoryError: "memory"}
     return next((cause for kind, cause in known.items() if isinstance(error, kind)), type(error).__name__)
 
