@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slime_core import Kind, Sample, loop
-from slime_core.cli import check, evaluate, run
+from slime_core.cli import activation, evaluate, run
 from slime_core.cli.main import main
 from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved, load, named_plugins
@@ -95,7 +95,7 @@ def test_a_printed_command_is_understood(page: str, command: str, reader: Path) 
         # What check says takes long to find out, and stands in the author's guide.
         assert _outcome([verb, *argv, *(["--help"] if argv[0] == "check" else [])]) == 0
     else:
-        resolve({"eval": evaluate, "run": run, "check": check}[verb].expand(argv))
+        resolve({"eval": evaluate, "run": run, "check": activation}[verb].expand(argv))
 
 
 def _outcome(argv: list[str]) -> int:

@@ -93,7 +93,7 @@ QUICK = {
         SOURCE,
         "x = 1",
         "the_plugin_implements_hooks_that_slime_calls",
-        "implements no lifecycle hook",
+        "declares no component, preset, option or hook",
     ),
     "an observer that fails": (
         "def slime_run_end(run, error):\n    pass",

@@ -16,7 +16,7 @@ def slime_register_data_sources():
 """
 STATE = 'return {"next": self._next, "returned": list(self._returned), **self._order_comes_from}'
 RESTORED = 'self._next, self._returned = int(state["next"]), list(state["returned"])'
-PUT_BACK = "self._returned.extend(group[0].group_index for group in groups if group[0].group_index is not None)"
+PUT_BACK = "self._returned.extend([_number(group) for group in groups])"
 SOURCES = {
     "does not resume": (
         RESTORED,
