@@ -17,6 +17,20 @@ from slime_core import (
 
 __all__: list[str] = []
 
+RULES = (
+    ("math", "mathematics:Mathematics", "1 where the answer equals the label as a mathematical expression, else 0"),
+    ("boxed_math", "mathematics:BoxedMathematics", "As math, of what stands in the last boxed expression"),
+    ("deepscaler", "mathematics:DeepScaleR", "1 where the boxed answer after the thinking equals the label, else 0"),
+    (
+        "dapo",
+        "mathematics:Dapo",
+        "score 1 or -1, acc 1 or 0, by the line 'Answer: ...' (DAPO, 2503.14476); needs --reward-key",
+    ),
+    ("f1", "texts:WordOverlap", "F1 of the response's words against the label's"),
+    ("gpqa", "texts:MultipleChoice", "1 where the response takes the label's letter, else 0 (GPQA, 2311.12022)"),
+)
+"""Reward models that compare a response with its label: name, target, summary. They run in processes of their own."""
+
 
 @hookimpl
 def slime_register_reward_models() -> Iterator[Component]:
@@ -32,34 +46,8 @@ def slime_register_reward_models() -> Iterator[Component]:
         traits=RewardTraits(runs_in="sampler"),
         summary="A fair coin, the same for the same sample; for measuring everything but learning",
     )
-    yield Component(
-        "math",
-        target="slime_core.builtin.mathematics:Mathematics",
-        summary="1 where the answer equals the label as a mathematical expression, else 0",
-    )
-    yield Component(
-        "boxed_math",
-        target="slime_core.builtin.mathematics:BoxedMathematics",
-        summary="As math, of what stands in the last boxed expression",
-    )
-    yield Component(
-        "deepscaler",
-        target="slime_core.builtin.mathematics:DeepScaleR",
-        summary="1 where the boxed answer after the thinking equals the label, else 0",
-    )
-    yield Component(
-        "dapo",
-        target="slime_core.builtin.mathematics:Dapo",
-        summary="score 1 or -1 and acc 1 or 0 by the line 'Answer: ...' (DAPO, 2503.14476); needs --reward-key",
-    )
-    yield Component(
-        "f1", target="slime_core.builtin.texts:WordOverlap", summary="F1 of the response's words against the label's"
-    )
-    yield Component(
-        "gpqa",
-        target="slime_core.builtin.texts:MultipleChoice",
-        summary="1 where the response takes the label's letter, else 0 (GPQA, 2311.12022)",
-    )
+    for name, target, summary in RULES:
+        yield Component(name, target=f"slime_core.builtin.{target}", summary=summary)
 
 
 @hookimpl
