@@ -39,6 +39,9 @@ __all__ = ["main", "read_frame", "write_frame"]
 PR_SET_CHILD_SUBREAPER = 36
 """prctl(2)."""
 
+LAST_S = 1.0
+"""Seconds in which killed processes are gone; a signal is delivered some time after it was sent."""
+
 HEAD = 8
 """Bytes of a frame's length, big-endian."""
 
@@ -80,10 +83,13 @@ def _keep(worker: int) -> None:
 
 def _leave() -> None:
     """End with all descendants; stopped first, so that none of them starts another meanwhile."""
+    children: list[psutil.Process] = []
     for what in (signal.SIGSTOP, signal.SIGKILL):
-        for child in psutil.Process().children(recursive=True):
+        children = psutil.Process().children(recursive=True)
+        for child in children:
             with suppress(psutil.NoSuchProcess):
                 child.send_signal(what)
+    psutil.wait_procs(children, timeout=LAST_S)
     os._exit(0)
 
 
