@@ -157,7 +157,7 @@ class RolloutConfig(Section):
 
     Dropped groups are counted by reason and replaced by groups of other prompts. Evaluations are not transformed.
     """
-    rollout_max_refills: CountOrZero = 10
+    rollout_max_refills: CountOrZero = 100
     """Rounds of other prompts that may replace dropped groups before the run ends. 0: train on what is kept."""
     reward_num_workers: Count = 2
     """Processes that score responses; each works on several calls that wait for something at once."""
