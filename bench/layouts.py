@@ -324,20 +324,20 @@ def record(learner: Any, given: Path) -> Outcome:
     """Filled as the learner trains. Where ``given`` holds weights, the step after the first one starts from those."""
     from slime_core.learner.gradients import named_gradients
 
-    found, finish, whole_step = Outcome(), learner.optimizer.step, learner._step
+    found, finish, whole_step = Outcome(), learner.actor.optimizer.step, learner._step
 
     def optimizer_step() -> Any:
-        found.gradients.append(named_gradients(learner._spec, learner.model))
+        found.gradients.append(named_gradients(learner._spec, learner.actor.model))
         return finish()
 
     def step(*arguments: Any, **options: Any) -> dict[str, float]:
         found.metrics.append(whole_step(*arguments, **options))
         found.weights.append({name: weight.clone() for name, weight in learner.export_weights()})
         if len(found.weights) == 1 and given.exists():
-            learner._spec.load_weights(learner.chunks, given)
+            learner._spec.load_weights(learner.actor.chunks, given)
         return found.metrics[-1]
 
-    learner.optimizer.step, learner._step = optimizer_step, step
+    learner.actor.optimizer.step, learner._step = optimizer_step, step
     return found
 
 

@@ -12,11 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from slime_core.config.batch_rules import BATCHES
+from slime_core.config.correction_rules import CORRECTIONS
+from slime_core.config.critic_rules import CRITIC
 from slime_core.config.custom import function_paths
 from slime_core.config.custom_rules import CUSTOM
+from slime_core.config.debug_rules import DEBUG
 from slime_core.config.described import context_length, described, start_weights
 from slime_core.config.layout_rules import ENGINE_LAYOUT, LEARNER_LAYOUT, Rule
 from slime_core.config.mistakes import Mistake
+from slime_core.config.role_rules import ROLES
 from slime_core.config.schema import PARITY_BOUNDS, RunConfig
 
 __all__ = ["mistakes"]
@@ -40,20 +45,6 @@ def _estimator_is_named(config: RunConfig) -> Iterator[str]:
             "advantage_estimator: nothing says how rewards become advantages; name a plugin that does, "
             "--plugin grpo, or a component, --advantage-estimator NAME"
         )
-
-
-def _batches_add_up(config: RunConfig) -> Iterator[str]:
-    prompts, responses = config.rollout.rollout_batch_size, config.rollout.n_samples_per_prompt
-    size, steps = config.learner.global_batch_size, config.learner.num_steps_per_rollout
-    total = config.samples_per_rollout
-    left = f"rollout_batch_size x n_samples_per_prompt = {prompts} x {responses} = {total}"
-    if size and steps and size * steps != total:
-        right = f"global_batch_size x num_steps_per_rollout = {size} x {steps} = {size * steps}"
-        yield f"{left}, but {right}; they must be equal, or leave one of the latter two out"
-    elif size and not steps and total % size:
-        yield f"{left}, which global_batch_size = {size} does not divide; choose a divisor of {total}"
-    elif steps and not size and total % steps:
-        yield f"{left}, which num_steps_per_rollout = {steps} does not divide; choose a divisor of {total}"
 
 
 def _engines_fill_their_gpus(config: RunConfig) -> Iterator[str]:
@@ -92,12 +83,6 @@ def _evaluated_responses_fit_the_model(config: RunConfig) -> Iterator[str]:
     yield from _too_long(config, "eval_max_response_len", config.eval.eval_max_response_len)
 
 
-def _kl_is_used(config: RunConfig) -> Iterator[str]:
-    coefficient = config.algorithm.kl_loss_coef
-    if coefficient and not config.algorithm.use_kl_loss:
-        yield f"kl_loss_coef = {coefficient} has no effect without use_kl_loss; add --use-kl-loss, or leave it out"
-
-
 def _settings_of_functions_are_used(config: RunConfig) -> Iterator[str]:
     custom = config.custom
     if custom.custom_rm_path is None:
@@ -106,32 +91,6 @@ def _settings_of_functions_are_used(config: RunConfig) -> Iterator[str]:
             yield f"{setting} has no effect without custom_rm_path; add --custom-rm-path, or leave it out"
     if custom.custom_config_path is not None and not function_paths(dict(custom)):
         yield f"custom_config_path = {custom.custom_config_path} has no effect: no function is named by path"
-
-
-def _reference_is_used(config: RunConfig) -> Iterator[str]:
-    folder = config.model.ref_load
-    if folder is not None and not config.algorithm.use_kl_loss and not config.algorithm.kl_coef:
-        yield (
-            f"ref_load = {folder} has no effect without use_kl_loss or kl_coef; add --use-kl-loss or --kl-coef, or "
-            "leave it out"
-        )
-
-
-def _corrections_are_named_once(config: RunConfig) -> Iterator[str]:
-    for name, count in Counter(config.algorithm.corrections).items():
-        if count > 1:
-            yield f"corrections: {name} is named {count} times, and its weights would be multiplied; name it once"
-
-
-def _correction_bounds_are_used(config: RunConfig) -> Iterator[str]:
-    settings = config.algorithm
-    low, high = settings.tis_clip_low, settings.tis_clip
-    if low > high:
-        yield f"tis_clip_low = {low:g} is above tis_clip = {high:g}; the ratio is held between the two"
-    if not settings.corrections and config.custom.custom_tis_function_path is None:
-        for name, value in {"tis_clip": high, "tis_clip_low": low}.items():
-            if value != type(settings).model_fields[name].default:
-                yield f"{name} = {value:g} has no effect without corrections; add --corrections tis, or leave it out"
 
 
 def _colocated_engines_have_devices(config: RunConfig) -> Iterator[str]:
@@ -194,15 +153,6 @@ def _parity_bounds_are_ordered(config: RunConfig) -> Iterator[str]:
             f"largest part; give both (in {number} they are {' and '.join(f'{one:g}' for one in defaults.values())} "
             "by default)"
         )
-
-
-def _schedule_is_possible(config: RunConfig) -> Iterator[str]:
-    settings = config.optimizer
-    if settings.min_lr > settings.lr:
-        yield f"min_lr = {settings.min_lr} is above lr = {settings.lr}; the learning rate falls from lr to min_lr"
-    if settings.lr_decay_iters is not None and settings.lr_decay_iters <= settings.lr_warmup_iters:
-        decay, warmup = settings.lr_decay_iters, settings.lr_warmup_iters
-        yield f"lr_decay_iters = {decay} must be above lr_warmup_iters = {warmup}; both count from the first step"
 
 
 def _waits_warn_first(config: RunConfig) -> Iterator[str]:
@@ -305,8 +255,6 @@ def _too_long(config: RunConfig, name: str, longest: int | None) -> Iterator[str
         )
 
 
-_BATCH = "rollout_batch_size n_samples_per_prompt global_batch_size num_steps_per_rollout"
-
 _ALWAYS: dict[Rule, str] = {
     _engines_fill_their_gpus: "rollout_num_gpus rollout_num_gpus_per_engine",
     **ENGINE_LAYOUT,
@@ -328,20 +276,19 @@ _OF_EVAL: dict[Rule, str] = {
 
 _OF_RUN: dict[Rule, str] = {
     _estimator_is_named: "advantage_estimator plugins",
-    _batches_add_up: _BATCH,
     **LEARNER_LAYOUT,
+    **BATCHES,
+    **CORRECTIONS,
+    **CRITIC,
     **CUSTOM,
+    **DEBUG,
+    **ROLES,
     _colocated_engines_have_devices: "colocate rollout_num_gpus actor_num_nodes actor_num_gpus_per_node",
     _colocated_weights_come_back: "colocate update_weights_interval",
     _transport_reaches_the_engines: "colocate update_weight_transport actor_num_nodes",
     _disk_folder_is_used: "update_weight_transport update_weight_disk_dir",
     _parity_bounds_are_ordered: "bf16 parity_interval parity_mean_tolerance parity_max_tolerance",
     _responses_fit_the_model: "hf_checkpoint rollout_max_response_len eval_max_response_len",
-    _kl_is_used: "kl_loss_coef use_kl_loss",
-    _reference_is_used: "ref_load use_kl_loss kl_coef",
-    _corrections_are_named_once: "corrections",
-    _correction_bounds_are_used: "corrections tis_clip tis_clip_low custom_tis_function_path",
-    _schedule_is_possible: "lr min_lr lr_decay_iters lr_warmup_iters",
     _interval_has_data: "eval_interval eval_prompt_data eval_function_path",
     _prompts_are_readable: "prompt_data",
     _reference_is_a_model: "ref_load",

@@ -23,8 +23,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from slime_core.config.bounded import Count, CountOrZero, Name, Positive, Share
 from slime_core.config.custom import CustomConfig
+from slime_core.config.learning import AlgorithmConfig, CriticConfig, LearnerConfig, OptimizerConfig, ParallelConfig
 from slime_core.config.megatron import MegatronConfig
+from slime_core.config.sampling import DataConfig, EngineConfig, EvalConfig, RolloutConfig
 from slime_core.config.section import Once, Section
 from slime_core.config.sglang import SGLangConfig
 
@@ -33,8 +36,10 @@ __all__ = [
     "AlgorithmConfig",
     "CheckpointConfig",
     "ClusterConfig",
+    "CriticConfig",
     "CustomConfig",
     "DataConfig",
+    "DebugConfig",
     "EngineConfig",
     "EvalConfig",
     "JobConfig",
@@ -50,16 +55,6 @@ __all__ = [
     "WatchConfig",
     "WeightsConfig",
 ]
-
-Count = Annotated[int, Field(ge=1)]
-CountOrZero = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-PositiveOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-All = Annotated[int, Field(ge=-1, le=-1)]
-Share = Annotated[float, Field(gt=0, le=1)]
-Name = Annotated[str, Field(min_length=1)]
-
 
 PARITY_BOUNDS = {"float32": (1e-4, 1e-3), "bfloat16": (0.1, 2.0)}
 """dtype -> largest mean and largest single difference of log-probabilities that the parity gate accepts, in nats.
@@ -104,189 +99,6 @@ class ClusterConfig(Section):
     """Ray cluster to join: "auto" or an address. None: start a local one and stop it at the end."""
 
 
-class DataConfig(Section):
-    """Where prompts come from."""
-
-    prompt_data: Path | None = None
-    """JSON Lines file of prompts. None: the embedded arithmetic problems."""
-    input_key: Name = "prompt"
-    """Field of a row with the prompt: text, or chat messages."""
-    label_key: Name | None = "label"
-    """Field of a row with the ground truth for the reward. None: rows have none."""
-    metadata_key: Name = "metadata"
-    """Field of a row with an object that becomes the sample's metadata; rows may lack it."""
-    apply_chat_template: bool = False
-    """Render prompts with the tokenizer's chat template; a text prompt becomes one user message."""
-    rollout_shuffle: bool = True
-    """Shuffle the prompts anew each epoch, by the seed. False: file order."""
-    rollout_max_prompt_len: Count | None = None
-    """Leave out prompts longer than this many tokens. None: keep all."""
-    data_source: Name = "prompts"
-    """Component that hands out prompts; of kind data_source."""
-
-
-class RolloutConfig(Section):
-    """How responses are generated and rewarded."""
-
-    num_rollout: Count = 200
-    """Rollouts of the run; each is generated, trained on and published once."""
-    rollout_batch_size: Count = 32
-    """Prompts a rollout."""
-    n_samples_per_prompt: Count = 8
-    """Responses a prompt; together they are its group."""
-    rollout_temperature: Positive = 1.0
-    """Sampling temperature; the learner divides its logits by the same number."""
-    rollout_top_p: Share = 1.0
-    """Nucleus sampling: keep the likeliest tokens up to this probability mass. 1: all."""
-    rollout_top_k: All | Count = -1
-    """Keep the k likeliest tokens. -1: all."""
-    rollout_max_response_len: Count = 1024
-    """Longest response in tokens; longer ones are cut and marked truncated."""
-    rollout_stop: tuple[Name, ...] = ()
-    """Texts that end a response. Empty: only the end-of-sequence token does."""
-    rollout_stop_token_ids: tuple[CountOrZero, ...] = ()
-    """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
-    generate_function: Name = "single_turn"
-    """Component that turns a prompt into a response; of kind generate_function."""
-    rm_type: Name = "exact_match"
-    """Component that rewards responses; of kind reward_model."""
-    reward_key: Name | None = None
-    """Which of a reward model's named numbers trains. None: rewards are plain numbers."""
-    sample_transforms: tuple[Name, ...] = ()
-    """Components that keep, drop, mask or shape finished groups, in this order; of kind sample_transform. Empty: none.
-
-    Dropped groups are counted by reason and replaced by groups of other prompts. Evaluations are not transformed.
-    """
-    rollout_max_refills: CountOrZero = 100
-    """Rounds of other prompts that may replace dropped groups before the run ends. 0: train on what is kept."""
-    reward_num_workers: Count = 2
-    """Processes that score responses; each works on several calls that wait for something at once."""
-    reward_timeout_s: Positive = 30.0
-    """Seconds that scoring may take; beyond, its process is ended and only the sample in question is lost."""
-    reward_memory_gib: Positive = 4.0
-    """Memory of one such process in GiB; beyond, the same happens."""
-    sglang_server_concurrency: Count = 64
-    """Requests in flight an engine; the rest wait in the sampler."""
-    rollout_request_timeout_s: Positive = 300.0
-    """Seconds after which one generation request counts as failed."""
-
-
-class EvalConfig(Section):
-    """Measuring on held-out prompts."""
-
-    eval_prompt_data: tuple[tuple[Name, Path], ...] = ()
-    """Named files of prompts to evaluate on: NAME FILE. Empty: no evaluation."""
-    eval_interval: Count | None = None
-    """Evaluate after every so many rollouts, and at the end. None: only before the first."""
-    skip_eval_before_train: bool = False
-    """Do not evaluate the start weights."""
-    n_samples_per_eval_prompt: Count = 1
-    """Responses an evaluation prompt; the score is their mean."""
-    eval_temperature: PositiveOrZero = 0.0
-    """Sampling temperature of evaluation. 0: greedy."""
-    eval_max_response_len: Count | None = None
-    """Longest evaluation response in tokens. None: rollout_max_response_len."""
-
-
-class AlgorithmConfig(Section):
-    """What is optimized."""
-
-    advantage_estimator: Name | None = None
-    """Component that turns rewards into advantages. None: a plugin must preset it, as --plugin grpo does."""
-    eps_clip: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """How far below 1 the importance ratio counts before it is clipped."""
-    eps_clip_high: PositiveOrZero | None = None
-    """How far above 1 the importance ratio counts before it is clipped. None: eps_clip."""
-    eps_clip_c: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """Dual clip: bound of the loss, in multiples of a negative advantage. None: no bound."""
-    use_kl_loss: bool = False
-    """Add the divergence from the reference model to the loss; a second model is kept in memory."""
-    kl_loss_coef: PositiveOrZero = 0.0
-    """Weight of that divergence. 0 with use_kl_loss: it is measured only."""
-    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "low_var_kl"
-    """Estimator of the divergence. low_var_kl: k3, clamped.
-
-    k1 measures and does not pull: on samples of the actor itself its gradient has expectation 0.
-    """
-    entropy_coef: PositiveOrZero = 0.0
-    """Weight of the entropy bonus. 0: entropy is measured only."""
-    calculate_per_token_loss: bool = False
-    """Average the loss over all tokens of a step. False: over each response, then over responses."""
-    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Discount of the reward of a later token. 1: none. For estimators that work token by token."""
-    lambd: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Decay of generalised advantage estimation, for estimators with a critic. 1: returns minus values."""
-    kl_coef: PositiveOrZero = 0.0
-    """Weight of the divergence from the reference model that is taken off each token's reward. 0: none.
-
-    For estimators that work token by token; above 0 a second model is kept in memory.
-    """
-    corrections: tuple[Name, ...] = ()
-    """Components that weigh and mask tokens by how far the learner stands from the engine, in order. Empty: none."""
-    tis_clip: Positive = 2.0
-    """Largest importance ratio of learner to engine that a correction lets count."""
-    tis_clip_low: PositiveOrZero = 0.0
-    """Smallest importance ratio of learner to engine that a correction lets count."""
-
-
-class OptimizerConfig(Section):
-    """Adam and the learning-rate schedule."""
-
-    lr: PositiveOrZero = 1e-6
-    """Learning rate after warm-up."""
-    min_lr: PositiveOrZero = 0.0
-    """Learning rate at the end of the decay; not used by a constant schedule."""
-    lr_warmup_iters: CountOrZero = 0
-    """Optimizer steps over which the learning rate rises linearly from 0. 0: no warm-up."""
-    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls after warm-up."""
-    lr_decay_iters: Count | None = None
-    """Optimizer steps until min_lr is reached. None: all steps of the run."""
-    weight_decay: PositiveOrZero = 0.1
-    """Decoupled weight decay."""
-    adam_beta1: Fraction = 0.9
-    """Decay of the mean of gradients."""
-    adam_beta2: Fraction = 0.999
-    """Decay of the mean of squared gradients."""
-    adam_eps: Positive = 1e-8
-    """Added to the denominator of the Adam update."""
-    clip_grad: PositiveOrZero = 1.0
-    """Largest global norm of the gradient; larger ones are scaled down. 0: no clipping."""
-
-
-class LearnerConfig(Section):
-    """How a rollout is cut into optimizer steps and micro-batches."""
-
-    global_batch_size: Count | None = None
-    """Samples an optimizer step. None: rollout_batch_size x n_samples_per_prompt / num_steps_per_rollout."""
-    num_steps_per_rollout: Count | None = None
-    """Optimizer steps a rollout. None: what global_batch_size implies, or 1."""
-    max_tokens_per_gpu: Count = 8192
-    """Most tokens of one packed micro-batch on one rank; one longer sample still goes alone."""
-
-
-class ParallelConfig(Section):
-    """How the learner's model is cut over its ranks; what is left of them is data parallel."""
-
-    tensor_model_parallel_size: Count = 1
-    """Ranks that share every matrix."""
-    sequence_parallel: bool = False
-    """Tensor-parallel ranks also share the activations between matrices; for tensor sizes above 1."""
-    pipeline_model_parallel_size: Count = 1
-    """Ranks that share the stack of layers."""
-    num_virtual_stages_per_pipeline_rank: Count = 1
-    """Chunks of layers a pipeline rank holds, interleaved. 1: not interleaved."""
-    context_parallel_size: Count = 1
-    """Ranks that share every sequence."""
-    expert_model_parallel_size: Count = 1
-    """Ranks that share the experts of a mixture; they lie inside the data-parallel axis."""
-
-    @property
-    def model_size(self) -> int:
-        """Ranks that hold one copy of the model."""
-        return self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size
-
-
 class WeightsConfig(Section):
     """Publishing the learner's weights to the engines."""
 
@@ -320,17 +132,6 @@ class CheckpointConfig(Section):
     """Also write each checkpoint's weights as a Hugging Face folder."""
 
 
-class EngineConfig(Section):
-    """The SGLang servers."""
-
-    sglang_mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of an engine's memory for weights and KV cache. None: SGLang decides."""
-    sglang_context_length: Count | None = None
-    """Longest prompt plus response in tokens. None: what the model's config.json says."""
-    engine_start_timeout_s: Positive = 300.0
-    """Seconds until a starting engine must answer."""
-
-
 class WatchConfig(Section):
     """Limits on waiting, so that nothing hangs silently."""
 
@@ -338,6 +139,29 @@ class WatchConfig(Section):
     """Seconds after which a wait is reported, with who waits for what."""
     wait_fail_s: Positive = 1800.0
     """Seconds after which a wait ends the run."""
+
+
+class DebugConfig(Section):
+    """One half of the loop alone, and what crosses between the halves, on disk."""
+
+    debug_rollout_only: bool = False
+    """Generate and reward, and train nothing: no learner is started."""
+    debug_train_only: bool = False
+    """Train on saved rollouts: no engine is started. Needs load_debug_rollout_data."""
+    save_debug_rollout_data: Path | None = None
+    """File for the samples of each rollout, JSON Lines; {rollout_id} stands for its number. None: not written."""
+    load_debug_rollout_data: Path | None = None
+    """File with the samples of each rollout, as save_debug_rollout_data wrote it; means debug_train_only.
+
+    None: rollouts are generated.
+    """
+    load_debug_rollout_data_subsample: Share | None = None
+    """Share of each loaded rollout's prompt groups that is trained on. None: all."""
+    save_debug_train_data: Path | None = None
+    """File for what each learner rank trained, safetensors; {rollout_id} and {rank} stand for their numbers.
+
+    None: not written.
+    """
 
 
 class JobConfig(Section):
@@ -373,6 +197,7 @@ class RunConfig(Section):
     eval: EvalConfig = Field(default_factory=EvalConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    critic: CriticConfig = Field(default_factory=CriticConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     weights: WeightsConfig = Field(default_factory=WeightsConfig)
@@ -381,6 +206,7 @@ class RunConfig(Section):
     megatron: MegatronConfig = Field(default_factory=MegatronConfig)
     sglang: SGLangConfig = Field(default_factory=SGLangConfig)
     watch: WatchConfig = Field(default_factory=WatchConfig)
+    debug: DebugConfig = Field(default_factory=DebugConfig)
     custom: CustomConfig = Field(default_factory=CustomConfig)
     run: JobConfig = Field(default_factory=JobConfig)
 

@@ -108,13 +108,10 @@ class LearnerActor(Watched):
 
     def save(self, draft: Path, *, export: bool, template: Path) -> None:
         """Write this rank's part of a checkpoint. Collective."""
-        from slime_core.checkpoint import sharded
         from slime_core.weights import export as hf
 
         learner = self._learner
-        sharded.save(
-            draft / "torch_dist", chunks=learner.chunks, optimizer=learner.optimizer, schedule=learner.schedule
-        )
+        learner.actor.save(draft / "torch_dist")
         if export:
             hf.write(draft / "hf", learner.export_weights(), template=template, writes=learner.is_sender)
 
@@ -125,10 +122,8 @@ class LearnerActor(Watched):
 
     def load(self, folder: Path, states: PlaceStates) -> None:
         """Continue from a checkpoint's ``torch_dist`` folder and the plugins' states. Collective."""
-        from slime_core.checkpoint import sharded
-
         learner = self._learner
-        sharded.load(folder, chunks=learner.chunks, optimizer=learner.optimizer, schedule=learner.schedule)
+        learner.actor.load(folder)
         learner.parity.moved()
         learner.hooks.restore(states)
 

@@ -105,7 +105,7 @@ def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
         raise
     from slime_core.checkpoint import sharded  # Megatron may be imported only now
 
-    parts = {"chunks": learner.chunks, "optimizer": learner.optimizer, "schedule": learner.schedule}
+    parts = {"chunks": learner.actor.chunks, "optimizer": learner.actor.optimizer, "schedule": learner.actor.schedule}
     try:
         if job.prepare is not None:
             job.prepare()
@@ -128,7 +128,7 @@ def nap(learner: Any) -> int:
     """Sleep and wake; returns the bytes that were given away."""
     given_away = learner.sleep()
     assert all(
-        parameter.untyped_storage().nbytes() == 0 for chunk in learner.chunks for parameter in chunk.parameters()
+        parameter.untyped_storage().nbytes() == 0 for chunk in learner.actor.chunks for parameter in chunk.parameters()
     )
     learner.wake()
     return int(given_away)

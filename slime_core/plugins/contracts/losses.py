@@ -92,10 +92,21 @@ class CorrectionSettings:
     Arguments:
         tis_clip: largest importance ratio of trainer to engine that counts, above 0.
         tis_clip_low: smallest one, at least 0 and at most ``tis_clip``.
+        mis_level: what ``mis`` takes the ratio over: ``token``, ``sequence`` or ``geometric``.
+        mis_mode: what it does with ratios out of bounds: ``truncate``, ``clip`` or ``mask``.
+        mis_clip, mis_clip_low: its bounds.
+        veto_threshold: a ratio below this vetoes its whole sequence.
+        opsm_delta: nats a token by which the actor may have left a sequence of negative advantage.
     """
 
     tis_clip: float = 2.0
     tis_clip_low: float = 0.0
+    mis_level: str = "token"
+    mis_mode: str = "truncate"
+    mis_clip: float = 2.0
+    mis_clip_low: float = 0.5
+    veto_threshold: float = 1e-4
+    opsm_delta: float = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +120,8 @@ class CorrectionTerms:
         segments: which tokens form a sequence; under context parallelism some of them are on other ranks, so a
             correction calls it as often on every rank. None where the caller has no use for sequences.
         settings: see :class:`CorrectionSettings`.
+        current_log_probs_T: float32, of the actor that trains, as it is in this optimizer step.
+        advantages_T: float32.
     """
 
     log_probs_T: torch.Tensor
@@ -116,6 +129,8 @@ class CorrectionTerms:
     mask_T: torch.Tensor
     segments: Segments | None = None
     settings: CorrectionSettings = field(default_factory=CorrectionSettings)
+    current_log_probs_T: torch.Tensor | None = None
+    advantages_T: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

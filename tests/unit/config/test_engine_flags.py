@@ -156,7 +156,11 @@ def test_an_engines_flag_is_explained_by_any_of_its_names(name: str, lines: list
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("--sglang-port", "not passed on to SGLang"), ("megatron.fp8", "TransformerEngine"), ("use_opd", "not built yet")],
+    [
+        ("--sglang-port", "not passed on to SGLang"),
+        ("megatron.fp8", "TransformerEngine"),
+        ("release_train", "not built yet"),
+    ],
 )
 def test_explaining_a_refused_flag_gives_the_reason(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

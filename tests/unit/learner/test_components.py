@@ -10,10 +10,11 @@ import pytest
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import CheckpointError, ConfigError, PluginError
+from slime_core.learner.columns import Columns
 from slime_core.learner.components import build_objective
 from slime_core.learner.corrections import Corrections, NamedCorrection
 from slime_core.learner.objective import Objective
-from slime_core.learner.rank import Learner
+from slime_core.learner.trained import TrainedModel
 from slime_core.plugins.registry import activate
 
 
@@ -44,12 +45,12 @@ def test_what_a_component_refuses_itself_is_said_as_it_is(monkeypatch):
         build_objective(registry, "clipped", AlgorithmConfig(), options={})
 
 
-def rank(**fields) -> Learner:
-    """A learner's rank that has got no further than these fields."""
-    learner = Learner.__new__(Learner)
+def model(**fields) -> TrainedModel:
+    """A model that has got no further than these fields."""
+    found = TrainedModel.__new__(TrainedModel)
     for name, value in fields.items():
-        setattr(learner, name, value)
-    return learner
+        setattr(found, name, value)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def rank(**fields) -> Learner:
 def test_a_model_spec_that_cannot_load_is_named(error, kind, message):
     spec = SimpleNamespace(load_weights=failing(error))
     with pytest.raises(kind, match=message):
-        rank(_spec=spec, _builder="model spec 'mine' of X")._load_weights([], Path("here"))
+        model(_spec=spec, _builder="model spec 'mine' of X", chunks=[]).load_weights(Path("here"))
 
 
 @pytest.mark.parametrize(
@@ -81,5 +82,5 @@ def test_a_model_spec_that_cannot_load_is_named(error, kind, message):
 )
 def test_with_several_steps_whatever_reads_the_log_probs_of_before_gets_them(objective, reads, expected):
     found = Objective(Clipped(), AlgorithmConfig(), **objective)
-    learner = rank(_objective=found, _reads=frozenset(reads), _estimation=None)
-    assert (learner._reads_old_log_probs(1), learner._reads_old_log_probs(2)) == expected
+    columns = Columns(found, None, loss_reads=frozenset(reads))
+    assert (columns.old(1), columns.old(2)) == expected

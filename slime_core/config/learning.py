@@ -1,0 +1,197 @@
+"""Sections of the training side: what is optimized, by which optimizer, in which steps and on which ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from slime_core.config.bounded import Count, CountOrZero, Fraction, Name, Positive, PositiveOrZero
+from slime_core.config.section import Section
+
+__all__ = ["AlgorithmConfig", "CriticConfig", "LearnerConfig", "OptimizerConfig", "ParallelConfig"]
+
+
+class AlgorithmConfig(Section):
+    """What is optimized."""
+
+    advantage_estimator: Name | None = None
+    """Component that turns rewards into advantages. None: a plugin must preset it, as --plugin grpo does."""
+    eps_clip: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """How far below 1 the importance ratio counts before it is clipped."""
+    eps_clip_high: PositiveOrZero | None = None
+    """How far above 1 the importance ratio counts before it is clipped. None: eps_clip."""
+    eps_clip_c: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """Dual clip: bound of the loss, in multiples of a negative advantage. None: no bound."""
+    use_kl_loss: bool = False
+    """Add the divergence from the reference model to the loss; a second model is kept in memory."""
+    kl_loss_coef: PositiveOrZero = 0.0
+    """Weight of that divergence. 0 with use_kl_loss: it is measured only."""
+    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "low_var_kl"
+    """Estimator of the divergence. low_var_kl: k3, clamped.
+
+    k1 measures and does not pull: on samples of the actor itself its gradient has expectation 0.
+    """
+    entropy_coef: PositiveOrZero = 0.0
+    """Weight of the entropy bonus. 0: entropy is measured only."""
+    use_unbiased_kl: bool = False
+    """Weigh the divergence in the loss by the importance ratio of the actor to the one that drew the tokens."""
+    calculate_per_token_loss: bool = False
+    """Average the loss over all tokens of a step. False: over each response, then over responses."""
+    loss_token_divisor: Positive | None = None
+    """Divide each response's loss by this many tokens, whatever its length (Dr. GRPO). None: by its own tokens."""
+    normalize_advantages: bool = False
+    """Whiten the advantages over all trained tokens of a rollout: mean 0, variance 1."""
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount of the reward of a later token. 1: none. For estimators that work token by token."""
+    lambd: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Decay of generalised advantage estimation, for estimators with a critic. 1: returns minus values."""
+    kl_coef: PositiveOrZero = 0.0
+    """Weight of the divergence from the reference model that is taken off each token's reward. 0: none.
+
+    For estimators that work token by token; above 0 a second model is kept in memory.
+    """
+    corrections: tuple[Name, ...] = ()
+    """Components that weigh and mask tokens by how far the learner stands from the engine, in order. Empty: none."""
+    tis_clip: Positive = 2.0
+    """Largest importance ratio of learner to engine that a correction lets count."""
+    tis_clip_low: PositiveOrZero = 0.0
+    """Smallest importance ratio of learner to engine that a correction lets count."""
+    mis_level: Literal["token", "sequence", "geometric"] = "token"
+    """What correction mis takes the ratio over: a token, the product of a response, or its geometric mean."""
+    mis_mode: Literal["truncate", "clip", "mask"] = "truncate"
+    """What mis does with ratios out of bounds: hold the high ones, hold both, or leave those tokens out."""
+    mis_clip: Positive = 2.0
+    """Largest ratio that mis lets count."""
+    mis_clip_low: PositiveOrZero = 0.5
+    """Smallest ratio that mis lets count; not used by mode truncate."""
+    veto_threshold: Positive = 1e-4
+    """Correction veto leaves out a response with a token whose ratio of learner to engine is below this."""
+    opsm_delta: PositiveOrZero = 1e-4
+    """Correction opsm leaves out responses of negative advantage that the actor has left by more nats a token."""
+    use_rollout_logprobs: bool = False
+    """The engine's log-probs are the old ones of the policy loss; the learner computes none before its first step."""
+    get_mismatch_metrics: bool = False
+    """Measure how far learner and engine stand apart, in train/mismatch_... metrics."""
+    true_on_policy_mode: bool = False
+    """Hold learner and engine to one policy: one optimizer step a rollout, and log-probs that agree to the bit."""
+    use_opd: bool = False
+    """On-policy distillation: take the divergence from a teacher off each token's advantage; a model more in memory."""
+    opd_kl_coef: PositiveOrZero = 1.0
+    """Weight of that divergence."""
+    opd_teacher_load: Path | None = None
+    """Hugging Face folder of the teacher, of the policy's architecture and vocabulary. None: there is no teacher."""
+    ref_update_interval: Count | None = None
+    """Copy the actor into the reference after every so many rollouts. None: the reference never changes."""
+    keep_old_actor: bool = False
+    """Old log-probs come from a kept copy of the weights that the engines served, not from the current ones."""
+
+
+class OptimizerConfig(Section):
+    """Adam and the learning-rate schedule."""
+
+    lr: PositiveOrZero = 1e-6
+    """Learning rate after warm-up."""
+    min_lr: PositiveOrZero = 0.0
+    """Learning rate at the end of the decay; not used by a constant schedule."""
+    lr_warmup_iters: CountOrZero = 0
+    """Optimizer steps over which the learning rate rises linearly from 0. 0: no warm-up."""
+    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls after warm-up."""
+    lr_decay_iters: Count | None = None
+    """Optimizer steps until min_lr is reached. None: all steps of the run."""
+    weight_decay: PositiveOrZero = 0.1
+    """Decoupled weight decay."""
+    adam_beta1: Fraction = 0.9
+    """Decay of the mean of gradients."""
+    adam_beta2: Fraction = 0.999
+    """Decay of the mean of squared gradients."""
+    adam_eps: Positive = 1e-8
+    """Added to the denominator of the Adam update."""
+    clip_grad: PositiveOrZero = 1.0
+    """Largest global norm of the gradient; larger ones are scaled down. 0: no clipping."""
+    lr_warmup_init: PositiveOrZero = 0.0
+    """Learning rate at which warm-up begins."""
+    reset_optimizer_states: bool = False
+    """Forget Adam's means and counts at the start of each rollout."""
+    only_train_params_name_list: tuple[Name, ...] = ()
+    """Train only weights whose Megatron name one of these regular expressions finds. Empty: all."""
+    freeze_params_name_list: tuple[Name, ...] = ()
+    """Train all weights but those whose Megatron name one of these regular expressions finds."""
+
+
+class CriticConfig(Section):
+    """The critic, for advantage estimators that read values; what is None is as for the actor."""
+
+    critic_load: Path | None = None
+    """Hugging Face folder with the critic's start weights, its head aside. None: the actor's."""
+    critic_lr: PositiveOrZero | None = None
+    """Learning rate of the critic after warm-up. None: lr."""
+    critic_lr_warmup_iters: CountOrZero | None = None
+    """Optimizer steps over which the critic's learning rate rises. None: lr_warmup_iters."""
+    critic_weight_decay: PositiveOrZero | None = None
+    """Decoupled weight decay of the critic. None: weight_decay."""
+    critic_clip_grad: PositiveOrZero | None = None
+    """Largest global norm of the critic's gradient. None: clip_grad."""
+    value_clip: PositiveOrZero = 0.2
+    """How far a value may move from the one before the rollout's first step and still lower the critic's loss."""
+    num_critic_only_steps: CountOrZero = 0
+    """Rollouts at the start that train the critic alone."""
+    critic_num_gpus: Count | None = None
+    """Devices of a critic that trains apart from the actor; on a CPU, processes. None: it shares the actor's ranks."""
+    critic_tensor_model_parallel_size: Count | None = None
+    """As tensor_model_parallel_size, of a critic apart. None: as the actor."""
+    critic_sequence_parallel: bool | None = None
+    """As sequence_parallel, of a critic apart. None: as the actor."""
+    critic_pipeline_model_parallel_size: Count | None = None
+    """As pipeline_model_parallel_size, of a critic apart. None: as the actor."""
+    critic_context_parallel_size: Count | None = None
+    """As context_parallel_size, of a critic apart. None: as the actor."""
+
+
+class LearnerConfig(Section):
+    """How a rollout is cut into optimizer steps and micro-batches."""
+
+    global_batch_size: Count | None = None
+    """Samples an optimizer step. None: rollout_batch_size x n_samples_per_prompt / num_steps_per_rollout."""
+    num_steps_per_rollout: Count | None = None
+    """Optimizer steps a rollout. None: what global_batch_size implies, or 1."""
+    max_tokens_per_gpu: Count = 8192
+    """Most tokens of one packed micro-batch on one rank; one longer sample still goes alone."""
+    hard_token_budget: bool = False
+    """Refuse a run whose longest sequence does not fit max_tokens_per_gpu, instead of letting it go alone."""
+    micro_batch_size: Count | None = None
+    """Samples of one micro-batch. None: as many as max_tokens_per_gpu holds."""
+    balance_by_flops: bool = False
+    """Spread samples over ranks by the work of a forward pass, attention included. False: by tokens."""
+    log_probs_chunk_size: Count | None = 1024
+    """Response tokens whose probabilities over the vocabulary are in memory at once. None: all of a micro-batch."""
+    shared_prompts: Literal["auto", "off"] = "auto"
+    """Pack a prompt group so that its prompt stands once and all its responses attend to it. auto: where it can."""
+    use_routing_replay: bool = False
+    """A mixture's routes are recorded in the first pass over a rollout and used again by the later ones."""
+    use_rollout_routing_replay: bool = False
+    """A mixture's routes are those that the engine took; it returns them with each response."""
+
+
+class ParallelConfig(Section):
+    """How the learner's model is cut over its ranks; what is left of them is data parallel."""
+
+    tensor_model_parallel_size: Count = 1
+    """Ranks that share every matrix."""
+    sequence_parallel: bool = False
+    """Tensor-parallel ranks also share the activations between matrices; for tensor sizes above 1."""
+    pipeline_model_parallel_size: Count = 1
+    """Ranks that share the stack of layers."""
+    num_virtual_stages_per_pipeline_rank: Count = 1
+    """Chunks of layers a pipeline rank holds, interleaved. 1: not interleaved."""
+    context_parallel_size: Count = 1
+    """Ranks that share every sequence."""
+    expert_model_parallel_size: Count = 1
+    """Ranks that share the experts of a mixture; they lie inside the data-parallel axis."""
+
+    @property
+    def model_size(self) -> int:
+        """Ranks that hold one copy of the model."""
+        return self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size

@@ -1,0 +1,108 @@
+"""Sections of the rollout side: data, generation, evaluation, engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from slime_core.config.bounded import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Share
+from slime_core.config.section import Section
+
+__all__ = ["DataConfig", "EngineConfig", "EvalConfig", "RolloutConfig"]
+
+
+class DataConfig(Section):
+    """Where prompts come from."""
+
+    prompt_data: Path | None = None
+    """JSON Lines file of prompts. None: the embedded arithmetic problems."""
+    input_key: Name = "prompt"
+    """Field of a row with the prompt: text, or chat messages."""
+    label_key: Name | None = "label"
+    """Field of a row with the ground truth for the reward. None: rows have none."""
+    metadata_key: Name = "metadata"
+    """Field of a row with an object that becomes the sample's metadata; rows may lack it."""
+    apply_chat_template: bool = False
+    """Render prompts with the tokenizer's chat template; a text prompt becomes one user message."""
+    rollout_shuffle: bool = True
+    """Shuffle the prompts anew each epoch, by the seed. False: file order."""
+    rollout_max_prompt_len: Count | None = None
+    """Leave out prompts longer than this many tokens. None: keep all."""
+    data_source: Name = "prompts"
+    """Component that hands out prompts; of kind data_source."""
+
+
+class RolloutConfig(Section):
+    """How responses are generated and rewarded."""
+
+    num_rollout: Count = 200
+    """Rollouts of the run; each is generated, trained on and published once."""
+    rollout_batch_size: Count = 32
+    """Prompts a rollout."""
+    n_samples_per_prompt: Count = 8
+    """Responses a prompt; together they are its group."""
+    rollout_temperature: Positive = 1.0
+    """Sampling temperature; the learner divides its logits by the same number."""
+    rollout_top_p: Share = 1.0
+    """Nucleus sampling: keep the likeliest tokens up to this probability mass. 1: all."""
+    rollout_top_k: All | Count = -1
+    """Keep the k likeliest tokens. -1: all."""
+    rollout_max_response_len: Count = 1024
+    """Longest response in tokens; longer ones are cut and marked truncated."""
+    rollout_stop: tuple[Name, ...] = ()
+    """Texts that end a response. Empty: only the end-of-sequence token does."""
+    rollout_stop_token_ids: tuple[CountOrZero, ...] = ()
+    """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
+    generate_function: Name = "single_turn"
+    """Component that turns a prompt into a response; of kind generate_function."""
+    rm_type: Name = "exact_match"
+    """Component that rewards responses; of kind reward_model."""
+    reward_key: Name | None = None
+    """Which of a reward model's named numbers trains. None: rewards are plain numbers."""
+    sample_transforms: tuple[Name, ...] = ()
+    """Components that keep, drop, mask or shape finished groups, in this order; of kind sample_transform. Empty: none.
+
+    Dropped groups are counted by reason and replaced by groups of other prompts. Evaluations are not transformed.
+    """
+    rollout_max_refills: CountOrZero = 100
+    """Rounds of other prompts that may replace dropped groups before the run ends. 0: train on what is kept."""
+    reward_num_workers: Count = 2
+    """Processes that score responses; each works on several calls that wait for something at once."""
+    reward_timeout_s: Positive = 30.0
+    """Seconds that scoring may take; beyond, its process is ended and only the sample in question is lost."""
+    reward_memory_gib: Positive = 4.0
+    """Memory of one such process in GiB; beyond, the same happens."""
+    sglang_server_concurrency: Count = 64
+    """Requests in flight an engine; the rest wait in the sampler."""
+    rollout_request_timeout_s: Positive = 300.0
+    """Seconds after which one generation request counts as failed."""
+
+
+class EvalConfig(Section):
+    """Measuring on held-out prompts."""
+
+    eval_prompt_data: tuple[tuple[Name, Path], ...] = ()
+    """Named files of prompts to evaluate on: NAME FILE. Empty: no evaluation."""
+    eval_interval: Count | None = None
+    """Evaluate after every so many rollouts, and at the end. None: only before the first."""
+    skip_eval_before_train: bool = False
+    """Do not evaluate the start weights."""
+    n_samples_per_eval_prompt: Count = 1
+    """Responses an evaluation prompt; the score is their mean."""
+    eval_temperature: PositiveOrZero = 0.0
+    """Sampling temperature of evaluation. 0: greedy."""
+    eval_max_response_len: Count | None = None
+    """Longest evaluation response in tokens. None: rollout_max_response_len."""
+
+
+class EngineConfig(Section):
+    """The SGLang servers."""
+
+    sglang_mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of an engine's memory for weights and KV cache. None: SGLang decides."""
+    sglang_context_length: Count | None = None
+    """Longest prompt plus response in tokens. None: what the model's config.json says."""
+    engine_start_timeout_s: Positive = 300.0
+    """Seconds until a starting engine must answer."""

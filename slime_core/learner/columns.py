@@ -1,0 +1,46 @@
+"""Which columns of a rollout a run reads, and so which passes through a model it needs; nothing else is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+from slime_core.learner.advantages import TokenEstimation
+from slime_core.learner.objective import Objective
+
+__all__ = ["Columns"]
+
+
+class Columns:
+    """Asks the loss and the advantage estimator.
+
+    Arguments:
+        objective: the loss.
+        estimation: the estimator of scope ``token``; None: the sampler estimates.
+        loss_reads: the columns of the policy loss's traits.
+    """
+
+    def __init__(
+        self, objective: Objective, estimation: TokenEstimation | None, *, loss_reads: AbstractSet[str]
+    ) -> None:
+        self._objective, self._loss_reads = objective, loss_reads
+        self._estimated = estimation.reads if estimation is not None else frozenset[str]()
+
+    @property
+    def reference(self) -> bool:
+        """Log-probabilities of the reference."""
+        return self._objective.uses_reference or "ref_log_probs" in self._estimated
+
+    @property
+    def values(self) -> bool:
+        """Values of the critic."""
+        return "values" in self._estimated
+
+    def old(self, num_steps: int) -> bool:
+        """Log-probabilities of the actor before the first of ``num_steps`` optimizer steps.
+
+        With one step the current log-probabilities are the old ones, bit for bit: the same weights, the same packing.
+        The loss needs no second pass for those.
+        """
+        of_loss = "old_log_probs" in self._loss_reads or self._objective.corrects
+        named = self._objective.of_logits is not None  # a loss that is named by path finds them in its batch
+        return named or (num_steps > 1 and of_loss) or "log_probs" in self._estimated
