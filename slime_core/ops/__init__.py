@@ -1,1 +1,1 @@
-"""Tensor mathematics that knows nothing of engines, processes or files: torch only."""
+"""Mathematics that knows nothing of engines, processes or files: torch and numpy only."""

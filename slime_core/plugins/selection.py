@@ -16,7 +16,7 @@ from slime_core.plugins.traits import AdvantageTraits
 __all__ = ["SELECTED_BY", "Selected", "check_selection", "check_targets", "selected"]
 
 FILLED = {
-    "sample": frozenset({"rewards", "groups", "lengths", "mask_sums"}),
+    "sample": frozenset({"rewards", "groups", "lengths", "mask_sums", "rollouts"}),
     "token": frozenset({"rewards", "lengths", "mask", "tokens", "log_probs", "ref_log_probs", "rollout_log_probs"}),
 }
 """Columns that an advantage estimator is handed, by its scope."""

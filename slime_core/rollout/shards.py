@@ -87,6 +87,7 @@ def grouped_rewards(
         groups_B=np.array([sample.group_index for sample in samples], np.int64),
         lengths_B=np.array([sample.response_length for sample in samples], np.int64),
         mask_sums_B=np.array([mask.sum() for mask in masks], np.int64),
+        rollouts_B=_rollouts(samples),
     )
 
 

@@ -42,7 +42,8 @@ def batches(draw: Any, *, fewest_groups: int = 1) -> GroupedRewards:
     numbers = [draw(st.lists(each, min_size=len(groups_B), max_size=len(groups_B))) for each in _NUMBERS]
     eighths_B, lengths_B, masked_B = (np.array(column, np.int64) for column in numbers)
     rewards_B = (eighths_B / 8).astype(np.float32)
-    return GroupedRewards(rewards_B, groups_B, lengths_B, np.maximum(lengths_B - masked_B, 1))
+    trained_B = np.maximum(lengths_B - masked_B, 1)
+    return GroupedRewards(rewards_B, groups_B, lengths_B, trained_B, np.arange(len(groups_B)))
 
 
 class AdvantageEstimatorSuite(ComponentSuite):
@@ -142,6 +143,17 @@ class AdvantageEstimatorSuite(ComponentSuite):
                 f"{by_reward} by ascending reward.",
             )
 
+    @given(batch=batches(), siblings=st.integers(2, 4))
+    def test_a_rollout_that_fanned_out_counts_once(self, batch: GroupedRewards, siblings: int) -> None:
+        if "rollouts" not in self.traits().reads:
+            return
+        _require_close(
+            _estimated(self, _fanned_out(batch, siblings))[siblings - 1 :],
+            _estimated(self, _fanned_out(batch, 1)),
+            f"the advantages change when the first sample comes as {siblings} siblings of the same reward, which share "
+            "a rollout and its tokens. Count rollouts (rollouts_B), as slime_core.ops.groups does.",
+        )
+
     @given(batch=batches(), seed=st.integers(0, 99))
     def test_only_the_columns_that_the_traits_name_are_read(self, batch: GroupedRewards, seed: int) -> None:
         reads = self.traits().reads
@@ -157,7 +169,7 @@ class AdvantageEstimatorSuite(ComponentSuite):
         )
 
 
-_COLUMNS = ("rewards_B", "groups_B", "lengths_B", "mask_sums_B")
+_COLUMNS = ("rewards_B", "groups_B", "lengths_B", "mask_sums_B", "rollouts_B")
 
 
 def _batch(rewards_B: Any, groups_B: Any, lengths_B: Any = None, mask_sums_B: Any = None) -> GroupedRewards:
@@ -165,7 +177,15 @@ def _batch(rewards_B: Any, groups_B: Any, lengths_B: Any = None, mask_sums_B: An
     fives_B = np.full(len(groups_B), 5)
     lengths_B, mask_sums_B = (fives_B if column is None else column for column in (lengths_B, mask_sums_B))
     numbers = (np.array(column, np.int64) for column in (groups_B, lengths_B, mask_sums_B))
-    return GroupedRewards(np.array(rewards_B, np.float32), *numbers)
+    return GroupedRewards(np.array(rewards_B, np.float32), *numbers, np.arange(len(groups_B)))
+
+
+def _fanned_out(batch: GroupedRewards, siblings: int) -> GroupedRewards:
+    """The first sample, of twelve trained tokens, is one of ``siblings`` with a share of them each."""
+    numbers = np.concatenate([np.zeros(siblings, np.int64), np.arange(1, len(batch))])
+    fanned = _taken(batch, numbers)
+    fanned.lengths_B[:siblings] = fanned.mask_sums_B[:siblings] = 12 // siblings
+    return fanned
 
 
 def _taken(batch: GroupedRewards, order: NDArray[np.int64]) -> GroupedRewards:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class GroupedRewards:
         groups_B: int64, the samples' ``group_index``; any integers.
         lengths_B: int64, response tokens.
         mask_sums_B: int64, response tokens that are trained.
+        rollouts_B: int64, which rollout each sample is of; samples that one generation fanned out into share it, and
+            it counts once in its group. Any integers. None: each sample is a rollout of its own.
 
     Raises:
         ValueError: the columns differ in shape, or a reward is NaN or infinite.
@@ -45,14 +47,11 @@ class GroupedRewards:
     groups_B: NDArray[np.int64]
     lengths_B: NDArray[np.int64]
     mask_sums_B: NDArray[np.int64]
+    rollouts_B: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        shapes = {
-            "rewards_B": self.rewards_B.shape,
-            "groups_B": self.groups_B.shape,
-            "lengths_B": self.lengths_B.shape,
-            "mask_sums_B": self.mask_sums_B.shape,
-        }
+        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        shapes = {name: column.shape for name, column in columns.items() if column is not None}
         if set(shapes.values()) != {(len(self.rewards_B),)}:
             raise ValueError(f"every column holds one number a sample; found the shapes {shapes}")
         if len(self) and not math.isfinite(float(abs(self.rewards_B).max())):

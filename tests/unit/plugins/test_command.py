@@ -93,7 +93,7 @@ def test_show_lists_components_with_their_traits(capsys):
     assert slime("plugins", "show", "grpo") == 0
     lines = capsys.readouterr().out.splitlines()
     place = lines.index("    grpo                         Group-relative advantage (DeepSeekMath, 2402.03300)")
-    assert lines[place + 1].strip().startswith("scope sample; reads groups, rewards; policy_loss clipped; ")
+    assert lines[place + 1].strip().startswith("scope sample; reads groups, rewards, rollouts; policy_loss clipped; ")
     assert lines[place + 1].endswith("; slime_grpo.advantage:GroupRelative")
 
 

@@ -365,7 +365,7 @@ def test_the_installed_grpo_plugin_presets_the_estimator_it_offers():
     assert active.presets == {"advantage_estimator": ("grpo", "grpo")}
     assert active.options["grpo"].model_fields["std_normalization"].default is True
     assert active.registry.find(Kind.ADVANTAGE_ESTIMATOR, "grpo").traits == AdvantageTraits(
-        scope="sample", reads={"rewards", "groups"}, policy_loss="clipped"
+        scope="sample", reads={"rewards", "groups", "rollouts"}, policy_loss="clipped"
     )
 
 

@@ -42,7 +42,11 @@ def test_what_is_filled_may_be_read(tmp_path):
         ("scope='token', reads={'rewards', 'values'}", "values", "'token' are lengths, log_probs, mask, "),
         ("scope='token', reads={'groups'}", "groups", "'token' are lengths, log_probs, mask, ref_log_probs, rewards, "),
         ("scope='token', kl_reads={'teacher'}", "teacher", "'token' are lengths, log_probs, mask, ref_log_probs, "),
-        ("reads={'log_probs'}", "log_probs", "'sample' are groups, lengths, mask_sums, rewards. Choose another "),
+        (
+            "reads={'log_probs'}",
+            "log_probs",
+            "'sample' are groups, lengths, mask_sums, rewards, rollouts. Choose another ",
+        ),
     ],
 )
 def test_a_column_that_nothing_fills_is_refused(tmp_path, traits, column, filled):

@@ -139,5 +139,5 @@ def test_a_column_that_nothing_fills_is_refused(install):
         check_selection(config(), activate(["acme"]).registry, trains=True)
     assert str(failure.value).startswith(
         "advantage estimator 'flat' of plugin 'acme' (acme 2.1, entry point acme.plugin) reads magic, which nothing "
-        "fills; filled for scope 'sample' are groups, lengths, mask_sums, rewards."
+        "fills; filled for scope 'sample' are groups, lengths, mask_sums, rewards, rollouts."
     )

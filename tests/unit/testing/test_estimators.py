@@ -11,19 +11,20 @@ from slime_core import AdvantageTraits, Component, hookimpl
 
 @hookimpl
 def slime_register_advantage_estimators():
-    traits = AdvantageTraits(reads={"rewards", "groups"})
+    traits = AdvantageTraits(reads={"rewards", "groups", "rollouts"})
     yield Component("mine", target=f"{__name__}:GroupRelative", traits=traits)
 """
-SPREAD = "(groups.spread(centred_B) + _EPS)"
-CENTRED = "exact_B - self._sums(exact_B) / self.sizes_B"
-RETURNED = (
-    "            centred_B = centred_B / (groups.spread(centred_B) + _EPS)\n        return centred_B.astype(np.float32)"
-)
-UNIQUE = "np.unique(batch.groups_B, return_inverse"
-BLOCKS = "np.unique(np.cumsum(np.diff(batch.groups_B, prepend=0) != 0), return_inverse"
+SPREAD = "np.sqrt(_over_group(squares_R, group_R) / others_R)"
+CENTRED = "rewards_B - (sums_R / counts_R)[rollout_B]"
+RETURNED = "(groups.centred_B / divisor_B).astype(np.float32)"
 
 GALLERY = {
-    "no epsilon": (SPREAD, "groups.spread(centred_B)", "constant_rewards_give_finite_advantages", "needs an epsilon"),
+    "no epsilon": (
+        "groups.deviations_B + _EPS",
+        "groups.deviations_B",
+        "constant_rewards_give_finite_advantages",
+        "needs an epsilon",
+    ),
     "epsilon too small": (
         "_EPS = 1e-6",
         "_EPS = 1e-15",
@@ -31,41 +32,39 @@ GALLERY = {
         "no epsi",
     ),
     "deviation of the batch": (
-        "groups.spread(centred_B)",
-        "batch.rewards_B.std()",
+        SPREAD,
+        "np.full(len(group_R), rewards_B.std())",
         "other_groups_change_nothing",
         "taken over the whole batch",
     ),
-    "mean of the batch": (CENTRED, "exact_B - exact_B.mean()", "other_groups_change_nothing", "whole batch"),
+    "mean of the batch": (CENTRED, "rewards_B - rewards_B.mean()", "other_groups_change_nothing", "whole batch"),
     "input changed": (
-        "groups = _Groups.of(batch)\n        centred_B = groups",
-        "groups = _Groups.of(batch)\n        batch.rewards_B[:] += 1\n        centred_B = groups",
+        "groups = _statistics(batch)\n",
+        "groups = _statistics(batch)\n        batch.rewards_B[:] += 1\n",
         "the_batch_is_not_changed",
         "changed its input: rewards_B",
     ),
     "groups taken as blocks": (
-        UNIQUE,
-        BLOCKS,
+        "pairs = np.stack([groups_B, numbers_B])",
+        "pairs = np.stack([np.cumsum(np.diff(groups_B, prepend=0) != 0), numbers_B])",
         "permuting_the_samples_permutes_the_advantages",
         "where in the batch a sample stands",
     ),
     "sorted": (
         RETURNED,
-        RETURNED.replace("return centred_B", "return np.sort(centred_B)"),
+        f"np.sort({RETURNED})",
         "permuting_the_samples_permutes_the_advantages",
         "return the order that came in",
     ),
     "the id is a number": (
         RETURNED,
-        RETURNED.replace(
-            "return centred_B", "centred_B = centred_B * (1 + 0.01 * batch.groups_B)\n        return centred_B"
-        ),
+        RETURNED.replace("(groups", "((1 + 0.01 * batch.groups_B) * groups"),
         "group_ids_are_names_without_meaning",
         "any integers may be ids",
     ),
     "the wrong sign": (
         CENTRED,
-        "self._sums(exact_B) / self.sizes_B - exact_B",
+        "(sums_R / counts_R)[rollout_B] - rewards_B",
         "a_higher_reward_in_a_group_never_has_the_lower_advantage",
         "the better one has the lower advantage",
     ),
@@ -77,22 +76,34 @@ GALLERY = {
     ),
     "one number for the batch": (
         RETURNED,
-        RETURNED.replace("return centred_B", "return centred_B[:1]"),
+        f"{RETURNED}[:1]",
         "every_sample_gets_one_finite_float32_number",
         "of shape",
     ),
     "reads what it does not say": (
         RETURNED,
-        RETURNED.replace("return centred_B", "centred_B = centred_B / batch.lengths_B\n        return centred_B"),
+        RETURNED.replace("divisor_B", "divisor_B / batch.lengths_B"),
         "only_the_columns_that_the_traits_name_are_read",
-        "reads=['groups', 'rewards']",
+        "reads=['groups', 'rewards', 'rollouts']",
+    ),
+    "siblings counted each": (
+        "numbers_B = np.arange(len(rewards_B)) if rollouts_B is None else rollouts_B",
+        "numbers_B = np.arange(len(rewards_B))",
+        "a_rollout_that_fanned_out_counts_once",
+        "Count rollouts",
     ),
 }
 
 
 @pytest.fixture
 def source(first_party) -> str:
-    return first_party("plugins/slime-grpo/src/slime_grpo/advantage.py", REGISTRATION)
+    """Both in one file, so that either can be broken."""
+    statistics = first_party("slime_core/ops/groups.py", "")
+    estimator = first_party("plugins/slime-grpo/src/slime_grpo/advantage.py", REGISTRATION)
+    for line in ("from __future__ import annotations\n", "from slime_core.ops.groups import GroupStatistics\n"):
+        assert line in estimator
+        estimator = estimator.replace(line, "")
+    return statistics + estimator
 
 
 @pytest.mark.parametrize("name", GALLERY)
@@ -102,8 +113,8 @@ def test_a_broken_estimator_is_caught_by_the_property_that_names_it(name, source
 
 
 def test_an_estimator_that_says_so_may_look_at_other_groups(source, broken, suite_of):
-    whitened = broken(source, "groups.spread(centred_B)", "batch.rewards_B.std()")
-    said = broken(whitened, '"groups"})', '"groups"}, across_groups=True)')
+    whitened = broken(source, SPREAD, "np.full(len(group_R), rewards_B.std())")
+    said = broken(whitened, '"rollouts"})', '"rollouts"}, across_groups=True)')
     suite_of(AdvantageEstimatorSuite, said)().test_other_groups_change_nothing()
 
 

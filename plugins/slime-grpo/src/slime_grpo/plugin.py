@@ -9,7 +9,7 @@ from slime_grpo.options import GrpoOptions
 
 __all__: list[str] = []
 
-_TRAITS = AdvantageTraits(scope="sample", reads={"rewards", "groups"}, policy_loss="clipped")
+_TRAITS = AdvantageTraits(scope="sample", reads={"rewards", "groups", "rollouts"}, policy_loss="clipped")
 
 
 @hookimpl
@@ -35,13 +35,13 @@ def slime_register_advantage_estimators() -> Iterator[Component]:
     yield Component(
         "gspo",
         target="slime_grpo.advantage:GroupRelative",
-        traits=AdvantageTraits(scope="sample", reads={"rewards", "groups"}, policy_loss="gspo"),
+        traits=AdvantageTraits(scope="sample", reads={"rewards", "groups", "rollouts"}, policy_loss="gspo"),
         summary="grpo's advantage with one importance ratio a response (GSPO, 2507.18071)",
     )
     yield Component(
         "cispo",
         target="slime_grpo.advantage:GroupRelative",
-        traits=AdvantageTraits(scope="sample", reads={"rewards", "groups"}, policy_loss="cispo"),
+        traits=AdvantageTraits(scope="sample", reads={"rewards", "groups", "rollouts"}, policy_loss="cispo"),
         summary="grpo's advantage with clipped importance weights (CISPO, 2506.13585)",
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slime_core import GroupedRewards
+from slime_core.ops.groups import GroupStatistics
 
 __all__ = ["ReinforcePlusPlusBaseline"]
 
@@ -36,13 +37,11 @@ class ReinforcePlusPlusBaseline:
         tokens_B = batch.mask_sums_B.astype(np.float64)
         if not tokens_B.any():
             return np.zeros(len(batch), dtype=np.float32)
-        centred_B = _minus_group_mean(batch.rewards_B.astype(np.float64), batch.groups_B)
+        centred_B = _statistics(batch).centred_B
         shifted_B = centred_B - float(np.average(centred_B, weights=tokens_B))
         variance = float(np.average(np.square(shifted_B), weights=tokens_B))
         return (shifted_B / math.sqrt(variance + _EPS)).astype(np.float32)
 
 
-def _minus_group_mean(rewards_B: NDArray[np.float64], groups_B: NDArray[np.int64]) -> NDArray[np.float64]:
-    _, group_B, sizes_P = np.unique(groups_B, return_inverse=True, return_counts=True)
-    means_P = np.bincount(group_B, weights=rewards_B) / sizes_P
-    return np.asarray(rewards_B - means_P[group_B])
+def _statistics(batch: GroupedRewards) -> GroupStatistics:
+    return GroupStatistics.of(batch.rewards_B, groups_B=batch.groups_B, rollouts_B=batch.rollouts_B)

@@ -26,6 +26,8 @@ def slime_register_advantage_estimators() -> Iterator[Component]:
     yield Component(
         "reinforce_plus_plus_baseline",
         target="slime_ppo.advantage:ReinforcePlusPlusBaseline",
-        traits=AdvantageTraits(scope="sample", reads={"rewards", "groups", "mask_sums"}, across_groups=True),
+        traits=AdvantageTraits(
+            scope="sample", reads={"rewards", "groups", "rollouts", "mask_sums"}, across_groups=True
+        ),
         summary="Reward minus group mean, whitened over the whole batch (REINFORCE++, 2501.03262)",
     )
