@@ -176,8 +176,8 @@ def _batch(rewards_B: Any, groups_B: Any, lengths_B: Any = None, mask_sums_B: An
     """Columns of the right dtype; without lengths, five tokens a sample, all trained."""
     fives_B = np.full(len(groups_B), 5)
     lengths_B, mask_sums_B = (fives_B if column is None else column for column in (lengths_B, mask_sums_B))
-    numbers = (np.array(column, np.int64) for column in (groups_B, lengths_B, mask_sums_B))
-    return GroupedRewards(np.array(rewards_B, np.float32), *numbers, np.arange(len(groups_B)))
+    columns = (groups_B, lengths_B, mask_sums_B, np.arange(len(groups_B)))
+    return GroupedRewards(np.array(rewards_B, np.float32), *(np.array(column, np.int64) for column in columns))
 
 
 def _fanned_out(batch: GroupedRewards, siblings: int) -> GroupedRewards:
