@@ -100,6 +100,12 @@ def slime_register_sample_transforms() -> Iterator[Component]:
         traits=TransformTraits(scope="group"),
         summary="Keeps truncated responses out of the loss (overlong filtering, DAPO, 2503.14476)",
     )
+    yield Component(
+        "punish_overlong",
+        target="slime_core.builtin.transforms:PunishOverlong",
+        traits=TransformTraits(scope="group"),
+        summary="Lowers the reward of responses near the length limit (soft overlong punishment, DAPO, 2503.14476)",
+    )
 
 
 @hookimpl

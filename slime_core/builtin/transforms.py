@@ -1,6 +1,6 @@
-"""The sample transforms ``drop_zero_std`` and ``mask_truncated``, both of DAPO (2503.14476).
+"""The sample transforms ``drop_zero_std``, ``mask_truncated`` and ``punish_overlong``, all of DAPO (2503.14476).
 
-Left out of the paper's overlong handling: the soft punishment by length (section 3.4), which shapes the reward.
+The paper filters groups by what the answers are worth, so ``drop_zero_std`` is named before ``punish_overlong``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 from slime_core import Transformed
 from slime_core.types import PromptGroup, Status
 
-__all__ = ["DropZeroStd", "MaskTruncated"]
+__all__ = ["DropZeroStd", "MaskTruncated", "PunishOverlong"]
 
 
 class DropZeroStd:
@@ -47,3 +47,33 @@ class MaskTruncated:
         for sample in cut:
             sample.remove_sample = True
         return Transformed(samples, changed={"truncated": len(cut)} if cut else {})
+
+
+class PunishOverlong:
+    """Takes ever more off the reward of responses in the last stretch before the length limit (DAPO, equation 13).
+
+    With n response tokens, the limit L = ``rollout_max_response_len`` and the stretch C = ``overlong_buffer_len``, a
+    response loses factor x max(0, n - (L - C)) / C: nothing up to L - C, ``overlong_penalty_factor`` at L. It counts
+    as ``overlong`` where it loses anything.
+
+    Arguments:
+        options: the settings of the run; None: the limit is 1024 tokens, and the rest as it is by default.
+    """
+
+    def __init__(self, options: Any = None) -> None:
+        settings = None if options is None else options.rollout
+        longest = 1024 if settings is None else settings.rollout_max_response_len
+        given = None if settings is None else settings.overlong_buffer_len
+        self._buffer = given or max(1, longest // 5)
+        self._free = longest - self._buffer
+        self._factor = 1.0 if settings is None else settings.overlong_penalty_factor
+        self._key: str | None = None if settings is None else settings.reward_key
+
+    def __call__(self, samples: PromptGroup) -> Transformed:
+        """The group with lower rewards where responses are overlong."""
+        overlong = [sample for sample in samples if sample.response_length > self._free]
+        for sample in overlong:
+            loss = self._factor * (sample.response_length - self._free) / self._buffer
+            worth = sample.reward_value(self._key) - loss
+            sample.reward = {**sample.reward, self._key: worth} if isinstance(sample.reward, dict) else worth
+        return Transformed(samples, changed={"overlong": len(overlong)} if overlong else {})

@@ -68,6 +68,13 @@ class RolloutConfig(Section):
     """
     rollout_max_refills: CountOrZero = 100
     """Rounds of other prompts that may replace dropped groups before the run ends. 0: train on what is kept."""
+    overlong_buffer_len: Count | None = None
+    """Tokens at the end of rollout_max_response_len in which transform punish_overlong takes ever more off the reward.
+
+    None: a fifth of it.
+    """
+    overlong_penalty_factor: Positive = 1.0
+    """What punish_overlong takes off the reward of a response of the full length."""
     reward_num_workers: Count = 2
     """Processes that score responses; each works on several calls that wait for something at once."""
     reward_timeout_s: Positive = 30.0

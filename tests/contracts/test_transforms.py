@@ -9,3 +9,7 @@ class TestDropZeroStd(SampleTransformSuite):
 
 class TestMaskTruncated(SampleTransformSuite):
     component = "mask_truncated"
+
+
+class TestPunishOverlong(SampleTransformSuite):
+    component = "punish_overlong"
