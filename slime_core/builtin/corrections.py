@@ -1,7 +1,8 @@
-"""The off-policy correction ``tis``.
+"""The off-policy corrections that judge each token by itself: ``tis`` and ``icepop``.
 
 Engine and trainer compute the probability of one token with other kernels, and often in other precision or with other
-weights, so that what is trained was drawn from another policy than the trainer's.
+weights, so that what is trained was drawn from another policy than the trainer's. Those that judge a whole response are
+in :mod:`slime_core.builtin.sequence_corrections`.
 """
 
 from __future__ import annotations
@@ -9,11 +10,9 @@ from __future__ import annotations
 import torch
 
 from slime_core import CorrectionOutput, CorrectionTerms
+from slime_core.ops.policy import LARGEST_LOG_RATIO
 
-__all__ = ["TruncatedImportanceSampling"]
-
-_LARGEST_LOG_RATIO = 20.0
-"""In nats; the exponential of anything larger outweighs every other token of a metric, and overflows from 88.7 on."""
+__all__ = ["IcePop", "TruncatedImportanceSampling", "engine_log_ratio", "require_bounds", "require_one_shape"]
 
 
 class TruncatedImportanceSampling:
@@ -37,15 +36,8 @@ class TruncatedImportanceSampling:
             ValueError: the columns differ in length, or the bounds are in the wrong order.
         """
         low, high = terms.settings.tis_clip_low, terms.settings.tis_clip
-        if not 0.0 <= low <= high:
-            raise ValueError(
-                f"tis_clip_low is {low} and tis_clip is {high}; accepted are 0 <= tis_clip_low <= tis_clip"
-            )
-        if terms.log_probs_T.shape != terms.rollout_log_probs_T.shape:
-            shapes = f"{tuple(terms.log_probs_T.shape)} and {tuple(terms.rollout_log_probs_T.shape)}"
-            raise ValueError(f"log_probs_T and rollout_log_probs_T must have one shape; found {shapes}")
-        log_ratio_T = (terms.log_probs_T - terms.rollout_log_probs_T).where(terms.mask_T != 0, 0.0)
-        ratio_T = log_ratio_T.clamp(max=_LARGEST_LOG_RATIO).exp()
+        require_bounds("tis_clip", low, high)
+        ratio_T = engine_log_ratio(terms).clamp(max=LARGEST_LOG_RATIO).exp()
         weights_T = ratio_T.clamp(low, high)
         metrics_T = {
             "tis": ratio_T,
@@ -53,3 +45,63 @@ class TruncatedImportanceSampling:
             "tis_clipfrac": (weights_T != ratio_T).to(torch.float32),
         }
         return CorrectionOutput(weights_T, terms.mask_T, metrics_T)
+
+
+class IcePop:
+    """Weighs each token by its importance ratio of trainer to engine, and by 0 where that is out of bounds.
+
+    The weight is M(k) = k where ``tis_clip_low`` <= k <= ``tis_clip``, else 0. As in the paper it multiplies the
+    policy loss only: a token out of bounds still counts in the divergence from the reference and in the entropy, and
+    the mask stays as it came. The paper's bounds are 0.5 and 5. Metrics a token: ``icepop``, the ratio;
+    ``icepop_clipfrac``, 1 where it is out of bounds.
+
+    Source: Ling Team 2025, "Every Step Evolves: Scaling Reinforcement Learning for Trillion-Scale Thinking Model"
+    (2510.18855), the IcePop objective and its M(k).
+    """
+
+    def __init__(self, options: object | None = None) -> None:
+        del options
+
+    def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
+        """One weight a token, float32 [T]; the mask as it came.
+
+        Raises:
+            ValueError: the columns differ in length, or the bounds are in the wrong order.
+        """
+        low, high = terms.settings.tis_clip_low, terms.settings.tis_clip
+        require_bounds("tis_clip", low, high)
+        ratio_T = engine_log_ratio(terms).clamp(max=LARGEST_LOG_RATIO).exp()
+        outside_T = (ratio_T < low) | (ratio_T > high)
+        metrics_T = {"icepop": ratio_T, "icepop_clipfrac": outside_T.to(torch.float32)}
+        return CorrectionOutput(ratio_T.masked_fill(outside_T, 0.0), terms.mask_T, metrics_T)
+
+
+def engine_log_ratio(terms: CorrectionTerms) -> torch.Tensor:
+    """Log-probability under the trainer minus that under the engine, float32 [T] in nats; 0 where nothing is trained.
+
+    Raises:
+        ValueError: the columns differ in length.
+    """
+    require_one_shape({"log_probs_T": terms.log_probs_T, "rollout_log_probs_T": terms.rollout_log_probs_T})
+    return (terms.log_probs_T - terms.rollout_log_probs_T).where(terms.mask_T != 0, 0.0)
+
+
+def require_bounds(name: str, low: float, high: float) -> None:
+    """The bounds are in order.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if not 0.0 <= low <= high:
+        raise ValueError(f"{name}_low is {low} and {name} is {high}; accepted are 0 <= {name}_low <= {name}")
+
+
+def require_one_shape(columns: dict[str, torch.Tensor]) -> None:
+    """All columns hold as many tokens.
+
+    Raises:
+        ValueError: they do not.
+    """
+    shapes = [tuple(column_T.shape) for column_T in columns.values()]
+    if len(set(shapes)) > 1:
+        raise ValueError(f"{' and '.join(columns)} must have one shape; found {' and '.join(map(str, shapes))}")

@@ -31,6 +31,40 @@ RULES = (
 )
 """Reward models that compare a response with its label: name, target, summary. They run in processes of their own."""
 
+CORRECTIONS = (
+    (
+        "tis",
+        "corrections:TruncatedImportanceSampling",
+        CorrectionTraits(uses={"tis_clip", "tis_clip_low"}),
+        "Importance weights of trainer to engine, truncated at --tis-clip (after IMPALA, 1802.01561)",
+    ),
+    (
+        "icepop",
+        "corrections:IcePop",
+        CorrectionTraits(uses={"tis_clip", "tis_clip_low"}),
+        "As tis, but a token out of bounds leaves the policy loss (IcePop, 2510.18855)",
+    ),
+    (
+        "mis",
+        "sequence_corrections:MaskedImportanceSampling",
+        CorrectionTraits(uses={"mis_level", "mis_mode", "mis_clip", "mis_clip_low"}),
+        "Importance weights of tokens or whole responses, truncated, clipped or masked (--mis-level, --mis-mode)",
+    ),
+    (
+        "veto",
+        "sequence_corrections:Veto",
+        CorrectionTraits(uses={"veto_threshold"}),
+        "Leaves out responses with a token that the trainer finds all but impossible (--veto-threshold)",
+    ),
+    (
+        "opsm",
+        "sequence_corrections:OffPolicySequenceMasking",
+        CorrectionTraits(uses={"opsm_delta"}, compares_engine=False),
+        "Takes responses of negative advantage out that the actor has left (--opsm-delta; DeepSeek-V3.2, 2512.02556)",
+    ),
+)
+"""Name, target, traits and summary of each correction."""
+
 
 @hookimpl
 def slime_register_reward_models() -> Iterator[Component]:
@@ -68,12 +102,8 @@ def slime_register_policy_losses() -> Iterator[Component]:
 
 @hookimpl
 def slime_register_corrections() -> Iterator[Component]:
-    yield Component(
-        "tis",
-        target="slime_core.builtin.corrections:TruncatedImportanceSampling",
-        traits=CorrectionTraits(),
-        summary="Importance weights of trainer to engine, truncated at --tis-clip (after IMPALA, 1802.01561)",
-    )
+    for name, target, traits, summary in CORRECTIONS:
+        yield Component(name, target=f"slime_core.builtin.{target}", traits=traits, summary=summary)
 
 
 @hookimpl

@@ -36,7 +36,7 @@ class AlgorithmConfig(Section):
     entropy_coef: PositiveOrZero = 0.0
     """Weight of the entropy bonus. 0: entropy is measured only."""
     use_unbiased_kl: bool = False
-    """Weigh the divergence in the loss by the importance ratio of the actor to the one that drew the tokens."""
+    """Weigh the divergence in the loss by the importance ratio of the actor to the old one, gradient included."""
     calculate_per_token_loss: bool = False
     """Average the loss over all tokens of a step. False: over each response, then over responses."""
     loss_token_divisor: Positive | None = None
@@ -55,13 +55,13 @@ class AlgorithmConfig(Section):
     corrections: tuple[Name, ...] = ()
     """Components that weigh and mask tokens by how far the learner stands from the engine, in order. Empty: none."""
     tis_clip: Positive = 2.0
-    """Largest importance ratio of learner to engine that a correction lets count."""
+    """Largest importance ratio of learner to engine that correction tis or icepop lets count."""
     tis_clip_low: PositiveOrZero = 0.0
-    """Smallest importance ratio of learner to engine that a correction lets count."""
+    """Smallest importance ratio of learner to engine that correction tis or icepop lets count."""
     mis_level: Literal["token", "sequence", "geometric"] = "token"
     """What correction mis takes the ratio over: a token, the product of a response, or its geometric mean."""
     mis_mode: Literal["truncate", "clip", "mask"] = "truncate"
-    """What mis does with ratios out of bounds: hold the high ones, hold both, or leave those tokens out."""
+    """What mis does with ratios out of bounds: hold the high ones, hold both, or count those tokens 0."""
     mis_clip: Positive = 2.0
     """Largest ratio that mis lets count."""
     mis_clip_low: PositiveOrZero = 0.5
@@ -69,13 +69,17 @@ class AlgorithmConfig(Section):
     veto_threshold: Positive = 1e-4
     """Correction veto leaves out a response with a token whose ratio of learner to engine is below this."""
     opsm_delta: PositiveOrZero = 1e-4
-    """Correction opsm leaves out responses of negative advantage that the actor has left by more nats a token."""
+    """Correction opsm counts tokens of negative advantage 0 where their response was left by more nats a token."""
     use_rollout_logprobs: bool = False
-    """The engine's log-probs are the old ones of the policy loss; the learner computes none before its first step."""
+    """The engine's log-probs are the old ones, of policy loss and estimators; the learner computes none of its own."""
     get_mismatch_metrics: bool = False
     """Measure how far learner and engine stand apart, in train/mismatch_... metrics."""
     true_on_policy_mode: bool = False
-    """Hold learner and engine to one policy: one optimizer step a rollout, and log-probs that agree to the bit."""
+    """Train only on what the trained weights drew: one optimizer step a rollout, published after each, ratio exactly 1.
+
+    Learner and engine must agree in float32 within 1e-5 nats on average and 1e-4 at most, at every rollout, or the run
+    ends. Their kernels differ, so no agreement to the bit is promised.
+    """
     use_opd: bool = False
     """On-policy distillation: take the divergence from a teacher off each token's advantage; a model more in memory."""
     opd_kl_coef: PositiveOrZero = 1.0

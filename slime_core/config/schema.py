@@ -33,6 +33,7 @@ from slime_core.config.sglang import SGLangConfig
 
 __all__ = [
     "PARITY_BOUNDS",
+    "STRICT_PARITY_BOUNDS",
     "AlgorithmConfig",
     "CheckpointConfig",
     "ClusterConfig",
@@ -59,6 +60,9 @@ __all__ = [
 PARITY_BOUNDS = {"float32": (1e-4, 1e-3), "bfloat16": (0.1, 2.0)}
 """dtype -> largest mean and largest single difference of log-probabilities that the parity gate accepts, in nats.
 Measured with a margin by ``bench/parity.py``; the table is in ``docs/metrics.md``."""
+STRICT_PARITY_BOUNDS = (1e-5, 1e-4)
+"""The same in float32 with ``true_on_policy_mode``: two to four times the worst of that table, which different kernels
+reach by rounding alone."""
 
 
 class ModelConfig(Section):

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from slime_core.errors import RunError
 from slime_core.learner.batches import MicroBatch
 from slime_core.learner.returned import require_per_token, require_type
+from slime_core.ops.whitening import whitened
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.contracts import (
     AdvantageSettings,
@@ -28,7 +29,7 @@ from slime_core.plugins.contracts import (
 )
 from slime_core.types import TrainBatch
 
-__all__ = ["OverShards", "TokenEstimation", "response_tokens"]
+__all__ = ["OverShards", "TokenEstimation", "normalize", "response_tokens"]
 
 
 class TokenEstimation:
@@ -136,6 +137,20 @@ class OverShards:
         if self._group.size() > 1:
             dist.all_reduce(total, group=self._group)
         return total
+
+
+def normalize(micro_batches: Sequence[MicroBatch], reduce: Reductions) -> None:
+    """The advantages of ``micro_batches`` have mean 0 and variance 1 over the trained tokens of all ranks. Collective.
+
+    Arguments:
+        micro_batches: all of this rank, advantages known.
+        reduce: sums over all ranks that hold other tokens, context-parallel ones included.
+    """
+    values_U = torch.cat([micro.advantages_U for micro in micro_batches])
+    mask_U = torch.cat([micro.mask_U for micro in micro_batches])
+    parts = whitened(values_U, mask_T=mask_U, total=reduce.sum).split([len(micro.mask_U) for micro in micro_batches])
+    for micro, part_U in zip(micro_batches, parts, strict=True):
+        micro.advantages_U = part_U
 
 
 def _checked(found: TokenAdvantages, trained_U: torch.Tensor, who: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

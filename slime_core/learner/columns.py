@@ -39,8 +39,10 @@ class Columns:
         """Log-probabilities of the actor before the first of ``num_steps`` optimizer steps.
 
         With one step the current log-probabilities are the old ones, bit for bit: the same weights, the same packing.
-        The loss needs no second pass for those.
+        The loss needs no second pass for those. Where the engine's stand in for them, nothing needs one.
         """
-        of_loss = "old_log_probs" in self._loss_reads or self._objective.corrects
+        if self._objective.old_from_engine:
+            return False
+        of_loss = "old_log_probs" in self._loss_reads or self._objective.reads_old
         named = self._objective.of_logits is not None  # a loss that is named by path finds them in its batch
         return named or (num_steps > 1 and of_loss) or "log_probs" in self._estimated

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from slime_core.config.schema import AlgorithmConfig
@@ -41,7 +42,9 @@ def build_objective(
         NamedCorrection(_build(registry, Kind.CORRECTION, name, options), _who(registry, Kind.CORRECTION, name))
         for name in algorithm.corrections
     ]
-    settings = CorrectionSettings(tis_clip=algorithm.tis_clip, tis_clip_low=algorithm.tis_clip_low)
+    settings = CorrectionSettings(
+        **{field.name: getattr(algorithm, field.name) for field in fields(CorrectionSettings)}
+    )
     return Objective(
         _build(registry, Kind.POLICY_LOSS, policy_loss, options),
         algorithm,

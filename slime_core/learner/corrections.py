@@ -62,11 +62,15 @@ class Corrections:
     def __len__(self) -> int:
         return len(self._named)
 
-    def __call__(self, log_probs_U: torch.Tensor, micro: MicroBatch, segments: Segments) -> Corrected:
+    def __call__(
+        self, log_probs_U: torch.Tensor, micro: MicroBatch, segments: Segments, *, current_U: torch.Tensor
+    ) -> Corrected:
         """Weights and mask of the tokens of ``micro``; without gradient.
 
         Arguments:
-            log_probs_U: float32 [u], of the actor before the first optimizer step of the rollout.
+            log_probs_U: float32 [u], the old ones of the policy loss: of the actor before the first optimizer step of
+                the rollout, or of the engine where the run takes those.
+            current_U: float32 [u], of the actor in this optimizer step.
 
         Raises:
             RunError: a correction failed, returned something else than one number a token, or a metric under a name
@@ -75,7 +79,15 @@ class Corrections:
         mask_U = micro.mask_U
         result = Corrected(torch.ones_like(mask_U), mask_U != 0)
         for named in self._named:
-            terms = CorrectionTerms(log_probs_U, micro.rollout_log_probs_U, mask_U, segments, self._settings)
+            terms = CorrectionTerms(
+                log_probs_U,
+                micro.rollout_log_probs_U,
+                mask_U,
+                segments,
+                self._settings,
+                current_log_probs_T=current_U.detach(),
+                advantages_T=micro.advantages_U,
+            )
             with torch.no_grad(), boundary(named.who, "correcting a micro-batch", error=RunError):
                 output = named.correct(terms)
             _require_fitting(output, mask_U, named.who)

@@ -7,6 +7,7 @@ loss.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from slime_core.errors import RunError
 from slime_core.learner.batches import MicroBatch
 from slime_core.learner.corrections import Corrections, add_metrics
 from slime_core.learner.custom import Correct, LogitsLoss, Reduce
+from slime_core.learner.mismatch import mismatch
 from slime_core.learner.parity import compare
 from slime_core.learner.returned import require_per_token, require_type
 from slime_core.learner.totals import Sums
@@ -73,6 +75,21 @@ class Objective:
         return self._correct is not None or len(self.corrections) > 0
 
     @property
+    def reads_old(self) -> bool:
+        """Whether anything but the policy loss reads the log-probabilities of before the rollout."""
+        return self.corrects or self._algorithm.use_unbiased_kl or self._algorithm.get_mismatch_metrics
+
+    @property
+    def old_from_engine(self) -> bool:
+        """Whether the engine's log-probabilities are the old ones; see :meth:`take_from_engine`."""
+        return self._algorithm.use_rollout_logprobs
+
+    def take_from_engine(self, micro_batches: Iterable[MicroBatch]) -> None:
+        """The old log-probabilities are the engine's; 0 where nothing is trained, where it may have none."""
+        for micro in micro_batches:
+            micro.old_log_probs_U = micro.rollout_log_probs_U.where(micro.mask_U != 0, 0.0)
+
+    @property
     def entropy_has_gradient(self) -> bool:
         """Whether the entropy is part of the loss, or only measured."""
         return self._algorithm.entropy_coef != 0
@@ -92,7 +109,7 @@ class Objective:
         old_U = log_probs_U.detach() if micro.old_log_probs_U is None else micro.old_log_probs_U
         segments = _Segments(micro, self._context_group)
         output = self._policy_terms(log_probs_U, old_U, micro, segments)
-        corrected = self.corrections(old_U, micro, segments)
+        corrected = self.corrections(old_U, micro, segments, current_U=log_probs_U)
         policy_U = (output.loss_T * corrected.weights_U).where(corrected.trained_U, 0.0)
         policy_U, trained_U, shaped = self._shaped(policy_U, corrected.trained_U, old_U, micro)
         summed_U = policy_U if self._reduce is None else torch.zeros_like(policy_U)
@@ -104,9 +121,11 @@ class Objective:
             "train_rollout_logprob_abs_diff": difference_U,
         }
         if self.uses_reference:
-            per_token["kl_loss"] = self._divergence(log_probs_U, micro)
+            per_token["kl_loss"] = self._divergence(log_probs_U, old_U, micro)
             loss_U = loss_U + self._algorithm.kl_loss_coef * per_token["kl_loss"]
         loss = _weighted(loss_U, micro.weights_U, trained_U)
+        if self._algorithm.get_mismatch_metrics:
+            per_token |= self._mismatch(log_probs_U, old_U, micro, segments)
         add_metrics(per_token, output.metrics_T, of="the policy loss")
         add_metrics(per_token, corrected.metrics_U, of="a correction")
         add_metrics(per_token, micro.metrics_U, of="the advantage estimator")
@@ -151,10 +170,22 @@ class Objective:
         _require_fitting(output, log_probs_U, self._who)
         return output
 
-    def _divergence(self, log_probs_U: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
+    def _divergence(self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
         assert micro.ref_log_probs_U is not None, "the reference's pass comes before the loss"
-        estimator = self._algorithm.kl_loss_type
-        return approximate_kl(log_probs_U, base_log_probs_T=micro.ref_log_probs_U, estimator=estimator)
+        return approximate_kl(
+            log_probs_U,
+            base_log_probs_T=micro.ref_log_probs_U,
+            estimator=self._algorithm.kl_loss_type,
+            sampled_log_probs_T=old_U if self._algorithm.use_unbiased_kl else None,
+        )
+
+    def _mismatch(
+        self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch, segments: Segments
+    ) -> dict[str, torch.Tensor]:
+        learner_U = log_probs_U if self.old_from_engine else old_U
+        return mismatch(
+            learner_U, rollout_log_probs_U=micro.rollout_log_probs_U, mask_U=micro.mask_U, segments=segments
+        )
 
 
 def _require_fitting(output: LossOutput, log_probs_U: torch.Tensor, who: str) -> None:

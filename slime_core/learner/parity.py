@@ -23,12 +23,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from slime_core.config.schema import PARITY_BOUNDS, WeightsConfig
+from slime_core.config.schema import PARITY_BOUNDS, STRICT_PARITY_BOUNDS, WeightsConfig
 from slime_core.errors import ParityError
 from slime_core.learner.batches import MicroBatch
 from slime_core.types import TrainBatch
 
-__all__ = ["BFLOAT16", "FLOAT32", "Bounds", "ParityGate", "compare"]
+__all__ = ["BFLOAT16", "FLOAT32", "STRICT", "Bounds", "ParityGate", "compare"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class Bounds:
 
 FLOAT32 = Bounds(*PARITY_BOUNDS["float32"])
 BFLOAT16 = Bounds(*PARITY_BOUNDS["bfloat16"])
+STRICT = Bounds(*STRICT_PARITY_BOUNDS)
 
 TOKENS, SUM, LARGEST = "parity_tokens", "parity_sum", "parity_largest"
 """Names of what :func:`compare` measures, on its way through the sums over micro-batches and ranks."""
@@ -69,10 +70,12 @@ class ParityGate:
     Arguments:
         weights: interval and bounds.
         bf16: whether learner and engines compute in bfloat16, which sets the bounds that were not given.
+        strict: every trained token has to be fresh, within the bounds :data:`STRICT` unless tighter ones are given.
     """
 
-    def __init__(self, weights: WeightsConfig, *, bf16: bool) -> None:
-        default = BFLOAT16 if bf16 else FLOAT32
+    def __init__(self, weights: WeightsConfig, *, bf16: bool, strict: bool = False) -> None:
+        default = STRICT if strict else BFLOAT16 if bf16 else FLOAT32
+        self._strict = strict
         self._dtype = "bfloat16" if bf16 else "float32"
         self._interval = weights.parity_interval
         self._bounds = Bounds(
@@ -95,7 +98,13 @@ class ParityGate:
 
         Due are every ``parity_interval``-th rollout and the first one that this process trains, once engines were given
         weights.
+
+        Raises:
+            ParityError: the mode is strict, and a response with a trained token was not drawn by the published weights
+                alone.
         """
+        if self._strict:
+            self._refuse_stale(shard)
         first, self._is_first = self._is_first, False
         if not (self._has_engines and self._interval and (first or shard.rollout % self._interval == 0)):
             return
@@ -132,6 +141,20 @@ class ParityGate:
         if self._version is None or shard.weight_version_B is None:
             return np.zeros(len(shard), bool)
         return np.asarray(shard.weight_version_B == self._version)
+
+    def _refuse_stale(self, shard: TrainBatch) -> None:
+        samples_U = np.repeat(np.arange(len(shard)), shard.response_lengths_B)
+        trained_B = np.bincount(samples_U, weights=shard.loss_mask_U, minlength=len(shard)) > 0
+        stale_B = trained_B & ~self._fresh(shard)
+        if stale_B.any():
+            held = "nothing" if self._version is None else f"weights {self._version}"
+            raise ParityError(
+                f"rollout {shard.rollout}: true_on_policy_mode trains only on what the weights drew that are trained; "
+                f"the learner holds what was published as {held}, and {stale_B.sum()} of {trained_B.sum()} responses "
+                "of this rank were drawn by others, by several, or by a generate function that records no "
+                "weight_versions. Nothing of this rollout was trained on. Let each rollout be generated after the "
+                "publication before it, or leave --true-on-policy-mode out."
+            )
 
     def _explanation(self, rollout: int, temperature: float) -> str:
         found, bounds = self._measured, self._bounds

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from slime_core.config.settings import core_values
 from slime_core.errors import NonFiniteError, RunError
+from slime_core.learner.advantages import OverShards, normalize
 from slime_core.learner.columns import Columns
 from slime_core.learner.custom import Custom
 from slime_core.learner.parity import ParityGate
@@ -60,7 +61,7 @@ class Learner:
         traits: Any = registry.find(Kind.POLICY_LOSS, settings.policy_loss).traits
         self._columns = Columns(self._objective, self._estimation, loss_reads=traits.reads)
         self._postprocess = self.custom.find("rollout_data_postprocess_path")
-        self.parity = ParityGate(config.weights, bf16=config.model.bf16)
+        self.parity = ParityGate(config.weights, bf16=config.model.bf16, strict=config.algorithm.true_on_policy_mode)
         self._bed: Any = None
         self._roles = self._remember_reference()
 
@@ -147,6 +148,8 @@ class Learner:
         if self._columns.old(num_steps):
             for micro, values_U in self._log_probs(micro_batches, role="actor"):
                 micro.old_log_probs_U = values_U
+        if self._objective.old_from_engine:
+            self._objective.take_from_engine(micro_batches)
 
     def _log_probs(self, micro_batches: list[Any], *, role: str) -> Iterator[tuple[Any, torch.Tensor]]:
         """Micro-batches and what the model gives their response tokens; none on earlier pipeline stages."""
@@ -159,8 +162,13 @@ class Learner:
         from megatron.core import parallel_state
 
         # Earlier pipeline stages know no log-probabilities and compute no loss.
-        if self._estimation is not None and parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+        if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+            return
+        if self._estimation is not None:
             self._estimation.fill(shard, micro_batches)
+        if self._config.algorithm.normalize_advantages:
+            # Context-parallel ranks hold other tokens of the same rows, so they count like data-parallel ones.
+            normalize(micro_batches, OverShards(parallel_state.get_data_parallel_group(with_context_parallel=True)))
 
     def _cut(self, shard: TrainBatch) -> list[list[Any]]:
         from megatron.core import parallel_state

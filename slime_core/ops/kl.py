@@ -1,7 +1,16 @@
 """Estimates of KL(actor || base) from the tokens that the actor sampled, token by token.
 
-Source: J. Schulman, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html, 2020); k3 as the penalty of GRPO:
-DeepSeekMath (2402.03300), equation 4.
+Sources: J. Schulman, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html, 2020); k3 as the penalty of GRPO:
+DeepSeekMath (2402.03300), equation 4; weighed by the importance ratio: DeepSeek-V3.2 (2512.02556), equation 7.
+
+What the weight does. Tokens x are drawn from mu, and the actor is pi. An estimate k(x) whose mean under pi is the
+divergence has, weighed by pi(x) / mu(x), that mean under mu, whatever pi is; so the mean of its gradient is the
+gradient of the divergence. That takes the gradient of the weight too: where mu equals pi the weight is 1, and still
+
+    d/dpi  E_mu[(pi / mu) k]  =  E_mu[(pi / mu) (k dlog(pi) + dk)]
+
+Without the weight only the second term is left. It is 0 on average for k1, and for k3 it is the gradient of the other
+divergence, KL(base || actor). k2's mean is not the divergence, so weighing it does not help.
 """
 
 from __future__ import annotations
@@ -9,6 +18,8 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import torch
+
+from slime_core.ops.policy import LARGEST_LOG_RATIO
 
 __all__ = ["KlEstimator", "approximate_kl"]
 
@@ -19,24 +30,39 @@ _LOW_VAR_BOUND = 10.0
 
 
 def approximate_kl(
-    log_probs_T: torch.Tensor, *, base_log_probs_T: torch.Tensor, estimator: KlEstimator = "k3"
+    log_probs_T: torch.Tensor,
+    *,
+    base_log_probs_T: torch.Tensor,
+    estimator: KlEstimator = "k3",
+    sampled_log_probs_T: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One estimate a token, [T]; exactly 0 where both log-probabilities are equal.
 
     With d = log_probs - base_log_probs: ``k1`` is d, unbiased, of either sign; ``k2`` is d^2 / 2, biased, never
-    negative; ``k3`` is exp(-d) - 1 + d, unbiased and never negative; ``low_var_kl`` is k3 held to [-10, 10].
+    negative; ``k3`` is exp(-d) - 1 + d, unbiased and never negative; ``low_var_kl`` is k3 held to [-10, 10]. The weight
+    comes first, then this hold: what is held is the weighed estimate, and beyond 10 it passes no gradient.
 
     Arguments:
         log_probs_T: float [T], of the actor; may carry the gradient.
         base_log_probs_T: float [T], of the model it is held against.
+        sampled_log_probs_T: float [T], of the policy that drew the tokens, no gradient: every estimate is weighed by
+            exp(log_probs - sampled_log_probs), which passes a gradient, its logarithm held at
+            :data:`~slime_core.ops.policy.LARGEST_LOG_RATIO`. None: the actor drew them, and nothing is weighed.
 
     Raises:
         ValueError: the shapes differ, or there is no such estimator.
     """
-    if log_probs_T.shape != base_log_probs_T.shape:
-        shapes = f"{tuple(log_probs_T.shape)} and {tuple(base_log_probs_T.shape)}"
-        raise ValueError(f"log_probs_T and base_log_probs_T must have one shape; found {shapes}")
-    difference_T = log_probs_T - base_log_probs_T
+    for name, column_T in {"base_log_probs_T": base_log_probs_T, "sampled_log_probs_T": sampled_log_probs_T}.items():
+        if column_T is not None and log_probs_T.shape != column_T.shape:
+            shapes = f"{tuple(log_probs_T.shape)} and {tuple(column_T.shape)}"
+            raise ValueError(f"log_probs_T and {name} must have one shape; found {shapes}")
+    estimate_T = _estimate(log_probs_T - base_log_probs_T, estimator)
+    if sampled_log_probs_T is not None:
+        estimate_T = (log_probs_T - sampled_log_probs_T).clamp(max=LARGEST_LOG_RATIO).exp() * estimate_T
+    return estimate_T.clamp(-_LOW_VAR_BOUND, _LOW_VAR_BOUND) if estimator == "low_var_kl" else estimate_T
+
+
+def _estimate(difference_T: torch.Tensor, estimator: KlEstimator) -> torch.Tensor:
     if estimator == "k1":
         return difference_T
     if estimator == "k2":
@@ -44,5 +70,4 @@ def approximate_kl(
     if estimator not in get_args(KlEstimator):
         raise ValueError(f"no KL estimator is called {estimator!r}; there are {', '.join(get_args(KlEstimator))}")
     # expm1 keeps the difference of two nearly equal models from drowning in the rounding of exp(-d) - 1.
-    k3_T = torch.expm1(-difference_T) + difference_T
-    return k3_T.clamp(-_LOW_VAR_BOUND, _LOW_VAR_BOUND) if estimator == "low_var_kl" else k3_T
+    return torch.expm1(-difference_T) + difference_T

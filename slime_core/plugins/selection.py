@@ -11,7 +11,7 @@ from slime_core.errors import PluginError
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.discovery import CORE, PluginIdentity
 from slime_core.plugins.registration import Registry
-from slime_core.plugins.traits import AdvantageTraits
+from slime_core.plugins.traits import CORRECTION_SETTINGS, AdvantageTraits
 
 __all__ = ["SELECTED_BY", "Selected", "check_selection", "check_targets", "selected"]
 
@@ -87,14 +87,19 @@ def check_selection(config: RunConfig, registry: Registry, *, trains: bool) -> N
 
     Raises:
         PluginError: no active plugin offers a component, it reads a column that nothing fills, or it does not read a
-            setting that the run gives.
+            setting that the run gives, or does what the run does besides.
     """
     for found in selected(config, registry, trains=trains, architecture=None):
         if found.kind is Kind.ADVANTAGE_ESTIMATOR:
             _refuse_unfilled(found)
             _refuse_idle_kl(found, config.algorithm.kl_coef)
+            _refuse_second_whitening(found, config.algorithm.normalize_advantages)
             for setting in ("gamma", "lambd"):
                 _refuse_unused(found, setting, getattr(config.algorithm, setting))
+        elif found.kind is Kind.CORRECTION and config.algorithm.use_rollout_logprobs:
+            _refuse_equal_policies(found)
+    if trains and config.custom.custom_tis_function_path is None:
+        _refuse_idle_bounds(config, registry)
 
 
 def _refuse_unfilled(found: Selected) -> None:
@@ -127,6 +132,41 @@ def _refuse_unused(found: Selected, setting: str, value: float) -> None:
             f"not read it. Leave --{setting} out, or choose another estimator. An estimator that reads it says so with "
             f"AdvantageTraits(uses={{{setting!r}}})."
         )
+
+
+def _refuse_second_whitening(found: Selected, normalize_advantages: bool) -> None:
+    traits: Any = found.component.traits
+    if normalize_advantages and traits.whitens:
+        raise PluginError(
+            f"normalize_advantages = true has no effect: advantage estimator {found.component.name!r} of "
+            f"{found.plugin} whitens its advantages itself. Leave --normalize-advantages out, or choose another "
+            "estimator."
+        )
+
+
+def _refuse_equal_policies(found: Selected) -> None:
+    traits: Any = found.component.traits
+    if traits.compares_engine:
+        raise PluginError(
+            "use_rollout_logprobs = true has the engine's log-probs in place of the learner's old ones, and "
+            f"corrections name {found.component.name!r} of {found.plugin}, which compares the two: every ratio would "
+            "be 1. Leave one of them out. A correction that does not compare them says so with "
+            "CorrectionTraits(compares_engine=False)."
+        )
+
+
+def _refuse_idle_bounds(config: RunConfig, registry: Registry) -> None:
+    """Refuse what no correction of the list reads; without a list, the settings' own rules speak."""
+    settings, names = config.algorithm, config.algorithm.corrections
+    traits: list[Any] = [registry.find(Kind.CORRECTION, name).traits for name in names]
+    for setting in CORRECTION_SETTINGS if names else ():
+        value = getattr(settings, setting)
+        if value != type(settings).model_fields[setting].default and not any(setting in one.uses for one in traits):
+            raise PluginError(
+                f"{setting} = {value} has no effect: of corrections = {' '.join(names)} none reads it. Leave "
+                f"--{setting.replace('_', '-')} out, or name a correction that reads it. One that does says so with "
+                f"CorrectionTraits(uses={{{setting!r}}})."
+            )
 
 
 def check_targets(

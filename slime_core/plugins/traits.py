@@ -19,6 +19,18 @@ __all__ = [
     "TransformTraits",
 ]
 
+CORRECTION_SETTINGS = (
+    "tis_clip",
+    "tis_clip_low",
+    "mis_level",
+    "mis_mode",
+    "mis_clip",
+    "mis_clip_low",
+    "veto_threshold",
+    "opsm_delta",
+)
+"""The settings that corrections share; the fields of :class:`~slime_core.CorrectionSettings`."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdvantageTraits:
@@ -34,6 +46,8 @@ class AdvantageTraits:
         kl_reads: the further columns it needs where ``kl_coef`` is not 0, such as ``log_probs`` and ``ref_log_probs``;
             empty: it takes no divergence off the rewards.
         uses: which of the settings ``gamma`` and ``lambd`` it reads; a run that sets another one is refused.
+        whitens: whether its advantages have mean 0 and variance 1 over the trained tokens of the rollout already; a run
+            that asks for ``normalize_advantages`` besides is refused.
     """
 
     scope: Literal["sample", "token"] = "sample"
@@ -42,6 +56,7 @@ class AdvantageTraits:
     across_groups: bool = False
     kl_reads: AbstractSet[str] = frozenset()
     uses: AbstractSet[str] = frozenset()
+    whitens: bool = False
 
     def __post_init__(self) -> None:
         _require_choice("AdvantageTraits.scope", self.scope, ("sample", "token"))
@@ -64,7 +79,22 @@ class PolicyLossTraits:
 
 @dataclass(frozen=True, slots=True)
 class CorrectionTraits:
-    """An off-policy correction has no traits yet; the class keeps the place typed."""
+    """What an off-policy correction depends on.
+
+    Arguments:
+        uses: which of the settings of :class:`~slime_core.CorrectionSettings` it reads; a run that sets another one,
+            which no correction of its list reads, is refused.
+        compares_engine: whether it holds the trainer's log-probabilities against the engine's. Such a correction has
+            nothing to do where ``use_rollout_logprobs`` makes the engine's the old ones, and the run is refused.
+    """
+
+    uses: AbstractSet[str] = frozenset()
+    compares_engine: bool = True
+
+    def __post_init__(self) -> None:
+        for setting in sorted(self.uses):
+            _require_choice("CorrectionTraits.uses", setting, CORRECTION_SETTINGS)
+        object.__setattr__(self, "uses", frozenset(self.uses))
 
 
 @dataclass(frozen=True, slots=True)

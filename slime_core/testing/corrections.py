@@ -19,7 +19,8 @@ __all__ = ["CorrectionSuite"]
 STEP = 0.01
 """How much likelier the trainer finds a token than the engine did, where nothing should be cut yet."""
 
-_COLUMNS = ("log_probs_T", "rollout_log_probs_T", "mask_T")
+_READ = ("log_probs_T", "rollout_log_probs_T", "current_log_probs_T", "advantages_T")
+_COLUMNS = (*_READ, "mask_T")
 
 
 class CorrectionSuite(ComponentSuite):
@@ -64,7 +65,7 @@ class CorrectionSuite(ComponentSuite):
     @given(packing=rows(some_masked=True), hole=st.sampled_from([math.nan, math.inf, -math.inf]))
     def test_what_masked_tokens_hold_does_not_leak(self, packing: Packing, hole: float) -> None:
         terms = _terms(packing, 0.5)
-        holes = {name: getattr(terms, name).masked_fill(terms.mask_T == 0, hole) for name in _COLUMNS[:2]}
+        holes = {name: getattr(terms, name).masked_fill(terms.mask_T == 0, hole) for name in _READ}
         clean, holed = self._corrected(terms), self._corrected(replace(terms, **holes))
         advice = "Leave masked tokens out with torch.where before anything is computed."
         for name in ("weights_T", "mask_T"):
@@ -96,7 +97,8 @@ class CorrectionSuite(ComponentSuite):
     @given(packing=rows(), sign=st.sampled_from([1, -1]))
     def test_the_ratio_is_trainer_over_engine(self, packing: Packing, sign: int) -> None:
         terms = _terms(packing, 0.0)
-        moved = replace(terms, log_probs_T=terms.log_probs_T + sign * STEP)
+        moved_T = terms.log_probs_T + sign * STEP
+        moved = replace(terms, log_probs_T=moved_T, current_log_probs_T=moved_T)
         output = self._corrected(moved)
         weights_T = output.weights_T[(packing.mask_T * output.mask_T) != 0]
         right = (weights_T >= 1 - 1e-5) if sign > 0 else (weights_T <= 1 + 1e-5)
@@ -115,13 +117,16 @@ class CorrectionSuite(ComponentSuite):
 
 
 def _terms(packing: Packing, apart: float) -> CorrectionTerms:
-    """Log-probabilities that differ by at most ``apart``."""
+    """Log-probabilities of engine and trainer, and of the trainer before and now, that differ by at most ``apart``."""
     rollout_T = packing.uniform(0, low=-8.0, high=-5.5)
+    log_probs_T = rollout_T + packing.uniform(1, low=-apart, high=apart)
     return CorrectionTerms(
-        log_probs_T=rollout_T + packing.uniform(1, low=-apart, high=apart),
+        log_probs_T=log_probs_T,
         rollout_log_probs_T=rollout_T,
         mask_T=packing.mask_T,
         segments=packing.segments,
+        current_log_probs_T=log_probs_T + packing.uniform(2, low=-apart, high=apart),
+        advantages_T=packing.uniform(3, low=-1.0, high=1.0),
     )
 
 

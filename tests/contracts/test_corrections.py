@@ -5,3 +5,19 @@ from slime_core.testing import CorrectionSuite
 
 class TestTis(CorrectionSuite):
     component = "tis"
+
+
+class TestIcePop(CorrectionSuite):
+    component = "icepop"
+
+
+class TestMaskedImportanceSampling(CorrectionSuite):
+    component = "mis"
+
+
+class TestVeto(CorrectionSuite):
+    component = "veto"
+
+
+class TestOffPolicySequenceMasking(CorrectionSuite):
+    component = "opsm"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slime_core import CorrectionSettings, CorrectionTerms
-from slime_core.builtin.corrections import TruncatedImportanceSampling
+from slime_core.builtin.corrections import IcePop, TruncatedImportanceSampling
 
 
 def terms(ratios, *, mask=None, low=0.0, high=2.0) -> CorrectionTerms:
@@ -60,9 +60,38 @@ def test_masked_and_impossible_tokens_leave_everything_finite():
     assert all(bool(values_T.isfinite().all()) for values_T in found.metrics_T.values())
 
 
-def test_bad_input_is_refused():
+@pytest.mark.parametrize("correction", [TruncatedImportanceSampling(), IcePop()])
+def test_bad_input_is_refused(correction):
     with pytest.raises(ValueError, match=r"tis_clip_low is 3\.0 and tis_clip is 2\.0; accepted are 0 <= tis_clip_low"):
-        correct(terms([1.0], low=3.0))
+        correction(terms([1.0], low=3.0))
     short = CorrectionTerms(torch.zeros(2), torch.zeros(1), torch.ones(2))
-    with pytest.raises(ValueError, match=r"must have one shape; found \(2,\) and \(1,\)"):
-        correct(short)
+    with pytest.raises(ValueError, match=r"log_probs_T and rollout_log_probs_T must have one shape; found \(2,\) and"):
+        correction(short)
+
+
+# --- IcePop -----------------------------------------------------------------------------------------------------------
+
+
+def test_icepop_by_hand():
+    # M(k) = k within [0.5, 5], else 0: Ling Team 2025 (2510.18855).
+    found = IcePop()(terms([0.25, 0.5000001, 1.0, 4.9, 8.0], low=0.5, high=5.0))
+    assert found.weights_T.tolist() == pytest.approx([0, 0.5, 1, 4.9, 0])
+    assert found.mask_T.tolist() == [1, 1, 1, 1, 1]
+    assert found.metrics_T["icepop"].tolist() == pytest.approx([0.25, 0.5, 1, 4.9, 8])
+    assert found.metrics_T["icepop_clipfrac"].tolist() == [1, 0, 0, 0, 1]
+
+
+def test_icepop_leaves_masked_and_impossible_tokens_finite():
+    batch = terms([1.0, 1.0, 1.0], mask=[1.0, 0.0, 1.0])
+    batch.rollout_log_probs_T[1] = math.nan
+    batch.rollout_log_probs_T[2] = -math.inf
+    found = IcePop()(batch)
+    assert found.weights_T[[0, 2]].tolist() == [1, 0]
+    assert all(bool(values_T.isfinite().all()) for values_T in found.metrics_T.values())
+
+
+def test_icepop_judges_each_token_by_itself():
+    ratios = torch.rand(8, generator=torch.Generator().manual_seed(0)).mul(4)
+    order = torch.arange(7, -1, -1)
+    whole, moved = IcePop()(terms(ratios.tolist())), IcePop()(terms(ratios[order].tolist()))
+    assert moved.weights_T.tolist() == pytest.approx(whole.weights_T[order].tolist(), rel=1e-5)

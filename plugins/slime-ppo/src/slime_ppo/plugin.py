@@ -20,6 +20,7 @@ def slime_register_advantage_estimators() -> Iterator[Component]:
             kl_reads={"log_probs", "ref_log_probs"},
             policy_loss="clipped",
             uses={"gamma"},
+            whitens=True,
         ),
         summary="Return of each token, divergence in the reward, whitened over the batch (REINFORCE++, 2501.03262)",
     )
@@ -27,7 +28,10 @@ def slime_register_advantage_estimators() -> Iterator[Component]:
         "reinforce_plus_plus_baseline",
         target="slime_ppo.advantage:ReinforcePlusPlusBaseline",
         traits=AdvantageTraits(
-            scope="sample", reads={"rewards", "groups", "rollouts", "mask_sums"}, across_groups=True
+            scope="sample",
+            reads={"rewards", "groups", "rollouts", "mask_sums"},
+            across_groups=True,
+            whitens=True,
         ),
         summary="Reward minus group mean, whitened over the whole batch (REINFORCE++, 2501.03262)",
     )

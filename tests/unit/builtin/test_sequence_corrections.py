@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from slime_core import CorrectionSettings, CorrectionTerms
+from slime_core.builtin.sequence_corrections import MaskedImportanceSampling, OffPolicySequenceMasking, Veto
+from slime_core.testing.packed import SequenceSums
+
+ALL = [
+    (MaskedImportanceSampling(), {"mis_level": "sequence", "mis_mode": "mask"}),
+    (MaskedImportanceSampling(), {"mis_level": "geometric", "mis_mode": "clip"}),
+    (MaskedImportanceSampling(), {"mis_level": "token", "mis_mode": "clip"}),
+    (Veto(), {"veto_threshold": 0.6}),
+    (OffPolicySequenceMasking(), {"opsm_delta": 0.1}),
+]
+
+
+def terms(*responses, mask=None, **settings) -> CorrectionTerms:
+    """Responses of tokens with these ratios of trainer to engine."""
+    ratios = [ratio for response in responses for ratio in response]
+    engine_T = torch.linspace(-3, -1, len(ratios))
+    return CorrectionTerms(
+        log_probs_T=engine_T + torch.tensor(ratios).log(),
+        rollout_log_probs_T=engine_T,
+        mask_T=torch.ones(len(ratios)) if mask is None else torch.tensor(mask),
+        segments=SequenceSums(len(response) for response in responses),
+        settings=CorrectionSettings(**settings),
+    )
+
+
+# --- Masked importance sampling ---------------------------------------------------------------------------------------
+
+# Products 3 and 0.25; geometric means 3 ** (1 / 2) and 0.25 ** (1 / 3).
+RESPONSES = ((1.5, 2.0), (0.5, 1.0, 0.5))
+GEOMETRIC = (3**0.5, 0.25 ** (1 / 3))
+
+
+@pytest.mark.parametrize(
+    ("level", "mode", "expected"),
+    [
+        ("token", "truncate", [1.5, 1.6, 0.5, 1, 0.5]),
+        ("token", "clip", [1.5, 1.6, 0.6, 1, 0.6]),
+        ("token", "mask", [1.5, 0, 0, 1, 0]),
+        ("sequence", "truncate", [1.6] * 2 + [0.25] * 3),
+        ("sequence", "clip", [1.6] * 2 + [0.6] * 3),
+        ("sequence", "mask", [0] * 5),
+        ("geometric", "truncate", [1.6] * 2 + [GEOMETRIC[1]] * 3),
+        ("geometric", "clip", [1.6] * 2 + [GEOMETRIC[1]] * 3),
+        ("geometric", "mask", [0] * 2 + [GEOMETRIC[1]] * 3),
+    ],
+)
+def test_every_level_and_mode_by_hand(level, mode, expected):
+    batch = terms(*RESPONSES, mis_level=level, mis_mode=mode, mis_clip=1.6, mis_clip_low=0.6)
+    found = MaskedImportanceSampling()(batch)
+    assert found.weights_T.tolist() == pytest.approx(expected)
+    assert found.mask_T.tolist() == [1] * 5
+    raw = {"token": [1.5, 2, 0.5, 1, 0.5], "sequence": [3] * 2 + [0.25] * 3, "geometric": [GEOMETRIC[0]] * 2}[level]
+    assert found.metrics_T["mis"].tolist()[: len(raw)] == pytest.approx(raw)
+    clipped = [float(abs(a - b) > 1e-6) for a, b in zip(found.metrics_T["mis"].tolist(), expected, strict=True)]
+    assert found.metrics_T["mis_clipfrac"].tolist() == clipped
+
+
+def test_only_trained_tokens_form_the_ratio_of_a_response():
+    batch = terms((1.5, 100.0, 1.2), mask=[1.0, 0.0, 1.0], mis_level="sequence", mis_clip=10.0)
+    assert MaskedImportanceSampling()(batch).weights_T.tolist() == pytest.approx([1.8] * 3)
+    geometric = replace(batch, settings=replace(batch.settings, mis_level="geometric"))
+    assert MaskedImportanceSampling()(geometric).weights_T.tolist() == pytest.approx([1.8**0.5] * 3)
+
+
+def test_a_product_beyond_float_stays_finite():
+    batch = terms((math.exp(15.0),) * 8, mis_level="sequence", mis_clip=3.0)
+    found = MaskedImportanceSampling()(batch)
+    assert found.weights_T.tolist() == [3.0] * 8
+    assert found.metrics_T["mis"].tolist() == pytest.approx([math.exp(20.0)] * 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"mis_clip_low": 3.0, "mis_mode": "clip"},
+            r"mis_clip_low is 3\.0 and mis_clip is 2\.0; accepted are 0 <= mis",
+        ),
+        (
+            {"mis_clip_low": 3.0, "mis_mode": "mask"},
+            r"mis_clip_low is 3\.0 and mis_clip is 2\.0; accepted are 0 <= mis",
+        ),
+        ({"mis_clip": -1.0}, r"mis_clip_low is 0\.0 and mis_clip is -1\.0; accepted are 0 <= mis_clip_low <= mis_clip"),
+        ({"mis_level": "batch"}, "mis_level is 'batch'; accepted are 'token', 'sequence', 'geometric'"),
+        ({"mis_mode": "drop"}, "mis_mode is 'drop'; accepted are 'truncate', 'clip', 'mask'"),
+    ],
+)
+def test_settings_that_are_wrong_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        MaskedImportanceSampling()(terms((1.0,), **settings))
+
+
+# --- Veto -------------------------------------------------------------------------------------------------------------
+
+
+def test_one_impossible_token_takes_its_whole_response_out():
+    batch = terms((1.0, 1.0), (1.0, 0.009, 1.0), (0.011, 1.0), veto_threshold=0.01)
+    found = Veto()(batch)
+    assert found.mask_T.tolist() == [1, 1, 0, 0, 0, 1, 1]
+    assert found.weights_T.tolist() == [1] * 7
+    assert found.metrics_T["veto_fraction"].tolist() == [0, 0, 1, 1, 1, 0, 0]
+    assert found.metrics_T["veto_tokens"].tolist() == [0, 0, 0, 1, 0, 0, 0]
+
+
+def test_a_masked_token_vetoes_nothing_and_stays_masked():
+    found = Veto()(terms((1.0, 1e-6), (1.0, 1.0), mask=[1.0, 0.0, 1.0, 0.0]))
+    assert found.mask_T.tolist() == [1, 0, 1, 0]
+
+
+def test_a_threshold_has_to_be_above_zero():
+    with pytest.raises(ValueError, match="veto_threshold is 0; accepted is a number above 0"):
+        Veto()(terms((1.0,), veto_threshold=0))
+
+
+# --- Off-policy sequence masking --------------------------------------------------------------------------------------
+
+
+def moved(old_minus_current, advantages, lengths, *, delta=0.1, mask=None) -> CorrectionTerms:
+    old_T = torch.linspace(-3, -1, len(advantages))
+    return CorrectionTerms(
+        log_probs_T=old_T,
+        rollout_log_probs_T=old_T - 5.0,  # not read
+        mask_T=torch.ones(len(advantages)) if mask is None else torch.tensor(mask),
+        segments=SequenceSums(lengths),
+        settings=CorrectionSettings(opsm_delta=delta),
+        current_log_probs_T=old_T - torch.tensor(old_minus_current),
+        advantages_T=torch.tensor(advantages),
+    )
+
+
+def test_a_response_of_negative_advantage_that_was_left_too_far_counts_zero():
+    # Means 0.2, 0.2, 0.05 and -0.3; DeepSeek-V3.2 (2512.02556), section 3.1.
+    batch = moved([0.1, 0.3, 0.1, 0.3, 0.1, 0.0, -0.3], [-1.0, -1, 1, 1, -1, -1, -1], [2, 2, 2, 1])
+    found = OffPolicySequenceMasking()(batch)
+    assert found.weights_T.tolist() == [0, 0, 1, 1, 1, 1, 1]
+    assert found.mask_T.tolist() == [1] * 7
+    assert found.metrics_T["opsm_clipfrac"].tolist() == [1, 1, 0, 0, 0, 0, 0]
+    assert found.metrics_T["opsm_kl"].tolist() == pytest.approx([0.2, 0.2, 0.2, 0.2, 0.05, 0.05, -0.3], abs=1e-6)
+
+
+def test_where_advantages_differ_within_a_response_only_negative_tokens_count_zero():
+    found = OffPolicySequenceMasking()(moved([0.2, 0.2], [-1.0, 1.0], [2]))
+    assert found.weights_T.tolist() == [0, 1]
+
+
+def test_masked_tokens_take_no_part_in_the_mean():
+    found = OffPolicySequenceMasking()(moved([0.2, 9.0, 0.0], [-1.0, -1, -1], [3], mask=[1.0, 0.0, 1.0], delta=0.15))
+    assert found.weights_T.tolist() == [1, 1, 1]
+    assert found.metrics_T["opsm_kl"].tolist() == pytest.approx([0.1] * 3)
+
+
+def test_what_it_reads_has_to_be_there():
+    with pytest.raises(ValueError, match="opsm needs current_log_probs_T and advantages_T; found None"):
+        OffPolicySequenceMasking()(terms((1.0,)))
+    short = replace(moved([0.2], [-1.0], [1]), advantages_T=torch.zeros(2))
+    with pytest.raises(ValueError, match=r"and advantages_T must have one shape; found \(1,\) and \(1,\) and \(2,\)"):
+        OffPolicySequenceMasking()(short)
+
+
+# --- What holds for all of them ---------------------------------------------------------------------------------------
+
+
+def anything(**settings) -> CorrectionTerms:
+    """Three responses of 4, 2 and 6 tokens, some of them masked."""
+    generator = torch.Generator().manual_seed(5)
+    columns = torch.rand(4, 12, generator=generator)
+    engine_T = columns[0] - 3
+    return CorrectionTerms(
+        log_probs_T=engine_T + columns[1] - 0.6,
+        rollout_log_probs_T=engine_T,
+        mask_T=torch.tensor([1.0, 0, 1, 1, 1, 1, 0, 1, 1, 1, 0, 1]),
+        segments=SequenceSums((4, 2, 6)),
+        settings=CorrectionSettings(**settings),
+        current_log_probs_T=engine_T + columns[2] - 0.6,
+        advantages_T=columns[3] - 0.9,
+    )
+
+
+READ = ("log_probs_T", "rollout_log_probs_T", "mask_T", "current_log_probs_T", "advantages_T")
+
+
+def taken(batch: CorrectionTerms, index: torch.Tensor, segments) -> CorrectionTerms:
+    return replace(batch, segments=segments, **{name: getattr(batch, name)[index] for name in READ})
+
+
+@pytest.mark.parametrize(("correction", "settings"), ALL)
+def test_the_order_of_responses_and_of_their_tokens_does_not_count(correction, settings):
+    batch = anything(**settings)
+    whole = correction(batch)
+    order = torch.tensor([11, 10, 9, 8, 7, 6, 1, 0, 3, 2, 5, 4])
+    other = correction(taken(batch, order, SequenceSums((6, 4, 2))))
+    assert other.weights_T.tolist() == pytest.approx(whole.weights_T[order].tolist())
+    assert torch.equal(other.mask_T, whole.mask_T[order])
+
+
+class Shared:
+    """Sums over responses whose tokens two threads hold, as context-parallel ranks do; counts the calls of each."""
+
+    def __init__(self) -> None:
+        self.barrier, self.held, self.calls = threading.Barrier(2, timeout=20), {}, [0, 0]
+
+    def rank(self, number: int, samples_T: torch.Tensor, count: int):
+        outer = self
+
+        class Segments:
+            def sums(self, values_T):
+                outer.calls[number] += 1
+                outer.held[number] = values_T.new_zeros(count).index_add(0, samples_T, values_T)
+                outer.barrier.wait()
+                total = outer.held[0] + outer.held[1]
+                outer.barrier.wait()
+                return total
+
+            def spread(self, values_b):
+                return values_b.index_select(0, samples_T)
+
+        return Segments()
+
+
+@pytest.mark.parametrize("cut", [[0, 3, 4, 6, 7, 11], []], ids=["interleaved", "one rank holds nothing"])
+@pytest.mark.parametrize(("correction", "settings"), ALL)
+def test_ranks_that_share_responses_find_what_one_rank_finds(correction, settings, cut):
+    batch, samples_T = anything(**settings), torch.tensor([0] * 4 + [1] * 2 + [2] * 6)
+    whole, shared = correction(batch), Shared()
+    parts = [torch.tensor(cut, dtype=torch.int64), torch.tensor([i for i in range(12) if i not in cut])]
+    found: dict[int, object] = {}
+
+    def run(number: int) -> None:
+        index = parts[number]
+        found[number] = correction(taken(batch, index, shared.rank(number, samples_T[index], 3)))
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert shared.calls[0] == shared.calls[1]
+    for number, index in enumerate(parts):
+        assert found[number].weights_T.tolist() == pytest.approx(whole.weights_T[index].tolist())
+        assert torch.equal(found[number].mask_T, whole.mask_T[index])
+
+
+@pytest.mark.parametrize(("correction", "settings"), [one for one in ALL if one[1].get("mis_level") != "token"])
+def test_a_response_cannot_be_judged_without_segments(correction, settings):
+    with pytest.raises(ValueError, match="segments is None; a correction that judges whole responses needs to know"):
+        correction(replace(anything(**settings), segments=None))
