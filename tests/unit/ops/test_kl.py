@@ -68,3 +68,84 @@ def test_an_unknown_estimator_names_those_that_there_are():
 def test_columns_of_different_shape_are_refused_rather_than_broadcast():
     with pytest.raises(ValueError, match=r"must have one shape; found \(3,\) and \(1,\)"):
         approximate_kl(torch.zeros(3), base_log_probs_T=torch.zeros(1))
+
+
+# --- Weighed by the importance ratio ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "low_var_kl"])
+def test_the_weight_multiplies_the_estimate(estimator):
+    log_probs_T, base_T = torch.tensor([HALF, QUARTER]), torch.tensor([QUARTER, HALF])
+    plain_T = approximate_kl(log_probs_T, base_log_probs_T=base_T, estimator=estimator)
+    sampled_T = log_probs_T - torch.tensor([2.0, 0.5]).log()
+    found_T = approximate_kl(log_probs_T, base_log_probs_T=base_T, estimator=estimator, sampled_log_probs_T=sampled_T)
+    assert found_T.tolist() == pytest.approx((plain_T * torch.tensor([2.0, 0.5])).tolist())
+
+
+def gradients(estimator, *, sampled_V, weighed):
+    """The mean of the estimate's gradient over tokens of ``sampled_V``, and the gradient of the divergence."""
+    logits_V = torch.tensor([0.3, -0.7, 1.1, 0.2], dtype=torch.float64, requires_grad=True)
+    base_V = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).log()
+    actor_V = logits_V.log_softmax(0)
+    drawn_V = actor_V.detach() if sampled_V is None else sampled_V.log()
+    estimates_V = approximate_kl(
+        actor_V, base_log_probs_T=base_V, estimator=estimator, sampled_log_probs_T=drawn_V if weighed else None
+    )
+    (found_V,) = torch.autograd.grad((drawn_V.exp() * estimates_V).sum(), logits_V, retain_graph=True)
+    (wanted_V,) = torch.autograd.grad((actor_V.exp() * (actor_V - base_V)).sum(), logits_V)
+    return found_V, wanted_V
+
+
+OTHER = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3", "low_var_kl"])
+@pytest.mark.parametrize("sampled_V", [None, OTHER], ids=["on-policy", "off-policy"])
+def test_the_mean_gradient_of_a_weighed_estimate_is_that_of_the_divergence(estimator, sampled_V):
+    # Every token of the distribution, so the mean is exact: DeepSeek-V3.2 (2512.02556), equation 7.
+    found_V, wanted_V = gradients(estimator, sampled_V=sampled_V, weighed=True)
+    assert found_V.tolist() == pytest.approx(wanted_V.tolist(), rel=1e-12)
+
+
+def test_unweighed_k1_pulls_nowhere_and_k3_along_the_other_divergence():
+    k1_V, wanted_V = gradients("k1", sampled_V=None, weighed=False)
+    assert k1_V.tolist() == pytest.approx([0.0] * 4, abs=1e-15)
+    k3_V, _ = gradients("k3", sampled_V=None, weighed=False)
+    actor_V = torch.tensor([0.3, -0.7, 1.1, 0.2], dtype=torch.float64).softmax(0)
+    base_V = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    assert k3_V.tolist() == pytest.approx((actor_V - base_V).tolist())  # of KL(base || actor)
+    assert (k3_V - wanted_V).abs().max() > 0.05
+
+
+def test_weighing_k2_does_not_make_it_the_divergence():
+    found_V, wanted_V = gradients("k2", sampled_V=OTHER, weighed=True)
+    assert (found_V - wanted_V).abs().max() > 0.01
+
+
+def test_low_var_kl_is_held_after_it_was_weighed():
+    log_probs_T = torch.tensor([-1.0, -9.0], requires_grad=True)
+    # k3 of 0.718 weighed by e^4: beyond 10. k3 of 2972 weighed by e^-7: 2.71, though it alone is beyond 10.
+    found_T = approximate_kl(
+        log_probs_T,
+        base_log_probs_T=torch.tensor([0.0, -1.0]),
+        estimator="low_var_kl",
+        sampled_log_probs_T=torch.tensor([-5.0, -2.0]),
+    )
+    found_T.sum().backward()
+    assert found_T.tolist() == pytest.approx([10, (math.exp(8) - 9) * math.exp(-7)], rel=1e-5)
+    assert log_probs_T.grad[0] == 0 != log_probs_T.grad[1]
+
+
+def test_a_token_that_was_all_but_impossible_has_a_finite_weight():
+    found = approximate_kl(
+        torch.zeros(1),
+        base_log_probs_T=torch.tensor([-1.0]),
+        estimator="k1",
+        sampled_log_probs_T=torch.tensor([-1000.0]),
+    )
+    assert found.tolist() == pytest.approx([math.exp(20)])
+
+
+def test_the_column_of_the_policy_that_drew_is_not_broadcast_either():
+    with pytest.raises(ValueError, match=r"log_probs_T and sampled_log_probs_T must have one shape; found \(3,\) and"):
+        approximate_kl(torch.zeros(3), base_log_probs_T=torch.zeros(3), sampled_log_probs_T=torch.zeros(1))
