@@ -250,3 +250,105 @@ def test_a_sampler_that_estimated_is_believed():
     batch = replace(shard(), columns_B={"advantages": np.arange(4, dtype=np.float32)})
     ((micro,),) = cut(batch)
     assert micro.advantages_U.tolist() == [0, 0, 1, 2, 2, 2, 2, 2, 2]
+
+
+# --- Whitening what was estimated, by the sampler or here -------------------------------------------------------------
+
+
+class Ranks:
+    """Sums over ranks that are threads, as :class:`OverShards` takes them over processes."""
+
+    def __init__(self, count: int) -> None:
+        self.barrier, self.parts = threading.Barrier(count, timeout=20), {}
+
+    def of(self, rank: int):
+        outer = self
+
+        class Reduce:
+            def sum(self, values: torch.Tensor) -> torch.Tensor:
+                outer.parts[rank] = values
+                outer.barrier.wait()
+                total = sum(outer.parts[key] for key in sorted(outer.parts))
+                outer.barrier.wait()
+                return total
+
+        return Reduce()
+
+
+def normalized(*ranks: list[MicroBatch]) -> None:
+    """Whiten the micro-batches of every rank, all ranks at once."""
+    over = Ranks(len(ranks))
+    threads = [
+        threading.Thread(target=advantages.normalize, args=(every, over.of(rank))) for rank, every in enumerate(ranks)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def by_place(micro_batches: Sequence[MicroBatch]) -> dict[int, float]:
+    pairs = ((micro.places_U.tolist(), micro.advantages_U.tolist()) for micro in micro_batches)
+    return {place: value for places, values in pairs for place, value in zip(places, values, strict=True)}
+
+
+def sampled() -> TrainBatch:
+    """Advantages of the sampler, one a sample: 1, 2, 4 and 8."""
+    batch = shard()
+    return replace(batch, columns_B={"advantages": batch.columns_B["rewards"]})
+
+
+def test_advantages_of_the_sampler_are_whitened_over_trained_tokens():
+    (every,) = cut(sampled())
+    normalized(every)
+    mask_U = sampled().loss_mask_U
+    raw_U = np.repeat([1.0, 2.0, 4.0, 8.0], RESPONSES)
+    known = raw_U[mask_U != 0]
+    wanted_U = np.where(mask_U != 0, (raw_U - known.mean()) / known.std(), 0.0)
+    found = by_place(every)
+    assert [found[place] for place in range(COUNT)] == pytest.approx(wanted_U.tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize("packing", [((0, 1), (2, 3)), ((3, 2), (1, 0)), ((2,), (0,), (1, 3))])
+def test_packing_and_order_do_not_change_whitened_advantages(packing):
+    (whole,) = cut(sampled())
+    (other,) = cut(replace(sampled(), steps=(StepPlan(packing),)))
+    normalized(whole)
+    normalized([*other, idle(other[-1])])
+    assert by_place(other) == pytest.approx(by_place(whole), abs=1e-6)
+
+
+def test_steps_of_a_rollout_are_whitened_together():
+    (whole,), steps = cut(sampled()), cut(replace(sampled(), steps=(StepPlan(((0, 1),)), StepPlan(((2, 3),)))))
+    normalized(whole)
+    normalized([micro for step in steps for micro in step])
+    assert by_place([micro for step in steps for micro in step]) == pytest.approx(by_place(whole), abs=1e-6)
+
+
+def test_ranks_are_whitened_together():
+    (whole,), (first, second) = (
+        cut(sampled()),
+        cut(replace(sampled(), steps=(StepPlan(((0,),)), StepPlan(((1, 2, 3),))))),
+    )
+    normalized(whole)
+    normalized(first, second)
+    assert by_place([*first, *second]) == pytest.approx(by_place(whole), abs=1e-6)
+
+
+def test_context_parallel_ranks_are_whitened_together():
+    layout = ParallelLayout(context=2)
+    (whole,), ranks = cut(sampled()), [cut(sampled(), layout=layout, context_rank=rank)[0] for rank in range(2)]
+    normalized(whole)
+    normalized(*ranks)
+    assert by_place([*ranks[0], *ranks[1]]) == pytest.approx(by_place(whole), abs=1e-6)
+
+
+def test_advantages_of_an_estimator_of_scope_token_are_whitened_too():
+    batch = shard()
+    (every,) = cut(batch)
+    estimation(Estimator(), "rewards").fill(batch, every)
+    normalized(every)
+    places_U = np.flatnonzero(batch.loss_mask_U) + 100.0
+    found = by_place(every)
+    wanted = ((places_U - places_U.mean()) / places_U.std()).tolist()
+    assert [found[place] for place in np.flatnonzero(batch.loss_mask_U)] == pytest.approx(wanted, abs=1e-5)

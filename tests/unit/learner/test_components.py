@@ -78,9 +78,15 @@ def test_a_model_spec_that_cannot_load_is_named(error, kind, message):
         ({"correct": lambda *_: None}, (), (False, True)),
         ({"corrections": Corrections([NamedCorrection(lambda terms: None, "x")])}, (), (False, True)),
         ({"of_logits": lambda *_: None}, (), (True, True)),
+        ({"use_kl_loss": True, "use_unbiased_kl": True}, (), (False, True)),
+        ({"get_mismatch_metrics": True}, (), (False, True)),
+        ({"use_rollout_logprobs": True}, ("old_log_probs",), (False, False)),
+        ({"use_rollout_logprobs": True, "of_logits": lambda *_: None}, (), (False, False)),
     ],
 )
 def test_with_several_steps_whatever_reads_the_log_probs_of_before_gets_them(objective, reads, expected):
-    found = Objective(Clipped(), AlgorithmConfig(), **objective)
+    settings = {name: value for name, value in objective.items() if value is True}
+    parts = {name: value for name, value in objective.items() if value is not True}
+    found = Objective(Clipped(), AlgorithmConfig(**settings), **parts)
     columns = Columns(found, None, loss_reads=frozenset(reads))
     assert (columns.old(1), columns.old(2)) == expected

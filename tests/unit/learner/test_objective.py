@@ -188,6 +188,8 @@ def test_a_correction_sees_what_those_before_it_left_and_the_log_probs_of_before
     def look(terms):
         seen["mask"], seen["clip"] = terms.mask_T.tolist(), terms.settings.tis_clip
         seen["log_probs"], seen["engine"] = terms.log_probs_T.tolist(), terms.rollout_log_probs_T.tolist()
+        seen["current"], seen["advantages"] = terms.current_log_probs_T.tolist(), terms.advantages_T.tolist()
+        seen["flows"] = terms.current_log_probs_T.requires_grad
         seen["sums"], seen["gradient"] = terms.segments.sums(terms.mask_T).tolist(), terms.log_probs_T.requires_grad
         return weigh(1.0, 1.0, 1.0)(terms)
 
@@ -200,9 +202,13 @@ def test_a_correction_sees_what_those_before_it_left_and_the_log_probs_of_before
         "engine": [-1, -2, -3],
         "sums": [1, 1],
         "gradient": False,
+        "current": [-1, -2, -3],
+        "advantages": [2, 2, -1],
+        "flows": False,
     }
     evaluate(found, micro(old_log_probs_U=[-1.5, -2.5, -3.5]))
     assert seen["log_probs"] == [-1.5, -2.5, -3.5]
+    assert seen["current"] == [-1, -2, -3]
 
 
 def test_weights_of_what_is_not_trained_may_be_anything():
@@ -263,6 +269,83 @@ def test_metrics_of_the_advantage_estimator_are_averaged_too():
     batch = micro()
     batch.metrics_U = {"returns": torch.tensor([4.0, 8.0, -2.0])}
     assert evaluate(objective(), batch)[1]["returns"] == pytest.approx(1 + 2 - 1)
+
+
+# --- Old log-probs of the engine --------------------------------------------------------------------------------------
+
+
+def test_the_ratio_may_be_taken_to_the_engine():
+    # Ratios 1.5, 1.1, 0.5 to the engine, as in the first case by hand.
+    engine = [-1.0 - math.log(1.5), -2.0 - math.log(1.1), -3.0 - math.log(0.5)]
+    batch, found = micro(rollout_log_probs_U=engine), objective(use_rollout_logprobs=True)
+    found.take_from_engine([batch])
+    loss, sums, gradient, _ = evaluate(found, batch)
+    assert loss == pytest.approx(0.25 * -2.4 + 0.25 * -2.2 + 0.5 * 0.8)
+    assert gradient == pytest.approx([0.0, -0.55, 0.0])
+    assert sums["ratio"] == pytest.approx(0.25 * 1.5 + 0.25 * 1.1 + 0.5 * 0.5)
+
+
+@pytest.mark.parametrize("hole", [math.nan, -math.inf])
+def test_tokens_that_the_engine_did_not_draw_do_not_leak(hole):
+    batch = micro(mask_U=[1.0, 0.0, 1.0], weights_U=[0.25, 0.0, 0.5], rollout_log_probs_U=[-1.0, hole, -3.0])
+    found = objective(use_rollout_logprobs=True)
+    found.take_from_engine([batch])
+    assert batch.old_log_probs_U.tolist() == [-1, 0, -3]
+    loss, _, gradient, _ = evaluate(found, batch)
+    assert loss == pytest.approx(0.25 * -2 + 0.5 * 1)
+    assert gradient == pytest.approx([-0.5, 0.0, 0.5])
+
+
+# --- How far learner and engine stand apart ---------------------------------------------------------------------------
+
+
+def test_mismatch_is_measured_and_changes_nothing():
+    batch = micro(old_log_probs_U=[-1.5, -2.0, -3.5])
+    plain, plain_sums, plain_gradient, _ = evaluate(objective(), batch)
+    loss, sums, gradient, _ = evaluate(objective(get_mismatch_metrics=True), batch)
+    assert (loss, gradient) == (plain, plain_gradient)
+    # Old less engine is -0.5, 0 and -0.5, averaged with the weights 1/4, 1/4, 1/2.
+    assert sums["mismatch_kl"] == pytest.approx(0.25 * 0.5 + 0.5 * 0.5)
+    assert sums["mismatch_ppl_ratio"] == pytest.approx(0.5 * math.exp(0.25) + 0.5 * math.exp(0.5))
+    assert {name for name in sums if name not in plain_sums} == {
+        "mismatch_kl",
+        "mismatch_k3",
+        "mismatch_chi2_token",
+        "mismatch_chi2_seq",
+        "mismatch_ppl_ratio",
+    }
+
+
+def test_mismatch_is_of_the_actor_as_it_trains_where_the_old_ones_are_the_engines():
+    batch, found = micro(), objective(get_mismatch_metrics=True, use_rollout_logprobs=True)
+    found.take_from_engine([batch])
+    _, sums, _, _ = evaluate(found, batch, log_probs=(-1.5, -2.0, -3.5))
+    assert sums["mismatch_kl"] == pytest.approx(0.25 * 0.5 + 0.5 * 0.5)
+
+
+# --- The divergence, weighed ------------------------------------------------------------------------------------------
+
+
+def test_the_unbiased_divergence_is_weighed_by_the_ratio_to_the_old_actor():
+    batch = micro(old_log_probs_U=[-1.0 - math.log(2), -2.0, -3.0], ref_log_probs_U=[-1.5, -2.0, -2.75])
+    settings = {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "k1"}
+    plain, _, plain_gradient, _ = evaluate(objective(**settings), batch)
+    loss, sums, gradient, _ = evaluate(objective(**settings, use_unbiased_kl=True), batch)
+    # Differences 0.5, 0, -0.25 times the weights 2, 1, 1; the gradient of w * k is w * (k + 1).
+    assert sums["kl_loss"] == pytest.approx(0.25 * 2 * 0.5 + 0.5 * -0.25)
+    assert loss - plain == pytest.approx(0.1 * 0.25 * 0.5, abs=1e-6)
+    slopes = [0.1 * 0.25 * (2 * 1.5 - 1), 0.0, 0.1 * 0.5 * (0.75 - 1)]
+    assert [a - b for a, b in zip(gradient, plain_gradient, strict=True)] == pytest.approx(slopes, abs=1e-6)
+
+
+def test_without_old_log_probs_the_weight_is_one_and_still_has_a_gradient():
+    settings = {"use_kl_loss": True, "kl_loss_coef": 1.0, "kl_loss_type": "k3"}
+    batch = micro(advantages_U=[0.0, 0.0, 0.0], ref_log_probs_U=[-1.5, -2.0, -2.75])
+    loss, _, gradient, _ = evaluate(objective(**settings, use_unbiased_kl=True), batch)
+    plain, _, _, _ = evaluate(objective(**settings), batch)
+    assert loss == pytest.approx(plain)
+    # d(w k3) at w = 1 is k3 + (1 - exp(-d)) = d.
+    assert gradient == pytest.approx([0.25 * 0.5, 0.0, 0.5 * -0.25])
 
 
 # --- A policy loss that breaks its contract ---------------------------------------------------------------------------

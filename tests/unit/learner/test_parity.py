@@ -12,7 +12,7 @@ from slime_core.config.schema import AlgorithmConfig, WeightsConfig
 from slime_core.errors import ParityError
 from slime_core.learner.batches import MicroBatch, cut
 from slime_core.learner.objective import Objective
-from slime_core.learner.parity import BFLOAT16, FLOAT32, ParityGate, compare
+from slime_core.learner.parity import BFLOAT16, FLOAT32, STRICT, ParityGate, compare
 from slime_core.types import StepPlan, TrainBatch
 
 
@@ -34,8 +34,8 @@ def shard(*, rollout: int = 0, versions: tuple[int, ...] | None = (0, 0, 0), pla
     )
 
 
-def gate(*, bf16: bool = False, published: int | None = 0, **weights) -> ParityGate:
-    found = ParityGate(WeightsConfig(**weights), bf16=bf16)
+def gate(*, bf16: bool = False, strict: bool = False, published: int | None = 0, **weights) -> ParityGate:
+    found = ParityGate(WeightsConfig(**weights), bf16=bf16, strict=strict)
     if published is not None:
         found.published(published)
     return found
@@ -213,3 +213,53 @@ def test_the_settings_say_the_bounds_that_apply():
         for text in descriptions
     ]
     assert stated == [[FLOAT32.mean, BFLOAT16.mean], [FLOAT32.largest, BFLOAT16.largest]]
+
+
+# --- The strict gate, of true_on_policy_mode --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mean", "largest"), [(STRICT.mean, 0.0), (0.0, STRICT.largest)])
+def test_the_strict_bounds_are_tighter(mean, largest):
+    assert STRICT.mean < FLOAT32.mean
+    assert STRICT.largest < FLOAT32.largest
+    gate(strict=True).check(found_by(10, 10 * 0.99 * mean, 0.99 * largest), rollout=0, temperature=1.0)
+    with pytest.raises(ParityError, match=r"accepted in float32 is below 1e-05 and below 0\.0001\. Nothing of this"):
+        gate(strict=True).check(found_by(10, 10 * mean, largest), rollout=0, temperature=1.0)
+
+
+def test_tighter_bounds_than_the_strict_ones_are_kept():
+    with pytest.raises(ParityError):
+        gate(strict=True, parity_mean_tolerance=1e-7).check(found_by(10, 1e-5, 1e-6), rollout=0, temperature=1.0)
+
+
+def test_the_strict_gate_takes_what_the_published_weights_drew():
+    assert fresh(gate(strict=True, published=3), shard(versions=(3, 3, 3))) == [[True] * 4, [True]]
+    assert fresh(gate(published=3), shard(versions=(3, 2, 3))) == [[True] * 4, [False]]
+
+
+@pytest.mark.parametrize(
+    ("versions", "moved", "message"),
+    [
+        (
+            (3, 2, -1),
+            False,
+            "was published as weights 3, and 2 of 3 responses of this rank were drawn by others, by sev",
+        ),
+        (None, False, "was published as weights 3, and 3 of 3 responses of this rank were drawn by others"),
+        ((3, 3, 3), True, "was published as nothing, and 3 of 3 responses of this rank were drawn by others"),
+    ],
+)
+def test_the_strict_gate_refuses_what_other_weights_drew(versions, moved, message):
+    found = gate(strict=True, published=3)
+    if moved:
+        found.moved()
+    with pytest.raises(ParityError) as caught:
+        marked(found, shard(rollout=7, versions=versions))
+    assert str(caught.value).startswith("rollout 7: true_on_policy_mode trains only on what the weights drew that are")
+    assert message in str(caught.value)
+
+
+def test_a_response_that_trains_nothing_may_be_stale():
+    batch = shard(versions=(3, 2, 3))
+    batch.loss_mask_U[2] = 0.0
+    assert fresh(gate(strict=True, published=3), batch) == [[True] * 4, [False]]

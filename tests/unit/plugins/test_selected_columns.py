@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,77 @@ def test_a_setting_that_the_estimator_does_not_read_is_refused(tmp_path, setting
         f" does not read it. Leave --{setting} out, or choose another estimator. An estimator that reads it says so "
         f"with AdvantageTraits(uses={{'{setting}'}})."
     )
+
+
+# --- Corrections and whitening ----------------------------------------------------------------------------------------
+
+READS = "reads={'rewards'}"
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"corrections": ("icepop",), "tis_clip": 5.0},
+        {"corrections": ("tis", "mis"), "tis_clip": 5.0, "mis_level": "sequence"},
+        {"corrections": ("veto", "opsm"), "veto_threshold": 0.1, "opsm_delta": 0.1},
+        {"corrections": ("opsm",), "use_rollout_logprobs": True},
+        {"normalize_advantages": True},
+    ],
+)
+def test_settings_that_reach_a_correction_are_accepted(tmp_path, algorithm):
+    check(tmp_path, READS, **algorithm)
+
+
+@pytest.mark.parametrize(
+    ("corrections", "setting", "value"),
+    [
+        (("tis",), "mis_level", "sequence"),
+        (("mis", "veto"), "tis_clip", 5.0),
+        (("tis",), "opsm_delta", 0.1),
+        (("opsm",), "veto_threshold", 0.1),
+    ],
+)
+def test_a_setting_that_no_correction_of_the_list_reads_is_refused(tmp_path, corrections, setting, value):
+    with pytest.raises(PluginError) as caught:
+        check(tmp_path, READS, corrections=corrections, **{setting: value})
+    flag = setting.replace("_", "-")
+    assert str(caught.value) == (
+        f"{setting} = {value} has no effect: of corrections = {' '.join(corrections)} none reads it. Leave --{flag} "
+        f"out, or name a correction that reads it. One that does says so with CorrectionTraits(uses={{'{setting}'}})."
+    )
+
+
+@pytest.mark.parametrize("correction", ["tis", "icepop", "mis", "veto"])
+def test_a_correction_that_would_compare_the_engine_with_itself_is_refused(tmp_path, correction):
+    with pytest.raises(PluginError) as caught:
+        check(tmp_path, READS, corrections=(correction,), use_rollout_logprobs=True)
+    assert str(caught.value).startswith(
+        "use_rollout_logprobs = true has the engine's log-probs in place of the learner's old ones, and corrections "
+        f"name {correction!r} of "
+    )
+    assert str(caught.value).endswith(
+        "which compares the two: every ratio would be 1. Leave one of them out. A correction that does not compare "
+        "them says so with CorrectionTraits(compares_engine=False)."
+    )
+
+
+def test_an_estimator_that_whitens_is_not_whitened_again(tmp_path):
+    check(tmp_path, f"{READS}, whitens=True")
+    with pytest.raises(PluginError) as caught:
+        check(tmp_path, f"{READS}, whitens=True", normalize_advantages=True)
+    assert str(caught.value).startswith("normalize_advantages = true has no effect: advantage estimator 'mine' of plug")
+    assert str(caught.value).endswith(
+        "whitens its advantages itself. Leave --normalize-advantages out, or choose another estimator."
+    )
+
+
+def test_a_correction_names_only_settings_that_there_are():
+    from slime_core import CorrectionSettings, CorrectionTraits
+    from slime_core.plugins.traits import CORRECTION_SETTINGS
+
+    with pytest.raises(
+        ValueError, match=r"^CorrectionTraits.uses is 'clip'; accepted are 'tis_clip', 'tis_clip_low', "
+    ):
+        CorrectionTraits(uses={"clip"})
+    assert tuple(field.name for field in fields(CorrectionSettings)) == CORRECTION_SETTINGS
+    assert set(CORRECTION_SETTINGS) <= set(AlgorithmConfig.model_fields)
