@@ -23,7 +23,7 @@ from slime_core.config.flags import CommandLine, read_command_line
 from slime_core.config.mistakes import Mistake, nearest, report
 from slime_core.config.schema import RunConfig
 from slime_core.config.section import EngineSection, Value
-from slime_core.config.settings import Setting, Unacceptable, core_settings, plugin_settings
+from slime_core.config.settings import Contested, Setting, Unacceptable, core_settings, plugin_settings
 from slime_core.errors import ConfigError
 
 __all__ = ["Peek", "Provenance", "Resolved", "load", "named_plugins", "peek"]
@@ -136,7 +136,8 @@ def load(
 
     Arguments:
         argv: flags after the command word.
-        presets: setting name -> (value, plugin that sets it), of the named plugins.
+        presets: setting name -> (value, plugin that sets it), of the named plugins. One that several of them set
+            needs a word of the file or of a flag.
         plugin_options: plugin -> its options class, of the named plugins.
         purpose: whose rules to check; an evaluation needs no advantage estimator.
         check_rules: False leaves out the rules between settings and the look at files.
@@ -154,6 +155,7 @@ def load(
     reading.read_flags(line)
     reading.select_paths()
     reading.fill_embedded()
+    reading.refuse_contested(presets or {})
     config, plugins = reading.build(options)
     if check_rules and not reading.file_is_unreadable:
         reading.mistakes += check.mistakes(config, purpose=purpose, broken=reading.broken)
@@ -180,6 +182,8 @@ class _Reading:
 
     def read_presets(self, presets: Presets) -> None:
         for key, (value, plugin) in presets.items():
+            if isinstance(value, Contested):
+                continue
             if key not in self.settings:
                 close = nearest(key, self.settings)
                 message = f"preset {key} of plugin {plugin}: no such setting{close}; report it to the plugin's author"
@@ -223,6 +227,13 @@ class _Reading:
             else:
                 self.values[key] = path
             self.provenance[key] = self.provenance[path]
+
+    def refuse_contested(self, presets: Presets) -> None:
+        for key, (value, _) in presets.items():
+            if isinstance(value, Contested) and key not in self.values:
+                flag = "--" + key.replace("_", "-")
+                message = f"{key} is preset by {' and by '.join(value.by)}; say what it is to be with {flag}"
+                self.mistakes.append(Mistake(f"{message}, or take one of them away with --no-plugin NAME", key))
 
     def fill_embedded(self) -> None:
         """Embedded defaults for what nothing has said, where neither a model nor prompts are named."""

@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from slime_core.config.schema import RunConfig
 from slime_core.config.section import EngineSection, Once
 
-__all__ = ["InWords", "Setting", "Unacceptable", "core_settings", "core_values", "plugin_settings"]
+__all__ = ["Contested", "InWords", "Setting", "Unacceptable", "core_settings", "core_values", "plugin_settings"]
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
 _PLUGINS = "plugins"
@@ -34,6 +34,13 @@ _BOUNDS = {Ge: "of at least", Gt: "greater than", Le: "at most", Lt: "less than"
 
 class Unacceptable(ValueError):
     """A value is not one that the setting accepts; the message says what is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contested:
+    """The value of a preset that several plugins set: none of theirs; ``by`` says in messages who they are."""
+
+    by: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import pluggy
 from pydantic import BaseModel
 
 from slime_core.config.schema import RunConfig
+from slime_core.config.settings import Contested
 from slime_core.errors import PluginError
 from slime_core.plugins import hooks
 from slime_core.plugins.boundary import boundary
@@ -54,7 +55,7 @@ class Registry:
 
     Arguments:
         plugins: who is active, ``core`` first, then in the order in which they were named.
-        presets: flag name -> (value, plugin that sets it).
+        presets: flag name -> (value, plugin that sets it); where several set it, :class:`Contested`.
         options: plugin -> its options class.
         lifecycle: lifecycle hook -> who implements it, in the order of ``plugins``.
         declarations: hook that is called once, at start -> who implements it, in the order of ``plugins``.
@@ -130,7 +131,7 @@ def register(sources: Sequence[PluginSource]) -> Registry:
     """Import the plugins, check their hooks, call each hook once, and collect what they declare.
 
     Raises:
-        PluginError: a plugin is broken or misuses a hook, or two claim the same plugin name, component or preset.
+        PluginError: a plugin is broken or misuses a hook, or two claim the same plugin name or component.
     """
     for source in sources:
         _check_name(source)
@@ -211,17 +212,14 @@ def _claim(declared: dict[tuple[Kind, str], _Declared], kind: Kind, new: _Declar
 
 def _presets(manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]) -> dict[str, tuple[object, str]]:
     presets: dict[str, tuple[object, str]] = {}
+    setters: dict[str, list[str]] = {}
     for one in _implementations(manager, "slime_presets", who):
         with boundary(one.plugin, "calling slime_presets"):
             own = checked_presets(one.function())
         for key, value in own.items():
-            if key in presets:
-                raise PluginError(
-                    f"the preset {key!r} is set twice: by {who[presets[key][1]]} and by {one.plugin}.\n"
-                    "Name only one of these plugins, or take one away with --no-plugin NAME; "
-                    f"--{key.replace('_', '-')} does not say which of them was meant."
-                )
-            presets[key] = (value, one.plugin.name)
+            by = setters.setdefault(key, [])
+            by.append(str(one.plugin))
+            presets[key] = (value if len(by) == 1 else Contested(tuple(by)), one.plugin.name)
     return presets
 
 

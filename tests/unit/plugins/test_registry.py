@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from slime_core import AdvantageTraits, Component, Kind, RewardTraits
-from slime_core.errors import PluginError
+from slime_core.config.load import load
+from slime_core.config.settings import Contested
+from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.registry import activate
 
 THING = "class Thing:\n    def __init__(self, options): ...\n    async def score(self, samples): ...\n"
@@ -142,15 +144,19 @@ def test_a_preset_carries_the_plugin_that_sets_it(install):
     assert activate(["acme"]).presets == {"gamma": (0.9, "acme")}
 
 
-def test_two_plugins_that_set_one_preset_are_both_named_even_if_they_agree(install):
+def test_a_preset_of_two_plugins_is_neither_of_theirs_even_if_they_agree(install):
     install("acme", "1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": presets("{'gamma': 0.9}")})
     install("zeta", "2", plugins={"zeta": "zeta.plugin"}, files={"zeta/plugin.py": presets("{'gamma': 0.9}")})
-    assert refusal("zeta", "acme") == (
-        "the preset 'gamma' is set twice: by plugin 'zeta' (zeta 2, entry point zeta.plugin) and by plugin 'acme' "
-        "(acme 1, entry point acme.plugin).\n"
-        "Name only one of these plugins, or take one away with --no-plugin NAME; --gamma does not say which of them "
-        "was meant."
-    )
+    presets_of_both = activate(["zeta", "acme"]).presets
+    by = ("plugin 'zeta' (zeta 2, entry point zeta.plugin)", "plugin 'acme' (acme 1, entry point acme.plugin)")
+    assert presets_of_both["gamma"][0] == Contested(by)
+    with pytest.raises(ConfigError) as refused:
+        load([], presets=presets_of_both, check_rules=False)
+    assert (
+        f"gamma is preset by {by[0]} and by {by[1]}; say what it is to be with --gamma, or take one of them away with "
+        "--no-plugin NAME\n"
+    ) in str(refused.value)
+    assert load(["--gamma", "0.8"], presets=presets_of_both, check_rules=False).config.algorithm.gamma == 0.8
 
 
 @pytest.mark.parametrize(
