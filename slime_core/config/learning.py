@@ -138,8 +138,11 @@ class CriticConfig(Section):
     """Decoupled weight decay of the critic. None: weight_decay."""
     critic_clip_grad: PositiveOrZero | None = None
     """Largest global norm of the critic's gradient. None: clip_grad."""
-    value_clip: PositiveOrZero = 0.2
-    """How far a value may move from the one before the rollout's first step and still lower the critic's loss."""
+    value_clip: Positive | None = 0.2
+    """How far a value may move from the one before the rollout's first step and still lower the critic's loss.
+
+    In the unit of the rewards. None: as far as it likes.
+    """
     num_critic_only_steps: CountOrZero = 0
     """Rollouts at the start that train the critic alone."""
     critic_num_gpus: Count | None = None

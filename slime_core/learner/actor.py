@@ -111,7 +111,7 @@ class LearnerActor(Watched):
         from slime_core.weights import export as hf
 
         learner = self._learner
-        learner.actor.save(draft / "torch_dist")
+        learner.save(draft)
         if export:
             hf.write(draft / "hf", learner.export_weights(), template=template, writes=learner.is_sender)
 
@@ -121,10 +121,9 @@ class LearnerActor(Watched):
         return states
 
     def load(self, folder: Path, states: PlaceStates) -> None:
-        """Continue from a checkpoint's ``torch_dist`` folder and the plugins' states. Collective."""
+        """Continue from the checkpoint in ``folder`` and the plugins' states. Collective."""
         learner = self._learner
-        learner.actor.load(folder)
-        learner.parity.moved()
+        learner.load(folder)
         learner.hooks.restore(states)
 
     def sleep(self) -> int:
@@ -247,7 +246,7 @@ class LearnerHandle:
     def load(self, checkpoint: Checkpoint) -> None:
         """Continue from ``checkpoint``."""
         states = checkpoint.state.plugin_states.get(Place.RANK, {})
-        self._wait(self._group.start("load", checkpoint.sharded, states), what=f"the checkpoint {checkpoint.path.name}")
+        self._wait(self._group.start("load", checkpoint.path, states), what=f"the checkpoint {checkpoint.path.name}")
 
     def close(self) -> None:
         """Let every rank leave its process groups."""

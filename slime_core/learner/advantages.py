@@ -58,13 +58,14 @@ class TokenEstimation:
         self._settings, self._reduce, self._context_group = settings, reduce, context_group
 
     def fill(self, shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> None:
-        """Every micro-batch has the advantages of its tokens, and the estimator's metrics.
+        """Every micro-batch has the advantages of its tokens, the returns of a critic, and the estimator's metrics.
 
         Collective over the ranks that hold the last pipeline stage. ``micro_batches`` are those of the whole shard,
-        annotated with the log-probabilities that the estimator reads.
+        annotated with the log-probabilities and values that the estimator reads.
 
         Raises:
-            RunError: the estimator failed, or returned what is no finite number a trained token.
+            RunError: the estimator failed, or returned what is no finite number a trained token; or it reads values and
+                returned nothing for the critic to learn.
         """
         batch = response_tokens(
             shard, micro_batches, reads=self.reads, settings=self._settings, context_group=self._context_group
@@ -73,8 +74,10 @@ class TokenEstimation:
         with torch.no_grad(), boundary(self._who, "estimating advantages", error=RunError):
             found = self._estimator.estimate(batch, self._reduce)
         advantages_U, metrics_U = _checked(found, trained_U, self._who)
+        returns_U = _checked_returns(found, trained_U, self._who) if "values" in self.reads else None
         for micro in micro_batches:
             micro.advantages_U = advantages_U[micro.places_U]
+            micro.returns_U = None if returns_U is None else returns_U[micro.places_U]
             micro.metrics_U = {name: values_U[micro.places_U] for name, values_U in metrics_U.items()}
 
 
@@ -98,7 +101,7 @@ def response_tokens(
     def computed(parts: Sequence[torch.Tensor | None]) -> torch.Tensor:
         values_U = torch.zeros(len(shard.loss_mask_U), device=device)
         for micro, part_U in zip(micro_batches, parts, strict=True):
-            assert part_U is not None, "log-probabilities are computed before advantages are estimated"
+            assert part_U is not None, "log-probabilities and values are computed before advantages are estimated"
             values_U[micro.places_U] = part_U
         if context_group is not None:
             # Every token is held by one of the ranks; the others add a zero.
@@ -115,6 +118,7 @@ def response_tokens(
         log_probs_U=computed([micro.old_log_probs_U for micro in micro_batches]) if old else None,
         ref_log_probs_U=computed([micro.ref_log_probs_U for micro in micro_batches]) if reference else None,
         rollout_log_probs_U=known(shard.rollout_log_probs_U, torch.float32) if "rollout_log_probs" in reads else None,
+        values_U=computed([micro.values_U for micro in micro_batches]) if "values" in reads else None,
         settings=settings or AdvantageSettings(),
         tokens_T=known(shard.tokens_T, torch.int64) if "tokens" in reads else None,
         total_lengths_B=known(shard.lengths_B, torch.int64) if "tokens" in reads else None,
@@ -158,11 +162,28 @@ def _checked(found: TokenAdvantages, trained_U: torch.Tensor, who: str) -> tuple
     require_type(found, TokenAdvantages, who)
     columns = {"advantages_U": found.advantages_U}
     require_per_token(columns, found.metrics_U, metrics_name="metrics_U", count=len(trained_U), who=who)
-    advantages_U = found.advantages_U.detach().float().where(trained_U, 0.0)
-    wrong = int((~advantages_U.isfinite()).sum())
+    advantages_U = _finite(found.advantages_U, trained_U, f"{who} returned")
+    return advantages_U, {name: values_U.detach().float() for name, values_U in found.metrics_U.items()}
+
+
+def _checked_returns(found: TokenAdvantages, trained_U: torch.Tensor, who: str) -> torch.Tensor:
+    """What the critic is to learn, float32, 0 where nothing is trained; without gradient."""
+    if found.returns_U is None:
+        raise RunError(
+            f"{who} reads values, so a critic is trained, and returned no returns_U for it to learn; accepted is one "
+            "number a response token. Report this to the plugin's author."
+        )
+    require_per_token({"returns_U": found.returns_U}, {}, metrics_name="metrics_U", count=len(trained_U), who=who)
+    return _finite(found.returns_U, trained_U, f"returns_U: {who} returned")
+
+
+def _finite(values_U: torch.Tensor, trained_U: torch.Tensor, what: str) -> torch.Tensor:
+    """As float32, without gradient, 0 where nothing is trained."""
+    values_U = values_U.detach().float().where(trained_U, 0.0)
+    wrong = int((~values_U.isfinite()).sum())
     if wrong:
         raise RunError(
-            f"{who} returned NaN or infinity for {wrong} of {int(trained_U.sum())} trained tokens; accepted are finite "
+            f"{what} NaN or infinity for {wrong} of {int(trained_U.sum())} trained tokens; accepted are finite "
             "numbers. Look at the rewards of this rollout, or choose another estimator with --advantage-estimator."
         )
-    return advantages_U, {name: values_U.detach().float() for name, values_U in found.metrics_U.items()}
+    return values_U

@@ -45,6 +45,8 @@ class MicroBatch:
         rollout_log_probs_U: float32 [u].
         old_log_probs_U: float32 [u] once annotated; None: the current ones stand in, detached.
         ref_log_probs_U: float32 [u] once annotated; None: nothing reads them.
+        values_U: float32 [u], the critic's before its first optimizer step, once annotated; None: nothing reads them.
+        returns_U: float32 [u], what the critic is to learn, once estimated; None: there is no critic.
         scale: what a sum of means over samples (a sum over tokens, where tokens are averaged) is multiplied by, so that
             micro-batches and ranks add up to the step's loss; 0 in an idle one.
         extra: one entry a sample by name; what functions named by path pass on to a loss named by path.
@@ -68,6 +70,8 @@ class MicroBatch:
     temperature: float = 1.0
     old_log_probs_U: torch.Tensor | None = None
     ref_log_probs_U: torch.Tensor | None = None
+    values_U: torch.Tensor | None = None
+    returns_U: torch.Tensor | None = None
     scale: float = 1.0
     extra: dict[str, list[Any]] = field(default_factory=dict)
     fresh_U: torch.Tensor | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,10 @@ from slime_core.learner.log_probs import response_entropy, response_log_probs, r
 from slime_core.learner.objective import Objective
 from slime_core.learner.totals import Sums, total
 
-__all__ = ["backward", "fill_up", "log_probs"]
+__all__ = ["backward", "collect", "descend", "fill_up", "log_probs"]
+
+Measure = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, Sums]]
+"""From a micro-batch and what the model gave for its row to the loss, with gradient, and the metrics."""
 
 
 def fill_up(steps: list[list[MicroBatch]], layout: ParallelLayout) -> None:
@@ -44,11 +47,26 @@ def log_probs(model: Sequence[Any], micro_batches: Sequence[MicroBatch]) -> list
         One float32 [u] a micro-batch on the last pipeline stage; nothing on the others, which do not need them.
     """
 
-    def collect(micro: MicroBatch, logits_1TV: torch.Tensor, **_: Any) -> torch.Tensor:
+    def take(micro: MicroBatch, logits_1TV: torch.Tensor) -> torch.Tensor:
         return response_log_probs(response_logits(logits_1TV, micro), micro)
 
+    return collect(model, micro_batches, take)
+
+
+def collect(
+    model: Sequence[Any], micro_batches: Sequence[MicroBatch], take: Callable[[MicroBatch, torch.Tensor], torch.Tensor]
+) -> list[torch.Tensor]:
+    """What ``take`` makes of the model's output for each micro-batch, without gradient.
+
+    Returns:
+        One a micro-batch on the last pipeline stage; nothing on the others.
+    """
+
+    def last(micro: MicroBatch, output: torch.Tensor, **_: Any) -> torch.Tensor:
+        return take(micro, output)
+
     with torch.no_grad():
-        collected: list[torch.Tensor] = _schedule(model, micro_batches, collect, forward_only=True)
+        collected: list[torch.Tensor] = _schedule(model, micro_batches, last, forward_only=True)
     return collected
 
 
@@ -59,9 +77,17 @@ def backward(model: Sequence[Any], micro_batches: Sequence[MicroBatch], objectiv
         The metrics of the step, summed over all data-parallel ranks, the same on every rank.
     """
 
-    def loss(micro: MicroBatch, logits_1TV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Sums]:
-        measure = _of_log_probs if objective.of_logits is None else _of_logits
-        value, sums = measure(objective, logits_1TV, micro)
+    def measure(micro: MicroBatch, logits_1TV: torch.Tensor) -> tuple[torch.Tensor, Sums]:
+        return (_of_log_probs if objective.of_logits is None else _of_logits)(objective, logits_1TV, micro)
+
+    return descend(model, micro_batches, measure)
+
+
+def descend(model: Sequence[Any], micro_batches: Sequence[MicroBatch], measure: Measure) -> dict[str, float]:
+    """Gradients of the sum of the losses that ``measure`` finds, otherwise as :func:`backward`."""
+
+    def loss(micro: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Sums]:
+        value, sums = measure(micro, output)
         # The count that Megatron asks for is not used: see optimizer.sum_gradients.
         return value, torch.ones((), dtype=torch.int, device=value.device), sums
 

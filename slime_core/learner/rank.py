@@ -8,15 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from slime_core.config.settings import core_values
-from slime_core.errors import NonFiniteError, RunError
+from slime_core.errors import CheckpointError, NonFiniteError, RunError
 from slime_core.learner.advantages import OverShards, normalize
 from slime_core.learner.columns import Columns
+from slime_core.learner.critic import Critic
 from slime_core.learner.custom import Custom
 from slime_core.learner.parity import ParityGate
 from slime_core.learner.process import LearnerSettings, prepare_process
@@ -31,7 +34,7 @@ __all__ = ["Learner", "LearnerSettings"]
 
 
 class Learner:
-    """The actor, its optimizer, and the reference if one is needed. Methods are collective over all ranks."""
+    """The actor, its optimizer, and reference and critic if they are needed. Methods are collective over all ranks."""
 
     def __init__(self, settings: LearnerSettings, registry: Registry) -> None:
         """Join the process group and build the model with the start weights.
@@ -64,21 +67,34 @@ class Learner:
         self.parity = ParityGate(config.weights, bf16=config.model.bf16, strict=config.algorithm.true_on_policy_mode)
         self._bed: Any = None
         self._roles = self._remember_reference()
+        self.critic = self._build_critic(registry) if self._columns.values else None
 
     # --- Building ----------------------------------------------------------------------------------------------------
 
     def _trained_model(self, registry: Registry) -> TrainedModel:
         from slime_core.learner.components import build_model_spec, who_builds
 
-        settings = self._settings
+        settings, config = self._settings, self._config
         self._spec = build_model_spec(registry, settings.architecture, options=settings.options, custom=self.custom)
         return TrainedModel(
             self._spec,
             builder=who_builds(registry, settings.architecture),
-            settings=settings,
+            settings=replace(settings, num_steps=settings.num_steps - self._critic_only * config.steps_per_rollout),
             folder=settings.folder,
-            optimizer=settings.config.optimizer,
+            optimizer=config.optimizer,
         )
+
+    def _build_critic(self, registry: Registry) -> Critic:
+        from slime_core.learner.components import build_model_spec, who_builds
+
+        settings = self._settings
+        spec = build_model_spec(registry, settings.architecture, options=settings.options, custom=self.custom)
+        return Critic(spec, builder=who_builds(registry, settings.architecture), settings=settings)
+
+    @property
+    def _critic_only(self) -> int:
+        """Rollouts at the start that leave the actor as it is."""
+        return self._config.critic.num_critic_only_steps
 
     def _components(self, registry: Registry) -> tuple[Any, Any]:
         from megatron.core import parallel_state
@@ -115,7 +131,7 @@ class Learner:
     # --- Training ----------------------------------------------------------------------------------------------------
 
     def train(self, shard: TrainBatch) -> dict[str, float]:
-        """Run every optimizer step of ``shard``; only numbers come back.
+        """Run every optimizer step of ``shard``, the critic's first; only numbers come back.
 
         Returns:
             ``train/...`` metrics, averaged over the optimizer steps, and ``parity/...`` metrics where it was due; the
@@ -132,12 +148,16 @@ class Learner:
         steps = self._cut(shard)
         self.parity.mark(shard, steps[0])
         every = [micro for step in steps for micro in step]
-        self._annotate(every, num_steps=len(steps))
+        trains_actor = shard.rollout >= self._critic_only
+        self._annotate(every, num_steps=len(steps) if trains_actor else 0)
         self._estimate(shard, every)
         if self._postprocess is not None:
             self._postprocess(shard, steps)
-        results = [self._hooked_step(step, TrainStep(shard.rollout, i, self._info)) for i, step in enumerate(steps)]
-        return {f"train/{name}": value for name, value in average(results).items()} | self.parity.report()
+        numbered = enumerate(steps if trains_actor else [])
+        judged = [self._critic_step(self.critic, step, rollout=shard.rollout) for step in steps if self.critic]
+        results = [self._hooked_step(step, TrainStep(shard.rollout, i, self._info)) for i, step in numbered]
+        metrics = average(results) | average(judged)
+        return {f"train/{name}": value for name, value in metrics.items()} | self.parity.report()
 
     def _annotate(self, micro_batches: list[Any], *, num_steps: int) -> None:
         """Every micro-batch has the columns that a model computes and something reads."""
@@ -150,6 +170,8 @@ class Learner:
                 micro.old_log_probs_U = values_U
         if self._objective.old_from_engine:
             self._objective.take_from_engine(micro_batches)
+        if self.critic is not None:
+            self.critic.annotate(micro_batches)
 
     def _log_probs(self, micro_batches: list[Any], *, role: str) -> Iterator[tuple[Any, torch.Tensor]]:
         """Micro-batches and what the model gives their response tokens; none on earlier pipeline stages."""
@@ -198,6 +220,14 @@ class Learner:
         _refuse_non_finite(metrics, rollout)
         return metrics
 
+    def _critic_step(self, critic: Critic, micro_batches: list[Any], *, rollout: int) -> dict[str, float]:
+        metrics = critic.backward(micro_batches)
+        _refuse_non_finite(metrics, rollout, of="critic_")
+        _refuse_wrong_weights(metrics.pop("weight"), rollout)
+        metrics |= critic.update()
+        _refuse_non_finite(metrics, rollout, of="critic_")
+        return metrics
+
     # --- Weights -----------------------------------------------------------------------------------------------------
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -210,6 +240,36 @@ class Learner:
         """Whether this rank is the one that talks to the engines and writes shared files."""
         return self._settings.rank == 0
 
+    # --- Checkpoints -------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's part of the models that train: ``torch_dist``, and ``critic`` if there is one. Collective.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        self.actor.save(folder / "torch_dist")
+        if self.critic is not None:
+            (folder / "critic").mkdir(exist_ok=True)
+            self.critic.trained.save(folder / "critic")
+
+    def load(self, folder: Path) -> None:
+        """Continue from what :meth:`save` wrote, in any layout. Collective.
+
+        Raises:
+            CheckpointError: it is of another model, or of a run without the critic that this one trains.
+        """
+        if self.critic is not None and not (folder / "critic").is_dir():
+            raise CheckpointError(
+                f"{folder} holds no critic, and the advantage estimator of this run needs one: the run that wrote it "
+                "had none. Resume with its estimator, or start anew from its weights with --hf-checkpoint "
+                f"{folder / 'hf'}; a critic that is trained first (--num-critic-only-steps) then leaves them alone."
+            )
+        self.actor.load(folder / "torch_dist")
+        if self.critic is not None:
+            self.critic.trained.load(folder / "critic")
+        self.parity.moved()
+
     # --- Devices -----------------------------------------------------------------------------------------------------
 
     def sleep(self) -> int:
@@ -217,10 +277,13 @@ class Learner:
         from slime_core.learner.sleep import Bed, device_tensors, drop_scratch
 
         if self._bed is None:
-            self.actor.optimizer.zero_grad()
+            models = [self.actor] if self.critic is None else [self.actor, self.critic.trained]
+            for trained in models:
+                trained.optimizer.zero_grad()
             drop_scratch()
-            # Anew each time: the optimizer makes its state at its first step.
-            self._bed = Bed(*device_tensors(self.actor.model, self.actor.optimizer))
+            # Anew each time: an optimizer makes its state at its first step.
+            found = [device_tensors(trained.model, trained.optimizer) for trained in models]
+            self._bed = Bed(*(chain.from_iterable(tensors) for tensors in zip(*found, strict=True)))
         return int(self._bed.sleep())
 
     def wake(self) -> None:
@@ -237,12 +300,13 @@ class Learner:
         dist.destroy_process_group()
 
 
-def _refuse_non_finite(metrics: dict[str, float], rollout: int) -> None:
+def _refuse_non_finite(metrics: dict[str, float], rollout: int, *, of: str = "") -> None:
     bad = sorted(name for name, value in metrics.items() if not math.isfinite(value))
     if bad:
+        settings = " or ".join(f"--{of}{name}".replace("_", "-") for name in ("lr", "clip_grad"))
         raise NonFiniteError(
             f"rollout {rollout}: not finite (NaN or infinity): {', '.join(bad)}. Nothing of this step was published or "
-            "saved. Look at the samples of this rollout, then lower --lr or --clip-grad, or resume from the last "
+            f"saved. Look at the samples of this rollout, then lower {settings}, or resume from the last "
             "checkpoint with --load."
         )
 

@@ -78,10 +78,14 @@ class TrainedModel:
         """Fresh gradients of one optimizer step; returns what :func:`slime_core.learner.passes.backward` returns."""
         from slime_core.learner.passes import backward
 
+        self.forget_gradients()
+        return backward(self.model, micro_batches, objective)
+
+    def forget_gradients(self) -> None:
+        """The gradient is zero, so that the next backward pass makes that of its step alone."""
         for chunk in self.model:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        return backward(self.model, micro_batches, objective)
 
     def update(self) -> dict[str, float]:
         """Step along the gradients; returns ``grad_norm``, before clipping, and ``lr``, which the step ran at."""

@@ -1,10 +1,16 @@
-"""Sums of discounted rewards over responses that lie one after the other in a flat tensor."""
+"""Sums of discounted rewards, and advantages over values, of responses that lie one after the other in a flat tensor.
+
+Left out of generalised advantage estimation: a value behind the last token of a response that was cut off. Its return
+ends there, as where the response ended by itself.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-__all__ = ["discounted_returns"]
+__all__ = ["Estimates", "discounted_returns", "generalized_advantages"]
 
 
 def discounted_returns(rewards_T: torch.Tensor, *, samples_T: torch.Tensor, gamma: float) -> torch.Tensor:
@@ -36,3 +42,48 @@ def discounted_returns(rewards_T: torch.Tensor, *, samples_T: torch.Tensor, gamm
         returns_T[:-width] += gamma**width * later_T
         width *= 2
     return returns_T
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """What generalised advantage estimation makes of T tokens, each [T].
+
+    Arguments:
+        advantages_T: how much better a token was than the critic expected.
+        returns_T: the advantages plus the values, what the critic is to learn.
+    """
+
+    advantages_T: torch.Tensor
+    returns_T: torch.Tensor
+
+
+def generalized_advantages(
+    rewards_T: torch.Tensor, *, values_T: torch.Tensor, samples_T: torch.Tensor, gamma: float, lambd: float
+) -> Estimates:
+    """A_t = delta_t + gamma * lambd * A_(t+1), with delta_t = r_t + gamma * V_(t+1) - V_t, over every sample alone.
+
+    Behind the last token of a sample A and V are 0. The returns are A + V. With ``lambd`` 1 that is the discounted
+    reward to go, whatever the values; with 0 the advantage is delta.
+
+    Source: Schulman et al. 2015 (1506.02438), equations 11 and 16.
+
+    Arguments:
+        rewards_T, values_T: float [T].
+        samples_T: int64 [T], which sample a token belongs to; tokens of a sample lie together and in order.
+        gamma: discount of one token, 0 to 1.
+        lambd: decay of the deltas, 0 to 1.
+
+    Raises:
+        ValueError: the shapes differ, or ``gamma`` or ``lambd`` is out of range.
+    """
+    if not rewards_T.shape == values_T.shape == samples_T.shape:
+        shapes = f"{tuple(rewards_T.shape)}, {tuple(values_T.shape)} and {tuple(samples_T.shape)}"
+        raise ValueError(f"rewards_T, values_T and samples_T must have one shape; found {shapes}")
+    for name, factor in {"gamma": gamma, "lambd": lambd}.items():
+        if not 0.0 <= factor <= 1.0:
+            raise ValueError(f"{name} is {factor}; it lies between 0 and 1")
+    next_T = torch.zeros_like(values_T)
+    next_T[:-1] = values_T[1:].where(samples_T[1:] == samples_T[:-1], 0.0)
+    deltas_T = rewards_T + gamma * next_T - values_T
+    advantages_T = discounted_returns(deltas_T, samples_T=samples_T, gamma=gamma * lambd)
+    return Estimates(advantages_T, advantages_T + values_T)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from slime_core.config.schema import RunConfig
+from slime_core.config.embedded import EMBEDDED_DEFAULTS
+from slime_core.config.schema import CriticConfig, RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.discovery import CORE, PluginIdentity
@@ -17,7 +18,9 @@ __all__ = ["SELECTED_BY", "Selected", "check_selection", "check_targets", "selec
 
 FILLED = {
     "sample": frozenset({"rewards", "groups", "lengths", "mask_sums", "rollouts"}),
-    "token": frozenset({"rewards", "lengths", "mask", "tokens", "log_probs", "ref_log_probs", "rollout_log_probs"}),
+    "token": frozenset(
+        {"rewards", "lengths", "mask", "tokens", "log_probs", "ref_log_probs", "rollout_log_probs", "values"}
+    ),
 }
 """Columns that an advantage estimator is handed, by its scope."""
 
@@ -94,6 +97,7 @@ def check_selection(config: RunConfig, registry: Registry, *, trains: bool) -> N
             _refuse_unfilled(found)
             _refuse_idle_kl(found, config.algorithm.kl_coef)
             _refuse_second_whitening(found, config.algorithm.normalize_advantages)
+            _refuse_idle_critic(found, config.critic)
             for setting in ("gamma", "lambd"):
                 _refuse_unused(found, setting, getattr(config.algorithm, setting))
         elif found.kind is Kind.CORRECTION and config.algorithm.use_rollout_logprobs:
@@ -121,6 +125,22 @@ def _refuse_idle_kl(found: Selected, kl_coef: float) -> None:
             f"kl_coef = {kl_coef:g} has no effect: advantage estimator {found.component.name!r} of {found.plugin} "
             "takes no divergence off the rewards. Leave --kl-coef out, have the divergence in the loss with "
             "--use-kl-loss, or choose another estimator."
+        )
+
+
+def _refuse_idle_critic(found: Selected, critic: CriticConfig) -> None:
+    traits: Any = found.component.traits
+    if "values" in traits.reads:
+        return
+    defaults = {name: field.default for name, field in type(critic).model_fields.items()}
+    given = [
+        f"{name} = {value}" for name, value in critic if value not in (defaults[name], EMBEDDED_DEFAULTS.get(name))
+    ]
+    if given:
+        raise PluginError(
+            f"{', '.join(given)}: no effect without a critic, and advantage estimator {found.component.name!r} of "
+            f"{found.plugin} does not read values, so there is none. Leave the settings of the critic out, or choose "
+            "an estimator that reads values, such as --plugin ppo --advantage-estimator ppo."
         )
 
 

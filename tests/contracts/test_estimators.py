@@ -27,5 +27,9 @@ class TestReinforcePlusPlusBaseline(AdvantageEstimatorSuite):
     component = "reinforce_plus_plus_baseline"
 
 
+class TestPpo(TokenAdvantageEstimatorSuite):
+    component = "ppo"
+
+
 class TestReinforcePlusPlus(TokenAdvantageEstimatorSuite):
     component = "reinforce_plus_plus"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.config.schema import AlgorithmConfig, RunConfig
+from slime_core.config.embedded import EMBEDDED_DEFAULTS
+from slime_core.config.schema import AlgorithmConfig, CriticConfig, RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import activate
 from slime_core.plugins.selection import check_selection
@@ -22,13 +23,12 @@ def slime_register_advantage_estimators():
 """
 
 
-def check(tmp_path: Path, traits: str, **algorithm) -> None:
+def check(tmp_path: Path, traits: str, *, critic: CriticConfig | None = None, **algorithm) -> None:
     file = tmp_path / "mine.py"
     file.write_text(PLUGIN.format(traits=traits))
     registry = activate([str(file)]).registry
-    check_selection(
-        RunConfig(algorithm=AlgorithmConfig(advantage_estimator="mine", **algorithm)), registry, trains=True
-    )
+    algorithm = AlgorithmConfig(advantage_estimator="mine", **algorithm)
+    check_selection(RunConfig(algorithm=algorithm, critic=critic or CriticConfig()), registry, trains=True)
 
 
 def test_what_is_filled_may_be_read(tmp_path):
@@ -40,7 +40,8 @@ def test_what_is_filled_may_be_read(tmp_path):
 @pytest.mark.parametrize(
     ("traits", "column", "filled"),
     [
-        ("scope='token', reads={'rewards', 'values'}", "values", "'token' are lengths, log_probs, mask, "),
+        ("scope='token', reads={'rewards', 'qualities'}", "qualities", "'token' are lengths, log_probs, mask, "),
+        ("reads={'rewards', 'values'}", "values", "'sample' are groups, lengths, mask_sums, rewards. Choose another "),
         ("scope='token', reads={'groups'}", "groups", "'token' are lengths, log_probs, mask, ref_log_probs, rewards, "),
         ("scope='token', kl_reads={'teacher'}", "teacher", "'token' are lengths, log_probs, mask, ref_log_probs, "),
         (
@@ -71,6 +72,22 @@ def test_a_divergence_that_nobody_takes_off_is_refused(tmp_path):
     assert str(caught.value).endswith(
         "takes no divergence off the rewards. Leave --kl-coef out, have the divergence in the loss with --use-kl-loss, "
         "or choose another estimator."
+    )
+
+
+def test_settings_of_a_critic_that_is_not_there_are_refused(tmp_path):
+    given = CriticConfig(critic_lr=0.5, num_critic_only_steps=2)
+    check(tmp_path, "scope='token', reads={'rewards', 'values'}", critic=given)
+    embedded = {name: EMBEDDED_DEFAULTS[name] for name in CriticConfig.model_fields if name in EMBEDDED_DEFAULTS}
+    check(tmp_path, "reads={'rewards'}", critic=CriticConfig(**embedded))
+    with pytest.raises(PluginError) as caught:
+        check(tmp_path, "reads={'rewards'}", critic=given)
+    assert str(caught.value).startswith(
+        "critic_lr = 0.5, num_critic_only_steps = 2: no effect without a critic, and advantage estimator 'mine' of "
+    )
+    assert str(caught.value).endswith(
+        " does not read values, so there is none. Leave the settings of the critic out, or choose an estimator that "
+        "reads values, such as --plugin ppo --advantage-estimator ppo."
     )
 
 

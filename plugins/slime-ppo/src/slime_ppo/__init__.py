@@ -1,5 +1,5 @@
-"""REINFORCE++ for slime: the advantage estimators ``reinforce_plus_plus`` and ``reinforce_plus_plus_baseline``.
+"""PPO and REINFORCE++ for slime: the estimators ``ppo``, ``reinforce_plus_plus`` and ``reinforce_plus_plus_baseline``.
 
-``plugin`` declares both. ``reinforce_plus_plus`` computes the first on the learner's ranks with torch, token by token;
-``advantage`` the second, one number a sample, with numpy.
+``plugin`` declares them. ``ppo`` and ``reinforce_plus_plus`` work on the learner's ranks with torch, token by token,
+both on the ``rewards`` of single tokens; ``advantage`` gives one number a sample, with numpy.
 """

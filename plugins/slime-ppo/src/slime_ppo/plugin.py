@@ -12,6 +12,18 @@ __all__: list[str] = []
 @hookimpl
 def slime_register_advantage_estimators() -> Iterator[Component]:
     yield Component(
+        "ppo",
+        target="slime_ppo.ppo:GeneralizedAdvantage",
+        traits=AdvantageTraits(
+            scope="token",
+            reads={"rewards", "mask", "values"},
+            kl_reads={"log_probs", "ref_log_probs"},
+            policy_loss="clipped",
+            uses={"gamma", "lambd"},
+        ),
+        summary="Generalised advantage estimation over a critic's values (PPO, 1707.06347; GAE, 1506.02438)",
+    )
+    yield Component(
         "reinforce_plus_plus",
         target="slime_ppo.reinforce_plus_plus:ReinforcePlusPlus",
         traits=AdvantageTraits(
@@ -35,3 +47,8 @@ def slime_register_advantage_estimators() -> Iterator[Component]:
         ),
         summary="Reward minus group mean, whitened over the whole batch (REINFORCE++, 2501.03262)",
     )
+
+
+@hookimpl
+def slime_presets() -> dict[str, object]:
+    return {"advantage_estimator": "ppo"}

@@ -1,0 +1,54 @@
+"""PPO's advantages: generalised advantage estimation over the values of a critic.
+
+The rest of the algorithm (1707.06347) is the core's: the clipped surrogate, the critic and its clipped loss. Advantages
+are not whitened here; ``--normalize-advantages`` does that for any estimator.
+"""
+
+from __future__ import annotations
+
+from slime_core import Reductions, ResponseTokens, TokenAdvantages
+from slime_core.ops.returns import generalized_advantages
+from slime_ppo.rewards import token_rewards
+
+__all__ = ["GeneralizedAdvantage"]
+
+
+class GeneralizedAdvantage:
+    """How much better each trained token was than the critic expected, and the returns that the critic learns.
+
+    Over the trained tokens t = 1 .. T of a response, with the rewards r_t of :mod:`slime_ppo.rewards`::
+
+        delta_t = r_t + gamma * V_(t+1) - V_t           V_(T+1) = 0
+        A_t = sum over k >= t of (gamma * lambd)^(k - t) * delta_k
+        R_t = A_t + V_t
+
+    The value of a masked token is not read: from one trained token the next one follows, whatever a tool wrote between.
+
+    Source: Schulman et al. 2015 (1506.02438), equation 16; the divergence inside the reward: Ouyang et al. 2022
+    (2203.02155), section 3.5.
+    """
+
+    def __init__(self, options: object | None = None) -> None:
+        del options
+
+    def estimate(self, batch: ResponseTokens, reduce: Reductions) -> TokenAdvantages:
+        """Advantages and returns, float32 [u], 0 where masked, with the metric ``kl`` where ``kl_coef`` is not 0.
+
+        Raises:
+            ValueError: there are no values; or ``kl_coef`` is not 0, and the batch lacks log-probabilities of the actor
+                or of the reference.
+        """
+        del reduce  # nothing is taken over the batch
+        if batch.values_U is None:
+            raise ValueError("ppo needs values_U, the values of a critic; found None")
+        tokens = token_rewards(batch)
+        found = generalized_advantages(
+            tokens.rewards_T,
+            values_T=batch.values_U[tokens.trained_U].double(),
+            samples_T=tokens.samples_T,
+            gamma=batch.settings.gamma,
+            lambd=batch.settings.lambd,
+        )
+        return TokenAdvantages(
+            tokens.spread(found.advantages_T), returns_U=tokens.spread(found.returns_T), metrics_U=tokens.metrics_U
+        )

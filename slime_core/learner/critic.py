@@ -1,0 +1,199 @@
+"""The critic: the actor's architecture with a head that gives one value a token, and its own optimizer.
+
+The value of a response token is predicted where the token itself is: at the position before it, from everything up to
+there. So what the critic says of a token does not depend on the token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from slime_core.config.schema import OptimizerConfig, RunConfig
+from slime_core.errors import ConfigError
+from slime_core.learner.batches import MicroBatch
+from slime_core.learner.process import LearnerSettings
+from slime_core.learner.totals import Sums
+from slime_core.learner.trained import TrainedModel
+from slime_core.ops.values import clipped_value_loss
+
+__all__ = ["Critic", "ValueHead", "optimizer_of"]
+
+EXPLAINED = ("returns", "returns^2", "errors", "errors^2")
+"""Means on their way through the sums over ranks; what is left of them is ``explained_variance``."""
+
+_FLAT = 1e-12
+"""Returns of a variance below this, in the reward's unit squared, have none that could be explained."""
+
+
+class Critic:
+    """A model that learns what a response is going to be rewarded with. Methods are collective over all ranks.
+
+    Arguments:
+        spec: a model spec of its own; it builds the actor's architecture.
+        builder: the spec in messages, with its plugin.
+        settings: of the rank; the optimizer's are those of :func:`optimizer_of`.
+
+    Attributes:
+        trained: the model, its optimizer and schedule.
+    """
+
+    def __init__(self, spec: Any, *, builder: str, settings: LearnerSettings) -> None:
+        config = settings.config
+        self._value_clip = config.critic.value_clip
+        self.trained = TrainedModel(
+            spec,
+            builder=builder,
+            settings=settings,
+            folder=config.critic.critic_load or settings.folder,
+            optimizer=optimizer_of(config),
+            adapt=put_heads,
+        )
+
+    def annotate(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """On the last pipeline stage every micro-batch has the values that the critic gives its response tokens."""
+        from slime_core.learner.passes import collect
+
+        found = collect(self.trained.model, micro_batches, _response_values)
+        for micro, values_U in zip(micro_batches, found, strict=False):  # earlier stages have none
+            micro.values_U = values_U
+
+    def backward(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
+        """Fresh gradients of the value loss of one optimizer step, finished over all ranks.
+
+        The loss of a token is weighted as its policy loss is. ``values``, ``returns`` and ``explained_variance`` are
+        those of before the first step of the rollout.
+
+        Returns:
+            The metrics of the step, the same on every rank, with the sum of the loss weights as ``weight``.
+        """
+        from slime_core.learner.passes import descend
+
+        self.trained.forget_gradients()
+        return _explained(descend(self.trained.model, micro_batches, self._measure))
+
+    def update(self) -> dict[str, float]:
+        """Step along the gradients; returns ``critic_grad_norm``, before clipping, and ``critic_lr``."""
+        return {f"critic_{name}": value for name, value in self.trained.update().items()}
+
+    def _measure(self, micro: MicroBatch, output_1T1: torch.Tensor) -> tuple[torch.Tensor, Sums]:
+        old_U, returns_U = micro.values_U, micro.returns_U
+        assert old_U is not None, "values are there before the critic learns"
+        assert returns_U is not None, "returns are there before the critic learns them"
+        found = clipped_value_loss(
+            _response_values(micro, output_1T1), old_values_T=old_U, returns_T=returns_U, value_clip=self._value_clip
+        )
+        # A masked token may hold anything, an infinity included; 0 x inf would poison the sum.
+        trained_U = micro.mask_U != 0
+        loss = (found.loss_T.where(trained_U, 0.0) * micro.weights_U).sum()
+        exact_U = returns_U.double()
+        errors_U = exact_U - old_U
+        per_token = {
+            "value_clip_fraction": found.clipped_T,
+            "values": old_U,
+            **dict(zip(EXPLAINED, (exact_U, exact_U.square(), errors_U, errors_U.square()), strict=True)),
+        }
+        sums = {name: (column_U.where(trained_U, 0.0) * micro.weights_U).sum() for name, column_U in per_token.items()}
+        return loss, Sums({"value_loss": loss.detach(), "weight": micro.weights_U.sum(), **sums})
+
+
+def optimizer_of(config: RunConfig) -> OptimizerConfig:
+    """The actor's optimizer settings with what the critic has of its own; all of its weights train."""
+    critic = config.critic
+    own = {
+        "lr": critic.critic_lr,
+        "lr_warmup_iters": critic.critic_lr_warmup_iters,
+        "weight_decay": critic.critic_weight_decay,
+        "clip_grad": critic.critic_clip_grad,
+    }
+    given = {name: value for name, value in own.items() if value is not None}
+    whole: dict[str, Any] = {"only_train_params_name_list": (), "freeze_params_name_list": ()}
+    return config.optimizer.model_copy(update=given | whole)
+
+
+class ValueHead(torch.nn.Module):
+    """One number a token, float32, from the hidden states of the last layer; takes the place of the output layer.
+
+    Weight and bias start at 0, so that the first advantages are rewards alone, and are held by every tensor-parallel
+    rank. Where these share the tokens (sequence parallelism), each computes the values of its own and all get all of
+    them; a rank's gradient is then that of its tokens, and the mark has Megatron sum it over the ranks
+    (distributed/finalize_model_grads.py:354). Elsewhere every rank has the whole gradient.
+
+    Arguments:
+        config: Megatron's TransformerConfig.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self._shares_tokens = config.sequence_parallel
+        self.weight = torch.nn.Parameter(torch.zeros(1, config.hidden_size, dtype=config.params_dtype))
+        self.bias = torch.nn.Parameter(torch.zeros(1, dtype=config.params_dtype))
+        for parameter in (self.weight, self.bias):
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(
+        self, hidden_T1H: torch.Tensor, weight: None = None, runtime_gather_output: bool | None = None
+    ) -> tuple[torch.Tensor, None]:
+        """Values, float32 [t, 1, 1], of all tokens of the row; called as Megatron calls an output layer.
+
+        Arguments:
+            hidden_T1H: [t, 1, hidden], under sequence parallelism this rank's share of the tokens.
+            weight: of tied embeddings; there are none.
+            runtime_gather_output: values are never split over the vocabulary.
+        """
+        from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+
+        assert weight is None, "a critic's head shares no weight with its embedding"
+        values_T11 = torch.nn.functional.linear(hidden_T1H.float(), self.weight.float(), self.bias.float())
+        if self._shares_tokens:
+            # Every rank goes on with all tokens and has their whole gradient: each takes back its share of it.
+            values_T11 = gather_from_sequence_parallel_region(values_T11, tensor_parallel_output_grad=False)
+        return values_T11, None
+
+
+def put_heads(chunks: Sequence[torch.nn.Module]) -> None:
+    """The last chunk of the model gives values in place of logits; no chunk ties its embedding to an output layer.
+
+    Raises:
+        ConfigError: the model has no output layer that a head could replace.
+    """
+    from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_parallel_attributes
+
+    for chunk in chunks:
+        model: Any = chunk
+        _untie(model)
+        if not model.post_process:
+            continue
+        if not hasattr(model, "output_layer"):
+            raise ConfigError(
+                f"a critic needs a value head in the place of the output layer, and a {type(model).__name__} has no "
+                "attribute output_layer; build the model from Megatron's GPTModel, or choose an advantage estimator "
+                "without a critic"
+            )
+        device = next(model.parameters()).device
+        model.output_layer = ValueHead(model.config).to(device)
+        for parameter in model.output_layer.parameters():
+            set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+
+
+def _untie(model: Any) -> None:
+    # Megatron would add the gradients of the head to those of the embedding, over the pipeline's two ends.
+    model.share_embeddings_and_output_weights = False
+    if model.pre_process:
+        model.embedding.word_embeddings.weight.shared_embedding = False
+
+
+def _response_values(micro: MicroBatch, output_1T1: torch.Tensor) -> torch.Tensor:
+    """The value of each response token, from the row that predicts it: float32 [u]."""
+    return output_1T1[0].index_select(0, micro.rows_U).squeeze(-1).float()
+
+
+def _explained(metrics: dict[str, float]) -> dict[str, float]:
+    """``explained_variance`` in place of the means it is made of: 1 - Var(R - V) / Var(R), 0 where R is constant."""
+    weight = metrics["weight"] or 1.0  # no token is trained, and everything is 0
+    returns, squares, errors, squared_errors = (metrics.pop(name) / weight for name in EXPLAINED)
+    variance = squares - returns**2
+    explained = 0.0 if variance < _FLAT else 1 - (squared_errors - errors**2) / variance
+    return {**metrics, "returns": returns, "explained_variance": explained}

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slime_core.ops.values import clipped_value_loss
+
+
+def loss(values, old, returns, clip=0.2):
+    values_T = torch.tensor(values, requires_grad=True)
+    found = clipped_value_loss(
+        values_T, old_values_T=torch.tensor(old), returns_T=torch.tensor(returns), value_clip=clip
+    )
+    found.loss_T.sum().backward()
+    return found.loss_T.tolist(), found.clipped_T.tolist(), values_T.grad.tolist()
+
+
+def test_squared_errors_by_hand():
+    # Unmoved: (1 - 3)^2 = 4. Moved 0.5 to the return 2: held at 1.2, 0.64 against 0.25. Moved 0.5 away from the return
+    # 0: held at 1.2, 1.44, and free 2.25. Moved 0.1, inside the clip: 0.81 both ways.
+    found, clipped, gradient = loss([1.0, 1.5, 1.5, 1.1], [1.0, 1.0, 1.0, 1.0], [3.0, 2.0, 0.0, 2.0])
+    assert found == pytest.approx([4.0, 0.64, 2.25, 0.81])
+    assert clipped == [0, 1, 0, 0]
+    assert gradient == pytest.approx([-4.0, 0.0, 3.0, -1.8])
+
+
+def test_a_value_that_has_not_moved_has_the_whole_gradient_of_the_squared_error():
+    found, clipped, gradient = loss([0.25], [0.25], [1.0])
+    assert (found, clipped, gradient) == ([0.5625], [0.0], [-1.5])
+
+
+def test_without_a_clip_it_is_the_squared_error():
+    found, clipped, gradient = loss([1.5, -3.0], [1.0, 1.0], [2.0, 2.0], clip=None)
+    assert (found, clipped, gradient) == ([0.25, 25.0], [0, 0], [-1.0, -10.0])
+
+
+def test_a_wide_clip_changes_nothing_and_permuted_tokens_have_permuted_losses():
+    torch.manual_seed(0)
+    values, old, returns = torch.randn(3, 50)
+    wide, none = (
+        clipped_value_loss(values, old_values_T=old, returns_T=returns, value_clip=clip) for clip in (1e6, None)
+    )
+    assert torch.allclose(wide.loss_T, none.loss_T)
+    straight = clipped_value_loss(values, old_values_T=old, returns_T=returns, value_clip=0.3)
+    order = torch.randperm(50)
+    moved = clipped_value_loss(values[order], old_values_T=old[order], returns_T=returns[order], value_clip=0.3)
+    assert torch.equal(moved.loss_T, straight.loss_T[order])
+    assert bool((straight.loss_T >= none.loss_T).all())
+
+
+def test_bad_input_is_refused():
+    one = torch.ones(1)
+    with pytest.raises(ValueError, match=r"must have one shape; found \(1,\), \(2,\) and \(1,\)"):
+        clipped_value_loss(one, old_values_T=torch.ones(2), returns_T=one, value_clip=0.2)
+    with pytest.raises(ValueError, match=r"value_clip is 0\.0; a bound of the values needs to be above 0, or None"):
+        clipped_value_loss(one, old_values_T=one, returns_T=one, value_clip=0.0)
