@@ -208,6 +208,10 @@ def _reference_is_a_model(config: RunConfig) -> Iterator[str]:
     yield from _no_model(config.model.ref_load, "ref_load")
 
 
+def _critic_is_a_model(config: RunConfig) -> Iterator[str]:
+    yield from _no_model(config.critic.critic_load, "critic_load")
+
+
 def _load_exists(config: RunConfig) -> Iterator[str]:
     folder = config.model.load
     if folder is not None and not folder.is_dir():
@@ -302,5 +306,6 @@ _OF_RUN: dict[Rule, str] = {
     _interval_has_data: "eval_interval eval_prompt_data eval_function_path",
     _prompts_are_readable: "prompt_data",
     _reference_is_a_model: "ref_load",
+    _critic_is_a_model: "critic_load",
 }
 """Rule -> the settings it reads."""

@@ -352,3 +352,58 @@ def test_advantages_of_an_estimator_of_scope_token_are_whitened_too():
     found = by_place(every)
     wanted = ((places_U - places_U.mean()) / places_U.std()).tolist()
     assert [found[place] for place in np.flatnonzero(batch.loss_mask_U)] == pytest.approx(wanted, abs=1e-5)
+# --- Where a critic is ------------------------------------------------------------------------------------------------
+
+
+class Judge:
+    """Remembers the values; a token's return is its value plus ``more``."""
+
+    def __init__(self, more: float | None = 1.0) -> None:
+        self._more, self.seen = more, []
+
+    def estimate(self, batch: ResponseTokens, reduce: object) -> TokenAdvantages:
+        self.seen.append(batch.values_U)
+        returns_U = None if self._more is None else batch.values_U + self._more
+        return TokenAdvantages(torch.zeros(len(batch.mask_U)), returns_U=returns_U)
+
+
+def judged(packing: str) -> tuple[TrainBatch, list[MicroBatch]]:
+    """The value of a response token is half the token."""
+    batch = shard(*PACKINGS[packing])
+    every = [micro for step in cut(batch) for micro in step]
+    for micro in every:
+        micro.values_U = micro.targets_U.float() / 2
+    return batch, every
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_values_come_in_the_order_of_the_shard_and_returns_go_to_their_tokens(packing):
+    batch, every = judged(packing)
+    judge = Judge()
+    estimation(judge, "values").fill(batch, every)
+    assert judge.seen[0].tolist() == [token / 2 for token in targets(batch)]
+    for micro in every:
+        expected_U = (micro.targets_U / 2 + 1).where(micro.mask_U != 0, 0.0)
+        assert torch.equal(micro.returns_U, expected_U)
+
+
+def test_without_a_critic_there_are_neither_values_nor_returns():
+    batch, every = judged("one row")
+    estimator = Estimator()
+    estimation(estimator).fill(batch, every)
+    assert estimator.seen[0].values_U is None
+    assert every[0].returns_U is None
+
+
+@pytest.mark.parametrize(
+    ("more", "mistake"),
+    [
+        (None, "reads values, so a critic is trained, and returned no returns_U for it to learn; accepted is one "),
+        (math.nan, "returned NaN or infinity for 6 of 6 trained tokens; accepted are finite numbers"),
+    ],
+)
+def test_returns_that_a_critic_cannot_learn_are_refused(more, mistake):
+    batch, every = judged("one row")
+    with pytest.raises(RunError) as caught:
+        estimation(Judge(more), "values").fill(batch, every)
+    assert f"advantage estimator 'mine' of X {mistake}" in str(caught.value)

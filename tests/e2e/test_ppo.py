@@ -1,0 +1,77 @@
+"""A run with a critic beside the actor, on the real engines."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from slime_core.config.embedded import ARITHMETIC
+from tests.e2e.conftest import Finished, slime
+
+OF_THE_CRITIC = {
+    "train/value_loss",
+    "train/value_clip_fraction",
+    "train/values",
+    "train/returns",
+    "train/explained_variance",
+    "train/critic_grad_norm",
+    "train/critic_lr",
+}
+
+
+def weights(checkpoint: Path) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in load_file(checkpoint / "hf" / "model.safetensors").items()}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Three rollouts, the first of which trains the critic alone; its only flag about the algorithm is the plugin."""
+    folder = tmp_path_factory.mktemp("runs") / "ppo"
+    sizes = ("--num-rollout", "3", "--num-critic-only-steps", "1", "--save-interval", "1", "--eval-interval", "none")
+    found = slime(folder, "run", "--plugin", "ppo", "--output-dir", folder, "--progress", "lines", *sizes)
+    assert found.code == 0, found.errors + found.output
+    return found
+
+
+def test_the_critic_learns_in_every_rollout_and_the_actor_after_the_first(run: Finished):
+    rows = run.rows[:3]
+    assert all(row.keys() >= OF_THE_CRITIC for row in rows)
+    assert [("train/pg_loss" in row) for row in rows] == [False, True, True]
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+    assert rows[0]["train/values"] == 0.0  # the head starts at 0
+    assert rows[0]["train/returns"] == pytest.approx(rows[0]["train/value_loss"])  # rewards of 0 and 1
+    assert rows[2]["train/values"] != 0.0
+
+
+def test_a_rollout_of_the_critic_alone_leaves_the_actor_bit_for_bit(run: Finished):
+    checkpoints = run.folder / "checkpoints"
+    start = {name: array.tobytes() for name, array in load_file(ARITHMETIC / "model" / "model.safetensors").items()}
+    assert weights(checkpoints / "step-000001") == start
+    assert weights(checkpoints / "step-000002") != start
+    assert (checkpoints / "step-000001" / "critic").is_dir()
+
+
+def test_a_resumed_run_continues_the_critic(run: Finished, tmp_path: Path):
+    folder = tmp_path / "resumed"
+    shutil.copytree(run.folder, folder)
+    shutil.rmtree(folder / "checkpoints" / "step-000003")
+    again = slime(folder, "run", "--config", folder / "config.toml", "--load", folder, "--output-dir", folder)
+    assert again.code == 0, again.errors
+    assert again.rows[2]["train/critic_lr"] == run.rows[2]["train/critic_lr"]
+    # The sampled tokens differ; the values are those of a critic that had two rollouts, not of a fresh one.
+    assert again.rows[2]["train/values"] == pytest.approx(run.rows[2]["train/values"], rel=0.2)
+
+
+def test_a_checkpoint_without_a_critic_is_refused(run: Finished, tmp_path: Path):
+    folder = tmp_path / "without"
+    shutil.copytree(run.folder, folder)
+    checkpoint = folder / "checkpoints" / "step-000002"
+    shutil.rmtree(checkpoint / "critic")
+    shutil.rmtree(folder / "checkpoints" / "step-000003")
+    refused = slime(folder, "run", "--config", folder / "config.toml", "--load", folder, "--output-dir", folder)
+    assert refused.code != 0
+    assert f"{checkpoint} holds no critic, and the advantage estimator of this run needs one" in refused.errors
