@@ -292,6 +292,7 @@ class TrainBatch:
         temperature: what the logits are divided by, as the engine did.
         weight_version_B: int64 [b], the version of the weights that drew a whole response; -1 where several did, or
             an unknown one. None: unknown for all.
+        shares_prompts: the plans count a prompt once that several samples of a micro-batch have, token by token.
     """
 
     rollout: int
@@ -306,6 +307,7 @@ class TrainBatch:
     indices_B: np.ndarray
     temperature: float = 1.0
     weight_version_B: np.ndarray | None = None
+    shares_prompts: bool = False
 
     def __len__(self) -> int:
         return len(self.lengths_B)

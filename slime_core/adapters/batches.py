@@ -16,8 +16,7 @@ __all__ = ["joined", "refuse_no_gradient", "refuse_wider_mask", "response_length
 
 def total_lengths(micro: MicroBatch) -> list[int]:
     """Prompt and response tokens of each sample."""
-    lengths: list[int] = micro.cu_seqlens.diff()[: micro.num_samples].tolist()
-    return lengths
+    return micro.lengths
 
 
 def response_lengths(micro: MicroBatch) -> list[int]:

@@ -2,6 +2,7 @@
 
     PackedAttention      the core attention: softmax(q k) v
     PackedSelfAttention  the layer around it: gives every packed token its rotary position
+    PackedRow            Megatron's description of a row, and which of its sequences continue others
 
 A row holds hundreds of short sequences. The core gathers them into right-padded batches ``[n, L]``, one batch for all
 lengths between two powers of two, so that at most half of a batch is padding and a row costs a handful of calls. Under
@@ -21,6 +22,9 @@ belong to sequences that start there, and are computed as above. Only the sequen
 need keys and values of other ranks; those are gathered, and their gradients go back by a reduce-scatter. The sums of
 softmax are never split, so that the result is that of one rank up to the order of additions.
 
+In a row that holds the prompt of several responses once, the responses continue it: they see its keys, and their rotary
+positions go on behind it (:mod:`slime_core.learner.rows`, ``docs/shared-prompts.md``).
+
 Left out: sliding windows, attention that is not causal, and context parallelism for multi-latent attention or padded
 batches. All are refused.
 """
@@ -29,7 +33,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,7 +47,18 @@ from torch.nn.functional import scaled_dot_product_attention
 from slime_core.errors import ConfigError
 from slime_core.learner.rows import Packing, Share
 
-__all__ = ["PackedAttention", "PackedSelfAttention"]
+__all__ = ["PackedAttention", "PackedRow", "PackedSelfAttention"]
+
+
+@dataclass
+class PackedRow(PackedSeqParams):  # type: ignore[misc]
+    """A row of which sequences may continue others.
+
+    Arguments:
+        continues: as :meth:`slime_core.learner.rows.Packing.of` takes it. None: no sequence continues another.
+    """
+
+    continues: torch.Tensor | None = None
 
 
 class PackedAttention(MegatronModule):  # type: ignore[misc]
@@ -116,15 +131,15 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
     ) -> torch.Tensor:
         if self._context is not None:
             return self._attend_share(query, key, value, packed.cu_seqlens_q, self._context)
-        return self._attend_whole(query, key, value, Packing.of(packed.cu_seqlens_q, num_tokens=query.size(0)))
+        return self._attend_whole(query, key, value, _packing(packed, num_tokens=query.size(0)))
 
     def _attend_whole(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing
     ) -> torch.Tensor:
         if not packing.shapes:
             return _nothing(query, value.size(-1))
-        batches = zip(packing.pad(query), packing.pad(key), packing.pad(value), strict=True)
-        return packing.unpad([self._attend(q, k, v, None) for q, k, v in batches])
+        batches = zip(packing.pad(query), packing.pad_keys(key), packing.pad_keys(value), strict=True)
+        return packing.unpad([self._attend(q, k, v, _visible(q, k)) for q, k, v in batches])
 
     def _attend_share(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor, group: Any
@@ -153,13 +168,11 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
 
         The mask takes n * m bytes for the time of the call.
         """
-        n, m = len(queries), len(pairs)
-        if n == 0:
+        if len(queries) == 0:
             return _nothing(queries, pairs.size(-1) - key_size)
-        visible = torch.ones(n, m, dtype=torch.bool, device=queries.device).tril(diagonal=m - n)
         k, v = pairs.split([key_size, pairs.size(-1) - key_size], dim=-1)
         q, k, v = (part.transpose(0, 1)[None] for part in (queries, k, v))
-        return self._attend(q, k, v, visible)[0].transpose(0, 1).flatten(1)
+        return self._attend(q, k, v, _visible(q, k))[0].transpose(0, 1).flatten(1)
 
     def _attend_padded(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, hidden: torch.Tensor | None
@@ -196,6 +209,17 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         return state
 
 
+def _packing(packed: PackedSeqParams, *, num_tokens: int) -> Packing:
+    continues = packed.continues if isinstance(packed, PackedRow) else None
+    return Packing.of(packed.cu_seqlens_q, num_tokens=num_tokens, continues=continues)
+
+
+def _visible(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+    """The causal mask, bool [s, m], for the last s of m tokens, [b, heads, s or m, size]; None: of all of them."""
+    s, m = q.size(2), k.size(2)
+    return None if s == m else torch.ones(s, m, dtype=torch.bool, device=q.device).tril(diagonal=m - s)
+
+
 def _nothing(query: torch.Tensor, value_size: int) -> torch.Tensor:
     """The output for no tokens."""
     return query.new_empty(0, query.size(1) * value_size)
@@ -229,7 +253,7 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
     ) -> Any:
         """As upstream; ``rotary_pos_emb`` [longest sequence, 1, 1, size] are the angles by position."""
         if packed_seq_params is not None and rotary_pos_emb is not None:
-            packing = Packing.of(packed_seq_params.cu_seqlens_q, num_tokens=self._num_tokens(hidden_states))
+            packing = _packing(packed_seq_params, num_tokens=self._num_tokens(hidden_states))
             rotary_pos_emb = rotary_pos_emb.index_select(0, packing.positions_T)
             packed_seq_params = replace(
                 packed_seq_params, cu_seqlens_q_padded=packing.whole, cu_seqlens_kv_padded=packing.whole

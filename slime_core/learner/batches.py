@@ -5,10 +5,15 @@ The padding stands at the end as a sequence of its own: no token sees it, nothin
 metric and no gradient contains it. A context-parallel rank gets the tokens of its share and the response tokens that
 these predict; a target may itself be held by another rank, but its number is known here. Every response token is thus
 held by exactly one rank.
+
+Samples of a micro-batch with the same prompt tokens may share them (:func:`cut`, ``share``): the prompt stands once,
+behind it the responses, each of which continues it. The prompt's last token then predicts the first token of every
+response. Only where prompts stand changes: columns of response tokens are the same, in the same order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -18,12 +23,30 @@ import torch
 
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.rows import zigzag
+from slime_core.learner.sequences import Sequences, lay_out, ranges
+from slime_core.ops.packing import pack
 from slime_core.types import TrainBatch
 
-__all__ = ["MicroBatch", "cut", "idle"]
+__all__ = ["MicroBatch", "SharedPrompts", "cut", "idle"]
 
 ALONE = ParallelLayout()
 """Nobody shares a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrompts:
+    """How a row is to be read that holds some prompts once.
+
+    Example: prompt 5 14 with the responses 7 1 and 8, and the sample 20 21 22, make the row 5 14 7 1 8 20 21 22 with
+    ``cu_seqlens = [0, 2, 4, 5, 8]``, ``continues = [-1, 0, 0, -1]`` and ``lengths = (4, 3, 3)``.
+
+    Arguments:
+        continues: int32, for each sequence the number of the one that it continues; -1: it starts by itself.
+        lengths: tokens of each sample, its prompt included.
+    """
+
+    continues: torch.Tensor
+    lengths: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -31,8 +54,9 @@ class MicroBatch:
     """b samples packed into one row; this rank holds t tokens of it and predicts u response tokens.
 
     Arguments:
-        tokens_1T, position_ids_1T: int64 [1, t]; positions restart at 0 with every sample.
-        cu_seqlens: int32, where samples start and end in the *whole* row: [b + 1], one entry more if it is padded.
+        tokens_1T, position_ids_1T: int64 [1, t]; positions are those in the samples.
+        cu_seqlens: int32, where samples start and end in the *whole* row: [b + 1], one entry more if it is padded. With
+            ``shared``, where prompts and responses do.
         max_seqlen: tokens of the longest sample, or of the padding.
         num_samples: b.
         rows_U: int64 [u], the row of this rank's logits that predicts each response token.
@@ -52,6 +76,7 @@ class MicroBatch:
         extra: one entry a sample by name; what functions named by path pass on to a loss named by path.
         fresh_U: bool [u], drawn by the weights that the learner holds; None: parity is not measured.
         metrics_U: float32 [u] by name, to be averaged as the loss is.
+        shared: which sequences continue others; None: every sequence is a sample.
     """
 
     tokens_1T: torch.Tensor
@@ -76,6 +101,15 @@ class MicroBatch:
     extra: dict[str, list[Any]] = field(default_factory=dict)
     fresh_U: torch.Tensor | None = None
     metrics_U: dict[str, torch.Tensor] = field(default_factory=dict)
+    shared: SharedPrompts | None = None
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sample, its prompt included."""
+        if self.shared is not None:
+            return list(self.shared.lengths)
+        lengths: list[int] = self.cu_seqlens.diff()[: self.num_samples].tolist()
+        return lengths
 
     @property
     def num_tokens(self) -> int:
@@ -89,28 +123,46 @@ def cut(
     device: torch.device | str = "cpu",
     layout: ParallelLayout = ALONE,
     context_rank: int = 0,
+    share: bool = False,
+    max_tokens: int | None = None,
 ) -> list[list[MicroBatch]]:
     """The micro-batches of every optimizer step of ``shard``, as tensors on ``device``.
 
     Arguments:
         layout: decides how long a row has to be and who holds which part of it.
         context_rank: of this process among those that share its rows.
+        share: whether the model can take rows of shared prompts. They are made where the plan of ``shard`` counts on
+            them.
+        max_tokens: where the plan counts on shared prompts and the model cannot take them, micro-batches of more
+            tokens are cut further. None: they are not.
 
     Raises:
         ValueError: a sample has no prompt token, so nothing predicts its first response token.
     """
     if bool((shard.lengths_B <= shard.response_lengths_B).any()):
         raise ValueError("a sample without a prompt token cannot be trained: nothing predicts its first response token")
-    place = _Place(layout.row_multiple, context_rank, layout.context, device)
+    if share and layout.context > 1:
+        raise ValueError("rows of shared prompts cannot be split over context-parallel ranks")
+    share = share and shard.shares_prompts
+    place = _Place(layout.row_multiple, context_rank, layout.context, device, share)
+    budget = max_tokens if shard.shares_prompts and not share else None
     starts_T = np.concatenate([[0], np.cumsum(shard.lengths_B)])
     starts_U = np.concatenate([[0], np.cumsum(shard.response_lengths_B)])
     return [
         [
             _micro_batch(shard, np.asarray(members), starts_T, starts_U, place, scale=1 / step.divisor)
-            for members in step.micro_batches
+            for planned in step.micro_batches
+            for members in _fitting(planned, shard.lengths_B, budget)
         ]
         for step in shard.steps
     ]
+
+
+def _fitting(planned: Sequence[int], lengths_B: np.ndarray, budget: int | None) -> Sequence[Sequence[int]]:
+    """``planned`` in as many parts as make rows of at most ``budget`` tokens."""
+    if budget is None or int(lengths_B[list(planned)].sum()) <= budget:
+        return [planned]
+    return pack(planned, lengths_B.tolist(), budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +173,7 @@ class _Place:
     rank: int
     size: int
     device: torch.device | str
+    share: bool
 
     def tensor(self, values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
         return torch.as_tensor(values, dtype=dtype, device=self.device)
@@ -129,21 +182,22 @@ class _Place:
 def _micro_batch(
     shard: TrainBatch, members: np.ndarray, starts_T: np.ndarray, starts_U: np.ndarray, place: _Place, *, scale: float
 ) -> MicroBatch:
-    lengths, responses = shard.lengths_B[members], shard.response_lengths_B[members]
-    padding = -int(lengths.sum()) % place.multiple
-    sequences = np.append(lengths, padding) if padding else lengths
-    row_T = np.pad(shard.tokens_T[_ranges(starts_T[members], lengths)], (0, padding))
+    row = lay_out(shard, members, starts_T[members], share=place.share)
+    responses = shard.response_lengths_B[members]
+    padding = -len(row.places_T) % place.multiple
+    sequences = np.append(row.lengths, padding) if padding else row.lengths
+    row_T = np.pad(shard.tokens_T[row.places_T], (0, padding))
     held_T = zigzag(len(row_T), rank=place.rank, size=place.size)
-    targets_at = _ranges(np.cumsum(lengths) - responses, responses)
-    rows_U, mine = _held(targets_at - 1, held_T, len(row_T))
-    take_U = _ranges(starts_U[members], responses)[mine]
+    targets_at = ranges(row.responses_at, responses)
+    rows_U, mine = _held(row.predictors(responses), held_T, len(row_T))
+    take_U = ranges(starts_U[members], responses)[mine]
     samples_U = np.repeat(np.arange(len(members)), responses)[mine]
     mask_U, tensor = shard.loss_mask_U[take_U], place.tensor
     return MicroBatch(
         tokens_1T=tensor(row_T[held_T], torch.int64)[None],
-        position_ids_1T=tensor(_ranges(np.zeros_like(sequences), sequences)[held_T], torch.int64)[None],
+        position_ids_1T=tensor(np.append(row.positions_T, np.arange(padding))[held_T], torch.int64)[None],
         cu_seqlens=tensor(np.concatenate([[0], np.cumsum(sequences)]), torch.int32),
-        max_seqlen=int(sequences.max()),
+        max_seqlen=max(int(shard.lengths_B[members].max()), padding),
         num_samples=len(members),
         rows_U=tensor(rows_U, torch.int64),
         targets_U=tensor(row_T[targets_at[mine]], torch.int64),
@@ -155,7 +209,13 @@ def _micro_batch(
         rollout_log_probs_U=tensor(shard.rollout_log_probs_U[take_U], torch.float32),
         temperature=shard.temperature,
         scale=scale,
+        shared=_shared(row, shard.lengths_B[members], padding, place) if row.shares else None,
     )
+
+
+def _shared(row: Sequences, lengths: np.ndarray, padding: int, place: _Place) -> SharedPrompts:
+    continues = np.append(row.continues, -1) if padding else row.continues
+    return SharedPrompts(place.tensor(continues, torch.int32), tuple(lengths.tolist()))
 
 
 def _advantages(shard: TrainBatch) -> np.ndarray:
@@ -177,26 +237,20 @@ def idle(micro: MicroBatch) -> MicroBatch:
     return replace(micro, mask_U=nothing_U, weights_U=torch.zeros_like(micro.weights_U), scale=0.0)
 
 
-def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """``[s, s + 1, ..., s + n - 1]`` for every pair of ``starts`` and ``lengths``, one after the other."""
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    steps = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-    return np.asarray(np.repeat(starts, lengths) + steps, dtype=np.int64)
-
-
 def boundaries(micro: MicroBatch) -> list[tuple[int, int]]:
     """Start and end of every sample in the row; for messages and tests."""
     return list(pairwise(micro.cu_seqlens.tolist()))[: micro.num_samples]
 
 
 def packed_sequence(micro: MicroBatch) -> Any:
-    """Megatron's description of the row: sequences in THD layout."""
-    from megatron.core.packed_seq_params import PackedSeqParams
+    """Megatron's description of the row: sequences in THD layout, and which of them continue others."""
+    from slime_core.learner.attention import PackedRow
 
-    return PackedSeqParams(
+    return PackedRow(
         qkv_format="thd",
         cu_seqlens_q=micro.cu_seqlens,
         cu_seqlens_kv=micro.cu_seqlens,
         max_seqlen_q=micro.max_seqlen,
         max_seqlen_kv=micro.max_seqlen,
+        continues=None if micro.shared is None else micro.shared.continues,
     )

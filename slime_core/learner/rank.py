@@ -64,6 +64,7 @@ class Learner:
         traits: Any = registry.find(Kind.POLICY_LOSS, settings.policy_loss).traits
         self._columns = Columns(self._objective, self._estimation, loss_reads=traits.reads)
         self._postprocess = self.custom.find("rollout_data_postprocess_path")
+        self._shares_prompts = self._can_share_prompts()
         self.parity = ParityGate(config.weights, bf16=config.model.bf16, strict=config.algorithm.true_on_policy_mode)
         self._bed: Any = None
         self._roles = self._remember_reference()
@@ -111,6 +112,13 @@ class Learner:
             ),
             build_estimation(registry, algorithm, options=options, data_group=replicas, context_group=shared),
         )
+
+    def _can_share_prompts(self) -> bool:
+        from slime_core.learner.sharing import can_share_prompts
+
+        # A loss of logits finds its tokens by where they would stand if every sample had its prompt.
+        able = can_share_prompts(self.actor.chunks, context=self._settings.layout.context, device=self.device)
+        return able and self._config.learner.shared_prompts == "auto" and self._objective.of_logits is None
 
     def _remember_reference(self) -> Any:
         from slime_core.learner.roles import Roles
@@ -199,7 +207,14 @@ class Learner:
         from slime_core.learner.passes import fill_up
 
         layout, context_rank = self._settings.layout, parallel_state.get_context_parallel_rank()
-        steps = cut(shard, device=self.device, layout=layout, context_rank=context_rank)
+        steps = cut(
+            shard,
+            device=self.device,
+            layout=layout,
+            context_rank=context_rank,
+            share=self._shares_prompts,
+            max_tokens=self._config.learner.max_tokens_per_gpu,
+        )
         fill_up(steps, layout)
         return steps
 

@@ -174,11 +174,18 @@ class Sampler:
             per_token=self._config.algorithm.calculate_per_token_loss,
             temperature=self._config.rollout.rollout_temperature,
             rewards_B=rewards.rewards_B,
+            share_prompts=self._shares_prompts,
         )
         per_second = metrics["rollout/response_tokens"] / rollout_s
         metrics["perf/tokens_per_gpu_per_sec"] = per_second / self._config.cluster.rollout_num_gpus
         metrics = {} if self._functions.log(rollout, harvest.samples, metrics, rollout_s) else metrics
         return Sampled(shards, metrics, self._source.state(), harvest.warnings())
+
+    @property
+    def _shares_prompts(self) -> bool:
+        config = self._config
+        able = config.parallel.context_parallel_size == 1 and not config.learner.use_rollout_routing_replay
+        return able and config.learner.shared_prompts == "auto"
 
     async def _harvest(self, rollout: int) -> tuple[Harvest, dict[str, float]]:
         """A full harvest, written down whatever happens, and the metrics of the run's own function."""

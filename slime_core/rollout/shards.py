@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slime_core.ops.packing import balance, pack, split_steps
+from slime_core.ops.prompts import LEAST_SAVED, Prompts
 from slime_core.plugins.contracts import GroupedRewards
 from slime_core.types import Sample, StepPlan, TrainBatch
 
@@ -102,6 +104,7 @@ def make_shards(
     per_token: bool,
     temperature: float,
     rewards_B: NDArray[np.float32] | None = None,
+    share_prompts: bool = False,
 ) -> list[TrainBatch]:
     """One shard a data-parallel rank, in rank order; together they hold every sample exactly once.
 
@@ -111,6 +114,7 @@ def make_shards(
         num_steps: optimizer steps; consecutive samples share a step.
         max_tokens: of one packed micro-batch.
         per_token: see :func:`loss_weights`; weights are computed a step.
+        share_prompts: let samples of a micro-batch with equal prompts share them, if that saves enough tokens.
 
     Raises:
         ValueError: fewer samples than steps x ranks, so that a rank would have nothing to do in a step.
@@ -119,6 +123,7 @@ def make_shards(
     masks = loss_masks(samples)
     sums_B = np.array([mask.sum() for mask in masks], np.int64)
     weights_B = np.zeros(len(samples), np.float32)
+    shared = _shared(samples) if share_prompts else None
     plans: list[list[list[list[int]]]] = [[] for _ in range(num_ranks)]
     divisors: list[int] = []
     for step in split_steps(range(len(samples)), num_steps):
@@ -127,11 +132,28 @@ def make_shards(
         members_of_step = [samples[i] for i in step]
         weights_B[step] = loss_weights(members_of_step, sums_B[step], per_token=per_token)
         divisors.append(loss_divisor(members_of_step, sums_B[step], per_token=per_token))
-        for rank, members in enumerate(balance(step, lengths, num_ranks)):
-            plans[rank].append(pack(members, lengths, max_tokens))
+        for rank, micro_batches in enumerate(_plan(step, lengths, shared, num_ranks, max_tokens)):
+            plans[rank].append(micro_batches)
     given = {"advantages": advantages_B, "rewards": rewards_B}
     columns_B = {name: values_B for name, values_B in given.items() if values_B is not None}
-    return [_shard(samples, masks, weights_B, columns_B, plan, divisors, rollout, temperature) for plan in plans]
+    shards = [_shard(samples, masks, weights_B, columns_B, plan, divisors, rollout, temperature) for plan in plans]
+    return [replace(shard, shares_prompts=shared is not None) for shard in shards]
+
+
+def _shared(samples: Sequence[Sample]) -> Prompts | None:
+    """Which samples share prompts; None: that would save too little."""
+    tokens = [np.asarray(sample.tokens, np.int64) for sample in samples]
+    prompts = Prompts.of(tokens, [sample.prompt_length for sample in samples])
+    return prompts if prompts.saved >= LEAST_SAVED else None
+
+
+def _plan(
+    step: list[int], lengths: list[int], shared: Prompts | None, num_ranks: int, max_tokens: int
+) -> list[list[list[int]]]:
+    """The micro-batches of each rank in one optimizer step."""
+    if shared is not None:
+        return shared.plan(step, num_ranks=num_ranks, max_tokens=max_tokens)
+    return [pack(members, lengths, max_tokens) for members in balance(step, lengths, num_ranks)]
 
 
 def _shard(

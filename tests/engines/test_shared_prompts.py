@@ -1,0 +1,158 @@
+"""A prompt that stands once for its responses gives the log-probs and the gradients of one that is repeated."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slime_core.types import StepPlan, TrainBatch
+
+# Megatron warns about its own calls between its own modules.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
+
+BENCH = Path(__file__).parents[2] / "bench"
+GROUPS = ((5, (3, 0, 7, 1)), (5, (2,)), (1, (4, 4, 9)), (12, (1, 2)), (3, (6, 1, 1, 1, 2)))
+"""Tokens of a prompt, and of its responses."""
+
+
+@pytest.fixture(scope="module")
+def bench() -> Any:
+    spec = importlib.util.spec_from_file_location("bench_shared_prompts", BENCH / "shared_prompts.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def chunk(megatron, bench) -> Any:
+    shape = bench.SHAPES["embedded"] | {"vocab_size": 32, "initializer_range": 0.2}
+    return bench.build(shape)
+
+
+def shard(*plan: tuple[int, ...]) -> TrainBatch:
+    """The samples of ``GROUPS``; every third response token is masked, and all of the third response."""
+    random = np.random.default_rng(1)
+    samples, lengths = [], []
+    for prompt_length, responses in GROUPS:
+        prompt = random.integers(0, 32, prompt_length)
+        samples += [np.concatenate([prompt, random.integers(0, 32, length)]) for length in responses]
+        lengths += responses
+    mask_U = (np.arange(sum(lengths)) % 3 != 1).astype(np.float32)
+    mask_U[3:10] = 0
+    return TrainBatch(
+        rollout=0,
+        tokens_T=np.concatenate(samples),
+        lengths_B=np.array([len(sample) for sample in samples]),
+        response_lengths_B=np.array(lengths),
+        loss_mask_U=mask_U,
+        loss_weights_B=random.uniform(0.5, 1, len(samples)).astype(np.float32),
+        rollout_log_probs_U=np.zeros(sum(lengths), np.float32),
+        columns_B={"advantages": random.normal(size=len(samples)).astype(np.float32)},
+        steps=(StepPlan(plan or (tuple(range(len(samples))),)),),
+        indices_B=np.arange(len(samples)),
+        shares_prompts=True,
+    )
+
+
+def trained(chunk: Any, bench: Any, batch: TrainBatch, **options: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Log-probs in the order of the shard, and the gradients over all micro-batches."""
+    from slime_core.learner.batches import cut
+
+    (step,) = cut(batch, **options)
+    log_probs_U, sums = torch.zeros(len(batch.loss_mask_U)), None
+    for micro in step:
+        log_probs_U[micro.places_U] = bench.train(chunk, micro)
+        found = bench.gradients(chunk)
+        sums = found if sums is None else [a + b for a, b in zip(sums, found, strict=True)]
+    return log_probs_U, sums
+
+
+def require_equal(found: Any, expected: Any) -> None:
+    assert torch.allclose(found[0], expected[0], rtol=0, atol=1e-5)
+    for mine, theirs in zip(found[1], expected[1], strict=True):
+        assert (mine - theirs).norm() <= 1e-5 * theirs.norm()
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [(), ((0, 4, 2, 14, 6, 8), (1, 3, 5, 7), (9, 10, 11, 12, 13)), tuple((i,) for i in range(15))],
+    ids=["one row", "split groups", "single samples"],
+)
+def test_log_probs_and_gradients_are_those_of_repeated_prompts(chunk, bench, plan):
+    require_equal(trained(chunk, bench, shard(*plan), share=True), trained(chunk, bench, shard()))
+
+
+def test_fewer_tokens_run_through_the_model(chunk):
+    from slime_core.learner.batches import cut
+
+    ((repeated,),), ((once,),) = cut(shard()), cut(shard(), share=True)
+    assert (repeated.num_tokens, once.num_tokens) == (111, 70)
+
+
+def test_a_response_that_saw_another_one_would_be_noticed(chunk, bench):
+    from slime_core.learner.batches import cut
+
+    ((micro,),) = cut(shard(), share=True)
+    expected_U = bench.train(chunk, micro)
+    micro.shared.continues[2:] -= 1  # remembered packings are by cu_seqlens
+    micro.cu_seqlens = micro.cu_seqlens.clone()
+    assert (bench.train(chunk, micro) - expected_U).abs().max() > 1e-2
+
+
+# --- What can take such rows ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("multi_latent_attention", True),
+        ("hidden_dropout", 0.1),
+        ("attention_dropout", 0.1),
+        ("moe_expert_capacity_factor", 1.0),
+        ("moe_router_enable_expert_bias", True),
+        ("mtp_num_layers", 1),
+    ],
+)
+def test_a_model_whose_tokens_depend_on_others_repeats_prompts(chunk, monkeypatch, setting, value):
+    from slime_core.learner.sharing import can_share_prompts
+
+    device = torch.device("cpu")
+    assert can_share_prompts([chunk], context=1, device=device)
+    assert not can_share_prompts([chunk], context=2, device=device)
+    monkeypatch.setattr(chunk.config, setting, value)
+    assert not can_share_prompts([chunk], context=1, device=device)
+
+
+def test_a_model_with_other_layers_repeats_prompts(chunk, monkeypatch):
+    from slime_core.learner.sharing import can_share_prompts
+
+    layer = chunk.decoder.layers[1]
+    monkeypatch.setattr(layer.self_attention, "core_attention", torch.nn.Identity())
+    assert not can_share_prompts([chunk], context=1, device=torch.device("cpu"))
+    assert not can_share_prompts([torch.nn.Linear(1, 1)], context=1, device=torch.device("cpu"))
+
+
+# --- Layouts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(300)
+def test_every_layout_finds_the_gradients_of_repeated_prompts_on_one_rank(tmp_path):
+    target = tmp_path / "rows.json"
+    command = [sys.executable, BENCH / "shared_layouts.py", "--json", target]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(target.read_text())
+    assert [row["layout"] for row in rows] == ["DP1", "DP2", "TP2", "TP2, SP", "PP2", "CP2", "DP1, experts"]
+    assert all(max(row["loss"], row["grad_norm"], row["metric"], row["gradient"]) <= 1e-5 for row in rows)
+    assert {row["layout"]: row["once"] < row["repeated"] for row in rows} == {
+        row["layout"]: row["layout"] != "CP2" for row in rows
+    }
