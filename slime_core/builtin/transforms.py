@@ -75,5 +75,5 @@ class PunishOverlong:
         for sample in overlong:
             loss = self._factor * (sample.response_length - self._free) / self._buffer
             worth = sample.reward_value(self._key) - loss
-            sample.reward = {**sample.reward, self._key: worth} if isinstance(sample.reward, dict) else worth
+            sample.reward = {**sample.reward, str(self._key): worth} if isinstance(sample.reward, dict) else worth
         return Transformed(samples, changed={"overlong": len(overlong)} if overlong else {})
