@@ -352,6 +352,8 @@ def test_advantages_of_an_estimator_of_scope_token_are_whitened_too():
     found = by_place(every)
     wanted = ((places_U - places_U.mean()) / places_U.std()).tolist()
     assert [found[place] for place in np.flatnonzero(batch.loss_mask_U)] == pytest.approx(wanted, abs=1e-5)
+
+
 # --- Where a critic is ------------------------------------------------------------------------------------------------
 
 

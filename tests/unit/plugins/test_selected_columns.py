@@ -41,7 +41,7 @@ def test_what_is_filled_may_be_read(tmp_path):
     ("traits", "column", "filled"),
     [
         ("scope='token', reads={'rewards', 'qualities'}", "qualities", "'token' are lengths, log_probs, mask, "),
-        ("reads={'rewards', 'values'}", "values", "'sample' are groups, lengths, mask_sums, rewards. Choose another "),
+        ("reads={'rewards', 'values'}", "values", "'sample' are groups, lengths, mask_sums, rewards, rollouts. "),
         ("scope='token', reads={'groups'}", "groups", "'token' are lengths, log_probs, mask, ref_log_probs, rewards, "),
         ("scope='token', kl_reads={'teacher'}", "teacher", "'token' are lengths, log_probs, mask, ref_log_probs, "),
         (
