@@ -111,23 +111,26 @@ def get_log_probs_and_entropy(
 
     Arguments:
         logits: ``[1, t, v]``, as a loss function gets them.
-        args: ``rollout_temperature`` is read.
+        args: ``rollout_temperature`` and ``log_probs_chunk_size`` are read.
         unconcat_tokens, total_lengths, response_lengths: entries of ``batch``.
 
     Returns:
         Nothing, as an empty tensor, and a dict of one float32 [response length] a sample, ``log_probs`` and perhaps
         ``entropy``, both with gradient.
     """
-    from slime_core.learner.log_probs import response_entropy, token_log_probs
+    from slime_core.learner.log_probs import token_log_probs
 
     ends = list(accumulate(total_lengths))
     rows = [range(end - length - 1, end - 1) for end, length in zip(ends, response_lengths, strict=True)]
-    rows_U = torch.tensor([row for part in rows for row in part], dtype=torch.int64, device=logits.device)
-    chosen_UV = logits[0].index_select(0, rows_U).float() / args.rollout_temperature
     pairs = zip(unconcat_tokens, response_lengths, strict=True)
-    targets_U = torch.cat([tokens[len(tokens) - length :] for tokens, length in pairs])
-    lengths, found = list(response_lengths), {}
-    if with_entropy:
-        found["entropy"] = list(response_entropy(chosen_UV).split(lengths))
-    found["log_probs"] = list(token_log_probs(chosen_UV, targets_U).split(lengths))
-    return logits.new_empty(0), found
+    log_probs_U, entropy_U = token_log_probs(
+        logits[0],
+        rows_U=torch.tensor([row for part in rows for row in part], dtype=torch.int64, device=logits.device),
+        targets_U=torch.cat([tokens[len(tokens) - length :] for tokens, length in pairs]),
+        temperature=args.rollout_temperature,
+        chunk_size=args.log_probs_chunk_size,
+        with_entropy=with_entropy,
+    )
+    found = {"entropy": entropy_U, "log_probs": log_probs_U}
+    lengths = list(response_lengths)
+    return logits.new_empty(0), {name: list(of.split(lengths)) for name, of in found.items() if of is not None}

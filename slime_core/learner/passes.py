@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
 
 from slime_core.learner.batches import MicroBatch, idle, packed_sequence
 from slime_core.learner.layout import ParallelLayout
-from slime_core.learner.log_probs import response_entropy, response_log_probs, response_logits
+from slime_core.learner.log_probs import response_log_probs
 from slime_core.learner.objective import Objective
 from slime_core.learner.totals import Sums, total
 
@@ -40,15 +41,20 @@ def fill_up(steps: list[list[MicroBatch]], layout: ParallelLayout) -> None:
         step += [idle(step[-1])] * (count + -count % group - len(step))
 
 
-def log_probs(model: Sequence[Any], micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+def log_probs(
+    model: Sequence[Any], micro_batches: Sequence[MicroBatch], *, chunk_size: int | None = None
+) -> list[torch.Tensor]:
     """Log-probabilities of the response tokens of every micro-batch, without gradient.
+
+    Arguments:
+        chunk_size: response tokens whose probabilities are in memory at once; None: all of a micro-batch.
 
     Returns:
         One float32 [u] a micro-batch on the last pipeline stage; nothing on the others, which do not need them.
     """
 
     def take(micro: MicroBatch, logits_1TV: torch.Tensor) -> torch.Tensor:
-        return response_log_probs(response_logits(logits_1TV, micro), micro)
+        return response_log_probs(logits_1TV, micro, chunk_size=chunk_size, with_entropy=False)[0]
 
     return collect(model, micro_batches, take)
 
@@ -70,15 +76,21 @@ def collect(
     return collected
 
 
-def backward(model: Sequence[Any], micro_batches: Sequence[MicroBatch], objective: Objective) -> dict[str, float]:
+def backward(
+    model: Sequence[Any], micro_batches: Sequence[MicroBatch], objective: Objective, *, chunk_size: int | None = None
+) -> dict[str, float]:
     """Gradients of the summed loss of ``micro_batches`` in the model's buffers, finished over all ranks.
+
+    Arguments:
+        chunk_size: as for :func:`log_probs`.
 
     Returns:
         The metrics of the step, summed over all data-parallel ranks, the same on every rank.
     """
 
     def measure(micro: MicroBatch, logits_1TV: torch.Tensor) -> tuple[torch.Tensor, Sums]:
-        return (_of_log_probs if objective.of_logits is None else _of_logits)(objective, logits_1TV, micro)
+        how = _of_log_probs if objective.of_logits is None else _of_logits
+        return how(objective, logits_1TV, micro, chunk_size)
 
     return descend(model, micro_batches, measure)
 
@@ -94,20 +106,24 @@ def descend(model: Sequence[Any], micro_batches: Sequence[MicroBatch], measure: 
     return _reduce(_schedule(model, micro_batches, loss, forward_only=False), device=_device(model))
 
 
-def _of_log_probs(objective: Objective, logits_1TV: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, Sums]:
-    logits_UV = response_logits(logits_1TV, micro)
-    with torch.set_grad_enabled(objective.entropy_has_gradient):
-        entropy_U = response_entropy(logits_UV)
-    return objective(response_log_probs(logits_UV, micro), entropy_U, micro)
+def _of_log_probs(
+    objective: Objective, logits_1TV: torch.Tensor, micro: MicroBatch, chunk_size: int | None
+) -> tuple[torch.Tensor, Sums]:
+    # Nobody reads the logits after their gradient is there: the output layer's backward pass needs its input alone.
+    log_probs_U, entropy_U = response_log_probs(logits_1TV, micro, chunk_size=chunk_size, consume=True)
+    assert entropy_U is not None
+    return objective(log_probs_U, entropy_U if objective.entropy_has_gradient else entropy_U.detach(), micro)
 
 
-def _of_logits(objective: Objective, logits_1TV: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, Sums]:
+def _of_logits(
+    objective: Objective, logits_1TV: torch.Tensor, micro: MicroBatch, chunk_size: int | None
+) -> tuple[torch.Tensor, Sums]:
     """The same where the run brings a loss of its own."""
     assert objective.of_logits is not None
     with torch.no_grad():  # before the function has the logits, which it may change in place
-        logits_UV = response_logits(logits_1TV, micro)
-        entropy_U, log_probs_U = response_entropy(logits_UV), response_log_probs(logits_UV, micro)
-    loss, metrics = objective.of_logits(logits_1TV, micro)
+        log_probs_U, entropy_U = response_log_probs(logits_1TV, micro, chunk_size=chunk_size)
+    assert entropy_U is not None
+    loss, metrics = objective.of_logits(logits_1TV.float(), micro)
     measured = objective.measure(loss, log_probs_U, entropy_U, micro)
     return loss, Sums({**metrics, **measured.sums}, measured.largest)
 
@@ -129,7 +145,11 @@ def _schedule(model: Sequence[Any], micro_batches: Sequence[MicroBatch], last: A
 
 def _forward(last: Any, micro_batches: Iterator[MicroBatch], chunk: Any) -> tuple[torch.Tensor, Any]:
     micro = next(micro_batches)
-    output = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=packed_sequence(micro))
+    # Megatron would copy bfloat16 logits to float32, all at once.
+    as_they_are = {"fp32_output": False} if isinstance(chunk.module, Float16Module) else {}
+    output = chunk(
+        micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=packed_sequence(micro), **as_they_are
+    )
     return output, lambda logits_1TV, **options: last(micro, logits_1TV, **options)
 
 

@@ -186,7 +186,8 @@ class Learner:
         from slime_core.learner.passes import log_probs
 
         self.hooks.call("slime_before_log_probs", role=role, learner=self._info)
-        return zip(micro_batches, log_probs(self.actor.model, micro_batches), strict=False)
+        chunk_size = self._config.learner.log_probs_chunk_size
+        return zip(micro_batches, log_probs(self.actor.model, micro_batches, chunk_size=chunk_size), strict=False)
 
     def _estimate(self, shard: TrainBatch, micro_batches: list[Any]) -> None:
         from megatron.core import parallel_state

@@ -50,6 +50,7 @@ class TrainedModel:
 
         self._spec, self._builder = spec, builder
         config = settings.config
+        self._chunk_size = config.learner.log_probs_chunk_size
         bf16 = config.model.bf16
         self.chunks = self._build(settings, {"calculate_per_token_loss": True, **config.megatron.transformer})
         self.load_weights(folder)
@@ -79,7 +80,7 @@ class TrainedModel:
         from slime_core.learner.passes import backward
 
         self.forget_gradients()
-        return backward(self.model, micro_batches, objective)
+        return backward(self.model, micro_batches, objective, chunk_size=self._chunk_size)
 
     def forget_gradients(self) -> None:
         """The gradient is zero, so that the next backward pass makes that of its step alone."""

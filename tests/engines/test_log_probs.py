@@ -1,101 +1,71 @@
-"""Log-probabilities and entropies through Megatron's operations, against plain torch on the whole vocabulary."""
+"""Log-probabilities and entropies with a vocabulary that is split over processes, against plain torch on all of it."""
 
 from __future__ import annotations
 
+import multiprocessing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
 
-from slime_core.learner.batches import MicroBatch
+from slime_core.ops.log_probs import log_probs_and_entropy
 
-ROWS = [0, 1, 3]
-
-
-@pytest.fixture
-def logits_1TV() -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return 5 * torch.randn(1, 5, 11, generator=generator)
+ROWS, TARGETS = torch.tensor([0, 1, 3, 3]), torch.tensor([4, 11, 0, 6])
+SLOPES, BENDS, TEMPERATURE = torch.tensor([1.0, -2.0, 0.5, 3.0]), torch.tensor([0.1, 1.0, -1.0, 0.5]), 0.7
+CHUNKS = (None, 1, 2, 3)
 
 
-def micro(temperature: float = 1.0) -> MicroBatch:
-    """Three response tokens, predicted by rows 0, 1 and 3 of 5."""
-    unused = torch.zeros(3)
-    return MicroBatch(
-        tokens_1T=torch.zeros(1, 5, dtype=torch.int64),
-        position_ids_1T=torch.zeros(1, 5, dtype=torch.int64),
-        cu_seqlens=torch.tensor([0, 3, 5], dtype=torch.int32),
-        max_seqlen=3,
-        num_samples=2,
-        rows_U=torch.tensor(ROWS),
-        targets_U=torch.tensor([4, 10, 0]),
-        samples_U=torch.tensor([0, 0, 1]),
-        places_U=torch.arange(3),
-        mask_U=unused,
-        weights_U=unused,
-        advantages_U=unused,
-        rollout_log_probs_U=unused,
-        temperature=temperature,
-    )
+def whole_logits() -> torch.Tensor:
+    """A row that one rank dominates by far, among others."""
+    logits_TV = 5 * torch.randn(5, 12, generator=torch.Generator().manual_seed(0))
+    logits_TV[1, 2] += 1000
+    return logits_TV
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
-def test_log_probs_and_their_gradient_are_those_of_log_softmax(megatron, logits_1TV, temperature):
-    from slime_core.learner.log_probs import response_log_probs, response_logits
-
-    batch, slope_U = micro(temperature), torch.tensor([1.0, -2.0, 0.5])
-    ours = logits_1TV.clone().requires_grad_()
-    found_U = response_log_probs(response_logits(ours, batch), batch)
-    (found_U * slope_U).sum().backward()
-    theirs = logits_1TV.clone().requires_grad_()
-    expected_U = (theirs[0, ROWS] / temperature).log_softmax(-1).gather(1, batch.targets_U[:, None])[:, 0]
-    (expected_U * slope_U).sum().backward()
-    torch.testing.assert_close(found_U, expected_U, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_entropy_and_its_gradient_are_those_of_softmax(megatron, logits_1TV, temperature):
-    from slime_core.learner.log_probs import response_entropy, response_logits
-
-    batch, slope_U = micro(temperature), torch.tensor([1.0, -2.0, 0.5])
-    ours = logits_1TV.clone().requires_grad_()
-    found_U = response_entropy(response_logits(ours, batch))
-    (found_U * slope_U).sum().backward()
-    theirs = logits_1TV.clone().requires_grad_()
-    log_p_UV = (theirs[0, ROWS] / temperature).log_softmax(-1)
-    expected_U = -(log_p_UV.exp() * log_p_UV).sum(-1)
-    (expected_U * slope_U).sum().backward()
-    torch.testing.assert_close(found_U, expected_U, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-6)
+def on_rank(rank: int, size: int, folder: Path, results: Any) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    found = []
+    for chunk_size in CHUNKS:
+        part_TV = whole_logits().chunk(size, dim=1)[rank].contiguous().requires_grad_() * 1
+        log_probs_U, entropy_U = log_probs_and_entropy(
+            part_TV,
+            rows_U=ROWS,
+            targets_U=TARGETS,
+            temperature=TEMPERATURE,
+            chunk_size=chunk_size,
+            group=dist.group.WORLD,
+            consume=True,
+        )
+        (slopes,) = torch.autograd.grad((log_probs_U * SLOPES).sum() + (entropy_U * BENDS).sum(), part_TV)
+        found.append([one.detach().tolist() for one in (log_probs_U, entropy_U, slopes)])
+    results.put((rank, found))
+    dist.destroy_process_group()
 
 
-def test_entropy_and_log_probs_may_share_their_logits(megatron, logits_1TV):
-    from slime_core.learner.log_probs import response_entropy, response_log_probs, response_logits
-
-    batch = micro()
-    ours = logits_1TV.clone().requires_grad_()
-    logits_UV = response_logits(ours, batch)
-    (response_entropy(logits_UV) + response_log_probs(logits_UV, batch)).sum().backward()
-    theirs = logits_1TV.clone().requires_grad_()
-    log_p_UV = theirs[0, ROWS].log_softmax(-1)
-    (log_p_UV.gather(1, batch.targets_U[:, None])[:, 0] - (log_p_UV.exp() * log_p_UV).sum(-1)).sum().backward()
-    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-6)
-
-
-def test_large_logits_do_not_overflow(megatron):
-    from slime_core.learner.log_probs import response_entropy, response_log_probs, response_logits
-
-    batch = micro()
-    logits_UV = response_logits(torch.full((1, 5, 11), 1e4), batch)
-    assert response_entropy(logits_UV).tolist() == pytest.approx([2.3978953] * 3)  # log 11
-    assert response_log_probs(logits_UV, batch).tolist() == pytest.approx([-2.3978953] * 3)
-
-
-def test_bfloat16_logits_are_computed_in_float32(megatron, logits_1TV):
-    from slime_core.learner.log_probs import response_log_probs, response_logits
-
-    batch = micro()
-    rounded = logits_1TV.bfloat16()
-    found_U = response_log_probs(response_logits(rounded, batch), batch)
-    expected_U = rounded.float()[0, ROWS].log_softmax(-1).gather(1, batch.targets_U[:, None])[:, 0]
-    assert found_U.dtype == torch.float32
-    torch.testing.assert_close(found_U, expected_U, rtol=1e-6, atol=1e-6)
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_vocabulary_split_over_ranks_is_the_whole_one(tmp_path, size):
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    ranks = [context.Process(target=on_rank, args=(rank, size, tmp_path, results)) for rank in range(size)]
+    for process in ranks:
+        process.start()
+    found = dict(results.get(timeout=90) for _ in ranks)
+    for process in ranks:
+        process.join(timeout=30)
+        assert process.exitcode == 0
+    theirs = whole_logits().double().requires_grad_()
+    log_p_UV = (theirs[ROWS] / TEMPERATURE).log_softmax(-1)
+    expected_U, entropy_U = log_p_UV.gather(1, TARGETS[:, None])[:, 0], -(log_p_UV.exp() * log_p_UV).sum(-1)
+    ((expected_U * SLOPES).sum() + (entropy_U * BENDS).sum()).backward()
+    for each in zip(*(found[rank] for rank in range(size)), strict=True):
+        assert all(one[:2] == each[0][:2] for one in each), "ranks do not agree to the bit"
+        slopes = torch.tensor([one[2] for one in each]).permute(1, 0, 2).flatten(1)
+        values_U, entropies_U = (torch.tensor(part) for part in each[0][:2])
+        torch.testing.assert_close(values_U.double(), expected_U.detach(), rtol=1e-6, atol=2e-6)
+        torch.testing.assert_close(entropies_U.double(), entropy_U.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(slopes.double(), theirs.grad, rtol=1e-5, atol=1e-6)

@@ -16,15 +16,16 @@ from tests.unit.adapters.training import micro
 
 
 def test_a_loss_that_changes_the_logits_in_place_does_not_change_what_is_measured(monkeypatch):
-    monkeypatch.setattr(passes, "response_logits", lambda logits, micro: logits[0, micro.rows_U])
-    monkeypatch.setattr(passes, "response_entropy", lambda logits_UV: logits_UV[:, 0])
-    monkeypatch.setattr(passes, "response_log_probs", lambda logits_UV, micro: logits_UV[:, 0])
+    def first_of_each_row(logits, micro, *, chunk_size):
+        return logits[0, micro.rows_U, 0], logits[0, micro.rows_U, 0]
+
+    monkeypatch.setattr(passes, "response_log_probs", first_of_each_row)
 
     def halved(logits, batch):
         return logits.mul_(0.5).sum(), {}
 
     objective = Objective(Clipped(), AlgorithmConfig(), of_logits=halved)
     logits = torch.full((1, 5, 2), 4.0, requires_grad=True) * 1
-    loss, found = passes._of_logits(objective, logits, micro())
+    loss, found = passes._of_logits(objective, logits, micro(), None)
     assert loss.item() == 20.0
     assert found.sums["entropy_loss"].item() == 4.0

@@ -1,0 +1,248 @@
+"""Log-probabilities and entropies of tokens, from logits whose vocabulary may be split over ranks, chunk by chunk.
+
+Of a row ``z = logits / temperature``: its largest entry ``m``, ``S = sum_v exp(z_v - m)`` and
+``E = sum_v exp(z_v - m) (z_v - m)``, whence for a token ``t``
+
+    log p_t = (z_t - m) - log S          d log p_t / d z_v = [v = t] - p_v
+    H       = log S - E / S              d H / d z_v       = -p_v (log p_v + H)
+
+(Cover and Thomas, Elements of Information Theory, eq. 2.1; the derivatives follow from the softmax Jacobian.) Both
+terms of ``H`` are at least 0, so nothing cancels, and ``m`` is never added to ``log S``, which large logits would round
+away. A rank that holds part of the vocabulary has its own ``m``, ``S`` and ``E``; all ranks exchange them once, for all
+rows, and add them up in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from slime_core.errors import RunError
+
+__all__ = ["log_probs_and_entropy"]
+
+
+def log_probs_and_entropy(
+    logits_TV: torch.Tensor,
+    *,
+    rows_U: torch.Tensor,
+    targets_U: torch.Tensor,
+    temperature: float = 1.0,
+    chunk_size: int | None = None,
+    group: Any = None,
+    with_entropy: bool = True,
+    consume: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """log p(token) and the entropy in nats of the distribution that it is drawn from; float32 [u], differentiable once.
+
+    Beyond the logits, and their gradient unless they are consumed, at most ``chunk_size`` rows of float32 are in memory
+    at a time, forward and backward; but never less than two. Rows that predict nothing get a gradient of 0.
+
+    Arguments:
+        logits_TV: floating point [t, v], this rank's part of the vocabulary; parts are equally large and stand in the
+            order of ranks. Computed in float32, or float64 if it is that.
+        rows_U: int64 [u], the row that predicts each token; several tokens may share one.
+        targets_U: int64 [u], numbers in the whole vocabulary.
+        temperature: what the logits are divided by.
+        chunk_size: rows; None: all.
+        group: the ranks that share the vocabulary; None: this one alone.
+        with_entropy: False: None in its place, for less work.
+        consume: the backward pass writes the gradient over the logits. Nobody else may read them by then: autograd
+            says so if another operation saved them, and refuses a second pass through the same graph.
+    """
+    how = _How(temperature, chunk_size, group, with_entropy, consume)
+    found: tuple[torch.Tensor, torch.Tensor | None] = _LogProbsAndEntropy.apply(  # type: ignore[no-untyped-call]
+        logits_TV, rows_U, targets_U, how
+    )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    temperature: float
+    chunk_size: int | None
+    group: Any
+    with_entropy: bool
+    consume: bool
+
+    @property
+    def num_ranks(self) -> int:
+        return 1 if self.group is None else int(self.group.size())
+
+    def blocks(self, num_rows: int) -> list[tuple[int, int]]:
+        """Start and end of each block of rows; two blocks fit a chunk, and no step holds more than two."""
+        size = max((self.chunk_size or num_rows) // 2, 1)
+        return [(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+
+
+class _LogProbsAndEntropy(torch.autograd.Function):
+    """Works on the R rows that predict something, each once; ``of_U`` says which of them a token belongs to."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits_TV: torch.Tensor, rows_U: torch.Tensor, targets_U: torch.Tensor, how: _How
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        rows_R, of_U = torch.unique(rows_U, return_inverse=True)
+        columns_U, held_U = _held(targets_U, logits_TV.size(1), how)
+        chosen_U = _numbers(logits_TV[rows_U, columns_U], how).where(held_U, 0.0)
+        highest_R, sum_R, moment_R, chosen_U = _over_ranks(_statistics(logits_TV, rows_R, how), chosen_U, how)
+        log_sum_R = sum_R.log()
+        entropy_R = log_sum_R - moment_R / sum_R
+        ctx.how = how
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(logits_TV, rows_R, of_U, columns_U, held_U, highest_R, log_sum_R, entropy_R)
+        log_probs_U = (chosen_U - highest_R[of_U]) - log_sum_R[of_U]
+        return log_probs_U, entropy_R[of_U] if how.with_entropy else None
+
+    @staticmethod
+    def backward(ctx: Any, slope_U: torch.Tensor | None, entropy_slope_U: torch.Tensor | None) -> Any:
+        _refuse_second_derivative()
+        logits_TV, rows_R, of_U, columns_U, held_U, highest_R, log_sum_R, entropy_R = ctx.saved_tensors
+        how: _How = ctx.how
+        rows = _Rows.of(rows_R, of_U, highest_R, log_sum_R, entropy_R, slope_U, entropy_slope_U)
+        result_TV = _cleared(logits_TV, rows_R, consume=how.consume)
+        blocks = how.blocks(len(rows_R))
+        for (start, end), tokens in zip(blocks, _tokens(of_U, blocks), strict=True):
+            ones_r = None if slope_U is None else slope_U[tokens].where(held_U[tokens], 0.0)
+            places_r = (of_U[tokens] - start, columns_U[tokens])
+            gradient_rv = _gradient(logits_TV, rows.part(start, end), ones_r, places_r, how)
+            result_TV.index_copy_(0, rows_R[start:end], gradient_rv)
+            del gradient_rv
+        return result_TV, None, None, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """``d loss / d z_v = -p_v (level + bend log p_v)`` in each of these rows, but for the chosen tokens' own part."""
+
+    numbers_R: torch.Tensor
+    highest_R: torch.Tensor
+    log_sum_R: torch.Tensor
+    level_R: torch.Tensor
+    bend_R: torch.Tensor | None
+
+    @staticmethod
+    def of(
+        rows_R: torch.Tensor,
+        of_U: torch.Tensor,
+        highest_R: torch.Tensor,
+        log_sum_R: torch.Tensor,
+        entropy_R: torch.Tensor,
+        slope_U: torch.Tensor | None,
+        entropy_slope_U: torch.Tensor | None,
+    ) -> _Rows:
+        def by_row(values_U: torch.Tensor) -> torch.Tensor:
+            return torch.zeros_like(highest_R).index_add_(0, of_U, values_U)
+
+        level_R = torch.zeros_like(highest_R) if slope_U is None else by_row(slope_U)
+        if entropy_slope_U is None:
+            return _Rows(rows_R, highest_R, log_sum_R, level_R, None)
+        bend_R = by_row(entropy_slope_U)
+        return _Rows(rows_R, highest_R, log_sum_R, level_R + bend_R * entropy_R, bend_R)
+
+    def part(self, start: int, end: int) -> _Rows:
+        bend_R = None if self.bend_R is None else self.bend_R[start:end]
+        given = (self.numbers_R, self.highest_R, self.log_sum_R, self.level_R)
+        numbers_r, highest_r, log_sum_r, level_r = (values[start:end] for values in given)
+        return _Rows(numbers_r, highest_r, log_sum_r, level_r, bend_R)
+
+
+def _gradient(
+    logits_TV: torch.Tensor,
+    rows: _Rows,
+    ones_r: torch.Tensor | None,
+    places_r: tuple[torch.Tensor, torch.Tensor],
+    how: _How,
+) -> torch.Tensor:
+    """Of a block, in the precision of the logits; ``ones_r`` is added at ``places_r``, the chosen tokens."""
+    logs_rv = _numbers(logits_TV.index_select(0, rows.numbers_R), how)
+    logs_rv.sub_(rows.highest_R[:, None]).sub_(rows.log_sum_R[:, None])
+    if rows.bend_R is None:
+        gradient_rv = logs_rv.exp_().mul_(-rows.level_R[:, None])
+    else:
+        gradient_rv = logs_rv.exp()
+        gradient_rv.mul_(logs_rv.mul_(-rows.bend_R[:, None]).sub_(rows.level_R[:, None]))
+    del logs_rv
+    if ones_r is not None:
+        gradient_rv.index_put_(places_r, ones_r, accumulate=True)
+    return gradient_rv.div_(how.temperature).to(logits_TV.dtype)
+
+
+def _refuse_second_derivative() -> None:
+    if torch.is_grad_enabled():
+        raise RunError(
+            "a gradient of log-probs that has a gradient itself was asked for (create_graph); they are differentiable "
+            "once. Compute them with torch.log_softmax where a loss needs the second derivative."
+        )
+
+
+def _held(targets_U: torch.Tensor, width: int, how: _How) -> tuple[torch.Tensor, torch.Tensor]:
+    """The column of each target, and whether this rank holds it; 0 where it does not."""
+    columns_U = targets_U - width * (0 if how.group is None else how.group.rank())
+    held_U = (columns_U >= 0) & (columns_U < width)
+    return columns_U.where(held_U, 0), held_U
+
+
+def _numbers(logits: torch.Tensor, how: _How) -> torch.Tensor:
+    """A copy in the precision that is computed in, divided by the temperature; ``logits`` itself is a copy already."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(how.temperature)
+
+
+def _statistics(logits_TV: torch.Tensor, rows_R: torch.Tensor, how: _How) -> torch.Tensor:
+    """``m``, ``S`` and ``E`` of each row, over this rank's part of the vocabulary."""
+    found_3R = logits_TV.new_zeros(3, len(rows_R), dtype=torch.promote_types(logits_TV.dtype, torch.float32))
+    for start, end in how.blocks(len(rows_R)):
+        shifted_rv = _numbers(logits_TV.index_select(0, rows_R[start:end]), how)
+        highest_r = shifted_rv.amax(dim=-1)
+        shifted_rv.sub_(highest_r[:, None])
+        found_3R[0, start:end] = highest_r
+        if how.with_entropy:
+            weights_rv = shifted_rv.exp()
+            found_3R[1, start:end] = weights_rv.sum(dim=-1)
+            found_3R[2, start:end] = weights_rv.mul_(shifted_rv).sum(dim=-1)
+            del weights_rv
+        else:
+            found_3R[1, start:end] = shifted_rv.exp_().sum(dim=-1)
+        del shifted_rv
+    return found_3R
+
+
+def _over_ranks(own_3R: torch.Tensor, chosen_U: torch.Tensor, how: _How) -> tuple[torch.Tensor, ...]:
+    """``m``, ``S`` and ``E`` over the whole vocabulary, and the chosen entries, from one exchange."""
+    if how.num_ranks == 1:
+        return (*own_3R, chosen_U)
+    own = torch.cat([own_3R.flatten(), chosen_U])
+    every = [torch.empty_like(own) for _ in range(how.num_ranks)]
+    dist.all_gather(every, own, group=how.group)
+    count = own_3R.size(1)
+    highest_NR, sum_NR, moment_NR, chosen_NU = torch.stack(every).split([count, count, count, len(chosen_U)], dim=1)
+    highest_R = highest_NR.amax(dim=0)
+    below_NR = highest_NR - highest_R
+    scale_NR = below_NR.exp()
+    return (
+        highest_R,
+        (scale_NR * sum_NR).sum(dim=0),
+        (scale_NR * (moment_NR + sum_NR * below_NR)).sum(dim=0),
+        chosen_NU.sum(dim=0),
+    )
+
+
+def _cleared(logits_TV: torch.Tensor, rows_R: torch.Tensor, *, consume: bool) -> torch.Tensor:
+    """Where the gradient goes: 0 in the rows that predict nothing. What is detached tells autograd of the change."""
+    if not consume:
+        return torch.zeros_like(logits_TV)
+    idle_T = torch.ones(len(logits_TV), dtype=torch.bool, device=logits_TV.device)
+    idle_T[rows_R] = False
+    return logits_TV.detach().masked_fill_(idle_T[:, None], 0.0)
+
+
+def _tokens(of_U: torch.Tensor, blocks: list[tuple[int, int]]) -> Iterator[torch.Tensor]:
+    """The tokens whose rows are in each block."""
+    order_U = of_U.argsort(stable=True)
+    ends = torch.tensor([end for _, end in blocks], dtype=of_U.dtype, device=of_U.device)
+    counts = torch.searchsorted(of_U[order_U], ends).diff(prepend=ends.new_zeros(1)).tolist()
+    return iter(order_U.split(counts))
