@@ -47,6 +47,7 @@ from slime_core.plugins.contracts import (
     ResponseTokens,
     TokenAdvantages,
 )
+from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import loss_masks, make_shards
 from slime_core.types import Sample, Status, TrainBatch
 
@@ -231,12 +232,9 @@ def shards(rollout: Rollout, num_ranks: int, loss: str) -> list[TrainBatch]:
     return make_shards(
         rollout.samples,
         None if loss == "tokens" else rollout.advantages_B,
+        BatchPlan(num_ranks=num_ranks, num_steps=NUM_STEPS, max_tokens=MAX_TOKENS),
         rewards_B=rollout.advantages_B,
         rollout=0,
-        num_ranks=num_ranks,
-        num_steps=NUM_STEPS,
-        max_tokens=MAX_TOKENS,
-        per_token=False,
         temperature=TEMPERATURE,
     )
 

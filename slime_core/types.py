@@ -262,11 +262,13 @@ class StepPlan:
     """How one optimizer step of a shard is cut: ``micro_batches[m]`` lists positions of the shard's samples.
 
     ``divisor`` is the last of the divisors inside the step's loss weights, over all ranks: its rollouts with a trained
-    token, or, where tokens are averaged, its trained tokens; at least 1.
+    token, or, where tokens are averaged, its trained tokens; at least 1. ``loss_factor`` multiplies the loss and no
+    other metric: 1, but where responses are divided by a constant number of tokens.
     """
 
     micro_batches: tuple[tuple[int, ...], ...]
     divisor: float = 1.0
+    loss_factor: float = 1.0
 
 
 @dataclass(slots=True)

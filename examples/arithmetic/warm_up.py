@@ -24,6 +24,7 @@ from slime_core.config.schema import OptimizerConfig, RunConfig
 from slime_core.data.chat import PromptEncoder
 from slime_core.learner.rank import Learner, LearnerSettings
 from slime_core.plugins.registry import activate
+from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import LogProbs, Sample, Status, TokenIds, TrainBatch
 
@@ -88,11 +89,8 @@ def shard(encoder: PromptEncoder, batch: Sequence[tuple[str, str]], *, step: int
     return make_shards(
         samples,
         np.zeros(len(samples), np.float32),
+        BatchPlan(num_ranks=1, max_tokens=8192, per_token=True),
         rollout=step,
-        num_ranks=1,
-        num_steps=1,
-        max_tokens=8192,
-        per_token=True,
         temperature=1.0,
     )[0]
 

@@ -169,7 +169,7 @@ class LearnerConfig(Section):
     hard_token_budget: bool = False
     """Refuse a run whose longest sequence does not fit max_tokens_per_gpu, instead of letting it go alone."""
     micro_batch_size: Count | None = None
-    """Samples of one micro-batch. None: as many as max_tokens_per_gpu holds."""
+    """Most samples of one micro-batch, however long they are. None: as many as max_tokens_per_gpu holds."""
     balance_by_flops: bool = False
     """Spread samples over ranks by the work of a forward pass, attention included. False: by tokens."""
     log_probs_chunk_size: Count | None = 1024
@@ -202,3 +202,9 @@ class ParallelConfig(Section):
     def model_size(self) -> int:
         """Ranks that hold one copy of the model."""
         return self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size
+
+    @property
+    def row_multiple(self) -> int:
+        """What the tokens of a packed row are padded to a multiple of, so that ranks can share it."""
+        chunks = 2 * self.context_parallel_size if self.context_parallel_size > 1 else 1
+        return chunks * (self.tensor_model_parallel_size if self.sequence_parallel else 1)

@@ -25,7 +25,7 @@ from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.rows import zigzag
 from slime_core.learner.sequences import Sequences, lay_out, ranges
 from slime_core.ops.packing import pack
-from slime_core.types import TrainBatch
+from slime_core.types import StepPlan, TrainBatch
 
 __all__ = ["MicroBatch", "SharedPrompts", "cut", "idle"]
 
@@ -73,6 +73,7 @@ class MicroBatch:
         returns_U: float32 [u], what the critic is to learn, once estimated; None: there is no critic.
         scale: what a sum of means over samples (a sum over tokens, where tokens are averaged) is multiplied by, so that
             micro-batches and ranks add up to the step's loss; 0 in an idle one.
+        loss_factor: what the loss, and no other metric, is multiplied by.
         extra: one entry a sample by name; what functions named by path pass on to a loss named by path.
         fresh_U: bool [u], drawn by the weights that the learner holds; None: parity is not measured.
         metrics_U: float32 [u] by name, to be averaged as the loss is.
@@ -98,6 +99,7 @@ class MicroBatch:
     values_U: torch.Tensor | None = None
     returns_U: torch.Tensor | None = None
     scale: float = 1.0
+    loss_factor: float = 1.0
     extra: dict[str, list[Any]] = field(default_factory=dict)
     fresh_U: torch.Tensor | None = None
     metrics_U: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -150,7 +152,7 @@ def cut(
     starts_U = np.concatenate([[0], np.cumsum(shard.response_lengths_B)])
     return [
         [
-            _micro_batch(shard, np.asarray(members), starts_T, starts_U, place, scale=1 / step.divisor)
+            _micro_batch(shard, np.asarray(members), starts_T, starts_U, place, step)
             for planned in step.micro_batches
             for members in _fitting(planned, shard.lengths_B, budget)
         ]
@@ -180,7 +182,7 @@ class _Place:
 
 
 def _micro_batch(
-    shard: TrainBatch, members: np.ndarray, starts_T: np.ndarray, starts_U: np.ndarray, place: _Place, *, scale: float
+    shard: TrainBatch, members: np.ndarray, starts_T: np.ndarray, starts_U: np.ndarray, place: _Place, step: StepPlan
 ) -> MicroBatch:
     row = lay_out(shard, members, starts_T[members], share=place.share)
     responses = shard.response_lengths_B[members]
@@ -208,7 +210,8 @@ def _micro_batch(
         advantages_U=tensor(_advantages(shard)[members][samples_U], torch.float32),
         rollout_log_probs_U=tensor(shard.rollout_log_probs_U[take_U], torch.float32),
         temperature=shard.temperature,
-        scale=scale,
+        scale=1 / step.divisor,
+        loss_factor=step.loss_factor,
         shared=_shared(row, shard.lengths_B[members], padding, place) if row.shares else None,
     )
 

@@ -24,6 +24,10 @@ Measure = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, Sums]]
 """From a micro-batch and what the model gave for its row to the loss, with gradient, and the metrics."""
 
 
+MINIMISED = ("loss", "pg_loss", "value_loss")
+"""Metrics that are what is minimised; all others are averages."""
+
+
 def fill_up(steps: list[list[MicroBatch]], layout: ParallelLayout) -> None:
     """Add idle micro-batches to every optimizer step until Megatron can run it in ``layout``. Collective.
 
@@ -100,6 +104,8 @@ def descend(model: Sequence[Any], micro_batches: Sequence[MicroBatch], measure: 
 
     def loss(micro: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Sums]:
         value, sums = measure(micro, output)
+        value = value * micro.loss_factor
+        sums.sums |= {name: sums.sums[name] * micro.loss_factor for name in MINIMISED if name in sums.sums}
         # The count that Megatron asks for is not used: see optimizer.sum_gradients.
         return value, torch.ones((), dtype=torch.int, device=value.device), sums
 

@@ -7,10 +7,11 @@ data-parallel ranks inside one.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from itertools import pairwise
 
-__all__ = ["balance", "pack", "split_steps"]
+__all__ = ["balance", "pack", "pack_by_count", "split_steps"]
 
 
 def split_steps(samples: Sequence[int], num_steps: int) -> list[list[int]]:
@@ -28,25 +29,42 @@ def split_steps(samples: Sequence[int], num_steps: int) -> list[list[int]]:
     return [list(samples[a:b]) for a, b in pairwise(starts)]
 
 
-def balance(samples: Sequence[int], lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Give every sample to one of ``num_ranks`` ranks so that their token counts come out close (longest first, to the
+def balance(samples: Sequence[int], costs: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Give every sample to one of ``num_ranks`` ranks so that their costs come out close (costliest first, to the
     lightest).
 
     Arguments:
-        samples: positions into ``lengths``.
-        lengths: tokens of each sample.
+        samples: positions into ``costs``.
+        costs: tokens or work of each sample.
 
     Returns:
         One list of positions a rank, in ascending order. No rank is empty while there are at least as many samples as
         ranks.
     """
-    loads = [(0, 0, rank) for rank in range(num_ranks)]
-    ranks: list[list[int]] = [[] for _ in range(num_ranks)]
-    for sample in sorted(samples, key=lambda position: (-lengths[position], position)):
-        tokens, count, rank = min(loads)
-        ranks[rank].append(sample)
-        loads[rank] = (tokens + lengths[sample], count + 1, rank)
-    return [sorted(rank) for rank in ranks]
+    return _spread(samples, costs, num_ranks)
+
+
+def _spread(samples: Sequence[int], costs: Sequence[int], num_bins: int, size: int | None = None) -> list[list[int]]:
+    """Costliest first, to the lightest bin of less than ``size`` samples; None: of any number."""
+    loads = [(0, 0, number) for number in range(num_bins)]
+    bins: list[list[int]] = [[] for _ in range(num_bins)]
+    for sample in sorted(samples, key=lambda position: (-costs[position], position)):
+        cost, count, number = heapq.heappop(loads)
+        bins[number].append(sample)
+        if count + 1 != size:
+            heapq.heappush(loads, (cost + costs[sample], count + 1, number))
+    return [sorted(members) for members in bins]
+
+
+def pack_by_count(samples: Sequence[int], lengths: Sequence[int], size: int) -> list[list[int]]:
+    """Group ``samples`` into as few micro-batches of at most ``size`` samples as there can be, with close token counts.
+
+    Example: 7 samples by 3 make 3 micro-batches.
+
+    Arguments:
+        samples: positions into ``lengths``.
+    """
+    return _spread(samples, lengths, -(-len(samples) // size), size)
 
 
 def pack(samples: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -42,6 +42,7 @@ from slime_core.rollout.functions import AsRewarded, eval_columns, rollout_funct
 from slime_core.rollout.generate import GenerateContext, renew
 from slime_core.rollout.guard import GuardedSource
 from slime_core.rollout.harvest import Harvest, causes
+from slime_core.rollout.plan import BatchPlan, batch_metrics
 from slime_core.rollout.rewarding import Rewarding, pool_of
 from slime_core.rollout.sampling import eval_sampling, train_sampling
 from slime_core.rollout.scores import EvalScores, score
@@ -139,6 +140,7 @@ class Sampler:
             functions=self._functions,
         )
         if settings.trains:
+            self._plan = replace(BatchPlan.of(config, settings.folder), num_ranks=settings.num_ranks)
             self._transforms = load_transforms(config.rollout, registry, options=settings.options)
             self._estimator = self._advantage_estimator(str(config.algorithm.advantage_estimator))
             if self._functions.shapes_rewards and self._estimator is not None:
@@ -163,29 +165,21 @@ class Sampler:
         failed = {f"rollout/reward_failures/{cause}": n for cause, n in self._collector.take_failures().items()}
         metrics = {**harvest.metrics(trained), **failed, **own_metrics}
         trained = self._functions.trained(trained) or trained
+        warnings = harvest.warnings() + self._plan.warnings([len(sample.tokens) for sample in trained])
         rewards = grouped_rewards(trained, loss_masks(trained), key=self._config.rollout.reward_key)
         shards = make_shards(
             trained,
             self._advantages(rewards),
+            self._plan,
             rollout=rollout,
-            num_ranks=self._settings.num_ranks,
-            num_steps=self._config.steps_per_rollout,
-            max_tokens=self._config.learner.max_tokens_per_gpu,
-            per_token=self._config.algorithm.calculate_per_token_loss,
             temperature=self._config.rollout.rollout_temperature,
             rewards_B=rewards.rewards_B,
-            share_prompts=self._shares_prompts,
         )
+        metrics |= batch_metrics(shards, self._plan)
         per_second = metrics["rollout/response_tokens"] / rollout_s
         metrics["perf/tokens_per_gpu_per_sec"] = per_second / self._config.cluster.rollout_num_gpus
         metrics = {} if self._functions.log(rollout, harvest.samples, metrics, rollout_s) else metrics
-        return Sampled(shards, metrics, self._source.state(), harvest.warnings())
-
-    @property
-    def _shares_prompts(self) -> bool:
-        config = self._config
-        able = config.parallel.context_parallel_size == 1 and not config.learner.use_rollout_routing_replay
-        return able and config.learner.shared_prompts == "auto"
+        return Sampled(shards, metrics, self._source.state(), warnings)
 
     async def _harvest(self, rollout: int) -> tuple[Harvest, dict[str, float]]:
         """A full harvest, written down whatever happens, and the metrics of the run's own function."""

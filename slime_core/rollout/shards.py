@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_core.ops.packing import balance, pack, split_steps
+from slime_core.ops.packing import balance, split_steps
 from slime_core.ops.prompts import LEAST_SAVED, Prompts
 from slime_core.plugins.contracts import GroupedRewards
+from slime_core.rollout.plan import BatchPlan
 from slime_core.types import Sample, StepPlan, TrainBatch
 
-__all__ = ["grouped_rewards", "loss_masks", "loss_weights", "make_shards"]
+__all__ = ["grouped_rewards", "loss_factor", "loss_masks", "loss_weights", "make_shards"]
 
 UNKNOWN_VERSION = -1
 """Published versions count training steps, from 0."""
@@ -73,6 +74,18 @@ def loss_divisor(samples: Sequence[Sample], mask_sums_B: NDArray[np.int64], *, p
     return max(int((np.bincount(_rollouts(samples), weights=mask_sums_B) > 0).sum()), 1)
 
 
+def loss_factor(samples: Sequence[Sample], mask_sums_B: NDArray[np.int64], *, token_divisor: float | None) -> float:
+    """What turns the mean over all trained tokens into a mean over rollouts of their summed losses, each divided by the
+    constant ``token_divisor`` instead of its own trained tokens (Dr. GRPO, 2503.20783, section 3.2).
+
+    Siblings that share a ``rollout_id`` share one sum. None: 1, there is nothing to turn.
+    """
+    if token_divisor is None:
+        return 1.0
+    rollouts = loss_divisor(samples, mask_sums_B, per_token=False)
+    return loss_divisor(samples, mask_sums_B, per_token=True) / (token_divisor * rollouts)
+
+
 def _rollouts(samples: Sequence[Sample]) -> NDArray[np.int64]:
     """The number of each sample's rollout, from 0; siblings share one."""
     keys = [("rollout", s.rollout_id) if s.rollout_id is not None else ("position", i) for i, s in enumerate(samples)]
@@ -96,25 +109,17 @@ def grouped_rewards(
 def make_shards(
     samples: Sequence[Sample],
     advantages_B: NDArray[np.float32] | None,
+    plan: BatchPlan,
     *,
     rollout: int,
-    num_ranks: int,
-    num_steps: int,
-    max_tokens: int,
-    per_token: bool,
     temperature: float,
     rewards_B: NDArray[np.float32] | None = None,
-    share_prompts: bool = False,
 ) -> list[TrainBatch]:
     """One shard a data-parallel rank, in rank order; together they hold every sample exactly once.
 
     Arguments:
         samples: completed or truncated, in the order in which steps take them.
         advantages_B: one a sample; None: the learner estimates them, from ``rewards_B``.
-        num_steps: optimizer steps; consecutive samples share a step.
-        max_tokens: of one packed micro-batch.
-        per_token: see :func:`loss_weights`; weights are computed a step.
-        share_prompts: let samples of a micro-batch with equal prompts share them, if that saves enough tokens.
 
     Raises:
         ValueError: fewer samples than steps x ranks, so that a rank would have nothing to do in a step.
@@ -123,21 +128,25 @@ def make_shards(
     masks = loss_masks(samples)
     sums_B = np.array([mask.sum() for mask in masks], np.int64)
     weights_B = np.zeros(len(samples), np.float32)
-    shared = _shared(samples) if share_prompts else None
-    plans: list[list[list[list[int]]]] = [[] for _ in range(num_ranks)]
-    divisors: list[int] = []
-    for step in split_steps(range(len(samples)), num_steps):
-        if len(step) < num_ranks:
-            raise ValueError(f"{len(step)} samples in an optimizer step cannot feed {num_ranks} data-parallel ranks")
-        members_of_step = [samples[i] for i in step]
-        weights_B[step] = loss_weights(members_of_step, sums_B[step], per_token=per_token)
-        divisors.append(loss_divisor(members_of_step, sums_B[step], per_token=per_token))
-        for rank, micro_batches in enumerate(_plan(step, lengths, shared, num_ranks, max_tokens)):
-            plans[rank].append(micro_batches)
+    shared = _shared(samples) if plan.share_prompts else None
+    # A constant divisor weighs all tokens alike; by how much is the factor's.
+    per_token = plan.per_token or plan.token_divisor is not None
+    shards: list[list[StepPlan]] = [[] for _ in range(plan.num_ranks)]
+    for step in split_steps(range(len(samples)), plan.num_steps):
+        if len(step) < plan.num_ranks:
+            raise ValueError(
+                f"{len(step)} samples in an optimizer step cannot feed {plan.num_ranks} data-parallel ranks"
+            )
+        of_step = [samples[i] for i in step]
+        weights_B[step] = loss_weights(of_step, sums_B[step], per_token=per_token)
+        divisor = loss_divisor(of_step, sums_B[step], per_token=per_token)
+        factor = loss_factor(of_step, sums_B[step], token_divisor=plan.token_divisor)
+        for rank, micro_batches in enumerate(_cut(step, lengths, shared, plan)):
+            shards[rank].append(StepPlan(tuple(map(tuple, micro_batches)), divisor, factor))
     given = {"advantages": advantages_B, "rewards": rewards_B}
     columns_B = {name: values_B for name, values_B in given.items() if values_B is not None}
-    shards = [_shard(samples, masks, weights_B, columns_B, plan, divisors, rollout, temperature) for plan in plans]
-    return [replace(shard, shares_prompts=shared is not None) for shard in shards]
+    found = [_shard(samples, masks, weights_B, columns_B, steps, rollout, temperature) for steps in shards]
+    return [replace(shard, shares_prompts=shared is not None) for shard in found]
 
 
 def _shared(samples: Sequence[Sample]) -> Prompts | None:
@@ -147,13 +156,11 @@ def _shared(samples: Sequence[Sample]) -> Prompts | None:
     return prompts if prompts.saved >= LEAST_SAVED else None
 
 
-def _plan(
-    step: list[int], lengths: list[int], shared: Prompts | None, num_ranks: int, max_tokens: int
-) -> list[list[list[int]]]:
+def _cut(step: list[int], lengths: list[int], shared: Prompts | None, plan: BatchPlan) -> list[list[list[int]]]:
     """The micro-batches of each rank in one optimizer step."""
     if shared is not None:
-        return shared.plan(step, num_ranks=num_ranks, max_tokens=max_tokens)
-    return [pack(members, lengths, max_tokens) for members in balance(step, lengths, num_ranks)]
+        return shared.plan(step, num_ranks=plan.num_ranks, max_tokens=plan.budget)
+    return [plan.pack(members, lengths) for members in balance(step, list(map(plan.cost, lengths)), plan.num_ranks)]
 
 
 def _shard(
@@ -161,16 +168,15 @@ def _shard(
     masks: Sequence[NDArray[np.float32]],
     weights_B: NDArray[np.float32],
     columns_B: dict[str, NDArray[np.float32]],
-    plan: list[list[list[int]]],
-    divisors: list[int],
+    plan: Sequence[StepPlan],
     rollout: int,
     temperature: float,
 ) -> TrainBatch:
-    mine = sorted(sample for step in plan for micro in step for sample in micro)
+    mine = sorted(sample for step in plan for micro in step.micro_batches for sample in micro)
     place = {sample: position for position, sample in enumerate(mine)}
     steps = tuple(
-        StepPlan(tuple(tuple(place[sample] for sample in micro) for micro in step), divisor)
-        for step, divisor in zip(plan, divisors, strict=True)
+        replace(step, micro_batches=tuple(tuple(place[sample] for sample in micro) for micro in step.micro_batches))
+        for step in plan
     )
     return TrainBatch(
         rollout=rollout,

@@ -15,6 +15,7 @@ from ray import cloudpickle
 from slime_core.config.custom import CustomConfig
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.errors import CheckpointError, PluginError
+from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, Status
 from tests.engines import test_learner
@@ -186,12 +187,9 @@ def train(children: Children, config: RunConfig, folder: Path, samples: list[Sam
     shards = make_shards(
         samples,
         None if estimated else ADVANTAGES,
+        BatchPlan(num_ranks=ranks // tensor, num_steps=2, max_tokens=how.pop("max_tokens", 40), per_token=per_token),
         rewards_B=ADVANTAGES if estimated else None,
         rollout=0,
-        num_ranks=ranks // tensor,
-        num_steps=2,
-        max_tokens=how.pop("max_tokens", 40),
-        per_token=per_token,
         temperature=TEMPERATURE,
     )
     job = Job(config, folder, [[shards[rank // tensor] for rank in range(ranks)]], tensor=tensor)

@@ -32,6 +32,7 @@ from slime_core.config.schema import (
     RunConfig,
 )
 from slime_core.errors import CheckpointError, NonFiniteError, RunError, SlimeError
+from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import loss_masks, make_shards
 from slime_core.types import Sample, Status, TrainBatch
 
@@ -247,11 +248,8 @@ def cut(samples: list[Sample], *, num_ranks: int = 1, num_steps: int = 2, max_to
     return make_shards(
         samples,
         ADVANTAGES[: len(samples)],
+        BatchPlan(num_ranks=num_ranks, num_steps=num_steps, max_tokens=max_tokens),
         rollout=0,
-        num_ranks=num_ranks,
-        num_steps=num_steps,
-        max_tokens=max_tokens,
-        per_token=False,
         temperature=TEMPERATURE,
     )
 

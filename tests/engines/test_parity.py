@@ -26,6 +26,7 @@ from ray import cloudpickle
 from slime_core.config.schema import ClusterConfig, OptimizerConfig, RunConfig
 from slime_core.errors import ParityError
 from slime_core.rollout.client import GenerateClient, SamplingParams
+from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import LogProbs, Sample, Status, TokenIds, TrainBatch
 from slime_core.weights.endpoints import EngineControl
@@ -163,8 +164,8 @@ async def sampled(client: GenerateClient, *, ranks: int = 1, temperature: float 
                 )
             )
     advantages_B = np.tile(np.array([1, -1], np.float32), len(samples) // 2)
-    shape = {"num_ranks": ranks, "num_steps": 1, "max_tokens": 256}
-    return make_shards(samples, advantages_B, rollout=0, per_token=False, temperature=temperature, **shape)
+    plan = BatchPlan(num_ranks=ranks, max_tokens=256)
+    return make_shards(samples, advantages_B, plan, rollout=0, temperature=temperature)
 
 
 ALL_TOKENS = len(PROMPTS) * SAMPLES_A_PROMPT * 12

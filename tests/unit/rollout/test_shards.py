@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import grouped_rewards, loss_masks, loss_weights, make_shards
 from slime_core.types import LogProbs, Mask, Sample, Status, TokenIds
 
@@ -28,17 +29,10 @@ def weights(samples: list[Sample], *, per_token: bool = False) -> list[float]:
     return loss_weights(samples, sums_B, per_token=per_token).tolist()
 
 
-def shards(samples: list[Sample], *, num_ranks=1, num_steps=1, max_tokens=64, per_token=False):
-    return make_shards(
-        samples,
-        np.array([10.0 * s.index for s in samples], np.float32),
-        rollout=4,
-        num_ranks=num_ranks,
-        num_steps=num_steps,
-        max_tokens=max_tokens,
-        per_token=per_token,
-        temperature=0.7,
-    )
+def shards(samples: list[Sample], *, num_ranks=1, max_tokens=64, **plan):
+    advantages_B = np.array([10.0 * s.index for s in samples], np.float32)
+    plan = BatchPlan(num_ranks=num_ranks, max_tokens=max_tokens, **plan)
+    return make_shards(samples, advantages_B, plan, rollout=4, temperature=0.7)
 
 
 # --- Masks -----------------------------------------------------------------------------------------------------------
@@ -167,9 +161,9 @@ def test_one_shard_by_hand():
 
 def test_rewards_go_along_and_advantages_only_where_they_are_known():
     samples = [sample(i, prompt=1, response=length) for i, length in enumerate([9, 3, 8, 2])]
-    split = {"rollout": 0, "num_ranks": 2, "num_steps": 1, "max_tokens": 64, "per_token": False, "temperature": 1.0}
+    plan = BatchPlan(num_ranks=2, max_tokens=64)
     rewards_B = np.array([1, 2, 3, 4], np.float32)
-    parts = make_shards(samples, None, rewards_B=rewards_B, **split)
+    parts = make_shards(samples, None, plan, rewards_B=rewards_B, rollout=0, temperature=1.0)
     assert [shard.columns_B.keys() for shard in parts] == [{"rewards"}, {"rewards"}]
     assert all(shard.columns_B["rewards"].tolist() == (shard.indices_B + 1).tolist() for shard in parts)
 

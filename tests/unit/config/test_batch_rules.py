@@ -1,0 +1,105 @@
+"""The rules of micro-batches, budgets and averages: each broken once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slime_core.config.check import mistakes
+from slime_core.config.load import load
+
+CODE = "def average(*_):\n    return 0\n"
+FULL = "rollout_max_prompt_len + rollout_max_response_len = 40 + 24 = 64"
+
+
+def broken_rules(line: str) -> list[str]:
+    config = load(["--advantage-estimator", "toy", *line.split()], check_rules=False).config
+    return [mistake.message for mistake in mistakes(config)]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "--loss-token-divisor 64 --calculate-per-token-loss",
+            "loss_token_divisor = 64 divides the loss of each response by a constant, and calculate_per_token_loss = "
+            "true averages over all tokens of a step; leave one of them out",
+        ),
+        (
+            "--micro-batch-size 3 --max-tokens-per-gpu 512",
+            "max_tokens_per_gpu = 512 has no effect with micro_batch_size = 3, which counts samples; leave one of them "
+            "out, or add --hard-token-budget",
+        ),
+        (
+            "--hard-token-budget --max-tokens-per-gpu 63 --rollout-max-prompt-len 40 --rollout-max-response-len 24",
+            f"hard_token_budget: {FULL} tokens do not fit max_tokens_per_gpu x context_parallel_size = 63 x 1 = 63; "
+            "give max_tokens_per_gpu at least 64, or shorten prompts or responses",
+        ),
+        (
+            "--hard-token-budget --max-tokens-per-gpu 95 --rollout-max-prompt-len 40 --rollout-max-response-len 24 "
+            "--micro-batch-size 3 --context-parallel-size 2 --actor-num-nodes 2",
+            f"hard_token_budget: micro_batch_size = 3 x {FULL} = 192 tokens do not fit max_tokens_per_gpu x "
+            "context_parallel_size = 95 x 2 = 190; give max_tokens_per_gpu at least 96, or shorten prompts or "
+            "responses",
+        ),
+        (
+            "--hard-token-budget --max-tokens-per-gpu 100",
+            "hard_token_budget: max_position_embeddings = 128 tokens do not fit max_tokens_per_gpu x "
+            "context_parallel_size = 100 x 1 = 100; give max_tokens_per_gpu at least 128, or shorten prompts or "
+            "responses",
+        ),
+    ],
+)
+def test_a_broken_rule_names_its_settings_and_the_arithmetic(line, message):
+    assert broken_rules(line) == [message]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--loss-token-divisor 64",
+        "--micro-batch-size 3",
+        "--balance-by-flops",
+        "--hard-token-budget --max-tokens-per-gpu 64 --rollout-max-prompt-len 40 --rollout-max-response-len 24",
+        "--hard-token-budget --max-tokens-per-gpu 32 --rollout-max-prompt-len 40 --rollout-max-response-len 24 "
+        "--context-parallel-size 2 --actor-num-nodes 2",
+        "--hard-token-budget --max-tokens-per-gpu 192 --micro-batch-size 3 --rollout-max-prompt-len 40 "
+        "--rollout-max-response-len 24",
+    ],
+)
+def test_what_fits_breaks_no_rule(line):
+    assert broken_rules(line) == []
+
+
+@pytest.mark.parametrize("setting", ["custom_pg_loss_reducer_function_path", "custom_loss_function_path"])
+def test_a_constant_divisor_goes_with_no_function_that_averages_by_itself(setting, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(CODE)
+    found = broken_rules(f"--loss-token-divisor 8 --{setting.replace('_', '-')} {file}:average")
+    assert (
+        f"loss_token_divisor = 8 divides the loss of each response by a constant, and {setting} names a function that "
+        "averages by itself; leave one of them out"
+    ) in found
+
+
+def model(folder: Path, **fields: object) -> Path:
+    (folder / "config.json").write_text(json.dumps({"architectures": ["Toy"], **fields}))
+    return folder
+
+
+def test_a_model_without_numbers_is_not_balanced_by_its_work(tmp_path):
+    found = broken_rules(f"--hf-checkpoint {model(tmp_path, hidden_size=8)} --balance-by-flops")
+    assert found == [
+        f"balance_by_flops: {tmp_path}/config.json does not say num_hidden_layers, num_attention_heads, "
+        "intermediate_size, vocab_size; leave it out, and ranks are balanced by tokens"
+    ]
+
+
+def test_a_hard_budget_needs_a_longest_prompt(tmp_path):
+    found = broken_rules(f"--hf-checkpoint {model(tmp_path)} --hard-token-budget")
+    assert found == [
+        "hard_token_budget = true, but nothing says how long a prompt may be; add --rollout-max-prompt-len, or leave "
+        "the hard budget out"
+    ]
