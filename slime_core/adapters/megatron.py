@@ -12,7 +12,7 @@ from slime_core.plugins.contracts import LearnerInfo, TrainStep
 
 __all__ = ["before_log_probs", "before_train_step", "learner_start"]
 
-PREFIXES = {"actor": "", "reference": "ref_"}
+PREFIXES = {"actor": "", "old_actor": "", "reference": "ref_", "teacher": "teacher_"}
 """Role -> what slime writes before the names of the columns that the pass fills."""
 
 

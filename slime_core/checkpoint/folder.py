@@ -4,6 +4,7 @@
         state.json     the step, the data cursor, the plugins and their states; written last
         torch_dist/    model, optimizer and schedule, in any parallel layout
         critic/        the same of the critic, where there is one
+        roles/         models beside the actor that changed: reference/, as torch_dist/ without an optimizer
         hf/            the weights as a Hugging Face folder (unless --save-hf is off)
 
 A checkpoint is written under a name that starts with a dot and renamed when all of it is there, so a folder with a

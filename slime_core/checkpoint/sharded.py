@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 from torch.distributed.checkpoint.api import CheckpointException
 
 from slime_core.errors import CheckpointError
 
-__all__ = ["load", "save"]
+__all__ = ["load", "load_weights", "save", "save_weights"]
 
 
 def save(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) -> None:
@@ -24,7 +25,24 @@ def save(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) 
     Raises:
         CheckpointError: a rank could not write its part.
     """
-    state = _state(chunks, optimizer, loading=False) | {"schedule": schedule.state_dict()}
+    _write(_state(chunks, optimizer, loading=False) | {"schedule": schedule.state_dict()}, folder)
+
+
+def save_weights(folder: Path, *, chunks: Sequence[Any]) -> None:
+    """Write what the chunks hold into ``folder``, which is made. Collective over all ranks.
+
+    Raises:
+        CheckpointError: a rank could not write its part.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        dist.barrier()  # rank 0 looks whether it is there and empty; nobody writes before
+    except OSError as problem:
+        raise CheckpointError(f"{folder} cannot be made: {problem}. Free space, then resume.") from problem
+    _write(_model(chunks, _metadata()), folder)
+
+
+def _write(state: dict[str, Any], folder: Path) -> None:
     try:
         dist_checkpointing.save(state, str(folder))
     except (CheckpointException, OSError, RuntimeError) as problem:  # torch's file writer raises a bare RuntimeError
@@ -40,16 +58,32 @@ def load(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) 
     Raises:
         CheckpointError: the folder is no such checkpoint, or is of another model.
     """
-    wanted = _state(chunks, optimizer, loading=True) | {"schedule": schedule.state_dict()}
+    found = _read(_state(chunks, optimizer, loading=True) | {"schedule": schedule.state_dict()}, folder)
+    _put(found, chunks)
+    optimizer.load_state_dict(found["optimizer"])
+    _continue_schedule(schedule, optimizer, num_steps=found["schedule"]["num_steps"])
+
+
+def load_weights(folder: Path, *, chunks: Sequence[Any]) -> None:
+    """The chunks hold what :func:`save_weights` wrote, in any layout. Collective over all ranks.
+
+    Raises:
+        CheckpointError: the folder holds no weights, or those of another model.
+    """
+    _put(_read(_model(chunks, _metadata()), folder), chunks)
+
+
+def _read(wanted: dict[str, Any], folder: Path) -> Any:
     try:
-        found: Any = dist_checkpointing.load(wanted, str(folder))
+        return dist_checkpointing.load(wanted, str(folder))
     except (dist_checkpointing.core.CheckpointingException, CheckpointException, KeyError) as problem:
         cause = _first(problem) if isinstance(problem, CheckpointException) else problem
         raise CheckpointError(f"{folder} cannot be loaded: {cause}. Give a checkpoint of this very model.") from problem
+
+
+def _put(found: dict[str, Any], chunks: Sequence[Any]) -> None:
     for key, chunk in zip(_keys(chunks), chunks, strict=True):
         chunk.load_state_dict(found[key])
-    optimizer.load_state_dict(found["optimizer"])
-    _continue_schedule(schedule, optimizer, num_steps=found["schedule"]["num_steps"])
 
 
 def _continue_schedule(schedule: Any, optimizer: Any, *, num_steps: int) -> None:
@@ -66,15 +100,23 @@ def _first(problem: CheckpointException) -> BaseException:
 
 
 def _state(chunks: Sequence[Any], optimizer: Any, *, loading: bool) -> dict[str, Any]:
-    metadata = {
+    metadata = _metadata()
+    model = _model(chunks, metadata)
+    return {**model, "optimizer": optimizer.sharded_state_dict(model, is_loading=loading, metadata=metadata)}
+
+
+def _metadata() -> dict[str, Any]:
+    return {
         "distrib_optim_sharding_type": "fully_reshardable",
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
         "chained_optim_avoid_prefix": True,
         "singleton_local_shards": False,
     }
-    model = {key: chunk.sharded_state_dict(metadata=metadata) for key, chunk in zip(_keys(chunks), chunks, strict=True)}
+
+
+def _model(chunks: Sequence[Any], metadata: dict[str, Any]) -> dict[str, Any]:
     # Chunk by chunk, not joined: a layer has the same name in each of them.
-    return {**model, "optimizer": optimizer.sharded_state_dict(model, is_loading=loading, metadata=metadata)}
+    return {key: chunk.sharded_state_dict(metadata=metadata) for key, chunk in zip(_keys(chunks), chunks, strict=True)}
 
 
 def _keys(chunks: Sequence[Any]) -> list[str]:

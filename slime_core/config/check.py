@@ -21,6 +21,7 @@ from slime_core.config.debug_rules import DEBUG
 from slime_core.config.described import context_length, described, start_weights
 from slime_core.config.layout_rules import ENGINE_LAYOUT, LEARNER_LAYOUT, Rule
 from slime_core.config.mistakes import Mistake
+from slime_core.config.optimizer_rules import OPTIMIZER
 from slime_core.config.role_rules import ROLES
 from slime_core.config.schema import PARITY_BOUNDS, RunConfig
 
@@ -212,6 +213,10 @@ def _critic_is_a_model(config: RunConfig) -> Iterator[str]:
     yield from _no_model(config.critic.critic_load, "critic_load")
 
 
+def _teacher_is_a_model(config: RunConfig) -> Iterator[str]:
+    yield from _no_model(config.algorithm.opd_teacher_load, "opd_teacher_load")
+
+
 def _load_exists(config: RunConfig) -> Iterator[str]:
     folder = config.model.load
     if folder is not None and not folder.is_dir():
@@ -296,6 +301,7 @@ _OF_RUN: dict[Rule, str] = {
     **CRITIC,
     **CUSTOM,
     **DEBUG,
+    **OPTIMIZER,
     **ROLES,
     _colocated_engines_have_devices: "colocate rollout_num_gpus actor_num_nodes actor_num_gpus_per_node",
     _colocated_weights_come_back: "colocate update_weights_interval",
@@ -307,5 +313,6 @@ _OF_RUN: dict[Rule, str] = {
     _prompts_are_readable: "prompt_data",
     _reference_is_a_model: "ref_load",
     _critic_is_a_model: "critic_load",
+    _teacher_is_a_model: "opd_teacher_load",
 }
 """Rule -> the settings it reads."""

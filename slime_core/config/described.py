@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import RunConfig
 
-__all__ = ["context_length", "described", "start_weights", "whole_number"]
+__all__ = ["context_length", "described", "differences", "start_weights", "whole_number"]
+
+NOT_THE_MODEL = frozenset(
+    [
+        *("_name_or_path", "auto_map", "transformers_version", "torch_dtype", "dtype", "use_cache"),
+        *("initializer_range", "attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id"),
+        *("max_position_embeddings", "sliding_window", "max_window_layers"),
+    ]
+)
+"""What two config.json may differ in and still describe one model: how it was trained and saved, how far it reads, and
+windows, which count only where the layers' types say so."""
 
 
 def described(folder: Path) -> dict[str, Any] | None:
@@ -24,6 +35,16 @@ def described(folder: Path) -> dict[str, Any] | None:
 def start_weights(config: RunConfig) -> Path:
     """The folder of the start weights, the user's or the embedded one."""
     return config.model.hf_checkpoint or ARITHMETIC / "model"
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any], *, missing: bool = False) -> list[str]:
+    """``name = value of a instead of value of b``, for every field that makes two configs describe different models.
+
+    Arguments:
+        missing: a field that only one of them has counts as None in the other; False: it says nothing.
+    """
+    names = (a.keys() | b.keys() if missing else a.keys() & b.keys()) - NOT_THE_MODEL
+    return [f"{name} = {a.get(name)} instead of {b.get(name)}" for name in sorted(names) if a.get(name) != b.get(name)]
 
 
 def whole_number(folder: Path, *names: str) -> int | None:

@@ -101,10 +101,17 @@ class OptimizerConfig(Section):
     """Learning rate at the end of the decay; not used by a constant schedule."""
     lr_warmup_iters: CountOrZero = 0
     """Optimizer steps over which the learning rate rises linearly from 0. 0: no warm-up."""
-    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls after warm-up."""
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "constant"
+    """How the learning rate falls after warm-up. WSD: it stays, and falls over the last lr_wsd_decay_iters steps.
+
+    inverse-square-root: with the square root of lr_warmup_iters over the steps done, never below min_lr.
+    """
     lr_decay_iters: Count | None = None
     """Optimizer steps until min_lr is reached. None: all steps of the run."""
+    lr_wsd_decay_iters: Count | None = None
+    """Optimizer steps over which the learning rate falls at the end, with lr_decay_style WSD. None: there are none."""
+    lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] = "exponential"
+    """How it falls over those steps."""
     weight_decay: PositiveOrZero = 0.1
     """Decoupled weight decay."""
     adam_beta1: Fraction = 0.9

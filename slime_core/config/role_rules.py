@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from slime_core.config.described import described, differences, start_weights
 from slime_core.config.layout_rules import Rule
 from slime_core.config.schema import RunConfig
 
@@ -16,17 +17,104 @@ def _kl_is_used(config: RunConfig) -> Iterator[str]:
         yield f"kl_loss_coef = {coefficient} has no effect without use_kl_loss; add --use-kl-loss, or leave it out"
 
 
+def _kl_counts_once(config: RunConfig) -> Iterator[str]:
+    settings = config.algorithm
+    if settings.kl_coef and settings.use_kl_loss and settings.kl_loss_coef:
+        yield (
+            f"kl_coef = {settings.kl_coef:g} takes the divergence off the rewards and kl_loss_coef = "
+            f"{settings.kl_loss_coef:g} adds it to the loss, so that it counts twice; leave one of them out (with "
+            "--kl-loss-coef 0, --use-kl-loss measures it only)"
+        )
+
+
 def _reference_is_used(config: RunConfig) -> Iterator[str]:
     folder = config.model.ref_load
-    if folder is not None and not config.algorithm.use_kl_loss and not config.algorithm.kl_coef:
+    if folder is not None and not _has_reference(config):
         yield (
             f"ref_load = {folder} has no effect without use_kl_loss or kl_coef; add --use-kl-loss or --kl-coef, or "
             "leave it out"
         )
 
 
+def _reference_that_changes_is_used(config: RunConfig) -> Iterator[str]:
+    interval = config.algorithm.ref_update_interval
+    if interval is not None and not _has_reference(config):
+        yield (
+            f"ref_update_interval = {interval} has no effect without use_kl_loss or kl_coef: no reference is kept; add "
+            "--use-kl-loss or --kl-coef, or leave it out"
+        )
+
+
+def _reference_is_the_same_model(config: RunConfig) -> Iterator[str]:
+    if _has_reference(config) and config.model.ref_load is not None:
+        yield from _other_model(config, "ref_load", "reference")
+
+
+def _teacher_is_there_and_used(config: RunConfig) -> Iterator[str]:
+    settings = config.algorithm
+    folder, coefficient = settings.opd_teacher_load, settings.opd_kl_coef
+    if settings.use_opd:
+        if folder is None:
+            yield "use_opd distils from a teacher, and opd_teacher_load names none; add --opd-teacher-load FOLDER"
+        if not coefficient:
+            yield "opd_kl_coef = 0 has no effect, and use_opd asks for a teacher; raise it, or leave --use-opd out"
+        return
+    if folder is not None:
+        yield f"opd_teacher_load = {folder} has no effect without use_opd; add --use-opd, or leave it out"
+    if coefficient != type(settings).model_fields["opd_kl_coef"].default:
+        yield f"opd_kl_coef = {coefficient:g} has no effect without use_opd; add --use-opd, or leave it out"
+
+
+def _teacher_is_the_same_model(config: RunConfig) -> Iterator[str]:
+    if config.algorithm.use_opd and config.algorithm.opd_teacher_load is not None:
+        yield from _other_model(config, "opd_teacher_load", "teacher")
+
+
+def _old_actor_is_used(config: RunConfig) -> Iterator[str]:
+    interval = config.weights.update_weights_interval
+    if not config.algorithm.keep_old_actor:
+        return
+    if interval == 1:
+        yield (
+            "keep_old_actor has no effect with update_weights_interval = 1: the engines serve the actor as it is "
+            "before each training; leave it out, or raise --update-weights-interval"
+        )
+    if config.algorithm.use_rollout_logprobs:
+        yield (
+            "keep_old_actor computes old log-probs from the weights that the engines served, and use_rollout_logprobs "
+            "takes the engines' own; leave one of them out"
+        )
+
+
+def _has_reference(config: RunConfig) -> bool:
+    return config.algorithm.use_kl_loss or config.algorithm.kl_coef > 0
+
+
+def _other_model(config: RunConfig, setting: str, role: str) -> Iterator[str]:
+    """What keeps the weights of ``setting`` from playing in the actor's model, as far as config.json says."""
+    folder = config.model.ref_load if setting == "ref_load" else config.algorithm.opd_teacher_load
+    theirs, ours = described(folder) if folder is not None else None, described(start_weights(config))
+    if theirs is None or ours is None:
+        return  # another rule says so
+    found = differences(theirs, ours)
+    if found:
+        yield (
+            f"{setting} = {folder}: the {role} takes turns with the actor in one model, and its config.json describes "
+            f"another one than that of {start_weights(config)}: {'; '.join(found)}; give a model of the same "
+            "architecture, sizes and vocabulary"
+        )
+
+
+_REFERENCE = "use_kl_loss kl_coef"
+
 ROLES: dict[Rule, str] = {
     _kl_is_used: "kl_loss_coef use_kl_loss",
-    _reference_is_used: "ref_load use_kl_loss kl_coef",
+    _kl_counts_once: f"kl_loss_coef {_REFERENCE}",
+    _reference_is_used: f"ref_load {_REFERENCE}",
+    _reference_that_changes_is_used: f"ref_update_interval {_REFERENCE}",
+    _reference_is_the_same_model: f"hf_checkpoint ref_load {_REFERENCE}",
+    _teacher_is_there_and_used: "use_opd opd_kl_coef opd_teacher_load",
+    _teacher_is_the_same_model: "hf_checkpoint use_opd opd_teacher_load",
+    _old_actor_is_used: "keep_old_actor update_weights_interval use_rollout_logprobs",
 }
 """Rule -> the settings it reads."""

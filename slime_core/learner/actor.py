@@ -99,7 +99,7 @@ class LearnerActor(Watched):
     def publish(self, version: int) -> float:
         """Every engine holds the weights of the learner, as ``version``. Collective; see ``Publisher.publish``."""
         proven = float(self._publisher.publish(self._learner.export_weights(), version=str(version)))
-        self._learner.parity.published(version)
+        self._learner.published(version)
         return proven
 
     def check_equal(self, version: int) -> None:

@@ -71,6 +71,7 @@ class MicroBatch:
         ref_log_probs_U: float32 [u] once annotated; None: nothing reads them.
         values_U: float32 [u], the critic's before its first optimizer step, once annotated; None: nothing reads them.
         returns_U: float32 [u], what the critic is to learn, once estimated; None: there is no critic.
+        teacher_log_probs_U: float32 [u] once annotated; None: there is no teacher.
         scale: what a sum of means over samples (a sum over tokens, where tokens are averaged) is multiplied by, so that
             micro-batches and ranks add up to the step's loss; 0 in an idle one.
         loss_factor: what the loss, and no other metric, is multiplied by.
@@ -98,6 +99,7 @@ class MicroBatch:
     ref_log_probs_U: torch.Tensor | None = None
     values_U: torch.Tensor | None = None
     returns_U: torch.Tensor | None = None
+    teacher_log_probs_U: torch.Tensor | None = None
     scale: float = 1.0
     loss_factor: float = 1.0
     extra: dict[str, list[Any]] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from slime_core.errors import RunError
 from slime_core.learner.batches import MicroBatch
 from slime_core.learner.corrections import Corrections, add_metrics
 from slime_core.learner.custom import Correct, LogitsLoss, Reduce
+from slime_core.learner.distillation import distilled
 from slime_core.learner.mismatch import mismatch
 from slime_core.learner.parity import compare
 from slime_core.learner.returned import require_per_token, require_type
@@ -107,6 +108,7 @@ class Objective:
             PluginError: so did a function that the run names by path.
         """
         old_U = log_probs_U.detach() if micro.old_log_probs_U is None else micro.old_log_probs_U
+        micro = self.distilled(micro, old_U)
         segments = _Segments(micro, self._context_group)
         output = self._policy_terms(log_probs_U, old_U, micro, segments)
         corrected = self.corrections(old_U, micro, segments, current_U=log_probs_U)
@@ -136,6 +138,14 @@ class Objective:
         found = _sums(loss + pg_loss, per_token, difference_U, micro, corrected.faults)
         found.sums["pg_loss"] = pg_loss.detach()
         return loss + pg_loss, found
+
+    def distilled(self, micro: MicroBatch, old_U: torch.Tensor) -> MicroBatch:
+        """``micro`` with the divergence from a teacher, if there is one, taken off its advantages.
+
+        Arguments:
+            old_U: float32 [u], log-probabilities of the actor before the first optimizer step of the rollout.
+        """
+        return distilled(micro, old_U, self._algorithm.opd_kl_coef)
 
     def measure(
         self, loss: torch.Tensor, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: MicroBatch

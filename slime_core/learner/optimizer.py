@@ -21,7 +21,7 @@ from megatron.core.transformer.module import Float16Module
 
 from slime_core.config.schema import OptimizerConfig as OptimizerSettings
 
-__all__ = ["build_optimizer", "build_schedule", "sum_gradients", "wrap"]
+__all__ = ["build_optimizer", "build_schedule", "forget", "sum_gradients", "wrap"]
 
 
 def wrap(chunks: list[torch.nn.Module], *, bf16: bool) -> list[Any]:
@@ -78,19 +78,22 @@ def build_optimizer(
 
 
 def build_schedule(optimizer: Any, settings: OptimizerSettings, *, num_steps: int) -> OptimizerParamScheduler:
-    """Linear warm-up, then the decay that was asked for, counted in optimizer steps.
+    """Linear warm-up from ``lr_warmup_init``, then the decay that was asked for, counted in optimizer steps.
 
-    The schedule is one step ahead of the optimizer: the first step already runs at ``lr / lr_warmup_iters``.
+    The schedule is one step ahead of the optimizer: the first step already runs one ``lr_warmup_iters``-th of the way
+    up to ``lr``. What the styles compute is Megatron's (optimizer_param_scheduler.py:199); the unit tests hold a table.
     """
     decay = max(settings.lr_decay_iters or num_steps, settings.lr_warmup_iters + 1)
     schedule = OptimizerParamScheduler(
         optimizer,
-        init_lr=0.0,
+        init_lr=settings.lr_warmup_init,
         max_lr=settings.lr,
         min_lr=settings.min_lr,
         lr_warmup_steps=settings.lr_warmup_iters,
         lr_decay_steps=decay,
         lr_decay_style=settings.lr_decay_style,
+        wsd_decay_steps=settings.lr_wsd_decay_iters,
+        lr_wsd_decay_style=settings.lr_wsd_decay_style,
         start_wd=settings.weight_decay,
         end_wd=settings.weight_decay,
         wd_incr_steps=decay,
@@ -98,3 +101,21 @@ def build_schedule(optimizer: Any, settings: OptimizerSettings, *, num_steps: in
     )
     schedule.step(increment=1)
     return schedule
+
+
+def forget(optimizer: Any) -> None:
+    """Adam's means and step counts are as before its first step; master weights and the schedule stay.
+
+    Arguments:
+        optimizer: of Megatron, chained or not.
+    """
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if part.is_stub_optimizer:
+            continue
+        adam = part.optimizer
+        for state in adam.state.values():
+            for value in (state[name] for name in ("exp_avg", "exp_avg_sq", "step") if name in state):
+                value.zero_()
+        # Fused implementations count the steps of a whole group.
+        for group in (group for group in adam.param_groups if "step" in group):
+            group["step"] = 0 * group["step"]

@@ -129,6 +129,7 @@ def _of_logits(
     with torch.no_grad():  # before the function has the logits, which it may change in place
         log_probs_U, entropy_U = response_log_probs(logits_1TV, micro, chunk_size=chunk_size)
     assert entropy_U is not None
+    micro = objective.distilled(micro, log_probs_U if micro.old_log_probs_U is None else micro.old_log_probs_U)
     loss, metrics = objective.of_logits(logits_1TV.float(), micro)
     measured = objective.measure(loss, log_probs_U, entropy_U, micro)
     return loss, Sums({**metrics, **measured.sums}, measured.largest)

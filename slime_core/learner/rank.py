@@ -18,9 +18,12 @@ import torch.distributed as dist
 from slime_core.config.settings import core_values
 from slime_core.errors import CheckpointError, NonFiniteError, RunError
 from slime_core.learner.advantages import OverShards, normalize
+from slime_core.learner.batches import MicroBatch
+from slime_core.learner.cast import Cast
 from slime_core.learner.columns import Columns
 from slime_core.learner.critic import Critic
 from slime_core.learner.custom import Custom
+from slime_core.learner.finite import refuse_non_finite_weights
 from slime_core.learner.parity import ParityGate
 from slime_core.learner.process import LearnerSettings, prepare_process
 from slime_core.learner.trained import TrainedModel
@@ -62,18 +65,20 @@ class Learner:
         )
         self._objective, self._estimation = self._components(registry)
         traits: Any = registry.find(Kind.POLICY_LOSS, settings.policy_loss).traits
-        self._columns = Columns(self._objective, self._estimation, loss_reads=traits.reads)
+        distils = config.algorithm.use_opd
+        self._columns = Columns(self._objective, self._estimation, loss_reads=traits.reads, distils=distils)
         self._postprocess = self.custom.find("rollout_data_postprocess_path")
         self._shares_prompts = self._can_share_prompts()
         self.parity = ParityGate(config.weights, bf16=config.model.bf16, strict=config.algorithm.true_on_policy_mode)
         self._bed: Any = None
-        self._roles = self._remember_reference()
+        self._cast = Cast(self.actor, self._columns, config=config, folder=settings.folder)
         self.critic = self._build_critic(registry) if self._columns.values else None
 
     # --- Building ----------------------------------------------------------------------------------------------------
 
     def _trained_model(self, registry: Registry) -> TrainedModel:
         from slime_core.learner.components import build_model_spec, who_builds
+        from slime_core.learner.freezing import freeze
 
         settings, config = self._settings, self._config
         self._spec = build_model_spec(registry, settings.architecture, options=settings.options, custom=self.custom)
@@ -83,6 +88,11 @@ class Learner:
             settings=replace(settings, num_steps=settings.num_steps - self._critic_only * config.steps_per_rollout),
             folder=settings.folder,
             optimizer=config.optimizer,
+            adapt=lambda chunks: freeze(
+                chunks,
+                only=config.optimizer.only_train_params_name_list,
+                frozen=config.optimizer.freeze_params_name_list,
+            ),
         )
 
     def _build_critic(self, registry: Registry) -> Critic:
@@ -120,22 +130,6 @@ class Learner:
         able = can_share_prompts(self.actor.chunks, context=self._settings.layout.context, device=self.device)
         return able and self._config.learner.shared_prompts == "auto" and self._objective.of_logits is None
 
-    def _remember_reference(self) -> Any:
-        from slime_core.learner.roles import Roles
-
-        roles = Roles(self.actor.chunks)
-        if not self._columns.reference:
-            return roles
-        other = self._config.model.ref_load
-        if other is None:
-            roles.remember("reference")
-            return roles
-        roles.remember("actor")
-        self.actor.load_weights(other)
-        roles.remember("reference")
-        roles.restore("actor")
-        return roles
-
     # --- Training ----------------------------------------------------------------------------------------------------
 
     def train(self, shard: TrainBatch) -> dict[str, float]:
@@ -153,6 +147,7 @@ class Learner:
         """
         from slime_core.learner.totals import average
 
+        self.actor.begin_rollout()
         steps = self._cut(shard)
         self.parity.mark(shard, steps[0])
         every = [micro for step in steps for micro in step]
@@ -164,18 +159,18 @@ class Learner:
         numbered = enumerate(steps if trains_actor else [])
         judged = [self._critic_step(self.critic, step, rollout=shard.rollout) for step in steps if self.critic]
         results = [self._hooked_step(step, TrainStep(shard.rollout, i, self._info)) for i, step in numbered]
+        if trains_actor:
+            refuse_non_finite_weights(self.actor.chunks, rollout=shard.rollout)
+            self._cast.trained(shard.rollout)
         metrics = average(results) | average(judged)
         return {f"train/{name}": value for name, value in metrics.items()} | self.parity.report()
 
     def _annotate(self, micro_batches: list[Any], *, num_steps: int) -> None:
         """Every micro-batch has the columns that a model computes and something reads."""
-        if self._columns.reference:
-            with self._roles.playing("reference"):
-                for micro, values_U in self._log_probs(micro_batches, role="reference"):
-                    micro.ref_log_probs_U = values_U
-        if self._columns.old(num_steps):
-            for micro, values_U in self._log_probs(micro_batches, role="actor"):
-                micro.old_log_probs_U = values_U
+        for role in self._cast.passes(num_steps):
+            with self._cast.playing(role):
+                for micro, values_U in self._log_probs(micro_batches, role=role):
+                    _put(micro, role, values_U)
         if self._objective.old_from_engine:
             self._objective.take_from_engine(micro_batches)
         if self.critic is not None:
@@ -246,6 +241,11 @@ class Learner:
 
     # --- Weights -----------------------------------------------------------------------------------------------------
 
+    def published(self, version: int) -> None:
+        """The engines hold the actor's weights, as ``version``."""
+        self.parity.published(version)
+        self._cast.published()
+
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All weights under their Hugging Face names, gathered over ranks; views, valid until the next step."""
         weights: Iterator[tuple[str, torch.Tensor]] = self._spec.export_weights(self.actor.chunks)
@@ -259,12 +259,13 @@ class Learner:
     # --- Checkpoints -------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """Write this rank's part of the models that train: ``torch_dist``, and ``critic`` if there is one. Collective.
+        """Write this rank's part: ``torch_dist``, and where they change ``critic`` and ``roles``. Collective.
 
         Raises:
             CheckpointError: it cannot be written.
         """
         self.actor.save(folder / "torch_dist")
+        self._cast.save(folder / "roles")
         if self.critic is not None:
             (folder / "critic").mkdir(exist_ok=True)
             self.critic.trained.save(folder / "critic")
@@ -282,6 +283,7 @@ class Learner:
                 f"{folder / 'hf'}; a critic that is trained first (--num-critic-only-steps) then leaves them alone."
             )
         self.actor.load(folder / "torch_dist")
+        self._cast.load(folder / "roles")
         if self.critic is not None:
             self.critic.trained.load(folder / "critic")
         self.parity.moved()
@@ -314,6 +316,16 @@ class Learner:
 
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
+
+
+def _put(micro: MicroBatch, role: str, log_probs_U: torch.Tensor) -> None:
+    match role:
+        case "reference":
+            micro.ref_log_probs_U = log_probs_U
+        case "teacher":
+            micro.teacher_log_probs_U = log_probs_U
+        case _:
+            micro.old_log_probs_U = log_probs_U
 
 
 def _refuse_non_finite(metrics: dict[str, float], rollout: int, *, of: str = "") -> None:

@@ -48,7 +48,7 @@ class TrainedModel:
     ) -> None:
         from slime_core.learner.optimizer import build_optimizer, build_schedule, wrap
 
-        self._spec, self._builder = spec, builder
+        self._spec, self._builder, self._forgets = spec, builder, optimizer.reset_optimizer_states
         config = settings.config
         self._chunk_size = config.learner.log_probs_chunk_size
         bf16 = config.model.bf16
@@ -74,6 +74,13 @@ class TrainedModel:
         """The chunks hold the weights of ``folder``."""
         with boundary(self._builder, f"loading weights of {folder}", locate=True, passes=(SlimeError,)):
             self._spec.load_weights(self.chunks, folder)
+
+    def begin_rollout(self) -> None:
+        """Before the first optimizer step of a rollout: the optimizer forgets what it has to."""
+        from slime_core.learner.optimizer import forget
+
+        if self._forgets:
+            forget(self.optimizer)
 
     def backward(self, micro_batches: Sequence[MicroBatch], objective: Any) -> dict[str, float]:
         """Fresh gradients of one optimizer step; returns what :func:`slime_core.learner.passes.backward` returns."""

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from slime_core.learner.roles import Roles
+from slime_core.learner.roles import ACTOR, REFERENCE, TEACHER, Roles
 
 
 @pytest.fixture
@@ -21,42 +23,96 @@ def held(chunks: list[torch.nn.Module]) -> list[float]:
     return [chunk.weight.flatten()[0].item() for chunk in chunks]
 
 
+def filling(chunks: list[torch.nn.Module], *values: float) -> Callable[[], None]:
+    return lambda: fill(chunks, *values)
+
+
 def test_a_role_plays_for_the_length_of_the_block(chunks):
     roles = Roles(chunks)
     fill(chunks, 1, 2)
-    roles.remember("reference")
+    roles.remember(REFERENCE)
     fill(chunks, 3, 4)
-    with roles.playing("reference"):
-        assert held(chunks) == [1, 2]
-    assert held(chunks) == [3, 4]
+    for _ in range(2):  # a swap leaves the role as it was, too
+        with roles.playing(REFERENCE):
+            assert held(chunks) == [1, 2]
+        assert held(chunks) == [3, 4]
+
+
+def test_roles_play_one_after_the_other(chunks):
+    roles = Roles(chunks)
+    roles.read(REFERENCE, filling(chunks, 1, 2))
+    roles.read(TEACHER, filling(chunks, 5, 6))
+    fill(chunks, 3, 4)
+    found = []
+    for role in (REFERENCE, TEACHER, ACTOR, REFERENCE):
+        with roles.playing(role):
+            found.append(held(chunks))
+    assert found == [[1, 2], [5, 6], [3, 4], [1, 2]]
 
 
 def test_the_actor_is_back_after_a_failure(chunks):
     roles = Roles(chunks)
     fill(chunks, 1, 2)
-    roles.remember("reference")
+    roles.remember(REFERENCE)
     fill(chunks, 3, 4)
-    with pytest.raises(KeyError), roles.playing("reference"):
+    with pytest.raises(KeyError), roles.playing(REFERENCE):
         raise KeyError
     assert held(chunks) == [3, 4]
 
 
-def test_remembered_weights_do_not_follow_the_model_and_the_model_keeps_its_storage(chunks):
+def test_the_actor_is_back_to_the_bit_and_where_it_was(chunks):
     roles = Roles(chunks)
     fill(chunks, 1, 2)
-    storage = chunks[0].weight.data_ptr()
-    roles.remember("reference")
+    roles.remember(REFERENCE)
+    odd = torch.tensor([[float("nan"), -0.0]])
+    with torch.no_grad():
+        chunks[0].weight.copy_(odd)
+    place = chunks[0].weight.data_ptr()
+    with roles.playing(REFERENCE):
+        assert chunks[0].weight.data_ptr() == place
+    assert chunks[0].weight.data_ptr() == place
+    assert torch.equal(chunks[0].weight.detach().view(torch.int32), odd.view(torch.int32))
+
+
+def test_what_is_read_leaves_the_actor_as_it_is(chunks):
+    roles = Roles(chunks)
     fill(chunks, 3, 4)
-    roles.restore("reference")
-    assert held(chunks) == [1, 2]
-    assert chunks[0].weight.data_ptr() == storage
+    roles.read(TEACHER, filling(chunks, 7, 8))
+    assert held(chunks) == [3, 4]
+    with roles.playing(TEACHER):
+        assert held(chunks) == [7, 8]
+    assert ACTOR not in roles
+
+
+def test_what_cannot_be_read_leaves_everything_as_it_is(chunks):
+    roles = Roles(chunks)
+    roles.read(TEACHER, filling(chunks, 7, 8))
+    fill(chunks, 3, 4)
+
+    def half() -> None:
+        fill(chunks[:1], 9)
+        raise OSError("torn")
+
+    with pytest.raises(OSError, match="torn"):
+        roles.read(TEACHER, half)
+    assert held(chunks) == [3, 4]
+    with roles.playing(TEACHER):
+        assert held(chunks) == [7, 8]
+
+
+def test_a_role_is_remembered_anew(chunks):
+    roles = Roles(chunks)
+    fill(chunks, 1, 2)
+    roles.remember(REFERENCE)
+    fill(chunks, 3, 4)
+    roles.remember(REFERENCE)
     fill(chunks, 5, 6)
-    roles.restore("reference")
-    assert held(chunks) == [1, 2]
+    with roles.playing(REFERENCE):
+        assert held(chunks) == [3, 4]
 
 
 def test_only_remembered_roles_are_known(chunks):
     roles = Roles(chunks)
-    roles.remember("reference")
-    assert "reference" in roles
-    assert "critic" not in roles
+    roles.remember(REFERENCE)
+    assert REFERENCE in roles
+    assert TEACHER not in roles

@@ -1,0 +1,92 @@
+"""Which parameters train: chosen by regular expressions over their names.
+
+A name is the one that the parameter has in a model that is not split: layers and experts are numbered over all
+pipeline and expert ranks, and a tied output matrix on the last pipeline stage goes by the embedding's name. So an
+expression chooses the same weights in every layout.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from slime_core.errors import ConfigError
+
+__all__ = ["freeze", "whole_names"]
+
+
+def freeze(chunks: Sequence[torch.nn.Module], *, only: Sequence[str] = (), frozen: Sequence[str] = ()) -> None:
+    """Parameters that are not to train need no gradient from now on. Collective; before anything wraps the chunks.
+
+    Arguments:
+        only: train what one of these expressions finds somewhere in its name; empty: everything.
+        frozen: train everything else.
+
+    Raises:
+        ConfigError: an expression finds no parameter on any rank, or nothing is left to train.
+    """
+    if not only and not frozen:
+        return
+    setting = "only_train_params_name_list" if only else "freeze_params_name_list"
+    mine = list(whole_names(chunks))
+    everything = _over_ranks([name for name, _ in mine])
+    _refuse_useless(only or frozen, everything, setting)
+    chosen = {name for name in everything if _finds(only or frozen, name)}
+    trained = chosen if only else everything - chosen
+    if not trained:
+        raise ConfigError(f"{setting} = {list(only or frozen)} leaves none of {len(everything)} parameters to train")
+    for name, parameter in mine:
+        parameter.requires_grad_(name in trained)
+
+
+def whole_names(chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Each parameter with its name in the whole model."""
+    for chunk in chunks:
+        tied = getattr(chunk, "share_embeddings_and_output_weights", False)
+        for name, parameter in _named(chunk, ()):
+            yield ("embedding.word_embeddings.weight" if tied and name == "output_layer.weight" else name), parameter
+
+
+def _named(module: torch.nn.Module, place: tuple[str, ...]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    for name, parameter in module.named_parameters(recurse=False):
+        yield ".".join((*place, name)), parameter
+    for name, child in module.named_children():
+        yield from _named(child, (*place, _number(name, child, of=module, place=place)))
+
+
+def _number(name: str, child: Any, *, of: Any, place: tuple[str, ...]) -> str:
+    """``name``, or the child's number in the whole model if it is a layer or an expert."""
+    if not name.isdigit():
+        return name
+    if place[-1:] == ("local_experts",):
+        from megatron.core import parallel_state
+
+        return str(int(name) + len(of) * parallel_state.get_expert_model_parallel_rank())
+    return str(getattr(child, "layer_number", int(name) + 1) - 1)
+
+
+def _over_ranks(names: list[str]) -> set[str]:
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return set(names)
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, names)
+    return {name for of_rank in found for name in of_rank}
+
+
+def _finds(expressions: Sequence[str], name: str) -> bool:
+    return any(re.search(expression, name) for expression in expressions)
+
+
+def _refuse_useless(expressions: Sequence[str], names: set[str], setting: str) -> None:
+    for expression in expressions:
+        if not any(re.search(expression, name) for name in names):
+            near = difflib.get_close_matches(expression, sorted(names), n=3, cutoff=0.3) or sorted(names)[:3]
+            raise ConfigError(
+                f"{setting}: {expression!r} finds none of the model's {len(names)} parameters; near it are "
+                f"{', '.join(near)}. Accepted is a regular expression that finds a part of a name."
+            )

@@ -1,0 +1,32 @@
+"""Whether the weights of another folder may play in the actor's model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slime_core.config.described import differences
+from slime_core.errors import ConfigError
+
+__all__ = ["require_same_model"]
+
+
+def require_same_model(folder: Path, actor: Path, *, role: str, trust_remote_code: bool = False) -> None:
+    """Compare both configs as transformers completes them: what one of them leaves out has its default there.
+
+    Weights of the same shapes load whatever else the config says, and another base of the rotary positions, say, makes
+    other log-probabilities of them.
+
+    Raises:
+        ConfigError: they describe different models.
+    """
+    from transformers import AutoConfig
+
+    theirs, ours = (
+        AutoConfig.from_pretrained(one, trust_remote_code=trust_remote_code).to_dict() for one in (folder, actor)
+    )
+    found = differences(theirs, ours, missing=True)
+    if found:
+        raise ConfigError(
+            f"the {role} of {folder} takes turns with the actor in one model, but it is another one than {actor}: "
+            f"{'; '.join(found)}. Accepted is a folder whose config.json describes the same model."
+        )

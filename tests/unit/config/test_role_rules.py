@@ -1,0 +1,139 @@
+"""The rules of reference, old actor, teacher and optimizer: each broken once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slime_core.config.check import mistakes
+from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.load import load
+
+MODEL = ARITHMETIC / "model"
+
+
+def broken_rules(line: str) -> list[str]:
+    config = load(["--advantage-estimator", "toy", *line.split()], check_rules=False).config
+    return [mistake.message for mistake in mistakes(config)]
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """A model of another size."""
+    described = json.loads((MODEL / "config.json").read_text(encoding="utf-8"))
+    described |= {"hidden_size": 12345, "torch_dtype": "bfloat16", "bos_token_id": 7}
+    (tmp_path / "config.json").write_text(json.dumps(described), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "--ref-update-interval 4",
+            "ref_update_interval = 4 has no effect without use_kl_loss or kl_coef: no reference is kept; add "
+            "--use-kl-loss or --kl-coef, or leave it out",
+        ),
+        (
+            "--use-kl-loss --kl-loss-coef 0.1 --kl-coef 0.2",
+            "kl_coef = 0.2 takes the divergence off the rewards and kl_loss_coef = 0.1 adds it to the loss, so that it "
+            "counts twice; leave one of them out (with --kl-loss-coef 0, --use-kl-loss measures it only)",
+        ),
+        (
+            "--use-opd",
+            "use_opd distils from a teacher, and opd_teacher_load names none; add --opd-teacher-load FOLDER",
+        ),
+        (
+            f"--use-opd --opd-kl-coef 0 --opd-teacher-load {MODEL}",
+            "opd_kl_coef = 0 has no effect, and use_opd asks for a teacher; raise it, or leave --use-opd out",
+        ),
+        (
+            f"--opd-teacher-load {MODEL}",
+            f"opd_teacher_load = {MODEL} has no effect without use_opd; add --use-opd, or leave it out",
+        ),
+        ("--opd-kl-coef 0.5", "opd_kl_coef = 0.5 has no effect without use_opd; add --use-opd, or leave it out"),
+        (
+            "--keep-old-actor",
+            "keep_old_actor has no effect with update_weights_interval = 1: the engines serve the actor as it is "
+            "before each training; leave it out, or raise --update-weights-interval",
+        ),
+        (
+            "--keep-old-actor --update-weights-interval 2 --use-rollout-logprobs",
+            "keep_old_actor computes old log-probs from the weights that the engines served, and use_rollout_logprobs "
+            "takes the engines' own; leave one of them out",
+        ),
+        (
+            "--only-train-params-name-list mlp --freeze-params-name-list embedding norm",
+            "only_train_params_name_list = mlp freezes everything else, and freeze_params_name_list = embedding norm "
+            "trains everything else; give one of them",
+        ),
+        (
+            "--freeze-params-name-list mlp(",
+            "freeze_params_name_list: 'mlp(' is no regular expression: missing ), unterminated subpattern at position "
+            "3; a dot is written \\.",
+        ),
+        (
+            "--lr-warmup-init 1e-8 --lr-warmup-iters 0",
+            "lr_warmup_init = 1e-08 has no effect with lr_warmup_iters = 0; add --lr-warmup-i",
+        ),
+        (
+            "--lr 1e-6 --lr-warmup-iters 2 --lr-warmup-init 1e-5",
+            "lr_warmup_init = 1e-05 is above lr = 1e-06; the learning rate rises from one to the other",
+        ),
+        (
+            "--lr-decay-style constant --lr-wsd-decay-iters 2",
+            "lr_wsd_decay_iters = 2 has no effect with lr_decay_style = constant; add --lr-",
+        ),
+        ("--lr-decay-style WSD", "lr_decay_style = WSD needs the number of steps over which it falls; add --lr-wsd-"),
+        (
+            "--lr-decay-style WSD --lr-wsd-decay-iters 9 --lr-decay-iters 10 --lr-warmup-iters 2",
+            "lr_wsd_decay_iters = 9 is more than the steps after warm-up: lr_decay_iters - lr_warmup_iters = 10 - 2 = "
+            "8; give at most that",
+        ),
+        (
+            "--lr-decay-style WSD --lr-wsd-decay-iters 9 --num-rollout 4 --num-steps-per-rollout 2 --lr-warmup-iters 0",
+            "lr_wsd_decay_iters = 9 is more than the steps after warm-up: num_rollout x steps a rollout - "
+            "lr_warmup_iters = 8 - 0 = 8; give at most that",
+        ),
+        (
+            "--use-opd --opd-teacher-load missing",
+            f"opd_teacher_load: {Path.cwd()}/missing is no folder; accepted: a Hugging Face folder on this machine",
+        ),
+    ],
+)
+def test_a_broken_rule_says_what_to_write(line: str, message: str) -> None:
+    (found,) = broken_rules(line)
+    assert found.startswith(message)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--use-kl-loss --ref-update-interval 4",
+        "--kl-coef 0.1 --ref-update-interval 4 --use-kl-loss",
+        f"--use-opd --opd-kl-coef 0.5 --opd-teacher-load {MODEL}",
+        "--keep-old-actor --update-weights-interval 2",
+        "--only-train-params-name-list mlp self_attention",
+        "--lr-decay-style WSD --lr-wsd-decay-iters 4 --num-rollout 10",
+        "--lr-decay-style inverse-square-root --lr 1e-5 --lr-warmup-iters 3 --lr-warmup-init 1e-6",
+    ],
+)
+def test_what_fits_together_is_accepted(line: str) -> None:
+    assert broken_rules(line) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "start"),
+    [
+        ("--use-opd --opd-teacher-load", "opd_teacher_load = {}: the teacher takes turns with the actor in one model,"),
+        ("--use-kl-loss --ref-load", "ref_load = {}: the reference takes turns with the actor in one model, and its"),
+    ],
+)
+def test_a_model_of_another_size_cannot_take_turns_with_the_actor(other: Path, line: str, start: str) -> None:
+    (found,) = broken_rules(f"{line} {other}")
+    size = json.loads((MODEL / "config.json").read_text(encoding="utf-8"))["hidden_size"]
+    assert found.startswith(start.format(other))
+    # Neither the dtype nor the ids of special tokens make another model.
+    assert f"of {MODEL}: hidden_size = 12345 instead of {size}; give a model of the same architecture" in found
