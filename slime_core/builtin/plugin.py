@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from slime_core import (
+    AdvantageTraits,
     Component,
     CorrectionTraits,
     DataTraits,
@@ -80,8 +81,24 @@ def slime_register_reward_models() -> Iterator[Component]:
         traits=RewardTraits(runs_in="sampler"),
         summary="A fair coin, the same for the same sample; for measuring everything but learning",
     )
+    yield Component(
+        "none",
+        target="slime_core.builtin.rewards:NoReward",
+        traits=RewardTraits(runs_in="sampler"),
+        summary="0 for every sample, for runs that learn from a teacher or from labels alone",
+    )
     for name, target, summary in RULES:
         yield Component(name, target=f"slime_core.builtin.{target}", summary=summary)
+
+
+@hookimpl
+def slime_register_advantage_estimators() -> Iterator[Component]:
+    yield Component(
+        "sft",
+        target="slime_core.builtin.advantages:NoAdvantage",
+        traits=AdvantageTraits(scope="sample", policy_loss="sft"),
+        summary="No advantages: supervised fine-tuning on the responses, as of --generate-function from_label",
+    )
 
 
 @hookimpl
@@ -113,6 +130,12 @@ def slime_register_generate_functions() -> Iterator[Component]:
         target="slime_core.rollout.generate:SingleTurn",
         traits=GenerateTraits(scope="group", sends_prompts_whole=True),
         summary="One response to each prompt",
+    )
+    yield Component(
+        "from_label",
+        target="slime_core.rollout.labelled:FromLabel",
+        traits=GenerateTraits(scope="group", sends_prompts_whole=True),
+        summary="The label of each prompt as its response, for supervised fine-tuning; engines answer evaluations",
     )
 
 

@@ -1,4 +1,4 @@
-"""Reward models that need no model: ``exact_match`` and ``random``."""
+"""Reward models that need no model: ``exact_match``, ``random`` and ``none``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from slime_core.errors import DataError
 from slime_core.types import Sample
 
-__all__ = ["ExactMatch", "Random", "label_of"]
+__all__ = ["ExactMatch", "NoReward", "Random", "label_of"]
 
 
 class ExactMatch:
@@ -46,6 +46,17 @@ class Random:
         # A hash, not a generator: the coin must not depend on which process scores, or in what order.
         key = f"{self._seed}/{sample.group_index}/{sample.index}"
         return hashlib.sha256(key.encode()).digest()[0] & 1
+
+
+class NoReward:
+    """0.0 for every sample: for runs that learn from a teacher or from labels alone."""
+
+    def __init__(self, options: object | None = None) -> None:
+        del options
+
+    async def score(self, samples: Sequence[Sample]) -> list[float]:
+        """One reward a sample; what the response says does not matter."""
+        return [0.0] * len(samples)
 
 
 def label_of(sample: Sample, reward: str) -> str:

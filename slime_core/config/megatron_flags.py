@@ -145,6 +145,7 @@ _REFUSED: Mapping[str, str] = {
     "write --num-rollout": "train_iters train_samples exit_interval",
     "write --lr-warmup-iters": "warmup lr_warmup_fraction lr_warmup_samples lr_warmup_steps",
     "write --lr-decay-iters": "lr_decay_samples lr_decay_steps",
+    "write --lr-wsd-decay-iters": "lr_wsd_decay_samples wsd_decay_steps",
     "write --weight-decay, which stays the same": "start_weight_decay end_weight_decay weight_decay_incr_style",
     "write --load with the path of the checkpoint": "ckpt_step use_checkpoint_args",
     "write --output-dir": "tensorboard_dir wandb_save_dir",

@@ -51,6 +51,11 @@ class PromptEncoder:
             raise DataError(f"the prompt {prompt!r} has no tokens; the model needs at least one to continue from")
         return ids
 
+    def encode_response(self, text: str) -> list[int]:
+        """Token ids of a response that the model is to give: ``text`` and the token that ends it, if there is one."""
+        ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return ids if self.end_of_sequence is None else [*ids, self.end_of_sequence]
+
     def _ids(self, prompt: str | list[dict[str, Any]]) -> list[int]:
         if self._uses_template:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

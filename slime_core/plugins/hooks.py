@@ -160,10 +160,7 @@ def slime_learner_start(learner: LearnerInfo, options: Any) -> None:
 
 @hookspec
 def slime_before_log_probs(role: str, learner: LearnerInfo, options: Any) -> None:
-    """The model holds the weights of ``role``, and a pass without gradients follows.
-
-    Roles are ``actor``, ``reference``, ``teacher``, and ``old_actor``: the copy of the actor that engines serve.
-    """
+    """The model holds ``role`` (``actor``, ``old_actor``, ``reference``, ``teacher``); a forward pass follows."""
 
 
 @hookspec

@@ -1,0 +1,50 @@
+"""The generate function ``from_label``: the response is the prompt's label, for supervised fine-tuning."""
+
+from __future__ import annotations
+
+from slime_core.errors import DataError
+from slime_core.rollout.client import SamplingParams
+from slime_core.rollout.generate import GenerateContext, SingleTurn
+from slime_core.types import LogProbs, PromptGroup, Sample, Status, TokenIds
+
+__all__ = ["FromLabel"]
+
+
+class FromLabel:
+    """Every sample of a group answers with its label and the token that ends a response; no engine is asked.
+
+    An evaluation asks the engines, as ``single_turn`` does. No engine says how likely the tokens are, so their
+    log-probabilities are 0: corrections and parity have nothing to compare with.
+    """
+
+    def __init__(self, options: object | None = None) -> None:
+        self._asking = SingleTurn(options)
+
+    async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
+        """The same samples, finished; longer labels than ``sampling`` allows are cut and count as truncated.
+
+        Raises:
+            DataError: a sample has no label.
+            EngineError: no engine answered an evaluation.
+        """
+        if context.evaluation:
+            return await self._asking(context, samples, sampling)
+        prompt_ids = context.encoder.encode(samples[0].prompt)
+        for sample in samples:
+            _answer(sample, prompt_ids, context, sampling.max_new_tokens)
+        return samples
+
+
+def _answer(sample: Sample, prompt_ids: list[int], context: GenerateContext, longest: int) -> None:
+    if sample.label is None:
+        raise DataError(
+            f"generate function 'from_label': sample {sample.index} of group {sample.group_index} has no label to "
+            "answer with.\nName the label's field with --label-key."
+        )
+    ids = context.encoder.encode_response(sample.label)
+    sample.status = Status.TRUNCATED if len(ids) > longest else Status.COMPLETED
+    ids = ids[:longest]
+    sample.tokens = TokenIds([*prompt_ids, *ids])
+    sample.response, sample.response_length = context.encoder.decode(ids), len(ids)
+    sample.rollout_log_probs = LogProbs([0.0] * len(ids))
+    sample.weight_versions = []

@@ -1,0 +1,530 @@
+"""The roles beside the actor, frozen weights and an optimizer that forgets, in real learners.
+
+A learner takes over its process, so every one of them lives in a child; two children serve all tests.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray import cloudpickle
+
+from slime_core.config.schema import AlgorithmConfig, ClusterConfig, ModelConfig, OptimizerConfig, RunConfig
+from slime_core.errors import ConfigError, NonFiniteError
+from slime_core.rollout.shards import make_shards
+from slime_core.types import Sample, Status, TrainBatch
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the children cannot import test files
+
+VOCABULARY = 48
+KL = {"use_kl_loss": True, "kl_loss_coef": 0.05, "kl_loss_type": "k3"}
+
+Make = Callable[..., Any]
+"""Makes a learner on this rank, from algorithm settings and keywords ``model`` and ``optimizer``."""
+
+
+class Maker:
+    """Makes learners in a child, one after the other.
+
+    Arguments:
+        folder: of the start weights.
+        address: one a learner, where its ranks meet.
+    """
+
+    def __init__(self, folder: Path, rank: int, world_size: int, addresses: list[str], pipeline: int) -> None:
+        self._folder, self._rank, self._world_size, self._addresses = folder, rank, world_size, list(addresses)
+        self._pipeline, self._learner = pipeline, None
+
+    def __call__(
+        self, *, folder: Path | None = None, model: Any = None, optimizer: Any = None, **algorithm: Any
+    ) -> Any:
+        from slime_core.learner.layout import ParallelLayout
+        from slime_core.learner.rank import Learner, LearnerSettings
+        from slime_core.plugins.registry import activate
+
+        self.close()
+        config = RunConfig(
+            cluster=ClusterConfig(device="cpu"),
+            algorithm=AlgorithmConfig(**algorithm),
+            model=ModelConfig(**(model or {})),
+            optimizer=OptimizerConfig(**{"lr": 3e-3, "adam_eps": 1e-5, **(optimizer or {})}),
+        )
+        settings = LearnerSettings(
+            config,
+            folder or self._folder,
+            "Qwen3ForCausalLM",
+            "clipped",
+            {},
+            100,
+            rank=self._rank,
+            world_size=self._world_size,
+            address=self._addresses.pop(),
+            num_threads=1,
+            layout=ParallelLayout(pipeline=self._pipeline),
+        )
+        self._learner = Learner(settings, activate([], architecture="Qwen3ForCausalLM").registry)
+        return self._learner
+
+    def close(self) -> None:
+        """Leave the groups of the last learner, also of one that could not be made."""
+        from megatron.core import parallel_state
+
+        self._learner = None
+        if torch.distributed.is_initialized():
+            parallel_state.destroy_model_parallel()
+            torch.distributed.destroy_process_group()
+
+
+class InChild:
+    """Runs where it is unpickled, because functions of a test file have no name there."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __reduce__(self) -> Any:
+        return _carry_out, self.arguments
+
+
+def _carry_out(scenario: Callable[..., Any], *place: Any) -> bytes:
+    make = Maker(*place)
+    try:
+        return cloudpickle.dumps(scenario(make))
+    finally:
+        make.close()
+
+
+class Children:
+    """Two processes that hold a rank each."""
+
+    def __init__(self, folder: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._folder = folder
+        self._pools = [ProcessPoolExecutor(1, mp_context=context) for _ in range(2)]
+        self._pids = [pool.submit(os.getpid) for pool in self._pools]
+
+    def __call__(self, scenario: Callable[..., Any], *, pipeline: int = 1, num_learners: int = 4) -> list[Any]:
+        """What ``scenario(make)`` returns on every rank."""
+        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(num_learners)]
+        addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
+        for listener in listeners:
+            listener.close()
+        calls = [
+            pool.submit(
+                cloudpickle.loads,
+                cloudpickle.dumps(InChild(scenario, self._folder, rank, pipeline, addresses, pipeline)),
+            )
+            for rank, pool in enumerate(self._pools[:pipeline])
+        ]
+        return [cloudpickle.loads(call.result(timeout=90)) for call in calls]
+
+    def stop(self) -> None:
+        """Ends both, also one that waits for the other."""
+        for pool, pid in zip(self._pools, self._pids, strict=True):
+            os.kill(pid.result(timeout=60), signal.SIGKILL)
+            pool.shutdown(cancel_futures=True)
+
+
+def random_model(target: Path, *, seed: int, tied: bool = False, **fields: Any) -> Path:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = Qwen3Config(
+        **sizes | {"vocab_size": VOCABULARY, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64},
+        tie_word_embeddings=tied,
+        initializer_range=0.1,
+        **fields,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(target)
+    return target
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("model"), seed=0)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with other weights."""
+    return random_model(tmp_path_factory.mktemp("other"), seed=1)
+
+
+@pytest.fixture(scope="module")
+def children(folder: Path) -> Iterator[Children]:
+    found = Children(folder)
+    yield found
+    found.stop()
+
+
+def samples() -> list[Sample]:
+    random = np.random.default_rng(0)
+    lengths = [(int(random.integers(1, 6)), int(random.integers(1, 9))) for _ in range(8)]
+    return [
+        Sample(
+            group_index=index // 4,
+            index=index,
+            tokens=random.integers(0, VOCABULARY, prompt + response).tolist(),
+            response_length=response,
+            rollout_log_probs=[-3.0] * response,
+            status=Status.COMPLETED,
+        )
+        for index, (prompt, response) in enumerate(lengths)
+    ]
+
+
+ADVANTAGES = np.random.default_rng(1).normal(size=8).astype(np.float32)
+
+
+def shard(rollout: int = 0, *, num_steps: int = 1, scale: float = 1.0) -> TrainBatch:
+    """One rollout for one rank, one micro-batch a step."""
+    (found,) = make_shards(
+        samples(),
+        scale * ADVANTAGES,
+        rollout=rollout,
+        num_ranks=1,
+        num_steps=num_steps,
+        max_tokens=1000,
+        per_token=False,
+        temperature=0.7,
+    )
+    return found
+
+
+def weights(learner: Any) -> dict[str, torch.Tensor]:
+    return {name: weight.float().clone() for name, weight in learner.export_weights()}
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+def forwards(learner: Any, *shards: TrainBatch) -> list[int]:
+    """Micro-batches that go through the model in each rollout."""
+    counted = [0]
+    handle = learner.actor.chunks[0].register_forward_pre_hook(lambda *_: counted.append(counted.pop() + 1))
+    found = []
+    for one in shards:
+        counted[:] = [0]
+        learner.train(one)
+        found += counted
+    handle.remove()
+    return found
+
+
+# --- Passes ----------------------------------------------------------------------------------------------------------
+
+
+def test_only_columns_that_are_read_cost_a_pass(children, other):
+    """One micro-batch a step; a rollout of two steps trains two and annotates two."""
+
+    def count(make: Make) -> list[list[int]]:
+        cases = (
+            {},
+            KL,
+            {"use_opd": True, "opd_teacher_load": other},
+            {**KL, "use_opd": True, "opd_teacher_load": other},
+        )
+        return [forwards(make(**case), shard(), shard(1, num_steps=2)) for case in cases]
+
+    (found,) = children(count)
+    assert found == [[1, 2 + 2], [2, 4 + 2], [2, 4 + 2], [3, 6 + 2]]
+
+
+# --- Reference -------------------------------------------------------------------------------------------------------
+
+
+def test_the_reference_is_refreshed_and_survives_a_resume_bit_for_bit(children, tmp_path):
+    def resume(make: Make) -> tuple[list[dict[str, float]], dict[str, float], list[str], bool]:
+        refreshed = {**KL, "ref_update_interval": 2}
+        learner = make(**refreshed)
+        metrics = []
+        for rollout in range(4):
+            if rollout == 3:
+                before = weights(learner)
+                (tmp_path / "torch_dist").mkdir()
+                learner.actor.save(tmp_path / "torch_dist")
+                learner.save_roles(tmp_path / "roles")
+                untouched = equal(before, weights(learner))
+            metrics.append(learner.train(shard(rollout)))
+        learner = make(**refreshed)
+        learner.actor.load(tmp_path / "torch_dist")
+        learner.load_roles(tmp_path / "roles")
+        return metrics, learner.train(shard(3)), sorted(os.listdir(tmp_path / "roles")), untouched
+
+    ((metrics, resumed, saved, untouched),) = children(resume)
+    divergences = [one["train/kl_loss"] for one in metrics]
+    assert divergences[0] == divergences[2] == 0.0  # the start, and the copy made after two rollouts
+    assert min(divergences[1], divergences[3]) > 1e-6
+    assert resumed == metrics[3]
+    assert saved == ["reference"]
+    assert untouched
+
+
+def test_a_reference_that_never_changes_is_not_saved(children, tmp_path):
+    def save(make: Make) -> None:
+        make(**KL).save_roles(tmp_path / "roles")
+
+    children(save)
+    assert not (tmp_path / "roles").exists()
+
+
+# --- Old actor -------------------------------------------------------------------------------------------------------
+
+
+def test_old_log_probs_are_those_of_the_published_actor(children):
+    """Published before rollouts 0 and 2, as with an interval of 2."""
+
+    def train(make: Make) -> list[tuple[list[float], list[int]]]:
+        found = []
+        for kept in (True, False):
+            learner = make(keep_old_actor=kept)
+            divergences, counts = [], []
+            for rollout in range(3):
+                if rollout % 2 == 0:
+                    learner.published(rollout)
+                batch = shard(rollout)
+                counts += forwards(learner, batch) if rollout else []
+                divergences.append(0.0 if rollout else learner.train(batch)["train/ppo_kl"])
+            found.append((divergences, counts))
+        return found
+
+    def measure(make: Make) -> list[list[float]]:
+        found = []
+        for kept in (True, False):
+            learner = make(keep_old_actor=kept)
+            metrics = []
+            for rollout in range(3):
+                if rollout % 2 == 0:
+                    learner.published(rollout)
+                metrics.append(learner.train(shard(rollout))["train/ppo_kl"])
+            found.append(metrics)
+        return found
+
+    ((kept, current),) = children(measure)
+    assert current == [0.0, 0.0, 0.0]
+    assert kept[0] == kept[2] == 0.0
+    assert abs(kept[1]) > 1e-4
+    ((with_copy, without),) = children(train)
+    assert with_copy[1] == [2, 1]  # rollout 1 needs a pass of the copy, rollout 2 is the copy
+    assert without[1] == [1, 1]
+
+
+# --- Teacher ---------------------------------------------------------------------------------------------------------
+
+
+def log_probs(folder: Path) -> list[torch.Tensor]:
+    """By transformers, of every sample's response, at the temperature of the rollout."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    found = []
+    for sample in samples():
+        ids = torch.tensor(sample.tokens)
+        with torch.no_grad():
+            logits_TV = model(ids[None]).logits[0, sample.prompt_length - 1 : -1] / 0.7
+        found.append(logits_TV.log_softmax(-1).gather(1, ids[sample.prompt_length :, None])[:, 0])
+    return found
+
+
+def test_the_divergence_from_the_teacher_is_that_of_transformers(children, folder, other):
+    def distil(make: Make) -> tuple[dict[str, float], dict[str, float], bool]:
+        learner = make(use_opd=True, opd_teacher_load=other, opd_kl_coef=0.5, optimizer={"lr": 1e-4})
+        before = weights(learner)
+        first = learner.train(shard(scale=0.0))
+        return first, learner.train(shard(1, scale=0.0)), equal(before, weights(learner))
+
+    ((first, second, unchanged),) = children(distil)
+    pairs = zip(log_probs(folder), log_probs(other), strict=True)
+    expected = np.mean([(student - teacher).mean().item() for student, teacher in pairs])
+    assert first["train/opd_reverse_kl"] == pytest.approx(expected, rel=1e-4)
+    assert second["train/opd_reverse_kl"] < first["train/opd_reverse_kl"]  # it learns, with advantages of 0
+    assert not unchanged
+
+
+def test_a_teacher_that_computes_differently_is_refused(children, tmp_path):
+    """The weights have the same shapes; only the base of the rotary positions differs."""
+    random_model(tmp_path, seed=1, rope_theta=77.0)
+
+    def build(make: Make) -> None:
+        make(use_opd=True, opd_teacher_load=tmp_path)
+
+    with pytest.raises(ConfigError, match=r"the teacher of .* is another one than .*rope_parameters = .*77\.0"):
+        children(build)
+
+
+# --- Freezing --------------------------------------------------------------------------------------------------------
+
+FROZEN = {"freeze_params_name_list": ("embedding", r"layers\.0\.")}
+"""All of the first of two pipeline stages."""
+
+
+def moved(start: dict[str, torch.Tensor], end: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name in start if not torch.equal(start[name], end[name])}
+
+
+def test_only_the_chosen_weights_change_and_a_resume_is_exact(children, tmp_path):
+    only = {"only_train_params_name_list": (r"layers\.1\.mlp", "final_layernorm")}
+
+    def train(make: Make) -> tuple[set[str], bool]:
+        learner = make(optimizer=only)
+        start = weights(learner)
+        learner.train(shard())
+        (tmp_path / "torch_dist").mkdir()
+        learner.actor.save(tmp_path / "torch_dist")
+        learner.train(shard(1))
+        end = weights(learner)
+        learner = make(optimizer=only)
+        learner.actor.load(tmp_path / "torch_dist")
+        learner.train(shard(1))
+        return moved(start, end), equal(end, weights(learner))
+
+    ((changed, exact),) = children(train)
+    names = {"post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"} - {"post_attention_layernorm"}
+    assert changed == {f"model.layers.1.{name}.weight" for name in names} | {"model.norm.weight"}
+    assert exact
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_pipeline_rank_that_trains_nothing_keeps_up(children, tmp_path, tied):
+    model = random_model(tmp_path / "model", seed=2, tied=tied)
+
+    def train(make: Make) -> tuple[set[str], dict[str, torch.Tensor], list[dict[str, float]], bool]:
+        learner = make(folder=model, optimizer=FROZEN)
+        start, parts = weights(learner), tmp_path / f"torch_dist-{torch.distributed.get_world_size()}"
+        metrics = [learner.train(shard())]
+        parts.mkdir(exist_ok=True)
+        torch.distributed.barrier()
+        learner.actor.save(parts)
+        given_away = learner.sleep()
+        learner.wake()
+        metrics.append(learner.train(shard(1)))
+        end = weights(learner)
+        learner = make(folder=model, optimizer=FROZEN)
+        learner.actor.load(parts)
+        learner.train(shard(1))
+        return moved(start, end), end, metrics, equal(end, weights(learner)) and given_away > 0
+
+    ((changed, expected, metrics, exact),) = children(train)
+    for found in children(train, pipeline=2):
+        assert found[0] == changed
+        assert distance(found[1], expected) < 1e-6
+        assert [one["train/grad_norm"] for one in found[2]] == pytest.approx(
+            [one["train/grad_norm"] for one in metrics], rel=1e-5
+        )
+        assert found[3]
+        assert exact
+    assert "model.embed_tokens.weight" not in changed
+    assert not any(name.startswith("model.layers.0.") for name in changed)
+    assert ("lm_head.weight" in changed) is not tied
+
+
+def test_a_name_that_is_not_there_is_refused(children):
+    def build(make: Make) -> None:
+        make(optimizer={"freeze_params_name_list": ("embeding",)})
+
+    with pytest.raises(
+        ConfigError, match=r"'embeding' finds none of the model's \d+ parameters; near it are embedding"
+    ):
+        children(build)
+
+
+# --- An optimizer that forgets ---------------------------------------------------------------------------------------
+
+
+def test_an_optimizer_that_forgets_is_a_new_one_in_each_rollout(children):
+    def train(make: Make) -> list[float]:
+        def second_rollout(**optimizer: Any) -> Any:
+            learner = make(optimizer=optimizer)
+            learner.train(shard())
+            return learner
+
+        forgetful = second_rollout(reset_optimizer_states=True)
+        between = weights(forgetful)
+        halfway = [parameter.detach().clone() for parameter in forgetful.actor.chunks[0].parameters()]
+        forgetful.train(shard(1, num_steps=2))
+        found = weights(forgetful)
+        plain = second_rollout()
+        plain.train(shard(1, num_steps=2))
+        kept = weights(plain)
+        fresh = make()
+        with torch.no_grad():
+            for parameter, value in zip(fresh.actor.chunks[0].parameters(), halfway, strict=True):
+                parameter.copy_(value)
+        same_start = distance(between, weights(fresh))
+        fresh.train(shard(1, num_steps=2))
+        return [same_start, distance(found, weights(fresh)), distance(found, kept)]
+
+    ((same_start, from_fresh, from_kept),) = children(train)
+    assert same_start == 0.0
+    assert from_fresh == 0.0
+    assert from_kept > 1e-4
+
+
+# --- What is not finite ----------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_spoils_the_weights_ends_the_run(children):
+    def train(make: Make) -> None:
+        make(optimizer={"lr": 3e38, "weight_decay": 10.0}).train(shard(5))
+
+    with pytest.raises(NonFiniteError, match=r"rollout 5: the optimizer left NaN or infinity in \d+ weights .*--load"):
+        children(train)
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run(children):
+    def train(make: Make) -> None:
+        learner = make()
+        learner.actor.chunks[0].decoder.final_layernorm.weight.register_hook(lambda gradient: gradient * math.nan)
+        learner.train(shard(5))
+
+    with pytest.raises(NonFiniteError, match=r"rollout 5: not finite .*: grad_norm\. Nothing of this step"):
+        children(train)
+
+
+@pytest.mark.parametrize(
+    ("settings", "column"),
+    [({"use_kl_loss": True}, "kl_loss"), ({"use_opd": True}, "loss, opd_reverse_kl, pg_loss")],
+)
+def test_a_model_beside_the_actor_that_is_not_finite_ends_the_run(children, tmp_path, settings, column):
+    """Nothing is trained by it, also where the divergence is only measured."""
+    from safetensors.torch import load_file, save_file
+
+    spoilt = random_model(tmp_path, seed=1)
+    held = load_file(spoilt / "model.safetensors")
+    held["model.norm.weight"][3] = math.nan
+    save_file(held, spoilt / "model.safetensors", metadata={"format": "pt"})
+    where = {"model": {"ref_load": spoilt}} if "use_kl_loss" in settings else {"opd_teacher_load": spoilt}
+
+    def train(make: Make) -> None:
+        make(**settings, **where).train(shard(5))
+
+    with pytest.raises(NonFiniteError, match=rf"rollout 5: not finite \(NaN or infinity\): .*{column}"):
+        children(train)
+
+
+def test_advantages_that_are_not_finite_end_the_run(children):
+    def train(make: Make) -> None:
+        batch = shard(5)
+        make().train(replace(batch, columns_B={"advantages": np.full(8, math.inf, np.float32)}))
+
+    with pytest.raises(NonFiniteError, match=r"rollout 5: not finite .*pg_loss"):
+        children(train)
