@@ -284,9 +284,12 @@ class _Fleet:
             trust_remote_code=config.model.trust_remote_code,
             gives_memory_away=config.cluster.colocate,
             threads=_cores(),
-            extra=config.sglang.arguments,
+            extra=(*config.sglang.arguments, *self._routes_wanted()),
             start_timeout_s=config.engine.engine_start_timeout_s,
         )
+
+    def _routes_wanted(self) -> tuple[str, ...]:
+        return ("--enable-return-routed-experts",) if self._job.config.learner.use_rollout_routing_replay else ()
 
     def _publisher_settings(self, gpus: Sequence[tuple[str, ...]]) -> PublisherSettings:
         config = self._job.config

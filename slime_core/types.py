@@ -121,6 +121,8 @@ class Sample:
         generate_function_path: slime's name for the former, which goes before it; a component's name, never a path.
         weight_versions: the versions of the weights that produced the response, oldest first.
         rollout_log_probs: the engine's log-probability of each response id, after division by the temperature.
+        rollout_routed_experts: int16 [tokens - 1, layers, experts a token], which experts of a mixture the engine took;
+            None: it was not asked (``use_rollout_routing_replay``).
         remove_sample: keep the sample out of the loss; it still counts in its group's statistics.
         custom_rm_path: a field of slime's samples, kept and written down; nothing reads it. A sample's own reward
             model stands under ``rm_type`` in its metadata.
@@ -144,7 +146,7 @@ class Sample:
     multimodal_train_inputs: Any = None
     weight_versions: list[str] = field(default_factory=list)
     rollout_log_probs: list[float] | LogProbs | None = None
-    rollout_routed_experts: Any = None
+    rollout_routed_experts: Any = field(default=None, compare=False)
     remove_sample: bool = False
     generate_function_path: str | None = None
     custom_rm_path: str | None = None
@@ -239,6 +241,8 @@ class Sample:
         """Every field by name, arrays as lists; :meth:`from_dict` makes an equal sample of it."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         plain = {name: list(value) if isinstance(value, _Numbers) else value for name, value in values.items()}
+        if self.rollout_routed_experts is not None:
+            plain["rollout_routed_experts"] = _nested(self.rollout_routed_experts)
         counters = {one.name: getattr(self.spec_info, one.name) for one in fields(self.spec_info)}
         return {**plain, "status": self.status.value, "spec_info": counters}
 
@@ -252,6 +256,11 @@ class Sample:
         counters = SpecInfo(**values.get("spec_info", {}))
         status = Status(values.get("status", Status.PENDING))
         return Sample(**{**values, "status": status, "spec_info": counters})
+
+
+def _nested(numbers: Any) -> Any:
+    """An array, or lists already, as lists."""
+    return numbers if isinstance(numbers, list) else numbers.tolist()
 
 
 PromptGroup = list[Sample]
@@ -295,6 +304,8 @@ class TrainBatch:
         weight_version_B: int64 [b], the version of the weights that drew a whole response; -1 where several did, or
             an unknown one. None: unknown for all.
         shares_prompts: the plans count a prompt once that several samples of a micro-batch have, token by token.
+        routes_TLK: int16 [t, layers, k], the experts that the engine took for each token in each layer; -1 for the last
+            token of a sample, which no engine read. None: it was not asked.
     """
 
     rollout: int
@@ -310,6 +321,7 @@ class TrainBatch:
     temperature: float = 1.0
     weight_version_B: np.ndarray | None = None
     shares_prompts: bool = False
+    routes_TLK: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.lengths_B)

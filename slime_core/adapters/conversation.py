@@ -68,6 +68,7 @@ class Trajectory:
         sample.response = sample.response or tokenizer.decode(self.ids, skip_special_tokens=True)
         versions = [version for answer in self.answers for version in answer.weight_versions]
         sample.weight_versions = list(dict.fromkeys(versions))
+        sample.rollout_routed_experts = self.answers[-1].routed_experts
         sample.status = FINISHED[self.answers[-1].finish_reason]
 
 
@@ -167,4 +168,5 @@ def _answer(text: str, drawn: Generation) -> Answer:
     answer = Answer(text)
     answer.token_ids, answer.log_probs = list(drawn.token_ids), list(drawn.log_probs)
     answer.finish_reason, answer.weight_versions = drawn.finish_reason, drawn.weight_versions
+    answer.routed_experts = drawn.routed_experts
     return answer

@@ -26,12 +26,14 @@ class Answer(str):
         log_probs: natural, one an id.
         finish_reason: ``stop``, ``length`` or ``abort``.
         weight_versions: of the weights that drew it.
+        routed_experts: which experts every token so far took; None: not asked for.
     """
 
     token_ids: list[int]
     log_probs: list[float]
     finish_reason: str
     weight_versions: tuple[str, ...]
+    routed_experts: Any
 
     @property
     def text(self) -> str:

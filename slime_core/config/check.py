@@ -23,6 +23,7 @@ from slime_core.config.layout_rules import ENGINE_LAYOUT, LEARNER_LAYOUT, Rule
 from slime_core.config.mistakes import Mistake
 from slime_core.config.optimizer_rules import OPTIMIZER
 from slime_core.config.role_rules import ROLES
+from slime_core.config.routing_rules import ROUTING
 from slime_core.config.schema import PARITY_BOUNDS, RunConfig
 
 __all__ = ["mistakes"]
@@ -303,6 +304,7 @@ _OF_RUN: dict[Rule, str] = {
     **DEBUG,
     **OPTIMIZER,
     **ROLES,
+    **ROUTING,
     _colocated_engines_have_devices: "colocate rollout_num_gpus actor_num_nodes actor_num_gpus_per_node",
     _colocated_weights_come_back: "colocate update_weights_interval",
     _transport_reaches_the_engines: "colocate update_weight_transport actor_num_nodes",

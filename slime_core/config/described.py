@@ -10,7 +10,7 @@ from typing import Any
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import RunConfig
 
-__all__ = ["context_length", "described", "differences", "start_weights", "whole_number"]
+__all__ = ["EXPERTS", "context_length", "described", "differences", "routes_shape", "start_weights", "whole_number"]
 
 NOT_THE_MODEL = frozenset(
     [
@@ -21,6 +21,9 @@ NOT_THE_MODEL = frozenset(
 )
 """What two config.json may differ in and still describe one model: how it was trained and saved, how far it reads, and
 windows, which count only where the layers' types say so."""
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What config.json calls the number of experts: Qwen, Mixtral, DeepSeek."""
 
 
 def described(folder: Path) -> dict[str, Any] | None:
@@ -52,6 +55,12 @@ def whole_number(folder: Path, *names: str) -> int | None:
     found = described(folder) or {}
     numbers = (found.get(name) for name in names)
     return next((number for number in numbers if isinstance(number, int) and number > 0), None)
+
+
+def routes_shape(folder: Path) -> tuple[int, int] | None:
+    """Layers of a mixture and the experts that each of its tokens takes; None: ``config.json`` describes none."""
+    layers, experts = whole_number(folder, "num_hidden_layers"), whole_number(folder, "num_experts_per_tok")
+    return None if layers is None or experts is None or whole_number(folder, *EXPERTS) is None else (layers, experts)
 
 
 def context_length(folder: Path) -> int | None:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from slime_core.config.described import described, start_weights, whole_number
+from slime_core.config.described import EXPERTS, described, start_weights, whole_number
 from slime_core.config.schema import RunConfig
 
 __all__ = ["ENGINE_LAYOUT", "LEARNER_LAYOUT", "Rule"]
 
 Rule = Callable[[RunConfig], Iterator[str]]
-
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""What config.json calls the number of experts: Qwen, Mixtral, DeepSeek."""
 
 KEY_VALUE_HEADS = "num_key_value_heads"
 

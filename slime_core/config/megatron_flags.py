@@ -94,12 +94,13 @@ _AGREES: Mapping[str, str] = {
     "bool": """
         swiglu group_query_attention untie_embeddings_and_output_weights disable_bias_linear add_bias_linear
         add_qkv_bias qk_layernorm use_rotary_position_embeddings no_position_embedding multi_latent_attention
-        moe_router_enable_expert_bias
+        moe_router_enable_expert_bias moe_router_pre_softmax
     """,
 }
 
 _LOCAL = "the layers are Megatron's local ones, without fused kernels"
-_LATER_MOE = "no family of models with experts is built yet"
+_EXPERTS = "experts are cut as the model's other matrices, and no token is dropped"
+_ROUTER = "a router is trained by the policy's loss alone"
 _OVERLAP = "gradients are reduced after the last micro-batch; overlapping that is not built yet"
 
 _FIXED: Mapping[tuple[str, object], str] = {
@@ -129,6 +130,11 @@ _FIXED: Mapping[tuple[str, object], str] = {
     ("the tokenizer is the checkpoint's", "HuggingFaceTokenizer"): "tokenizer_type",
     ("only a plain RMSNorm is built", False): "layernorm_zero_centered_gamma apply_layernorm_1p",
     ("float16 is not built; --bf16 computes in bfloat16", False): "fp16",
+    ("experts exchange tokens all to all", "alltoall"): "moe_token_dispatcher_type",
+    ("scores of a router are computed in float32", "fp32"): "moe_router_dtype",
+    ("no token is dropped", "probs"): "moe_token_drop_policy",
+    (_ROUTER, "none"): "moe_router_load_balancing_type",
+    (_ROUTER, 0.0): "moe_aux_loss_coeff moe_router_bias_update_rate",
 }
 
 _REFUSED: Mapping[str, str] = {
@@ -164,12 +170,12 @@ _REFUSED: Mapping[str, str] = {
     "every rollout is logged": "log_interval tensorboard_log_interval",
     "attention is torch's scaled_dot_product_attention, which chooses its kernel itself": "use_flash_attn flash_decode",
     _OVERLAP: "overlap_param_gather_with_optimizer_step ddp_bucket_size ddp_num_buckets bucket_size no_sync_func",
-    _LATER_MOE: """
-        expert_tensor_parallel_size moe_token_dispatcher_type moe_router_dtype moe_aux_loss_coeff moe_z_loss_coeff
-        moe_router_load_balancing_type moe_router_bias_update_rate moe_router_pre_softmax moe_enable_deepep
-        moe_router_force_load_balancing moe_expert_capacity_factor moe_pad_expert_input_to_capacity
-        moe_token_drop_policy moe_input_jitter_eps moe_flex_dispatcher_backend moe_router_fusion
+    _EXPERTS: """
+        expert_tensor_parallel_size moe_enable_deepep moe_expert_capacity_factor moe_pad_expert_input_to_capacity
+        moe_flex_dispatcher_backend moe_router_fusion
     """,
+    _ROUTER: "moe_z_loss_coeff moe_router_force_load_balancing moe_input_jitter_eps",
+    "write --use-routing-replay or --use-rollout-routing-replay": "moe_enable_routing_replay",
     "keeping the optimizer in host memory is not built yet": """
         optimizer_cpu_offload optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d use_precision_aware_optimizer
         use_torch_optimizer_for_cpu_offload main_grads_dtype main_params_dtype exp_avg_dtype exp_avg_sq_dtype

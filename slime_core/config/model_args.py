@@ -133,6 +133,21 @@ def _has_qk_norm(described: Described) -> bool:
     return bool(described.get("use_qk_norm", str(described.get("model_type")).startswith("qwen3")))
 
 
+def _score_function(described: Described) -> str | None:
+    """Qwen's files do not name it."""
+    named: str | None = described.get("scoring_func")
+    return "softmax" if named is None and described.get("model_type") in _QWEN_MIXTURES else named
+
+
+def _softmax_comes_first(described: Described) -> bool | None:
+    """Over all experts, before some are chosen; else over the chosen ones, which norms their sum to 1."""
+    normed = described.get("norm_topk_prob")
+    return None if normed is None or described.get("model_type") not in _QWEN_MIXTURES else not normed
+
+
+_QWEN_MIXTURES = ("qwen2_moe", "qwen3_moe")
+
+
 def _corrects_routing(described: Described) -> bool | None:
     return None if _experts(described) is None else described.get("topk_method") == "noaux_tc"
 
@@ -168,7 +183,8 @@ _TOLD: Mapping[str, Callable[[Described], Any]] = {
     "moe_router_num_groups": _first("n_group"),
     "moe_router_group_topk": _first("topk_group"),
     "moe_router_topk_scaling_factor": _number("routed_scaling_factor"),
-    "moe_router_score_function": _first("scoring_func"),
+    "moe_router_score_function": _score_function,
+    "moe_router_pre_softmax": _softmax_comes_first,
     "moe_router_enable_expert_bias": _corrects_routing,
     "multi_latent_attention": lambda described: described.get("kv_lora_rank") is not None,
     "q_lora_rank": _first("q_lora_rank"),

@@ -41,7 +41,7 @@ _OWNED: Mapping[str, str] = {
         disaggregation_mode disaggregation_transfer_backend disaggregation_bootstrap_port disaggregation_ib_device
         encoder_only language_only
     """,
-    "routing replay is not built yet": "enable_return_routed_experts",
+    "write --use-rollout-routing-replay": "enable_return_routed_experts",
     "a help page": "help",
 }
 

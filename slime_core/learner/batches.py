@@ -79,6 +79,9 @@ class MicroBatch:
         fresh_U: bool [u], drawn by the weights that the learner holds; None: parity is not measured.
         metrics_U: float32 [u] by name, to be averaged as the loss is.
         shared: which sequences continue others; None: every sequence is a sample.
+        routes: int16 [n, k] by the number of a layer, from 1: the k experts that its router takes for each of the n
+            tokens that it sees; a layer that is missing: it chooses. See :mod:`slime_core.learner.routing`.
+        given_routes_TLK: int16 [t, layers, k], those of the engine, -1 where it has none; None: none at all.
     """
 
     tokens_1T: torch.Tensor
@@ -114,6 +117,9 @@ class MicroBatch:
             return list(self.shared.lengths)
         lengths: list[int] = self.cu_seqlens.diff()[: self.num_samples].tolist()
         return lengths
+
+    routes: dict[int, torch.Tensor] = field(default_factory=dict)
+    given_routes_TLK: torch.Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -215,12 +221,22 @@ def _micro_batch(
         scale=1 / step.divisor,
         loss_factor=step.loss_factor,
         shared=_shared(row, shard.lengths_B[members], padding, place) if row.shares else None,
+        given_routes_TLK=_given_routes(shard, row.places_T, padding, held_T, place),
     )
 
 
 def _shared(row: Sequences, lengths: np.ndarray, padding: int, place: _Place) -> SharedPrompts:
     continues = np.append(row.continues, -1) if padding else row.continues
     return SharedPrompts(place.tensor(continues, torch.int32), tuple(lengths.tolist()))
+
+
+def _given_routes(
+    shard: TrainBatch, taken: np.ndarray, padding: int, held_T: np.ndarray, place: _Place
+) -> torch.Tensor | None:
+    if shard.routes_TLK is None:
+        return None
+    row_TLK = np.pad(shard.routes_TLK[taken], ((0, padding), (0, 0), (0, 0)), constant_values=-1)
+    return place.tensor(row_TLK[held_T], torch.int16)
 
 
 def _advantages(shard: TrainBatch) -> np.ndarray:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -26,6 +27,7 @@ from slime_core.learner.custom import Custom
 from slime_core.learner.finite import refuse_non_finite_weights
 from slime_core.learner.parity import ParityGate
 from slime_core.learner.process import LearnerSettings, prepare_process
+from slime_core.learner.roles import ACTOR, OLD_ACTOR
 from slime_core.learner.trained import TrainedModel
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import LearnerInfo, Place, TrainStep
@@ -73,6 +75,7 @@ class Learner:
         self._bed: Any = None
         self._cast = Cast(self.actor, self._columns, config=config, folder=settings.folder)
         self.critic = self._build_critic(registry) if self._columns.values else None
+        self._routing = self._replay()
 
     # --- Building ----------------------------------------------------------------------------------------------------
 
@@ -123,6 +126,15 @@ class Learner:
             build_estimation(registry, algorithm, options=options, data_group=replicas, context_group=shared),
         )
 
+    def _replay(self) -> Any:
+        """What keeps a mixture's routes; None: routers choose anew in every pass."""
+        learner = self._config.learner
+        if not (learner.use_routing_replay or learner.use_rollout_routing_replay):
+            return None
+        from slime_core.learner.routing import Routing
+
+        return Routing(self.actor.chunks)
+
     def _can_share_prompts(self) -> bool:
         from slime_core.learner.sharing import can_share_prompts
 
@@ -148,6 +160,8 @@ class Learner:
         from slime_core.learner.totals import average
 
         self.actor.begin_rollout()
+        if self._config.learner.use_rollout_routing_replay:
+            self._routing.require_fitting(shard)
         steps = self._cut(shard)
         self.parity.mark(shard, steps[0])
         every = [micro for step in steps for micro in step]
@@ -182,7 +196,15 @@ class Learner:
 
         self.hooks.call("slime_before_log_probs", role=role, learner=self._info)
         chunk_size = self._config.learner.log_probs_chunk_size
-        return zip(micro_batches, log_probs(self.actor.model, micro_batches, chunk_size=chunk_size), strict=False)
+        with self._keeping(micro_batches, role):
+            return zip(micro_batches, log_probs(self.actor.model, micro_batches, chunk_size=chunk_size), strict=False)
+
+    def _keeping(self, micro_batches: list[Any], role: str) -> AbstractContextManager[None]:
+        """One pass inside it keeps the routes of the actor, or of the old one; other roles choose freely."""
+        if self._routing is None or role not in (ACTOR, OLD_ACTOR):
+            return nullcontext()
+        kept: AbstractContextManager[None] = self._routing.kept(micro_batches)
+        return kept
 
     def _estimate(self, shard: TrainBatch, micro_batches: list[Any]) -> None:
         from megatron.core import parallel_state
@@ -221,7 +243,8 @@ class Learner:
         return metrics
 
     def _step(self, micro_batches: list[Any], *, rollout: int) -> dict[str, float]:
-        metrics = self.actor.backward(micro_batches, self._objective)
+        with self._keeping(micro_batches, "actor"):
+            metrics = self.actor.backward(micro_batches, self._objective)
         self._objective.corrections.refuse_faults(metrics, rollout=rollout)
         _refuse_non_finite(metrics, rollout)
         _refuse_wrong_weights(metrics.pop("weight"), rollout)

@@ -106,6 +106,8 @@ class MBridgeSpec:
             settings.setdefault("pipeline_model_parallel_layout", parallel.stages(hf_config.num_hidden_layers))
         self._bridge = bridge_class(_classic_config(hf_config), dtype, settings)
         self._bridge.layers = self.layers or local_layers
+        if hf_config.tie_word_embeddings:
+            _share_embedding(self._bridge)
         _refuse_router_losses(self._bridge.config)
         stages = range(parallel.virtual_pipeline)
         return [_build_chunk(self._bridge, stage, parallel, provider=self.provider) for stage in stages]
@@ -169,6 +171,12 @@ def _build_chunk(
     for parameter in chunk.parameters():
         set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
     return chunk.to(accelerator())
+
+
+def _share_embedding(bridge: Any) -> None:
+    """A last pipeline stage has its own copy of a tied embedding; mbridge 0.15.1 says so for Qwen2 and Qwen3 alone."""
+    bridge._DIRECT_MAPPING["output_layer.weight"] = "model.embed_tokens.weight"
+    bridge._get_hf_shared_weight_keys = lambda: ["model.embed_tokens.weight"]
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------
@@ -323,9 +331,11 @@ def local_layers(config: Any, *, vp_stage: int | None = None) -> Any:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.transformer.attention import SelfAttention
     from megatron.core.transformer.identity_op import IdentityOp
+    from megatron.core.transformer.moe.moe_layer import MoESubmodules
 
     from slime_core.learner.attention import PackedAttention, PackedSelfAttention
     from slime_core.learner.norm import RMSNorm
+    from slime_core.learner.routing import KeepingRouter
 
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage)
     block.layer_norm = RMSNorm
@@ -338,6 +348,9 @@ def local_layers(config: Any, *, vp_stage: int | None = None) -> Any:
                 setattr(attention.submodules, norm, RMSNorm)
         if attention.module is SelfAttention:
             attention.module = PackedSelfAttention
+        mixture = layer.submodules.mlp.submodules
+        if isinstance(mixture, MoESubmodules):
+            mixture.router = KeepingRouter
     return block
 
 

@@ -8,6 +8,7 @@ runs in one event loop.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import random
 import time
@@ -17,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import aiohttp
+import numpy as np
+from numpy.typing import NDArray
 
 from slime_core.errors import EngineError, RequestRefused
 
@@ -32,6 +35,9 @@ BODY_SHOWN = 400
 REFUSED = range(400, 500)
 OVERLOADED = (408, 429)
 """The two refusals that say nothing about the request: too slow, too many."""
+
+ROUTES = "return_routed_experts"
+"""The field of a request that asks for :attr:`Generation.routed_experts`."""
 
 PROMPTS_PER_REQUEST = 32
 """500 greedy answers of 4 tokens on two cores: 1.0 s one by one, 0.55 s in batches; larger ones gain nothing."""
@@ -97,6 +103,8 @@ class Generation:
             there was.
         weight_versions: of the weights that drew the tokens, oldest first, each once.
         text: decoded by the engine; empty when its tokenizer was left out.
+        routed_experts: int16 [prompt + response - 1, layers, k], which experts of a mixture each token took; None: not
+            asked for.
     """
 
     token_ids: array[int]
@@ -104,6 +112,7 @@ class Generation:
     finish_reason: FinishReason
     weight_versions: tuple[str, ...] = ()
     text: str = ""
+    routed_experts: NDArray[np.int16] | None = field(default=None, compare=False)
 
 
 class GenerateClient:
@@ -115,14 +124,23 @@ class GenerateClient:
         timeout_s: until a request must have succeeded, retries and waiting for an engine included, waiting here
             excluded.
         vocab_size: ids must be below it; None: unchecked. An id beyond the embedding kills the server, so check.
+        routes: layers of the model, and experts a token, of a mixture whose engines are asked for the routes of each
+            token; None: they are not.
     """
 
     def __init__(
-        self, url: str, *, max_in_flight: int = 256, timeout_s: float = 300.0, vocab_size: int | None = None
+        self,
+        url: str,
+        *,
+        max_in_flight: int = 256,
+        timeout_s: float = 300.0,
+        vocab_size: int | None = None,
+        routes: tuple[int, int] | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
         self._vocab_size = vocab_size
+        self._routes = routes
         self._room = asyncio.Semaphore(max_in_flight)
         self._session: aiohttp.ClientSession | None = None
 
@@ -147,7 +165,8 @@ class GenerateClient:
         Raises:
             EngineError: an id is out of range, the engine refused the request, or no engine answered in time.
         """
-        answers = await self._request([list(input_ids)], sampling, n, timeout_s, extra or {})
+        fields = {**({ROUTES: True} if self._routes else {}), **(extra or {})}
+        answers = await self._request([list(input_ids)], sampling, n, timeout_s, fields)
         return answers[0]
 
     async def generate_many(
@@ -204,7 +223,8 @@ class GenerateClient:
         rows = answer if isinstance(answer, list) else [answer]
         if len(rows) != n * len(prompts):
             raise EngineError(f"Asked for {n} responses to each of {len(prompts)} prompts; {self.url} sent {len(rows)}")
-        generations = [_generation(row) for row in rows]
+        routes = self._routes if extra.get(ROUTES) else None
+        generations = [_generation(row, routes) for row in rows]
         return [generations[start : start + n] for start in range(0, len(rows), n)]
 
     def _check_ids(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -268,7 +288,7 @@ class _Failure:
     reason: str
 
 
-def _generation(row: Mapping[str, Any]) -> Generation:
+def _generation(row: Mapping[str, Any], routes: tuple[int, int] | None) -> Generation:
     meta = row["meta_info"]
     token_ids, log_probs = row["output_ids"], meta.get("output_token_logprobs") or []
     if len(token_ids) != len(log_probs):
@@ -283,4 +303,22 @@ def _generation(row: Mapping[str, Any]) -> Generation:
         finish_reason=cast(FinishReason, reason),
         weight_versions=tuple(dict.fromkeys(span["version"] for span in spans)),
         text=row.get("text") or "",
+        routed_experts=None if routes is None else _routed_experts(meta, *routes),
     )
+
+
+def _routed_experts(meta: Mapping[str, Any], layers: int, experts: int) -> NDArray[np.int16]:
+    """int32 in base64, token after token (sglang 0.5.23, srt/state_capturer/routed_experts.py:166)."""
+    sent = meta.get("routed_experts")
+    if sent is None:
+        raise EngineError(
+            "The engine was asked for the routes of a mixture and sent none; it has to run with "
+            "--enable-return-routed-experts, as the engines of a run with --use-rollout-routing-replay do"
+        )
+    flat = np.frombuffer(base64.b64decode(sent), np.int32)
+    if flat.size % (layers * experts):
+        raise EngineError(
+            f"The engine sent {flat.size} numbers of experts, which are no multiple of {layers} layers x {experts} "
+            "experts a token; does it serve the model of the run?"
+        )
+    return flat.reshape(-1, layers, experts).astype(np.int16)

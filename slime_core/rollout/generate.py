@@ -82,4 +82,5 @@ def fill(sample: Sample, prompt_ids: list[int], answer: Generation, encoder: Pro
     sample.response_length = len(ids)
     sample.rollout_log_probs = LogProbs(answer.log_probs)
     sample.weight_versions = list(answer.weight_versions)
+    sample.rollout_routed_experts = answer.routed_experts
     sample.status = FINISHED[answer.finish_reason]

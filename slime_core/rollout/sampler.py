@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slime_core.config.described import routes_shape
 from slime_core.config.schema import RunConfig
 from slime_core.data.chat import PromptEncoder
 from slime_core.data.named import GENERATE_FUNCTION, REWARD_MODEL, offered_to_rows
@@ -125,6 +126,7 @@ class Sampler:
             max_in_flight=config.rollout.sglang_server_concurrency * settings.num_engines,
             timeout_s=config.rollout.rollout_request_timeout_s,
             vocab_size=self._encoder.vocab_size,
+            routes=routes_shape(settings.folder) if config.learner.use_rollout_routing_replay else None,
         )
         self._functions = rollout_functions(settings.options.get(PATHS.name), router_url=settings.router_url)
         self._rewarding = Rewarding(
@@ -174,6 +176,7 @@ class Sampler:
             rollout=rollout,
             temperature=self._config.rollout.rollout_temperature,
             rewards_B=rewards.rewards_B,
+            with_routes=self._config.learner.use_rollout_routing_replay,
         )
         metrics |= batch_metrics(shards, self._plan)
         per_second = metrics["rollout/response_tokens"] / rollout_s

@@ -114,15 +114,18 @@ def make_shards(
     rollout: int,
     temperature: float,
     rewards_B: NDArray[np.float32] | None = None,
+    with_routes: bool = False,
 ) -> list[TrainBatch]:
     """One shard a data-parallel rank, in rank order; together they hold every sample exactly once.
 
     Arguments:
         samples: completed or truncated, in the order in which steps take them.
         advantages_B: one a sample; None: the learner estimates them, from ``rewards_B``.
+        with_routes: shards hold which experts the engine took for each token.
 
     Raises:
-        ValueError: fewer samples than steps x ranks, so that a rank would have nothing to do in a step.
+        ValueError: fewer samples than steps x ranks, so that a rank would have nothing to do in a step; or a sample has
+            not the routes that ``with_routes`` asks for.
     """
     lengths = [len(sample.tokens) for sample in samples]
     masks = loss_masks(samples)
@@ -145,7 +148,7 @@ def make_shards(
             shards[rank].append(StepPlan(tuple(map(tuple, micro_batches)), divisor, factor))
     given = {"advantages": advantages_B, "rewards": rewards_B}
     columns_B = {name: values_B for name, values_B in given.items() if values_B is not None}
-    found = [_shard(samples, masks, weights_B, columns_B, steps, rollout, temperature) for steps in shards]
+    found = [_shard(samples, masks, weights_B, columns_B, steps, rollout, temperature, with_routes) for steps in shards]
     return [replace(shard, shares_prompts=shared is not None) for shard in found]
 
 
@@ -171,6 +174,7 @@ def _shard(
     plan: Sequence[StepPlan],
     rollout: int,
     temperature: float,
+    with_routes: bool,
 ) -> TrainBatch:
     mine = sorted(sample for step in plan for micro in step.micro_batches for sample in micro)
     place = {sample: position for position, sample in enumerate(mine)}
@@ -191,7 +195,23 @@ def _shard(
         indices_B=np.array([samples[i].index for i in mine], np.int64),
         temperature=temperature,
         weight_version_B=np.array([_weight_version(samples[i]) for i in mine], np.int64),
+        routes_TLK=np.concatenate([_routes(samples[i], like=samples[mine[0]]) for i in mine]) if with_routes else None,
     )
+
+
+def _routes(sample: Sample, *, like: Sample) -> NDArray[np.int16]:
+    """int16 [tokens, layers, k]: what the engine returned, and -1 for the last token, which it never read."""
+    found, others = np.shape(sample.rollout_routed_experts), np.shape(like.rollout_routed_experts)
+    count = len(sample.tokens)
+    if len(found) != 3 or found != (count - 1, *others[1:]):
+        raise ValueError(
+            f"sample {sample.index}: use_rollout_routing_replay needs the experts of its {count} tokens but the "
+            f"last, an array [{count - 1}, layers, experts a token], alike in all samples; found "
+            f"{list(found) if found else 'none'}. A generate function copies routed_experts from the engine's last "
+            "answer to rollout_routed_experts of its sample"
+        )
+    routes_TLK = np.asarray(sample.rollout_routed_experts, np.int16)
+    return np.pad(routes_TLK, ((0, 1), (0, 0), (0, 0)), constant_values=-1)
 
 
 def _weight_version(sample: Sample) -> int:

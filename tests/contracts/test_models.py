@@ -9,3 +9,11 @@ class TestQwen3(ModelSpecSuite):
 
 class TestLlama(ModelSpecSuite):
     component = "llama"
+
+
+class TestQwen2(ModelSpecSuite):
+    component = "qwen2"
+
+
+class TestQwen3Moe(ModelSpecSuite):
+    component = "qwen3_moe"

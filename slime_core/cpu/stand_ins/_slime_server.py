@@ -6,6 +6,9 @@ imports torch, transformers and sglang again. Without a GPU nothing forbids fork
 thread. On two cores that halves the time to start (10 s instead of 20 s) and the memory (pages are shared). Collecting
 garbage only afterwards saves a little more. Upstream: sglang 0.5.23, srt/entrypoints/engine.py:1995. Can go when the
 start method can be chosen.
+
+A server that returns the routes of its experts keeps them in memory that it registers with CUDA, on a CPU too, where that
+fails: srt/mem_cache/pool_host/common.py:453. Here it is ordinary memory. Can go when upstream asks for the device.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import runpy
+import sys
+from typing import Any
 
 select = multiprocessing.set_start_method
 
@@ -21,7 +26,19 @@ def fork_instead(method: str | None, force: bool = False) -> None:
     """What ``multiprocessing.set_start_method`` does, with ``fork`` in the place of ``spawn``."""
     gc.enable()
     gc.freeze()  # what was imported is not visited again, so its pages stay shared
+    if "--enable-return-routed-experts" in sys.argv:
+        leave_memory_unregistered()
     select("fork" if method == "spawn" else method, force=force)
+
+
+def leave_memory_unregistered() -> None:
+    """Buffers on a CPU's side are allocated, and no driver is told."""
+    from sglang.srt.mem_cache.pool_host import common
+
+    def allocate(*shape: Any, **options: Any) -> Any:
+        return common.alloc_with_host_register(*shape, **{**options, "pin_memory": False})
+
+    common.ALLOC_MEMORY_FUNCS["cpu"] = allocate
 
 
 if __name__ == "__main__":

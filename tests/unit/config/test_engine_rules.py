@@ -39,6 +39,24 @@ MIXTURE: dict[str, Any] = {
     "qk_rope_head_dim": 8,
 }
 
+QWEN_MIXTURE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 2,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "hidden_act": "silu",
+}
+
+MIXTURE_ARGS = """
+    --moe-ffn-hidden-size 32 --moe-router-score-function softmax --moe-token-dispatcher-type alltoall
+    --moe-layer-freq [1,1] --num-experts 8 --moe-token-drop-policy probs --moe-router-dtype fp32 --moe-aux-loss-coeff 0
+    --moe-router-topk 2 --disable-bias-linear --qk-layernorm --swiglu
+"""
+"""As in slime's launch script of Qwen3-30B-A3B, but for the fused kernels."""
+
 
 def mistakes_of(line: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
@@ -128,6 +146,36 @@ def test_a_checkpoint_without_config_is_reported_once(tmp_path: Path) -> None:
 )
 def test_a_mixture_of_experts_is_described_as_in_its_config(name: str, told: object) -> None:
     assert expected(name, "other", MIXTURE) == told
+
+
+@pytest.mark.parametrize("normed", [True, False])
+def test_a_qwen_mixture_norms_the_weights_of_its_experts_or_takes_them_from_all(normed: bool) -> None:
+    described = {"model_type": "qwen3_moe", "num_local_experts": 8, "norm_topk_prob": normed}
+    assert expected("moe_router_pre_softmax", True, described) is not normed
+    assert expected("moe_router_score_function", "softmax", described) == "softmax"
+    assert expected("moe_router_pre_softmax", True, MIXTURE) is None
+
+
+def test_the_arguments_of_a_mixtures_launch_script_agree_with_its_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_MIXTURE))
+    line = ["--advantage-estimator", "grpo", "--rollout-max-response-len", "8", "--hf-checkpoint", str(tmp_path)]
+    given = dict(load([*line, *MIXTURE_ARGS.split()]).config.megatron.given)
+    assert given["moe_aux_loss_coeff"] == 0
+    assert len(given) == 12
+
+
+@pytest.mark.parametrize(
+    ("line", "mistake"),
+    [
+        ("--moe-router-topk 8", "megatron.moe_router_topk = 8, but {file} says 2"),
+        ("--moe-router-pre-softmax", "megatron.moe_router_pre_softmax = true, but {file} says false"),
+        ("--moe-layer-freq [0,1]", "megatron.moe_layer_freq = [0,1], but {file} says [1,1]"),
+    ],
+)
+def test_arguments_of_another_mixture_are_mistakes(line: str, mistake: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_MIXTURE))
+    (found,) = mistakes_of(f"--rollout-max-response-len 8 --hf-checkpoint {tmp_path} {line}")
+    assert found == f"{mistake.format(file=tmp_path / 'config.json')}; the checkpoint decides, so leave it out"
 
 
 @pytest.mark.parametrize("pattern", ["([0]*1+[1]*3)", "[0,1,1,1]", "[0]*1 + [1] * 3".replace(" * ", "*")])

@@ -37,13 +37,4 @@ class Llama(MBridgeSpec):
                 raise ConfigError(
                     f"the llama model asks for biases in its {place} ({name}); only models without are mapped"
                 )
-        chunks = super().build(hf_config, dtype=dtype, parallel=parallel, overrides=overrides)
-        if hf_config.tie_word_embeddings:
-            self._share_embedding()
-        return chunks
-
-    def _share_embedding(self) -> None:
-        """A last pipeline stage has its own copy of the embedding; mbridge 0.15.1 says so for Qwen2, not for Llama."""
-        bridge = self._built()
-        bridge._DIRECT_MAPPING["output_layer.weight"] = "model.embed_tokens.weight"
-        bridge._get_hf_shared_weight_keys = lambda: ["model.embed_tokens.weight"]
+        return super().build(hf_config, dtype=dtype, parallel=parallel, overrides=overrides)

@@ -17,6 +17,18 @@ def slime_register_model_specs() -> Iterator[Component]:
         summary="Qwen3 dense models (Qwen3 Technical Report, 2505.09388)",
     )
     yield Component(
+        "qwen2",
+        target="slime_models.qwen2:Qwen2",
+        traits=ModelSpecTraits(architectures=frozenset({"Qwen2ForCausalLM"})),
+        summary="Qwen2 and Qwen2.5 dense models (Qwen2.5 Technical Report, 2412.15115)",
+    )
+    yield Component(
+        "qwen3_moe",
+        target="slime_models.qwen3_moe:Qwen3Moe",
+        traits=ModelSpecTraits(architectures=frozenset({"Qwen3MoeForCausalLM"})),
+        summary="Qwen3 mixtures of experts (Qwen3 Technical Report, 2505.09388)",
+    )
+    yield Component(
         "llama",
         target="slime_models.llama:Llama",
         traits=ModelSpecTraits(architectures=frozenset({"LlamaForCausalLM"})),

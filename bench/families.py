@@ -1,0 +1,480 @@
+"""Holds every model family in several layouts against Hugging Face transformers, and against real engines.
+
+    python bench/families.py [--json FILE]       layouts: under a minute on two idle cores; exit code 1: a bound broke
+    python bench/families.py --engines FOLDER    trainer and engine: five minutes; finished runs are only read
+
+Layouts: tiny random models of every family. The learner trains one step on samples whose ``rollout_log_probs`` are
+those of transformers, so its own metrics say how far its log-probabilities are from them; gradients are compared under
+their Hugging Face names, and the exported weights with the file, bit for bit. In the cases called ``replay`` every
+token is given random experts, in the learner by ``use_rollout_routing_replay`` and in transformers by hand.
+
+Engines: runs of ``slime run`` with random rewards and the parity gate, so that weights move and are published.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.learning import LearnerConfig
+from slime_core.config.schema import ClusterConfig, OptimizerConfig, RunConfig
+from slime_core.cpu.megatron import install
+from slime_core.learner.layout import ParallelLayout
+from slime_core.rollout.shards import make_shards
+from slime_core.types import Sample, Status, TrainBatch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.engines.families import FAMILIES, of_hugging_face, write
+
+BOUND = 1e-5
+"""Largest relative difference in float32 that counts as equal."""
+
+GAP = 1e-4
+"""Router probabilities this far apart cannot change places by rounding."""
+
+TIMEOUT_S, NUM_SAMPLES, MAX_TOKENS = 120, 12, 80
+RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+PARTS = {"recompute_granularity": "selective", "recompute_modules": ("moe",)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family in a layout; ``replays``: with given routes."""
+
+    family: str
+    layout_name: str
+    ranks: int = 1
+    layout: ParallelLayout = field(default_factory=ParallelLayout)
+    replays: bool = False
+    overrides: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Family, layout, and what is unusual."""
+        return f"{self.family}: {self.layout_name}{', replay' if self.replays else ''}"
+
+
+TP2, SP2 = ParallelLayout(tensor=2), ParallelLayout(tensor=2, sequence=True)
+PP2, EP2, CP2 = ParallelLayout(pipeline=2), ParallelLayout(expert=2), ParallelLayout(context=2)
+INTERLEAVED = ParallelLayout(pipeline=2, virtual_pipeline=2)
+MIXTURE = "qwen3_moe"
+REPLAY: Callable[..., Case] = partial(Case, MIXTURE, replays=True)
+
+CASES = (
+    *(Case(family, "one rank") for family in FAMILIES),
+    Case("qwen3", "TP2", 2, TP2),
+    Case("qwen2, tied", "TP2", 2, TP2),
+    Case("qwen2, tied", "PP2", 2, PP2),
+    Case("qwen2, untied", "PP2", 2, PP2),
+    Case("llama", "TP2", 2, TP2),
+    Case("llama", "PP2", 2, PP2),
+    Case(MIXTURE, "TP2, SP", 2, SP2),
+    Case(MIXTURE, "PP2", 2, PP2),
+    Case(MIXTURE, "EP2", 2, EP2),
+    Case("qwen3_moe, not normed, tied", "PP2", 2, PP2),
+    REPLAY("one rank"),
+    REPLAY("one rank, recompute", overrides=tuple(RECOMPUTE.items())),
+    REPLAY("one rank, recompute moe", overrides=tuple(PARTS.items())),
+    REPLAY("TP2, SP", 2, SP2),
+    REPLAY("EP2", 2, EP2),
+    REPLAY("CP2", 2, CP2),
+    REPLAY("PP2, VPP2, recompute", 2, INTERLEAVED, overrides=tuple(RECOMPUTE.items())),
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a case is from transformers.
+
+    Arguments:
+        mean, largest: of the absolute differences of log-probabilities, in nats.
+        gradient: largest relative L2 norm of the difference of one weight's gradient.
+        worst: the weight where that is.
+        weights: how many exported weights differ from the file in any bit, missing ones included.
+        seconds: of the whole case, start of the ranks included.
+    """
+
+    case: str
+    ranks: int
+    mean: float
+    largest: float
+    gradient: float
+    worst: str
+    weights: int
+    seconds: float
+
+
+# --- Transformers -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The rollout, with the log-probabilities of transformers, and its gradients by checkpoint name."""
+
+    samples: list[Sample]
+    gradients: dict[str, torch.Tensor]
+
+
+def expect(folder: Path, *, replays: bool) -> Expected:
+    """What transformers makes of some random samples."""
+    model, random = of_hugging_face(folder), np.random.default_rng(0)
+    samples = [draw(index, random) for index in range(NUM_SAMPLES)]
+    losses = []
+    for sample in samples:
+        routes = draw_routes(model, len(sample.tokens), random) if replays else None
+        sample.rollout_routed_experts = None if routes is None else routes[:-1]
+        log_probs_U = of_sample(model, sample, routes)
+        sample.rollout_log_probs = log_probs_U.tolist()
+        losses.append(-advantage(sample) * log_probs_U.mean())
+    torch.stack(losses).mean().backward()
+    return Expected(samples, by_expert({name: weight.grad for name, weight in model.named_parameters()}))
+
+
+def draw(index: int, random: np.random.Generator) -> Sample:
+    length = int(random.integers(4, 24))
+    tokens = random.integers(0, 16, length).tolist()
+    return Sample(
+        group_index=0, index=index, tokens=tokens, response_length=int(random.integers(1, length)),
+        status=Status.COMPLETED,
+    )  # fmt: skip
+
+
+def advantage(sample: Sample) -> float:
+    return 1.0 if (sample.index or 0) % 3 else -0.5
+
+
+def draw_routes(model: Any, length: int, random: np.random.Generator) -> np.ndarray:
+    """Random different experts; for the last token, which no engine reads, as well."""
+    config = model.config
+    shape = (length, config.num_hidden_layers)
+    chosen = [random.permutation(config.num_experts)[: config.num_experts_per_tok] for _ in np.ndindex(*shape)]
+    return np.asarray(chosen, np.int16).reshape(*shape, -1)
+
+
+def of_sample(model: Any, sample: Sample, routes: np.ndarray | None) -> torch.Tensor:
+    ids_T = torch.tensor(list(sample.tokens))
+    with routed(model, routes), no_ties(model, checked=routes is None):
+        logits_UV = model(ids_T[None]).logits[0, sample.prompt_length - 1 : -1]
+    return logits_UV.log_softmax(-1).gather(1, ids_T[sample.prompt_length :, None])[:, 0]
+
+
+def routers(model: Any) -> list[Any]:
+    """In the order of their layers; none in a dense model."""
+    return [module for name, module in model.named_modules() if name.endswith("mlp.gate")]
+
+
+@contextmanager
+def routed(model: Any, routes_TLK: np.ndarray | None) -> Iterator[None]:
+    """Inside, the routers of ``model`` take these experts, weighed by their own probabilities."""
+
+    def forced(layer: int, router: Any, _: Any, output: Any) -> Any:
+        chosen = torch.from_numpy(routes_TLK[:, layer].astype(np.int64))  # type: ignore[index]
+        scores = output[0].softmax(-1).gather(1, chosen)
+        if router.norm_topk_prob:
+            scores = scores / scores.sum(-1, keepdim=True)
+        return output[0], scores, chosen
+
+    places = enumerate(routers(model)) if routes_TLK is not None else ()
+    hooks = [router.register_forward_hook(partial(forced, layer)) for layer, router in places]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def no_ties(model: Any, *, checked: bool) -> Iterator[None]:
+    """Inside, the last expert that a token takes is clearly ahead of the first that it does not."""
+
+    def watch(router: Any, _: Any, output: Any) -> None:
+        best = output[0].softmax(-1).topk(router.top_k + 1).values
+        gap = float((best[:, -2] - best[:, -1]).min())
+        if gap < GAP:
+            sys.exit(f"two experts are only {gap:.1e} apart; choose another seed")
+
+    hooks = [router.register_forward_hook(watch) for router in (routers(model) if checked else ())]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def by_expert(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """transformers 5 holds the experts of a layer in one tensor; checkpoints hold each alone."""
+    found = {}
+    for name, weight in weights.items():
+        if ".experts." not in name:
+            found[name] = weight
+            continue
+        parts = {"down_proj": weight}
+        if name.endswith("gate_up_proj"):
+            parts = dict(zip(("gate_proj", "up_proj"), weight.chunk(2, dim=1), strict=True))
+        for part, stacked in parts.items():
+            found |= {f"{name.rpartition('.')[0]}.{n}.{part}.weight": one for n, one in enumerate(stacked)}
+    return found
+
+
+# --- One rank ---------------------------------------------------------------------------------------------------------
+
+
+def shards(samples: Sequence[Sample], num_ranks: int, *, replays: bool) -> list[TrainBatch]:
+    advantages_B = np.array([advantage(sample) for sample in samples], np.float32)
+    shape = {"num_ranks": num_ranks, "num_steps": 1, "max_tokens": MAX_TOKENS}
+    return make_shards(
+        samples, advantages_B, rollout=0, per_token=False, temperature=1.0, with_routes=replays, **shape
+    )  # fmt: skip
+
+
+def build(case: Case, rank: int, address: str, folder: Path) -> Any:
+    from slime_core.learner.rank import Learner, LearnerSettings
+    from slime_core.plugins.registry import activate
+
+    architecture = f"{FAMILIES[case.family][0]}ForCausalLM"
+    config = RunConfig(
+        cluster=ClusterConfig(device="cpu"),
+        optimizer=OptimizerConfig(lr=0.0),
+        learner=LearnerConfig(use_rollout_routing_replay=case.replays),
+    )
+    place = {"rank": rank, "world_size": case.ranks, "address": address, "num_threads": 1, "layout": case.layout}
+    settings = LearnerSettings(config, folder, architecture, "clipped", {}, 100, **place)
+    with overridden(case.overrides):
+        return Learner(settings, activate([], architecture=architecture).registry)
+
+
+@contextmanager
+def overridden(overrides: tuple[tuple[str, Any], ...]) -> Iterator[None]:
+    """Inside, models are built with these fields of Megatron's config, which a run gives by flags."""
+    from slime_core.learner.spec import MBridgeSpec
+
+    whole = MBridgeSpec.build
+
+    def build(self: Any, hf_config: Any, **options: Any) -> Any:
+        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in overrides}
+        return whole(self, hf_config, **options | {"overrides": {**options["overrides"], **fields}})
+
+    MBridgeSpec.build = build  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        MBridgeSpec.build = whole  # type: ignore[method-assign]
+
+
+def carry_out(case: Case, samples: list[Sample], rank: int, address: str, folder: Path, target: Path) -> None:
+    """Runs in a forked process: trains the shard of ``rank``, and writes what it found to ``target``."""
+    from slime_core.learner.gradients import named_gradients
+
+    learner = build(case, rank, address, folder)
+    gradients: dict[str, torch.Tensor] = {}
+    finish = learner.actor.optimizer.step
+
+    def optimizer_step() -> Any:
+        gradients.update(named_gradients(learner._spec, learner.actor.model))
+        return finish()
+
+    learner.actor.optimizer.step = optimizer_step
+    weights = {name: weight.clone() for name, weight in learner.export_weights()}
+    parts = shards(samples, case.layout.data_size(case.ranks), replays=case.replays)
+    metrics = learner.train(parts[case.layout.data_rank(rank, world_size=case.ranks)])
+    torch.save({"metrics": metrics, "gradients": gradients, "weights": weights}, target)
+    learner.close()
+
+
+# --- All ranks --------------------------------------------------------------------------------------------------------
+
+
+def replay(case: Case, samples: list[Sample], folder: Path, target: Path) -> dict[str, Any]:
+    """The case on freshly forked ranks; what rank 0 found.
+
+    Raises:
+        SystemExit: a rank failed or hung; its traceback is on standard error.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    context = multiprocessing.get_context("fork")
+    files = [target / f"rank-{rank}.pt" for rank in range(case.ranks)]
+    ranks = [
+        context.Process(target=carry_out, args=(case, samples, rank, address, folder, file))
+        for rank, file in enumerate(files)
+    ]
+    for rank in ranks:
+        rank.start()
+    await_all(case, ranks)
+    found: dict[str, Any] = torch.load(files[0], weights_only=True)
+    return found
+
+
+def await_all(case: Case, ranks: list[Any]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while any(rank.is_alive() for rank in ranks) and time.monotonic() < deadline:
+        if any(rank.exitcode for rank in ranks):
+            break
+        time.sleep(0.01)
+    codes = [rank.exitcode for rank in ranks]
+    for rank in ranks:
+        rank.kill()
+        rank.join()
+    if any(code != 0 for code in codes):
+        sys.exit(f"{case.name}: exit codes {codes}; None: was still running")
+
+
+def compare(case: Case, found: dict[str, Any], expected: Expected, folder: Path, seconds: float) -> Difference:
+    from safetensors.torch import load_file
+
+    if found["gradients"].keys() != expected.gradients.keys():
+        sys.exit(f"{case.name}: gradients of other weights: {found['gradients'].keys() ^ expected.gradients.keys()}")
+    apart = [
+        (float((gradient - expected.gradients[name]).norm() / expected.gradients[name].norm()), name)
+        for name, gradient in found["gradients"].items()
+    ]
+    weights, file = found["weights"], load_file(folder / "model.safetensors")
+    different = [name for name in weights.keys() & file.keys() if not torch.equal(weights[name], file[name])]
+    metrics = found["metrics"]
+    return Difference(
+        case=case.name,
+        ranks=case.ranks,
+        mean=metrics["train/train_rollout_logprob_abs_diff"],
+        largest=metrics["train/train_rollout_logprob_max_diff"],
+        gradient=max(apart)[0],
+        worst=max(apart)[1],
+        weights=len(different) + len(weights.keys() ^ file.keys()),
+        seconds=seconds,
+    )
+
+
+def measure(cases: Sequence[Case], root: Path) -> Iterator[Difference]:
+    """Every case against transformers."""
+    known: dict[tuple[str, bool], Expected] = {}
+    for case in cases:
+        folder = root / case.family
+        if not folder.exists():
+            write(case.family, folder)
+        key = (case.family, case.replays)
+        if key not in known:
+            known[key] = expect(folder, replays=case.replays)
+        began = time.monotonic()
+        found = replay(case, known[key].samples, folder, root)
+        yield compare(case, found, known[key], folder, time.monotonic() - began)
+
+
+# --- Engines ----------------------------------------------------------------------------------------------------------
+
+ROLLOUTS = 3
+LIVE = {
+    "Qwen3": "qwen3",
+    "Qwen2.5": "qwen2, tied",
+    "Llama": "llama",
+    "Qwen3-MoE": MIXTURE,
+    "Qwen3-MoE, replay": MIXTURE,
+}
+LEARNERS = {
+    "one rank": (),
+    "TP2": ("--actor-num-gpus-per-node", "2", "--tensor-model-parallel-size", "2"),
+}
+SETTINGS = (
+    *(
+        "--plugin",
+        "grpo",
+        "--rm-type",
+        "random",
+        "--progress",
+        "none",
+        "--skip-eval-before-train",
+        "--save-hf",
+        "false",
+    ),
+    *("--prompt-data", str(ARITHMETIC / "data" / "train.jsonl"), "--apply-chat-template", "--lr", "1e-3"),
+    *("--rollout-batch-size", "4", "--n-samples-per-prompt", "8", "--rollout-max-response-len", "24"),
+    *("--num-rollout", str(ROLLOUTS), "--parity-interval", "1"),
+    *("--parity-mean-tolerance", "1000", "--parity-max-tolerance", "1000"),
+)
+
+
+def live(folder: Path) -> bool:
+    """Print the table of trainer and engine; whether all means are below 1e-4."""
+    print("| model | parameters | learner | mean before an update | largest | mean after updates | largest |")
+    print("|---|---|---|---|---|---|---|")
+    means = [mean for name in LIVE for learner in LEARNERS for mean in live_row(name, learner, folder)]
+    return max(means) < 1e-4
+
+
+def live_row(name: str, learner: str, folder: Path) -> tuple[float, float]:
+    """One run; its mean difference before and after the weights moved."""
+    model, family = folder / "models" / LIVE[name], LIVE[name]
+    if not model.exists():
+        write(family, model)
+    run = folder / f"{name}-{learner}".replace(", ", "-").replace(" ", "-").lower()
+    flags = LEARNERS[learner]
+    if family == MIXTURE and flags:
+        flags = (*flags, "--sequence-parallel")
+    if "replay" in name:
+        flags = (*flags, "--use-rollout-routing-replay")
+    if not (run / "checkpoints" / f"step-{ROLLOUTS:06d}").exists():
+        words = [*SETTINGS, *flags, "--hf-checkpoint", str(model), "--output-dir", str(run)]
+        subprocess.run([sys.executable, "-m", "slime_core", "run", *words], check=True, stdout=subprocess.DEVNULL)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    first, *later = [row for row in rows if "parity/mean" in row]
+    before, after = (first["parity/mean"], first["parity/max"]), tuple(
+        max(row[f"parity/{what}"] for row in later) for what in ("mean", "max")
+    )  # fmt: skip
+    numbers = " | ".join(f"{value:.1e}" for value in (*before, *after))
+    print(f"| {name} | {size(model):,} | {learner} | {numbers} |", flush=True)
+    return before[0], after[0]
+
+
+def size(model: Path) -> int:
+    """Parameters in the file."""
+    from safetensors import safe_open
+
+    with safe_open(model / "model.safetensors", "pt") as file:
+        shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+    return sum(int(np.prod(shape)) for shape in shapes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", nargs="*", default=[case.name for case in CASES])
+    parser.add_argument("--engines", type=Path)
+    options = parser.parse_args()
+    if options.engines:
+        sys.exit(not live(options.engines))
+    # Before anything of Megatron is imported, here and in the forked ranks.
+    warnings.filterwarnings("ignore")
+    install()
+    torch.set_num_threads(1)
+    import slime_core.learner.spec  # noqa: F401  (the ranks are forked from a process that has it)
+
+    found = []
+    print("| family and layout | ranks | log-probs apart, mean | largest | gradient | weights that differ |")
+    print("|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as root:
+        for row in measure([case for case in CASES if case.name in options.only], Path(root)):
+            found.append(row)
+            numbers = f"{row.mean:.1e} | {row.largest:.1e} | {row.gradient:.1e} | {row.weights}"
+            print(f"| {row.case} | {row.ranks} | {numbers} |", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in found]))
+    sys.exit(any(not max(row.mean, row.gradient) <= BOUND or row.weights for row in found))
+
+
+if __name__ == "__main__":
+    main()

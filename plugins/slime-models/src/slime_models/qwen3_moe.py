@@ -1,0 +1,58 @@
+"""Qwen3 mixtures of experts (Qwen3 Technical Report, 2505.09388): every layer's MLP is a router and its experts.
+
+Which probabilities weigh the chosen experts is ``norm_topk_prob``: those of a softmax over the chosen ones (true), or
+over all of them (false). Router scores are computed in float32, and no loss but the policy's trains the router: it was
+balanced in pretraining, and a balancing loss would pull it away from the engines' (router_aux_loss_coef is not read).
+
+Left out: layers without experts between those with (``decoder_sparse_step``, ``mlp_only_layers``), shared experts,
+which Qwen3 has none of, YaRN positions and sliding windows; all are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from slime_core.errors import ConfigError
+from slime_core.learner.spec import MBridgeSpec, ParallelLayout
+
+__all__ = ["Qwen3Moe"]
+
+PLAIN: Mapping[str, Any] = {
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "shared_expert_intermediate_size": 0,
+    "use_sliding_window": False,
+}
+"""The only values that are built; a field that is missing has it."""
+
+
+class Qwen3Moe(MBridgeSpec):
+    """Builds Qwen3 mixtures of experts and maps their weights both ways."""
+
+    def build(
+        self,
+        hf_config: Any,
+        *,
+        dtype: torch.dtype,
+        parallel: ParallelLayout,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> list[torch.nn.Module]:
+        """As :meth:`MBridgeSpec.build`.
+
+        Raises:
+            ConfigError: also if the model is more than a plain stack of mixtures.
+        """
+        for name, built in PLAIN.items():
+            found = getattr(hf_config, name, built) or built
+            if found != built:
+                raise ConfigError(f"the qwen3_moe model asks for {name} = {found}; only {built} is built")
+        router = {
+            "moe_router_pre_softmax": not hf_config.norm_topk_prob,
+            "moe_router_dtype": "fp32",
+            "moe_aux_loss_coeff": 0.0,
+        }
+        return super().build(hf_config, dtype=dtype, parallel=parallel, overrides={**router, **(overrides or {})})

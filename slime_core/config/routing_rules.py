@@ -1,0 +1,40 @@
+"""The rules of routing replay, which only a mixture of experts has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slime_core.config.described import described, routes_shape, start_weights
+from slime_core.config.layout_rules import Rule
+from slime_core.config.schema import RunConfig
+
+__all__ = ["ROUTING"]
+
+
+def _a_mixture_is_there(config: RunConfig) -> Iterator[str]:
+    folder, learner = start_weights(config), config.learner
+    asked = {
+        "use_routing_replay": learner.use_routing_replay,
+        "use_rollout_routing_replay": learner.use_rollout_routing_replay,
+    }
+    if described(folder) is not None and routes_shape(folder) is None:
+        for name in (name for name, is_asked in asked.items() if is_asked):
+            yield (
+                f"{name} replays the experts that each token takes, but {folder / 'config.json'} (hf_checkpoint) "
+                "describes a model without experts; leave it out"
+            )
+
+
+def _routes_come_from_one_place(config: RunConfig) -> Iterator[str]:
+    if config.learner.use_routing_replay and config.learner.use_rollout_routing_replay:
+        yield (
+            "use_routing_replay takes routes from the learner's first pass, and use_rollout_routing_replay takes them "
+            "from the engine, for all passes; leave use_routing_replay out"
+        )
+
+
+ROUTING: dict[Rule, str] = {
+    _a_mixture_is_there: "use_routing_replay use_rollout_routing_replay hf_checkpoint",
+    _routes_come_from_one_place: "use_routing_replay use_rollout_routing_replay",
+}
+"""Rule -> the settings it reads."""

@@ -1,0 +1,95 @@
+"""Tiny checkpoints of every family that slime-models builds, with random weights."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slime_core.learner.layout import ParallelLayout
+
+EMBEDDED = Path(__file__).parents[2] / "slime_core" / "builtin" / "arithmetic" / "model"
+
+SIZES: Mapping[str, Any] = {
+    "vocab_size": 16,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.1,
+    "eos_token_id": 1,
+    "bos_token_id": None,
+    "pad_token_id": None,  # a padding row of zeros would tie all experts
+}
+HEADS: Mapping[str, Any] = {"head_dim": 16, "rope_theta": 1e4}
+MIXTURE: Mapping[str, Any] = {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2}
+
+FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "qwen3": ("Qwen3", {**HEADS, "tie_word_embeddings": False}),
+    "qwen2, tied": ("Qwen2", {"rope_theta": 1e6, "tie_word_embeddings": True}),
+    "qwen2, untied": ("Qwen2", {"rope_theta": 1e4, "tie_word_embeddings": False}),
+    "llama": ("Llama", {"rope_theta": 1e5, "tie_word_embeddings": True}),
+    "qwen3_moe": ("Qwen3Moe", {**HEADS, **MIXTURE, "norm_topk_prob": True, "tie_word_embeddings": False}),
+    "qwen3_moe, not normed, tied": (
+        "Qwen3Moe",
+        {**HEADS, **MIXTURE, "num_experts_per_tok": 3, "norm_topk_prob": False, "tie_word_embeddings": True},
+    ),
+}
+"""Name -> what transformers calls the family, and its own settings."""
+
+MODULES = {"Qwen3": "qwen3", "Qwen2": "qwen2", "Llama": "llama", "Qwen3Moe": "qwen3_moe"}
+
+
+def config_of(name: str, **changes: Any) -> Any:
+    """The transformers config of a family."""
+    import transformers
+
+    family, own = FAMILIES[name]
+    return getattr(transformers, f"{family}Config")(**{**SIZES, **own, **changes})
+
+
+def write(name: str, folder: Path, **changes: Any) -> Path:
+    """A random checkpoint with the embedded tokenizer; neither norms nor biases are all the same."""
+    import transformers
+
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{FAMILIES[name][0]}ForCausalLM")(config_of(name, **changes))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    for file in EMBEDDED.iterdir():
+        if file.name not in ("config.json", "model.safetensors"):
+            shutil.copy(file, folder / file.name)
+    return folder
+
+
+def spec_of(name: str) -> Any:
+    """A fresh model spec of the family."""
+    import importlib
+
+    family = FAMILIES[name][0]
+    return getattr(importlib.import_module(f"slime_models.{MODULES[family]}"), family)()
+
+
+def build(name: str, folder: Path, layout: ParallelLayout, **overrides: Any) -> tuple[Any, list[Any]]:
+    """The spec, and the chunks with the weights of ``folder``."""
+    from transformers import AutoConfig
+
+    spec = spec_of(name)
+    chunks = spec.build(AutoConfig.from_pretrained(folder), dtype=torch.float32, parallel=layout, overrides=overrides)
+    spec.load_weights(chunks, folder)
+    return spec, chunks
+
+
+def of_hugging_face(folder: Path) -> Any:
+    """The model as transformers runs it, experts one by one."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, experts_implementation="eager")

@@ -1,0 +1,179 @@
+"""Every family of slime-models says what Hugging Face's says, and holds the same weights, on one rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slime_core.errors import ConfigError
+from tests.engines.families import FAMILIES, build, config_of, of_hugging_face, spec_of, write
+
+# Megatron warns about its own calls between its own modules.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
+
+LENGTHS = (5, 1, 12, 3, 17, 2, 8, 9)
+GAP = 1e-4
+"""Router probabilities this far apart cannot change places by rounding."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def name(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(name, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def hugging_face(folder: Path) -> Any:
+    return of_hugging_face(folder)
+
+
+def rows() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randint(0, 16, (length,), generator=generator) for length in LENGTHS]
+
+
+def packed_logits(chunk: Any) -> torch.Tensor:
+    """Logits of all rows, packed into one."""
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    ends = torch.tensor([0, *LENGTHS]).cumsum(0).int()
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+    packed = PackedSeqParams(
+        qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=max(LENGTHS), max_seqlen_kv=max(LENGTHS)
+    )
+    logits: torch.Tensor = chunk(torch.cat(rows())[None], positions, None, packed_seq_params=packed)
+    return logits[0]
+
+
+def alone(model: Any) -> torch.Tensor:
+    """Logits of each row alone, one after the other."""
+    return torch.cat([model(row[None]).logits[0] for row in rows()])
+
+
+def log_probs(logits_TV: torch.Tensor) -> torch.Tensor:
+    targets_T = torch.cat(rows()).roll(-1)
+    return logits_TV.log_softmax(-1).gather(1, targets_T[:, None])[:, 0]
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def assert_no_ties(model: Any) -> None:
+    """The last expert that a token takes is clearly ahead of the first that it does not."""
+    gaps = []
+
+    def watch(router: Any, inputs: Any, _: Any) -> None:
+        logits = inputs[0].reshape(-1, router.weight.size(1)) @ router.weight.T
+        best = logits.softmax(-1).topk(router.top_k + 1).values
+        gaps.append(float((best[:, -2] - best[:, -1]).min()))
+
+    routers = [module for key, module in model.named_modules() if key.endswith("mlp.gate")]
+    hooks = [router.register_forward_hook(watch) for router in routers]
+    with torch.no_grad():
+        alone(model)
+    for hook in hooks:
+        hook.remove()
+    assert min(gaps, default=1.0) > GAP
+
+
+def test_packed_logits_and_log_probs_equal_those_of_each_row_alone(megatron, name, folder, hugging_face):
+    assert_no_ties(hugging_face)
+    _, (chunk,) = build(name, folder, megatron)
+    with torch.no_grad():
+        found, expected = packed_logits(chunk), alone(hugging_face)
+    assert relative(found, expected) < 1e-5
+    assert relative(log_probs(found), log_probs(expected)) < 1e-5
+
+
+def test_the_gradient_of_a_packed_loss_equals_hugging_faces(megatron, name, folder, hugging_face):
+    spec, (chunk,) = build(name, folder, megatron)
+    log_probs(packed_logits(chunk)).mean().backward()
+    log_probs(alone(hugging_face)).mean().backward()
+    expected = by_expert({key: parameter.grad for key, parameter in hugging_face.named_parameters()})
+    for parameter in chunk.parameters():
+        parameter.data = parameter.grad  # exported under Hugging Face names like weights
+    for key, gradient in spec.export_weights([chunk]):
+        assert (gradient - expected.pop(key)).norm() < 1e-5 * gradient.norm(), key
+    assert not expected
+
+
+def by_expert(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """transformers 5 holds the experts of a layer in one tensor; checkpoints hold each alone."""
+    found = {}
+    for key, weight in weights.items():
+        parts = {"down_proj": weight}
+        if key.endswith(".experts.gate_up_proj"):
+            gate, up = weight.chunk(2, dim=1)
+            parts = {"gate_proj": gate, "up_proj": up}
+        if ".experts." not in key:
+            found[key] = weight
+            continue
+        for part, stacked in parts.items():
+            found |= {f"{key.rpartition('.')[0]}.{n}.{part}.weight": one for n, one in enumerate(stacked)}
+    return found
+
+
+def test_weights_come_back_bit_for_bit(megatron, name, folder, hugging_face):
+    spec, chunks = build(name, folder, megatron)
+    exported = dict(spec.export_weights(chunks))
+    original = by_expert(dict(hugging_face.named_parameters()))
+    assert exported.keys() == original.keys()
+    assert all(torch.equal(exported[key], original[key]) for key in original)
+
+
+def test_bfloat16_weights_come_back_rounded_once(megatron, name, folder, hugging_face):
+    from transformers import AutoConfig
+
+    spec = spec_of(name)
+    chunks = spec.build(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16, parallel=megatron)
+    spec.load_weights(chunks, folder)
+    original = by_expert(dict(hugging_face.named_parameters()))
+    assert all(torch.equal(weight, original[key].bfloat16()) for key, weight in spec.export_weights(chunks))
+
+
+def test_the_copy_of_a_tied_embedding_on_a_last_stage_is_that_embedding(megatron, name, folder):
+    spec, _ = build(name, folder, megatron)
+    tied = config_of(name).tie_word_embeddings
+    assert spec._built()._weight_name_mapping_mcore_to_hf("output_layer.weight") == [
+        "model.embed_tokens.weight" if tied else "lm_head.weight"
+    ]
+
+
+SCALED = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+
+
+def test_scaled_rotary_positions_are_refused(megatron, name):
+    config = config_of(name)
+    config.rope_parameters = SCALED
+    with pytest.raises(ConfigError, match="rotary positions of type 'yarn'"):
+        spec_of(name).build(config, dtype=torch.float32, parallel=megatron)
+
+
+def test_a_sliding_window_of_qwen2_is_refused(megatron):
+    config = config_of("qwen2, tied", use_sliding_window=True, sliding_window=8, max_window_layers=1)
+    with pytest.raises(ConfigError, match="asks for sliding-window attention; only full attention is built"):
+        spec_of("qwen2, tied").build(config, dtype=torch.float32, parallel=megatron)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decoder_sparse_step": 2}, "asks for decoder_sparse_step = 2; only 1 is built"),
+        ({"mlp_only_layers": [0]}, r"asks for mlp_only_layers = \[0\]; only \[\] is built"),
+        ({"attention_bias": True}, "asks for attention_bias = True; only False is built"),
+        ({"use_sliding_window": True}, "asks for use_sliding_window = True; only False is built"),
+        ({"shared_expert_intermediate_size": 8}, "asks for shared_expert_intermediate_size = 8; only 0 is built"),
+    ],
+)
+def test_more_than_a_plain_stack_of_mixtures_is_refused(megatron, changes, message):
+    with pytest.raises(ConfigError, match=f"the qwen3_moe model {message}"):
+        spec_of("qwen3_moe").build(config_of("qwen3_moe", **changes), dtype=torch.float32, parallel=megatron)

@@ -1,0 +1,38 @@
+"""The rules of routing replay: their texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slime_core.config.check import mistakes
+from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.load import load
+
+MODEL = ARITHMETIC / "model" / "config.json"
+
+
+def broken_rules(line: str) -> list[str]:
+    config = load(["--advantage-estimator", "toy", *line.split()], check_rules=False).config
+    return [mistake.message for mistake in mistakes(config)]
+
+
+@pytest.mark.parametrize("name", ["use_routing_replay", "use_rollout_routing_replay"])
+def test_a_model_without_experts_has_no_routes(name: str) -> None:
+    assert broken_rules(f"--{name.replace('_', '-')}") == [
+        f"{name} replays the experts that each token takes, but {MODEL} (hf_checkpoint) describes a model without "
+        "experts; leave it out"
+    ]
+
+
+def test_routes_come_from_one_place(tmp_path: Path) -> None:
+    config = {"architectures": ["X"], "num_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    line = f"--hf-checkpoint {tmp_path} --rollout-max-response-len 8 --use-rollout-routing-replay"
+    assert broken_rules(line) == []
+    assert broken_rules(f"{line} --use-routing-replay") == [
+        "use_routing_replay takes routes from the learner's first pass, and use_rollout_routing_replay takes them from "
+        "the engine, for all passes; leave use_routing_replay out"
+    ]
