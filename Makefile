@@ -64,6 +64,11 @@ transports: setup ## publish over every transport to real engines, and the table
 layouts: setup ## one rollout replayed in every layout of the learner, and the table of differences
 	$(BIN)/python bench/layouts.py
 
+.PHONY: families
+families: setup ## every model family against transformers in several layouts, then against real engines: two tables
+	$(BIN)/python bench/families.py
+	$(BIN)/python bench/families.py --engines outputs/families
+
 .PHONY: warm-up
 warm-up: setup ## make the embedded checkpoint again, into outputs/warm-up
 	$(BIN)/python examples/arithmetic/warm_up.py outputs/warm-up

@@ -17,7 +17,6 @@ import argparse
 import json
 import multiprocessing
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,7 +31,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.learning import LearnerConfig
 from slime_core.config.schema import ClusterConfig, OptimizerConfig, RunConfig
 from slime_core.cpu.megatron import install
@@ -41,7 +39,7 @@ from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, Status, TrainBatch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.engines.families import FAMILIES, of_hugging_face, write
+from tests.engines.families import FAMILIES, live_run, of_hugging_face, write
 
 BOUND = 1e-5
 """Largest relative difference in float32 that counts as equal."""
@@ -377,7 +375,6 @@ def measure(cases: Sequence[Case], root: Path) -> Iterator[Difference]:
 
 # --- Engines ----------------------------------------------------------------------------------------------------------
 
-ROLLOUTS = 3
 LIVE = {
     "Qwen3": "qwen3",
     "Qwen2.5": "qwen2, tied",
@@ -389,23 +386,6 @@ LEARNERS = {
     "one rank": (),
     "TP2": ("--actor-num-gpus-per-node", "2", "--tensor-model-parallel-size", "2"),
 }
-SETTINGS = (
-    *(
-        "--plugin",
-        "grpo",
-        "--rm-type",
-        "random",
-        "--progress",
-        "none",
-        "--skip-eval-before-train",
-        "--save-hf",
-        "false",
-    ),
-    *("--prompt-data", str(ARITHMETIC / "data" / "train.jsonl"), "--apply-chat-template", "--lr", "1e-3"),
-    *("--rollout-batch-size", "4", "--n-samples-per-prompt", "8", "--rollout-max-response-len", "24"),
-    *("--num-rollout", str(ROLLOUTS), "--parity-interval", "1"),
-    *("--parity-mean-tolerance", "1000", "--parity-max-tolerance", "1000"),
-)
 
 
 def live(folder: Path) -> bool:
@@ -427,11 +407,7 @@ def live_row(name: str, learner: str, folder: Path) -> tuple[float, float]:
         flags = (*flags, "--sequence-parallel")
     if "replay" in name:
         flags = (*flags, "--use-rollout-routing-replay")
-    if not (run / "checkpoints" / f"step-{ROLLOUTS:06d}").exists():
-        words = [*SETTINGS, *flags, "--hf-checkpoint", str(model), "--output-dir", str(run)]
-        subprocess.run([sys.executable, "-m", "slime_core", "run", *words], check=True, stdout=subprocess.DEVNULL)
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    first, *later = [row for row in rows if "parity/mean" in row]
+    first, *later = live_run(model, run, *flags)
     before, after = (first["parity/mean"], first["parity/max"]), tuple(
         max(row[f"parity/{what}"] for row in later) for what in ("mean", "max")
     )  # fmt: skip

@@ -126,7 +126,11 @@ def _is_untied(described: Described) -> bool | None:
 
 
 def _has_qkv_bias(described: Described) -> bool:
-    return bool(described.get("attention_bias", described.get("model_type") in ("qwen2", "qwen2_moe")))
+    return bool(described.get("attention_bias", described.get("model_type") in _BIASED))
+
+
+_BIASED = ("qwen2", "qwen2_moe")
+"""What config.json calls the models that have biases on queries, keys and values without saying so."""
 
 
 def _has_qk_norm(described: Described) -> bool:
@@ -146,6 +150,7 @@ def _softmax_comes_first(described: Described) -> bool | None:
 
 
 _QWEN_MIXTURES = ("qwen2_moe", "qwen3_moe")
+"""What config.json calls them."""
 
 
 def _corrects_routing(described: Described) -> bool | None:

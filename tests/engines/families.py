@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from slime_core.config.embedded import ARITHMETIC
 from slime_core.learner.layout import ParallelLayout
 
-EMBEDDED = Path(__file__).parents[2] / "slime_core" / "builtin" / "arithmetic" / "model"
+ROLLOUTS = 3
+LIVE = (
+    *("--plugin", "grpo", "--rm-type", "random", "--progress", "none", "--skip-eval-before-train"),
+    *("--prompt-data", str(ARITHMETIC / "data" / "train.jsonl"), "--apply-chat-template", "--lr", "1e-3"),
+    *("--rollout-batch-size", "4", "--n-samples-per-prompt", "8", "--rollout-max-response-len", "24"),
+    *("--num-rollout", str(ROLLOUTS), "--save-hf", "false", "--parity-interval", "1", "--check-weight-update-equal"),
+    *("--parity-mean-tolerance", "1000", "--parity-max-tolerance", "1000"),
+)
+"""Random rewards, so that weights move; every rollout is compared, and no difference ends the run."""
 
 SIZES: Mapping[str, Any] = {
     "vocab_size": 16,
@@ -33,7 +45,10 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3": ("Qwen3", {**HEADS, "tie_word_embeddings": False}),
     "qwen2, tied": ("Qwen2", {"rope_theta": 1e6, "tie_word_embeddings": True}),
     "qwen2, untied": ("Qwen2", {"rope_theta": 1e4, "tie_word_embeddings": False}),
-    "llama": ("Llama", {"rope_theta": 1e5, "tie_word_embeddings": True}),
+    "llama": (
+        "Llama",
+        {"hidden_size": 96, "num_attention_heads": 6, "rope_theta": 1e5, "tie_word_embeddings": True},
+    ),
     "qwen3_moe": ("Qwen3Moe", {**HEADS, **MIXTURE, "norm_topk_prob": True, "tie_word_embeddings": False}),
     "qwen3_moe, not normed, tied": (
         "Qwen3Moe",
@@ -64,7 +79,7 @@ def write(name: str, folder: Path, **changes: Any) -> Path:
             if parameter.dim() == 1:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(folder)
-    for file in EMBEDDED.iterdir():
+    for file in (ARITHMETIC / "model").iterdir():
         if file.name not in ("config.json", "model.safetensors"):
             shutil.copy(file, folder / file.name)
     return folder
@@ -93,3 +108,13 @@ def of_hugging_face(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, experts_implementation="eager")
+
+
+def live_run(model: Path, run: Path, *flags: str) -> list[dict[str, float]]:
+    """The metrics of each rollout of a ``slime run`` of ``model``; one that is finished is only read."""
+    if not (run / "checkpoints" / f"step-{ROLLOUTS:06d}").exists():
+        words = [*LIVE, *flags, "--hf-checkpoint", str(model), "--output-dir", str(run)]
+        done = subprocess.run([sys.executable, "-m", "slime_core", "run", *words], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "parity/mean" in row]

@@ -1,7 +1,10 @@
-"""Every family of slime-models says what Hugging Face's says, and holds the same weights, on one rank."""
+"""Every family of slime-models says what Hugging Face's says, and holds the same weights."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +180,40 @@ def test_a_sliding_window_of_qwen2_is_refused(megatron):
 def test_more_than_a_plain_stack_of_mixtures_is_refused(megatron, changes, message):
     with pytest.raises(ConfigError, match=f"the qwen3_moe model {message}"):
         spec_of("qwen3_moe").build(config_of("qwen3_moe", **changes), dtype=torch.float32, parallel=megatron)
+
+
+# --- Several ranks ----------------------------------------------------------------------------------------------------
+
+BENCH = Path(__file__).parents[2] / "bench" / "families.py"
+LAYOUTS = (
+    "qwen2, tied: TP2",
+    "qwen2, tied: PP2",
+    "llama: PP2",
+    "qwen3_moe: TP2, SP",
+    "qwen3_moe: PP2",
+    "qwen3_moe: EP2",
+    "qwen3_moe: one rank, recompute moe, replay",
+    "qwen3_moe: TP2, SP, replay",
+    "qwen3_moe: EP2, replay",
+    "qwen3_moe: CP2, replay",
+    "qwen3_moe: PP2, VPP2, recompute, replay",
+)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """By case; the rest is in ``make families``."""
+    target = tmp_path_factory.mktemp("families") / "rows.json"
+    command = [sys.executable, BENCH, "--json", target, "--only", *LAYOUTS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580)
+    assert target.exists(), done.stderr
+    return {row["case"]: row for row in json.loads(target.read_text())}
+
+
+@pytest.mark.timeout(600)  # some twenty seconds on two idle cores
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_computes_what_hugging_face_computes_and_gives_every_bit_back(compared, layout):
+    row = compared[layout]
+    assert row["mean"] < 1e-5
+    assert row["gradient"] < 1e-5, row["worst"]
+    assert row["weights"] == 0
