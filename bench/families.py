@@ -122,6 +122,10 @@ class Difference:
 # --- Transformers -----------------------------------------------------------------------------------------------------
 
 
+SEEDS = {"qwen3_moe, not normed, tied": 4}
+"""Where those of seed 0 hold a token whose experts nearly tie."""
+
+
 @dataclass(frozen=True)
 class Expected:
     """The rollout, with the log-probabilities of transformers, and its gradients by checkpoint name."""
@@ -132,7 +136,7 @@ class Expected:
 
 def expect(folder: Path, *, replays: bool) -> Expected:
     """What transformers makes of some random samples."""
-    model, random = of_hugging_face(folder), np.random.default_rng(0)
+    model, random = of_hugging_face(folder), np.random.default_rng(SEEDS.get(folder.name, 0))
     samples = [draw(index, random) for index in range(NUM_SAMPLES)]
     losses = []
     for sample in samples:
