@@ -7,7 +7,8 @@
       learner    one actor a rank
 
 Engines, learner and sampler start side by side: the slowest of them, not their sum, is what one waits for. Only where
-learner and engines share devices does the learner wait until the engines have started and left.
+learner and engines share devices does the learner wait until the engines have started and left. A run of one half
+alone starts either no learner, or neither engines nor router.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_values
 from slime_core.errors import ConfigError, RemoteError, WaitTimeout
+from slime_core.learner.absent import AbsentLearner, UnpublishedLearner
 from slime_core.learner.actor import LearnerActor, LearnerHandle, Saving, manifest_record
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.rank import LearnerSettings
@@ -104,24 +106,33 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
         resume: continue from this checkpoint.
     """
     hooks = LifecycleHooks(job.registry, place=Place.DRIVER, options=job.options)
-    ranks = job.config.num_learner_ranks
+    ranks = job.config.num_started_ranks
     with _cluster(job, learner_ranks=ranks, warn=track.warn, failures=hooks.failures) as fleet:
         with track.timer("start"):
             fleet.start_engines()
             learner, devices = fleet.start_learner(track.record.checkpoints)
-            sampler = fleet.start_sampler()
+            sampler = fleet.start_sampler(trains=True)
             fleet.join(learner)
         state = RunState(plugins=manifest_record(job.manifest))
         with lifetime(hooks, _info(job, track.record.directory, resume), warn=track.warn):
             if resume is not None:
+                assert isinstance(learner, LearnerHandle), "the rules refuse load where no learner is started"
                 _restore(resume, learner, sampler, hooks)
                 for unclaimed in unclaimed_states(resume.state.plugin_states, job.registry):
                     track.warn(unclaimed)
                 state = replace(resume.state, plugins=state.plugins)
-            state = train(learner, sampler, config=job.config, state=state, track=track, devices=devices, hooks=hooks)
+            config = _followed(job.config)
+            state = train(learner, sampler, config=config, state=state, track=track, devices=devices, hooks=hooks)
             sampler.close()
             learner.close()
         return state
+
+
+def _followed(config: RunConfig) -> RunConfig:
+    """What the loop follows: where one half runs alone, nothing is published after the start."""
+    if config.debug.trains and config.debug.generates:
+        return config
+    return config.model_copy(update={"weights": config.weights.model_copy(update={"update_weights_interval": 0})})
 
 
 def _info(job: Job, folder: Path, resume: Checkpoint | None) -> RunInfo:
@@ -141,7 +152,7 @@ def evaluate(job: Job, *, warn: Warn) -> dict[str, float]:
     """The scores of the weights in ``job.model`` on every evaluation set; no learner is started."""
     with _cluster(job, learner_ranks=0, warn=warn, failures=Failures()) as fleet:
         fleet.start_engines()
-        sampler = fleet.start_sampler()
+        sampler = fleet.start_sampler(trains=False)
         fleet.join(None)
         scores = sampler.evaluate(0)
         sampler.close()
@@ -181,22 +192,28 @@ class _Fleet:
         self._monitors: list[Call] = []
         self._engines: list[Actor] = []
         self._are_in = False
+        self._engine_calls: list[Call] = []
+        self._router_calls: list[Call] = []
         self._address = head_address()
-        self._router = start_router(
-            RouterSettings(log_file=job.logs / "router.log"), reachable=self._address is not None
-        )
+        self._router: Actor | None = None
 
     def start_engines(self) -> None:
-        """Begin to start every engine."""
+        """Begin to start every engine, and the router if there are any."""
+        if not self._placement.engines:
+            return
+        log_file = self._job.logs / "router.log"
+        self._router = start_router(RouterSettings(log_file=log_file), reachable=self._address is not None)
         self._engines = [
             start_engine(self._engine_settings(number), slot=slot, reachable=self._address is not None)
             for number, slot in enumerate(self._placement.engines)
         ]
         self._engine_calls = [engine.start("start") for engine in self._engines]
-        self._router_call = self._router.start("start")
+        self._router_calls = [self._router.start("start")]
 
-    def start_learner(self, checkpoints: Path) -> tuple[LearnerHandle, Lending]:
-        """Begin to start every rank of the learner; returns it, and who lends the devices to it."""
+    def start_learner(self, checkpoints: Path) -> tuple[LearnerHandle | AbsentLearner, Lending]:
+        """Begin to start every rank of the learner, if there are any; returns it, and who lends the devices to it."""
+        if not self._placement.learner:
+            return AbsentLearner(), Lending()
         ranks = tuple(
             start_actor(
                 LearnerActor, self._job.manifest, label=f"learner rank {rank}", slot=slot, env=self._cpu_environment()
@@ -205,7 +222,7 @@ class _Fleet:
         )
         config = self._job.config
         layout = ParallelLayout.of(config.parallel)
-        learner = LearnerHandle(
+        learner = (LearnerHandle if self._engines else UnpublishedLearner)(
             ActorGroup(ranks),
             watch=self._watch,
             saving=Saving(checkpoints, self._job.model, save_hf=config.checkpoint.save_hf),
@@ -215,7 +232,7 @@ class _Fleet:
             warn=self._warn,
             failures=self._failures,
         )
-        devices = self._share_devices(learner) if config.cluster.colocate else Lending()
+        devices = self._share_devices(learner) if config.cluster.colocate and self._engines else Lending()
         self._learner_calls = learner.setup(self._learner_settings(), reachable=self._address is not None)
         return learner, devices
 
@@ -225,29 +242,31 @@ class _Fleet:
         devices.vacate()
         return devices
 
-    def start_sampler(self) -> SamplerHandle:
+    def start_sampler(self, *, trains: bool) -> SamplerHandle:
         """Begin to start the sampler, which needs the router's address, not yet the engines."""
-        router_url = self._wait([self._router_call], what="the router to start")[0]
-        self._monitors.append(self._router.start("watch"))
+        router_url = ""
+        if self._router is not None:
+            router_url = self._wait(self._router_calls, what="the router to start")[0]
+            self._monitors.append(self._router.start("watch"))
         actor = start_actor(SamplerActor, self._job.manifest, label="sampler", env=self._cpu_environment())
         sampler = SamplerHandle(actor, watch=self._watch, also=self._monitors, warn=self._warn, failures=self._failures)
-        self._sampler_call = sampler.setup(self._sampler_settings(router_url))
+        self._sampler_call = sampler.setup(self._sampler_settings(router_url, trains=trains))
         return sampler
 
-    def join(self, learner: LearnerHandle | None) -> None:
+    def join(self, learner: LearnerHandle | AbsentLearner | None) -> None:
         """Everything has started, and learner and engines know each other, when this returns."""
         calls = [*self._engine_calls, self._sampler_call, *self._learner_calls]
         started = self._wait(calls, what="engines, learner and sampler to start")
         urls: list[str] = started[: len(self._engines)]
         self._take_in(urls)
-        if learner is not None:
+        if isinstance(learner, LearnerHandle) and self._engines:
             gpus = self._wait([engine.start("gpus") for engine in self._engines], what="the engines' GPUs")
             learner.connect(urls, self._publisher_settings(gpus))
 
     def _take_in(self, urls: Sequence[str]) -> None:
         """Engines that have started are watched, and the router sends them requests. It takes in only those that are
         not paused, so shared devices are left after this."""
-        if self._are_in:
+        if self._are_in or self._router is None:
             return
         self._are_in = True
         self._monitors += [engine.start("watch") for engine in self._engines]
@@ -255,7 +274,7 @@ class _Fleet:
 
     def stop(self) -> None:
         """Stop servers in their own time; whatever does not answer dies with its Ray actor."""
-        calls = [server.start("stop") for server in [*self._engines, self._router]]
+        calls = [server.start("stop") for server in [*self._engines, self._router] if server is not None]
         with suppress(WaitTimeout, RemoteError):
             wait(calls, what="the engines to stop", fail_after_s=STOP_LIMIT_S)
 
@@ -325,7 +344,7 @@ class _Fleet:
             num_threads=_cores() if self._device == "cpu" else 0,
         )
 
-    def _sampler_settings(self, router_url: str) -> SamplerSettings:
+    def _sampler_settings(self, router_url: str, *, trains: bool) -> SamplerSettings:
         job = self._job
         return SamplerSettings(
             config=job.config,
@@ -337,7 +356,7 @@ class _Fleet:
             samples_folder=job.samples,
             rewards_log=job.logs / "rewards.log",
             num_engines=job.config.num_engines,
-            trains=bool(self._placement.learner),
+            trains=trains,
         )
 
     def _resolved_device(self) -> RunConfig:
@@ -368,9 +387,10 @@ def _cluster(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) ->
             job.config.num_engines,
             cluster.rollout_num_gpus_per_engine,
             device,
-            colocated=cluster.colocate and learner_ranks > 0,
+            colocated=cluster.colocate and learner_ranks > 0 and job.config.num_engines > 0,
         )
-        _refuse_shared_nccl(job.config, device)
+        if layout.colocated:
+            _refuse_shared_nccl(job.config, device)
         if job.config.transport == "disk":
             stack.callback(shutil.rmtree, job.weights_folder, ignore_errors=True)
         placement = stack.enter_context(place(layout))
@@ -380,7 +400,7 @@ def _cluster(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) ->
 
 
 def _refuse_shared_nccl(config: RunConfig, device: Device) -> None:
-    if device == "gpu" and config.cluster.colocate and config.transport == "distributed":
+    if device == "gpu" and config.transport == "distributed":
         raise ConfigError(
             "update_weight_transport = distributed with colocate on GPUs: NCCL takes no two processes on one GPU, and "
             "the first learner rank shares its GPU with an engine. Choose tensor, disk or auto."

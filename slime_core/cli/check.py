@@ -44,13 +44,13 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     """
     config = resolved.config
     check_targets(config, active.registry, trains=True, architecture=architecture, heavy=True)
-    check_files(config, active.registry, trains=True)
     resume = resumed(config)
+    check_files(config, active.registry, trains=True, first=0 if resume is None else resume.state.step)
     continued(active.manifest, resume, allowed=config.run.allow_plugin_change)
     options_of(resolved, active)
     written(resolved)
     needs = Needs.of(config, trains=True)
-    print("settings, prompts and weights are right")
+    print(f"settings, {'prompts' if config.debug.generates else 'rollouts'} and weights are right")
     if resume is not None:
         print(f"continues from {resume.path}")
     print(f"plugins: {listed(active.manifest.entries)}")

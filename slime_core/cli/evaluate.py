@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_core.checkpoint.folder import find
 from slime_core.cli.preflight import preflight
 from slime_core.cli.run import options_of
+from slime_core.config.schema import DebugConfig
 from slime_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ def expand(argv: Sequence[str]) -> list[str]:
 
 def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> int:
     """Print the scores; returns the exit code."""
+    # A run of one half alone is evaluated as any other.
+    resolved = replace(resolved, config=resolved.config.model_copy(update={"debug": DebugConfig()}))
     preflight(resolved.config, active.registry, trains=False)
     from slime_core.launch import Job, evaluate
 

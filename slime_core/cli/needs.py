@@ -69,6 +69,7 @@ class Needs:
         Raises:
             ConfigError: there are no weights, or they cannot be read.
         """
+        trains = trains and config.debug.trains
         parameters = _parameters(start_weights(config), needed=trains)
         weights, parallel = config.weights, config.parallel
         return cls(

@@ -18,7 +18,7 @@ from slime_core.cluster.machine import Machine
 from slime_core.config.schema import RunConfig
 from slime_core.learner.layout import ParallelLayout
 
-__all__ = ["Machines", "expected_machines", "layout_of", "placement_plan"]
+__all__ = ["Machines", "expected_machines", "half_of", "layout_of", "placement_plan"]
 
 HERE = "127.0.0.1"
 COMMON_GPUS = 8
@@ -58,11 +58,11 @@ def layout_of(config: RunConfig, machine: Machine) -> Layout:
     auto: Device = "gpu" if joins_a_cluster(config) or machine.can_use_gpus else "cpu"
     device: Device = {"auto": auto, "cuda": "gpu", "cpu": "cpu"}[cluster.device]
     return Layout(
-        config.num_learner_ranks,
+        config.num_started_ranks,
         config.num_engines,
         cluster.rollout_num_gpus_per_engine,
         device,
-        colocated=cluster.colocate,
+        colocated=cluster.colocate and config.debug.trains and config.debug.generates,
     )
 
 
@@ -95,9 +95,22 @@ def placement_plan(config: RunConfig, needs: Needs, machine: Machine) -> Iterato
     yield f"{made}"
     yield f"on {machines}" if not machines.assumed else f"{machines}"
     yield from _rows(config, layout, seats)
-    yield "sampler, router: one process each, which ask for no share of their own"
+    if config.debug.generates:
+        yield "sampler, router: one process each, which ask for no share of their own"
+    else:
+        yield "sampler: one process, which asks for no share of its own"
     yield from _memory(needs, layout)
-    yield f"weights travel to the engines by: {config.transport}"
+    yield half_of(config) or f"weights travel to the engines by: {config.transport}"
+
+
+def half_of(config: RunConfig) -> str | None:
+    """Which half of the loop runs alone, in words; None: both run."""
+    if not config.debug.trains:
+        return "debug_rollout_only: no learner is started; engines serve the start weights throughout"
+    if not config.debug.generates:
+        path = config.debug.load_debug_rollout_data
+        return f"debug_train_only: no engine and no router is started; rollouts are read from {path}"
+    return None
 
 
 def _seats(made: Plan, machines: Machines) -> list[Seat]:

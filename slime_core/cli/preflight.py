@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from slime_core.cli.needs import GIB, KIB, MIB, Needs
 from slime_core.cluster.machine import Machine, look
-from slime_core.config.described import context_length, start_weights
+from slime_core.config.described import context_length, start_weights, whole_number
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.mistakes import Mistake, report
 from slime_core.config.schema import RunConfig
 from slime_core.data.named import offered_to_rows
+from slime_core.data.recorded import RolloutFiles, screen_rollouts
 from slime_core.data.screen import Reading, Room, screen
 from slime_core.plugins.component import Kind
 from slime_core.plugins.traits import DataTraits, GenerateTraits
@@ -27,24 +28,30 @@ if TYPE_CHECKING:
 __all__ = ["check_files", "check_machine", "joins_a_cluster", "machine_mistakes", "preflight"]
 
 
-def preflight(config: RunConfig, registry: Registry, *, trains: bool) -> None:
+def preflight(config: RunConfig, registry: Registry, *, trains: bool, first: int = 0) -> None:
     """Returns if nothing was found that would end the run before its first step.
 
     Arguments:
         trains: False: an evaluation, without learner and training prompts.
+        first: the rollout that comes next; those before it were trained before a resume.
 
     Raises:
-        DataError: a prompt file, with file and line.
+        DataError: a prompt file, or a saved rollout, with file and line.
         ConfigError: the start weights cannot be read, or this machine is too small; lists all that it has too little
             of.
     """
-    check_files(config, registry, trains=trains)
+    check_files(config, registry, trains=trains, first=first)
     check_machine(config, Needs.of(config, trains=trains))
 
 
-def check_files(config: RunConfig, registry: Registry, *, trains: bool) -> None:
-    """Returns if the prompts are fit to be trained and measured on; raises ``DataError`` otherwise."""
-    _screen_prompts(config, registry, trains=trains)
+def check_files(config: RunConfig, registry: Registry, *, trains: bool, first: int = 0) -> None:
+    """Returns if the prompts, or the rollouts that are read in their place, are fit to be trained and measured on;
+    raises ``DataError`` otherwise."""
+    recorded = config.debug.load_debug_rollout_data
+    if trains and recorded is not None:
+        _screen_rollouts(config, RolloutFiles(recorded, "load_debug_rollout_data"), first=first)
+    else:
+        _screen_prompts(config, registry, trains=trains)
 
 
 def check_machine(config: RunConfig, needs: Needs) -> None:
@@ -115,6 +122,17 @@ def _too_little_shared_memory(needs: Needs, machine: Machine) -> Iterator[str]:
 
 def _size(number: int) -> str:
     return f"{number / MIB:,.1f} MiB" if number >= MIB else f"{number / KIB:,.1f} KiB"
+
+
+def _screen_rollouts(config: RunConfig, files: RolloutFiles, *, first: int) -> None:
+    screen_rollouts(
+        files,
+        range(first, config.rollout.num_rollout),
+        temperature=config.rollout.rollout_temperature,
+        vocab_size=whole_number(start_weights(config), "vocab_size"),
+        share=config.debug.load_debug_rollout_data_subsample,
+        needed=config.steps_per_rollout * config.num_data_ranks,
+    )
 
 
 def _screen_prompts(config: RunConfig, registry: Registry, *, trains: bool) -> None:

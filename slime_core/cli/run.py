@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.checkpoint.folder import Checkpoint, find, set_aside
 from slime_core.cli.changes import continued
+from slime_core.cli.plan import half_of
 from slime_core.cli.preflight import preflight
 from slime_core.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, summary
 from slime_core.cli.traces import no_trace_if_refused, standing, writing
@@ -60,7 +61,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     config = resolved.config
     resume = resumed(config)
     manifest = continued(active.manifest, resume, allowed=config.run.allow_plugin_change)
-    preflight(config, active.registry, trains=True)
+    preflight(config, active.registry, trains=True, first=0 if resume is None else resume.state.step)
     trackers = _trackers(resolved, active)
     stood = standing(config.run.output_dir or OUTPUTS)
     settings = written(resolved)
@@ -81,7 +82,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     )
     signal.signal(signal.SIGTERM, _as_interrupt)
     evaluations = _Evaluations()
-    _announce(record, active)
+    _announce(record, active, config)
     progress = _progress(config)
     listeners: list[Listener] = [progress, evaluations]
     with no_trace_if_refused(record, stood), progress, Track(record, trackers=trackers, listeners=listeners) as track:
@@ -217,10 +218,12 @@ def _progress(config: RunConfig) -> Progress:
     return LiveProgress(steps=steps) if live else PlainProgress(steps=steps)
 
 
-def _announce(record: RunRecord, active: ActivePlugins) -> None:
+def _announce(record: RunRecord, active: ActivePlugins, config: RunConfig) -> None:
     print(f"plugins: {listed(active.manifest.entries)}")
     for need in active.by_need:
         print(f"  {need}")
+    if (half := half_of(config)) is not None:
+        print(half)
     print(f"run folder: {record.directory}", flush=True)
 
 

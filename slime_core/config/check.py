@@ -19,6 +19,7 @@ from slime_core.config.custom import function_paths
 from slime_core.config.custom_rules import CUSTOM
 from slime_core.config.debug_rules import DEBUG
 from slime_core.config.described import context_length, described, start_weights
+from slime_core.config.folders import unwritable
 from slime_core.config.layout_rules import ENGINE_LAYOUT, LEARNER_LAYOUT, Rule
 from slime_core.config.mistakes import Mistake
 from slime_core.config.optimizer_rules import OPTIMIZER
@@ -142,7 +143,7 @@ def _disk_folder_is_used(config: RunConfig) -> Iterator[str]:
             "add --update-weight-transport disk, or leave it out"
         )
     else:
-        yield from _unwritable(folder, "update_weight_disk_dir")
+        yield from unwritable(folder, "update_weight_disk_dir")
 
 
 def _parity_bounds_are_ordered(config: RunConfig) -> Iterator[str]:
@@ -198,7 +199,7 @@ def _eval_files_are_readable(config: RunConfig) -> Iterator[str]:
 
 
 def _prompts_are_readable(config: RunConfig) -> Iterator[str]:
-    if config.data.prompt_data is not None:
+    if config.data.prompt_data is not None and config.debug.generates:
         yield from _unreadable(config.data.prompt_data, "prompt_data")
 
 
@@ -225,16 +226,7 @@ def _load_exists(config: RunConfig) -> Iterator[str]:
 
 
 def _output_is_writable(config: RunConfig) -> Iterator[str]:
-    yield from _unwritable(config.run.output_dir or Path.cwd() / "outputs", "output_dir")
-
-
-def _unwritable(folder: Path, what: str) -> Iterator[str]:
-    nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    flag = "--" + what.replace("_", "-")
-    if not nearest.is_dir():
-        yield f"{what}: {nearest} is a file, so {folder} cannot be a folder; choose another with {flag}"
-    elif not os.access(nearest, os.W_OK | os.X_OK):
-        yield f"{what}: {nearest} is not writable, so {folder} cannot be written; choose another with {flag}"
+    yield from unwritable(config.run.output_dir or Path.cwd() / "outputs", "output_dir")
 
 
 def _unreadable(path: Path, what: str) -> Iterator[str]:
@@ -312,7 +304,7 @@ _OF_RUN: dict[Rule, str] = {
     _parity_bounds_are_ordered: "bf16 parity_interval parity_mean_tolerance parity_max_tolerance",
     _responses_fit_the_model: "hf_checkpoint rollout_max_response_len eval_max_response_len",
     _interval_has_data: "eval_interval eval_prompt_data eval_function_path",
-    _prompts_are_readable: "prompt_data",
+    _prompts_are_readable: "prompt_data debug_train_only load_debug_rollout_data",
     _reference_is_a_model: "ref_load",
     _critic_is_a_model: "critic_load",
     _teacher_is_a_model: "opd_teacher_load",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-__all__ = ["ARITHMETIC", "EMBEDDED_DEFAULTS"]
+__all__ = ["ARITHMETIC", "EMBEDDED_DEFAULTS", "OF_EVALUATIONS"]
 
 ARITHMETIC: Final = Path(__file__).resolve().parent.parent / "builtin" / "arithmetic"
 """Folder of the embedded task: ``model/`` is a Hugging Face folder, ``data/`` holds the prompt files."""
@@ -27,3 +27,6 @@ EMBEDDED_DEFAULTS: Final[dict[str, object]] = {
     "eval_prompt_data": (("arithmetic", ARITHMETIC / "data" / "held_out.jsonl"),),
 }
 """Setting to value; the unit of each is that of its field."""
+
+OF_EVALUATIONS: Final = frozenset({"eval_interval", "eval_prompt_data"})
+"""Those that ask for evaluations."""

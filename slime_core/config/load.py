@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from slime_core.config import check, engine_rules
 from slime_core.config.custom import STANDS_IN_FOR, CustomConfig, function_paths
 from slime_core.config.document import Document, read_document
-from slime_core.config.embedded import EMBEDDED_DEFAULTS
+from slime_core.config.embedded import EMBEDDED_DEFAULTS, OF_EVALUATIONS
 from slime_core.config.engine_flags import ENGINES, engine_settings
 from slime_core.config.flags import CommandLine, read_command_line
 from slime_core.config.mistakes import Mistake, nearest, report
@@ -239,8 +239,10 @@ class _Reading:
         """Embedded defaults for what nothing has said, where neither a model nor prompts are named."""
         if any(self.values.get(key) is not None or key in self.broken for key in ("hf_checkpoint", "prompt_data")):
             return
+        # Where rollouts are read, no engine is there that could be evaluated.
+        reads = self.values.get("debug_train_only") or self.values.get("load_debug_rollout_data") is not None
         for key, value in EMBEDDED_DEFAULTS.items():
-            if key not in self.values:
+            if key not in self.values and not (reads and key in OF_EVALUATIONS):
                 self.values[key] = value
                 self.provenance[key] = Provenance("embedded default")
 

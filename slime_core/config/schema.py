@@ -167,6 +167,16 @@ class DebugConfig(Section):
     None: not written.
     """
 
+    @property
+    def trains(self) -> bool:
+        """Whether a learner is started."""
+        return not self.debug_rollout_only
+
+    @property
+    def generates(self) -> bool:
+        """Whether engines are started; else rollouts are read."""
+        return not self.debug_train_only and self.load_debug_rollout_data is None
+
 
 class JobConfig(Section):
     """The run itself."""
@@ -242,6 +252,11 @@ class RunConfig(Section):
         return self.cluster.actor_num_nodes * self.cluster.actor_num_gpus_per_node
 
     @property
+    def num_started_ranks(self) -> int:
+        """Processes that train and that the run starts: none where it only generates."""
+        return self.num_learner_ranks if self.debug.trains else 0
+
+    @property
     def transport(self) -> Literal["distributed", "tensor", "disk"]:
         """How weights travel, ``auto`` resolved."""
         chosen = self.weights.update_weight_transport
@@ -258,5 +273,7 @@ class RunConfig(Section):
 
     @property
     def num_engines(self) -> int:
-        """Inference servers."""
+        """Inference servers; none where rollouts are read."""
+        if not self.debug.generates:
+            return 0
         return self.cluster.rollout_num_gpus // self.cluster.rollout_num_gpus_per_engine

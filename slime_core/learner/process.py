@@ -57,6 +57,8 @@ def prepare_process(settings: LearnerSettings) -> torch.device:
     kind = accelerator(settings.config.cluster.device)
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
+    if not settings.config.debug.generates:
+        _repeat_bit_for_bit(strict=kind == "cpu")
     device = torch.device("cpu")
     if kind == "cuda":
         # Ray shows every actor its own device only, which is then number 0.
@@ -75,6 +77,14 @@ def prepare_process(settings: LearnerSettings) -> torch.device:
     torch.manual_seed(seed)
     initialize(settings.layout, seed=seed)
     return device
+
+
+def _repeat_bit_for_bit(*, strict: bool) -> None:
+    """Training on the same rollouts again gives the same bits: operations that add up in the order in which threads
+    come are replaced, and where there is no other, they fail (or warn, unless ``strict``)."""
+    torch.use_deterministic_algorithms(True, warn_only=not strict)
+    # It would fill fresh memory with NaN, which costs time and changes no result.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _meeting_point(settings: LearnerSettings) -> Any:

@@ -28,6 +28,7 @@ from slime_core.learner.finite import refuse_non_finite_weights
 from slime_core.learner.parity import ParityGate
 from slime_core.learner.process import LearnerSettings, prepare_process
 from slime_core.learner.roles import ACTOR, OLD_ACTOR
+from slime_core.learner.train_data import save_train_data
 from slime_core.learner.trained import TrainedModel
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import LearnerInfo, Place, TrainStep
@@ -170,6 +171,8 @@ class Learner:
         self._estimate(shard, every)
         if self._postprocess is not None:
             self._postprocess(shard, steps)
+        if (saved := self._config.debug.save_debug_train_data) is not None:
+            save_train_data(saved, shard, steps, self._settings)
         numbered = enumerate(steps if trains_actor else [])
         judged = [self._critic_step(self.critic, step, rollout=shard.rollout) for step in steps if self.critic]
         results = [self._hooked_step(step, TrainStep(shard.rollout, i, self._info)) for i, step in numbered]

@@ -14,6 +14,7 @@ from slime_core.cluster.waiting import wait
 from slime_core.config.schema import WatchConfig
 from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
+from slime_core.rollout.recorded import RecordedSampler
 from slime_core.rollout.sampler import Sampler, SamplerSettings
 
 __all__ = ["SampledShards", "SamplerActor", "SamplerHandle"]
@@ -42,7 +43,11 @@ class SamplerActor(Watched):
 
     async def setup(self, settings: SamplerSettings) -> None:
         """Load data, tokenizer and components."""
-        self._sampler = Sampler(settings, self._registry, manifest=self._manifest)
+        recorded = settings.config.debug.load_debug_rollout_data
+        if settings.trains and recorded is not None:
+            self._sampler = RecordedSampler(settings, self._registry, recorded=recorded, manifest=self._manifest)
+        else:
+            self._sampler = Sampler(settings, self._registry, manifest=self._manifest)
 
     async def sample(self, rollout: int) -> SampledShards:
         """Collect and pack one rollout."""

@@ -106,6 +106,11 @@ class Harvest:
         return [*self.trained, *self._rest]
 
     @property
+    def lost(self) -> list[Sample]:
+        """Samples that were aborted or failed, and the siblings of aborted ones."""
+        return list(self._rest)
+
+    @property
     def samples(self) -> list[Sample]:
         """Everything that was generated, as the transforms left it."""
         return [*self.written, *(sample for _, sample in self.dropped)]

@@ -28,6 +28,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.data.chat import PromptEncoder
 from slime_core.data.named import GENERATE_FUNCTION, REWARD_MODEL, offered_to_rows
 from slime_core.data.prompts import PromptFiles
+from slime_core.data.recorded import Recorded, RolloutFiles, write_rollout
 from slime_core.errors import RunError, SlimeError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
@@ -134,13 +135,7 @@ class Sampler:
             make=partial(self._component, Kind.REWARD_MODEL),
             pool=pool_of(manifest, config.rollout, settings.options, log_file=settings.rewards_log),
         )
-        generate = partial(self._component, Kind.GENERATE_FUNCTION)
-        self._collector = Collector(
-            self._choice(Kind.GENERATE_FUNCTION, GENERATE_FUNCTION, config.rollout.generate_function, make=generate),
-            self._choice(Kind.REWARD_MODEL, REWARD_MODEL, config.rollout.rm_type, make=self._rewarding),
-            rollout=config.rollout,
-            functions=self._functions,
-        )
+        self._collector = self._collects()
         if settings.trains:
             self._plan = replace(BatchPlan.of(config, settings.folder), num_ranks=settings.num_ranks)
             self._transforms = load_transforms(config.rollout, registry, options=settings.options)
@@ -150,6 +145,8 @@ class Sampler:
             self._source = self._data_source()
         self._eval_sets = {name: self._eval_groups(path) for name, path in config.eval.eval_prompt_data}
         self._writer = SampleWriter(settings.samples_folder)
+        saved = config.debug.save_debug_rollout_data
+        self._records = None if saved is None else RolloutFiles(saved, "save_debug_rollout_data")
 
     # --- One rollout -------------------------------------------------------------------------------------------------
 
@@ -194,6 +191,10 @@ class Sampler:
             self._writer.write("train", rollout, harvest.written, dropped=harvest.dropped)
         # Ended from outside: nothing is wrong with these prompts, so they come again, and only then are they trained.
         self._source.put_back(harvest.aborted)
+        if self._records is not None:
+            temperature = self._config.rollout.rollout_temperature
+            found = Recorded(rollout, temperature, harvest.trained, harvest.lost, self._source.state())
+            write_rollout(self._records.path(rollout), found)
         return harvest, own_metrics
 
     def _trainable(self, harvest: Harvest, rollout: int) -> list[Sample]:
@@ -309,6 +310,15 @@ class Sampler:
         await self._rewarding.close()
 
     # --- Parts -------------------------------------------------------------------------------------------------------
+
+    def _collects(self) -> Collector:
+        rollout, generate = self._config.rollout, partial(self._component, Kind.GENERATE_FUNCTION)
+        return Collector(
+            self._choice(Kind.GENERATE_FUNCTION, GENERATE_FUNCTION, rollout.generate_function, make=generate),
+            self._choice(Kind.REWARD_MODEL, REWARD_MODEL, rollout.rm_type, make=self._rewarding),
+            rollout=rollout,
+            functions=self._functions,
+        )
 
     def _choice(self, kind: Kind, key: str, default: str, *, make: Callable[[str], Any]) -> Choice:
         return Choice(

@@ -130,13 +130,13 @@ def numbered(path: Path) -> Iterator[Path]:
     yield from (path.with_stem(f"{path.stem}-{number}") for number in count(2))
 
 
-def write_atomically(path: Path, text: str) -> Path:
-    """``path`` holds ``text``, or what it held before, never a part, even after a power cut."""
+def write_atomically(path: Path, content: str | bytes) -> Path:
+    """``path`` holds ``content``, text as UTF-8, or what it held before, never a part, even after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with draft.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

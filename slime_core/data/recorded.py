@@ -1,0 +1,342 @@
+"""Rollouts on disk, to be trained again: one file a rollout, JSON Lines, written whole or not at all.
+
+    {"format": "slime rollout", "version": 1, "rollout": 3, "temperature": 1.0, "trained": 2, "samples": 3, ...}
+    {"group_index": 6, "index": 12, "tokens": [5, 14, 5, 7, 1], "rollout_log_probs": [-0.25, -0.5], ...}
+    ...
+
+The first line says what the file is, every other is :meth:`~slime_core.types.Sample.to_dict` of one sample. The first
+``trained`` of them are trained on, in this order, siblings side by side; the others were aborted or failed. Numbers
+come back bit for bit, since JSON writes enough digits of each. Reading runs nothing of what a file holds.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import DataError, RunError
+from slime_core.track.record import write_atomically
+from slime_core.types import LogProbs, PromptGroup, Sample, TokenIds
+
+__all__ = ["Recorded", "RolloutFiles", "read_rollout", "screen_rollouts", "write_rollout"]
+
+FORMAT = "slime rollout"
+VERSION = 1
+
+ARRAY = "__array__"
+"""Key of an object that stands for a NumPy array: its dtype; beside it ``shape`` and the bytes in base 64."""
+
+PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+"""How files start that torch.save or pickle wrote."""
+
+MOST_BYTES = 256 * 2**20
+"""Looked through before anything starts, about three seconds of parsing; what lies behind is read when it is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One rollout as it was recorded.
+
+    Arguments:
+        rollout: its number.
+        temperature: that it was drawn at.
+        trained: samples that are trained on.
+        lost: samples that were aborted or failed.
+        cursor: where the data source stood behind it.
+    """
+
+    rollout: int
+    temperature: float
+    trained: list[Sample]
+    lost: list[Sample] = field(default_factory=list)
+    cursor: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> list[PromptGroup]:
+        """The trained samples by prompt group, in order."""
+        return _runs(self.trained)
+
+    @property
+    def lost_groups(self) -> list[PromptGroup]:
+        """The others by prompt group."""
+        return _runs(self.lost)
+
+    def subsampled(self, share: float | None) -> Recorded:
+        """The same with the first ``share`` of its prompt groups, at least one; None: itself."""
+        if share is None:
+            return self
+        groups = self.groups
+        kept = groups[: max(1, round(share * len(groups)))]
+        samples = [sample for group in kept for sample in group]
+        return Recorded(self.rollout, self.temperature, samples, [], self.cursor)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFiles:
+    """Where rollouts lie.
+
+    Example: ``RolloutFiles(Path("debug/{rollout_id}.jsonl"), "load_debug_rollout_data").path(3)`` is
+    ``debug/3.jsonl``.
+
+    Arguments:
+        template: ``{rollout_id}`` stands for a rollout's number.
+        setting: which setting named it.
+    """
+
+    template: Path
+    setting: str
+
+    def path(self, rollout: int) -> Path:
+        """The file of one rollout."""
+        return Path(f"{self.template}".replace("{rollout_id}", f"{rollout}"))
+
+    def read(self, rollout: int) -> Recorded:
+        """That rollout.
+
+        Raises:
+            DataError: its file is missing, malformed, or another rollout's.
+        """
+        path = self.path(rollout)
+        found = read_rollout(path)
+        if path != self.template and found.rollout != rollout:
+            raise DataError(
+                f"{path}, line 1: this is rollout {found.rollout}, and its name says {rollout}; give the files their "
+                f"names back, or name this one file alone with --{self.setting.replace('_', '-')}"
+            )
+        return found
+
+
+def _runs(samples: Sequence[Sample]) -> list[PromptGroup]:
+    return [list(group) for _, group in groupby(samples, key=lambda sample: sample.group_index)]
+
+
+# --- Writing ----------------------------------------------------------------------------------------------------------
+
+
+def write_rollout(path: Path, recorded: Recorded) -> Path:
+    """``path`` holds ``recorded``, or what it held before, never a part.
+
+    Raises:
+        RunError: a sample holds something that JSON has no words for; names the sample and the field.
+    """
+    samples = [*recorded.trained, *recorded.lost]
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "rollout": recorded.rollout,
+        "temperature": recorded.temperature,
+        "trained": len(recorded.trained),
+        "samples": len(samples),
+        "cursor": recorded.cursor,
+    }
+    lines = [json.dumps(header, default=_packed), *map(_line, samples)]
+    return write_atomically(path, "".join(f"{line}\n" for line in lines))
+
+
+def _line(sample: Sample) -> str:
+    parts = []
+    for name, value in sample.to_dict().items():
+        try:
+            parts.append(f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False, default=_packed)}")
+        except (TypeError, ValueError) as problem:
+            raise RunError(
+                f"sample {sample.index}: its {name} cannot be saved as JSON: {problem}. Keep numbers, text, lists, "
+                "tables and NumPy arrays of numbers in samples, or leave --save-debug-rollout-data out."
+            ) from None
+    return f"{{{', '.join(parts)}}}"
+
+
+def _packed(value: Any) -> Any:
+    import numpy as np
+
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
+        return {ARRAY: value.dtype.str, "shape": list(value.shape), "data": data}
+    raise TypeError(f"a {type(value).__name__}")
+
+
+# --- Reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_rollout(path: Path) -> Recorded:
+    """The rollout in ``path``.
+
+    Raises:
+        DataError: the file is missing or malformed; names the line.
+    """
+    lines = _lines(path)
+    header = _header(path, next(lines, ""))
+    samples = [_sample(path, number, line) for number, line in enumerate(lines, start=2)]
+    expected, trained = header["samples"], header["trained"]
+    if len(samples) != expected:
+        raise DataError(
+            f"{path}, line 1: it announces {expected} samples, and {len(samples)} follow, so the file was cut or added "
+            "to; save the rollout again"
+        )
+    for number, sample in enumerate(samples[:trained], start=2):
+        _refuse_untrainable(path, number, sample)
+    return Recorded(header["rollout"], header["temperature"], samples[:trained], samples[trained:], header["cursor"])
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open("rb") as file:
+            if file.read(4).startswith(PICKLED):
+                raise DataError(
+                    f"{path} was written by torch.save or pickle, as slime's debug files are, and reading it would run "
+                    "whatever its writer put into it; accepted is JSON Lines as --save-debug-rollout-data writes them"
+                )
+            file.seek(0)
+            for number, line in enumerate(file, start=1):
+                yield _text(path, number, line)
+    except OSError as problem:
+        raise DataError(f"{path} cannot be read: {problem.strerror}; accepted: a saved rollout") from problem
+
+
+def _text(path: Path, number: int, line: bytes) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise DataError(f"{path}, line {number}: not UTF-8 ({problem.reason}); save the rollout again") from None
+
+
+def _header(path: Path, line: str) -> dict[str, Any]:
+    found = _object(path, 1, line)
+    if found.get("format") != FORMAT or found.get("version") != VERSION:
+        shown = f"format {found.get('format')!r}, version {found.get('version')!r}"
+        raise DataError(
+            f"{path}, line 1: {shown}; accepted is a rollout as --save-debug-rollout-data writes it, format "
+            f"{FORMAT!r}, version {VERSION}"
+        )
+    kinds = {"rollout": int, "temperature": float, "trained": int, "samples": int, "cursor": dict}
+    wrong = [name for name, kind in kinds.items() if not isinstance(found.get(name), kind)]
+    if wrong:
+        raise DataError(f"{path}, line 1: {', '.join(wrong)} is missing or of another kind; save the rollout again")
+    return found
+
+
+def _sample(path: Path, number: int, line: str) -> Sample:
+    values = _object(path, number, line)
+    try:
+        sample = Sample.from_dict(values)
+        sample.tokens = TokenIds(sample.tokens)
+        if sample.rollout_log_probs is not None:
+            sample.rollout_log_probs = LogProbs(sample.rollout_log_probs)
+    except (TypeError, ValueError, OverflowError) as problem:
+        raise DataError(f"{path}, line {number}: no sample: {problem}; save the rollout again") from None
+    return sample
+
+
+def _refuse_untrainable(path: Path, number: int, sample: Sample) -> None:
+    length, drawn = sample.response_length, len(sample.rollout_log_probs or ())
+    wrong = ""
+    if sample.reward is None:
+        wrong = "no reward"
+    elif not 0 < length < len(sample.tokens):
+        wrong = f"response_length = {length} of {len(sample.tokens)} tokens, prompt included"
+    elif drawn != length:
+        wrong = f"{drawn} rollout_log_probs for {length} response tokens"
+    if wrong:
+        raise DataError(
+            f"{path}, line {number}: {wrong}; a sample that is trained on has a reward, a prompt, a response and a "
+            "log-probability of each of its tokens"
+        )
+
+
+def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line, object_hook=_unpacked)
+    except (ValueError, TypeError) as problem:
+        raise DataError(f"{path}, line {number}: no JSON: {problem}; save the rollout again") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{path}, line {number}: a {type(found).__name__}, not an object; save the rollout again")
+    return found
+
+
+def _unpacked(found: dict[str, Any]) -> Any:
+    if ARRAY not in found:
+        return found
+    import numpy as np
+
+    dtype = np.dtype(found[ARRAY])
+    if dtype.kind not in "biuf":
+        raise ValueError(f"an array of {dtype}")
+    return np.frombuffer(base64.b64decode(found["data"]), dtype).reshape(found["shape"]).copy()
+
+
+# --- Looking before anything starts -----------------------------------------------------------------------------------
+
+
+def screen_rollouts(
+    files: RolloutFiles,
+    rollouts: range,
+    *,
+    temperature: float,
+    vocab_size: int | None,
+    share: float | None = None,
+    needed: int = 1,
+) -> None:
+    """Returns if nothing wrong was found in the files of ``rollouts``.
+
+    Arguments:
+        temperature: that the run divides logits by.
+        vocab_size: of the model; None: nobody knows.
+        share: of the prompt groups that is trained on; None: all.
+        needed: samples that a rollout needs, one for each optimizer step and data-parallel rank.
+
+    Raises:
+        DataError: files are missing or malformed, were drawn at another temperature, hold tokens that the model does
+            not have, or too few samples; names file and line.
+    """
+    _refuse_missing(files, rollouts)
+    left = MOST_BYTES
+    for rollout in rollouts:
+        path = files.path(rollout)
+        left -= path.stat().st_size
+        if left < 0 and rollout != rollouts[0]:
+            return
+        found = files.read(rollout)
+        if found.temperature != temperature:
+            raise DataError(
+                f"{path}, line 1: drawn at temperature {found.temperature:g}, and rollout_temperature = "
+                f"{temperature:g} would divide the learner's logits by another number; add --rollout-temperature "
+                f"{found.temperature:g}"
+            )
+        _refuse_foreign(path, found, vocab_size)
+        count = len(found.subsampled(share).trained)
+        if count < needed:
+            part = "" if share is None else f", with load_debug_rollout_data_subsample = {share:g}"
+            raise DataError(
+                f"{path}: {count} samples can be trained on{part}; {needed} are needed, one for each optimizer step "
+                "and data-parallel rank"
+            )
+
+
+def _refuse_missing(files: RolloutFiles, rollouts: range) -> None:
+    missing = [rollout for rollout in rollouts if not files.path(rollout).is_file()]
+    if missing:
+        there = missing[0] - rollouts[0]
+        fewer = f"give --num-rollout {missing[0]}, or " if there else ""
+        raise DataError(
+            f"{files.setting}: num_rollout = {rollouts[-1] + 1} asks for rollouts {rollouts[0]} to {rollouts[-1]}, and "
+            f"{len(missing)} of these {len(rollouts)} have no file, first {files.path(missing[0])}; {fewer}save them "
+            "with --save-debug-rollout-data"
+        )
+
+
+def _refuse_foreign(path: Path, found: Recorded, vocab_size: int | None) -> None:
+    for number, sample in enumerate([*found.trained, *found.lost], start=2):
+        largest, smallest = max(sample.tokens, default=0), min(sample.tokens, default=0)
+        if smallest < 0 or (vocab_size is not None and largest >= vocab_size):
+            raise DataError(
+                f"{path}, line {number}: token {largest if smallest >= 0 else smallest}, and the model's vocabulary "
+                f"has 0 to {(vocab_size or 0) - 1} (vocab_size = {vocab_size} in config.json); these rollouts are of "
+                "another tokenizer, so give --hf-checkpoint the model that they were generated with"
+            )

@@ -1,0 +1,80 @@
+"""What ``slime check`` says of a run of one half alone, and what it finds in the files; nothing is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime_core.cli.main import main
+from slime_core.data.recorded import Recorded, write_rollout
+from slime_core.types import Sample, Status
+
+TRAINED = Sample(
+    group_index=0,
+    index=0,
+    tokens=[5, 6],
+    response_length=1,
+    rollout_log_probs=[-0.5],
+    reward=1.0,
+    status=Status.COMPLETED,
+)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def check(*words: str) -> int:
+    return main(["check", "--plugin", "grpo", "--device", "cpu", *words])
+
+
+def test_training_alone_is_planned_without_engines_router_and_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+    for rollout in (0, 1):
+        write_rollout(Path(f"{rollout}.jsonl"), Recorded(rollout, 1.0, [TRAINED]))
+    assert check("--load-debug-rollout-data", "{rollout_id}.jsonl", "--num-rollout", "2") == 0
+    printed = capsys.readouterr().out
+    assert "settings, rollouts and weights are right" in printed
+    assert "1 (learner ranks) + 0 x 1 (engines x devices) = 1 bundles" in printed
+    assert "engine 0" not in printed
+    assert "sampler: one process, which asks for no share of its own" in printed
+    place = f"{Path.cwd()}/{{rollout_id}}.jsonl"
+    assert f"debug_train_only: no engine and no router is started; rollouts are read from {place}" in printed
+
+
+def test_generating_alone_is_planned_without_a_learner(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("--debug-rollout-only") == 0
+    printed = capsys.readouterr().out
+    assert "0 (learner ranks) + 1 x 1 (engines x devices) = 1 bundles" in printed
+    assert "learner rank 0" not in printed
+    assert "debug_rollout_only: no learner is started; engines serve the start weights throughout" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "num_rollout = 80 asks for rollouts 0 to 79, and 79 of these 80 have no file, first"),
+        (("--num-rollout", "1", "--rollout-temperature", "0.5"), "drawn at temperature 1, and rollout_temperature"),
+        (("--num-rollout", "1", "--actor-num-gpus-per-node", "2"), "1 samples can be trained on; 2 are needed, one"),
+    ],
+)
+def test_what_is_wrong_with_the_files_is_an_error_of_the_user(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rollout(Path("0.jsonl"), Recorded(0, 1.0, [TRAINED]))
+    assert check("--load-debug-rollout-data", "{rollout_id}.jsonl", *words) == 2
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert "Traceback" not in errors
+
+
+def test_a_token_beyond_the_vocabulary_of_the_checkpoint_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    write_rollout(Path("0.jsonl"), Recorded(0, 1.0, [Sample(**{**_fields(TRAINED), "tokens": [5, 151_643]})]))
+    assert check("--load-debug-rollout-data", "0.jsonl", "--num-rollout", "1") == 2
+    assert "0.jsonl, line 2: token 151643, and the model's vocabulary has 0 to" in capsys.readouterr().err
+
+
+def _fields(sample: Sample) -> dict[str, object]:
+    return {name: getattr(sample, name) for name in ("response_length", "rollout_log_probs", "reward", "status")}

@@ -1,0 +1,142 @@
+"""The rules of running one half alone: each broken once, with its text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime_core.config.check import mistakes
+from slime_core.config.load import load
+
+HERE = Path.cwd()
+LOAD = "--load-debug-rollout-data r-{rollout_id}.jsonl"
+LOADED = f"load_debug_rollout_data = {HERE}/r-{{rollout_id}}.jsonl"
+
+
+def broken_rules(line: str) -> list[str]:
+    config = load(["--advantage-estimator", "toy", *line.split()], check_rules=False).config
+    return [mistake.message for mistake in mistakes(config)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--debug-rollout-only",
+        LOAD,
+        f"--debug-train-only {LOAD} --load-debug-rollout-data-subsample 0.5",
+        "--load-debug-rollout-data r.jsonl --num-rollout 1",
+        "--save-debug-rollout-data {rollout_id}/r.jsonl --save-debug-train-data t-{rollout_id}-{rank}.safetensors",
+        f"{LOAD} --save-debug-train-data t-{{rollout_id}}.safetensors",
+        f"{LOAD} --prompt-data missing.jsonl --rollout-max-response-len 8",
+    ],
+)
+def test_one_half_that_is_asked_for_well_breaks_no_rule(line: str) -> None:
+    assert broken_rules(line) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            f"--debug-rollout-only {LOAD}",
+            f"debug_rollout_only = true starts no learner, and {LOADED} starts no engine, so nothing would run; "
+            "leave one of the two out",
+        ),
+        (
+            "--load-debug-rollout-data-subsample 0.5",
+            "load_debug_rollout_data_subsample = 0.5 has no effect without load_debug_rollout_data; add "
+            "--load-debug-rollout-data FILE, or leave it out",
+        ),
+        (
+            "--debug-train-only",
+            "debug_train_only = true starts no engine, and load_debug_rollout_data names no rollouts to train on; "
+            "add --load-debug-rollout-data FILE, as --save-debug-rollout-data wrote it",
+        ),
+        (
+            "--load-debug-rollout-data r.jsonl --num-rollout 3",
+            f"load_debug_rollout_data = {HERE}/r.jsonl is one file, and num_rollout = 3 rollouts have one each; put "
+            f"{{rollout_id}} into the path, as in {HERE}/r-{{rollout_id}}.jsonl, or give --num-rollout 1",
+        ),
+        (
+            "--save-debug-rollout-data r.jsonl --num-rollout 3",
+            f"save_debug_rollout_data = {HERE}/r.jsonl is one file, and num_rollout = 3 rollouts have one each; put "
+            f"{{rollout_id}} into the path, as in {HERE}/r-{{rollout_id}}.jsonl, which stands for each",
+        ),
+        (
+            "--save-debug-train-data t-{rollout_id}.st --actor-num-gpus-per-node 2",
+            f"save_debug_train_data = {HERE}/t-{{rollout_id}}.st has no {{rank}}, and actor_num_nodes x "
+            f"actor_num_gpus_per_node = 1 x 2 = 2 learner ranks write one file each; put it into the path, as in "
+            f"{HERE}/t-{{rollout_id}}-{{rank}}.st",
+        ),
+        (
+            "--save-debug-rollout-data r-{rollout_id}-{rank}.jsonl",
+            f"save_debug_rollout_data = {HERE}/r-{{rollout_id}}-{{rank}}.jsonl: {{rank}} stands for nothing; accepted: "
+            "{rollout_id}",
+        ),
+        (
+            "--load-debug-rollout-data r-{rollout_id}.pt",
+            f"load_debug_rollout_data = {HERE}/r-{{rollout_id}}.pt is named like a pickle: slime wrote those, and "
+            "reading one would run whatever its writer put into it; rollouts are read as JSON Lines, which "
+            f"--save-debug-rollout-data {HERE}/r-{{rollout_id}}.jsonl writes",
+        ),
+        (
+            "--save-debug-train-data t-{rollout_id}.pt",
+            f"save_debug_train_data = {HERE}/t-{{rollout_id}}.pt is named like a pickle: what ranks train is written "
+            f"as safetensors; call it {HERE}/t-{{rollout_id}}.safetensors",
+        ),
+        (
+            "--save-debug-rollout-data /dev/null/r-{rollout_id}.jsonl",
+            "save_debug_rollout_data: /dev/null is a file, so /dev/null cannot be a folder; choose another with "
+            "--save-debug-rollout-data",
+        ),
+        (
+            f"{LOAD} --save-debug-rollout-data s-{{rollout_id}}.jsonl",
+            f"save_debug_rollout_data = {HERE}/s-{{rollout_id}}.jsonl has no effect with {LOADED}, because nothing is "
+            "generated; add --save-debug-rollout-data none",
+        ),
+        (
+            "--debug-rollout-only --save-debug-train-data t-{rollout_id}.st",
+            f"save_debug_train_data = {HERE}/t-{{rollout_id}}.st has no effect with debug_rollout_only = true, because "
+            "nothing is trained; add --save-debug-train-data none",
+        ),
+        (
+            f"{LOAD} --eval-interval 2",
+            f"{LOADED} starts no engine, and eval_interval = 2 evaluates on engines; add --eval-interval none",
+        ),
+        (
+            f"{LOAD} --check-weight-update-equal",
+            f"check_weight_update_equal = true publishes the learner's weights to engines, and {LOADED} starts only "
+            "one of the two; leave one of the settings out",
+        ),
+        (
+            "--debug-rollout-only --check-weight-update-equal",
+            "check_weight_update_equal = true publishes the learner's weights to engines, and debug_rollout_only = "
+            "true starts only one of the two; leave one of the settings out",
+        ),
+        (
+            "--debug-rollout-only --save-interval 2",
+            "save_interval = 2 has no effect with debug_rollout_only = true, because nothing is trained; add "
+            "--save-interval none",
+        ),
+        (
+            "--debug-rollout-only --load tests",
+            f"load = {HERE}/tests continues a learner, and debug_rollout_only = true starts none; give engines the "
+            "checkpoint's weights instead, --hf-checkpoint CHECKPOINT/hf",
+        ),
+    ],
+)
+def test_a_half_that_cannot_run_as_asked_is_refused_with_the_way_out(line: str, message: str) -> None:
+    assert message in broken_rules(line)
+    assert len(broken_rules(line)) <= 2
+
+
+def test_the_embedded_run_does_not_ask_for_evaluations_where_nothing_could_be_evaluated() -> None:
+    config = load(["--advantage-estimator", "toy", *LOAD.split()], check_rules=False).config
+    assert (config.eval.eval_interval, config.evaluates, config.rollout.num_rollout) == (None, False, 80)
+    assert (config.num_engines, config.num_started_ranks) == (0, 1)
+
+
+def test_a_run_that_only_generates_has_engines_and_no_rank() -> None:
+    config = load(["--advantage-estimator", "toy", "--debug-rollout-only"], check_rules=False).config
+    assert (config.num_engines, config.num_started_ranks, config.num_data_ranks) == (1, 0, 1)
