@@ -30,10 +30,16 @@ setup: ## make .venv: the pinned CPU environment and the five packages, editable
 demo: setup ## train a tiny model with GRPO on this machine's CPU
 	@$(BIN)/slime run --plugin grpo --device cpu
 
+# Look at no clock, and at most one of them starts servers: two of these files may run beside each other. In a pytest of
+# their own, because Megatron takes over the process that loads it.
+BESIDE := $(wildcard $(addprefix tests/engines/test_,function_paths.py layouts.py learner.py llama.py log_probs.py \
+    megatron_flags.py model.py) tests/e2e/test_bad_input.py)
+
 .PHONY: test
 test: setup lint types contracts ## everything that must hold: lint, types, import contracts, tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/guards tests/contracts
-	$(BIN)/python -m pytest tests/engines tests/e2e
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(BESIDE)
+	$(BIN)/python -m pytest $(addprefix --ignore ,$(BESIDE)) tests/engines tests/e2e
 
 .PHONY: lint
 lint: setup ## ruff: rules and formatting
@@ -61,8 +67,12 @@ transports: setup ## publish over every transport to real engines, and the table
 	$(BIN)/python bench/transports.py
 
 .PHONY: layouts
-layouts: setup ## one rollout replayed in every layout of the learner, and the table of differences
-	$(BIN)/python bench/layouts.py
+layouts: setup ## one rollout trained in every layout of the learner, and how far each is from one rank
+	$(BIN)/python -m bench.exactness
+
+.PHONY: mutants
+mutants: setup ## the learner broken in twenty ways, and what caught each
+	$(BIN)/python -m bench.exactness --mutants
 
 .PHONY: families
 families: setup ## every model family against transformers in several layouts, then against real engines: two tables

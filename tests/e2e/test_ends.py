@@ -12,15 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.conftest import command, slime
+from tests.e2e.conftest import BRIEF, command, slime
 
 END_LIMIT_S = 10
 
 
 @contextmanager
 def running(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """A run in the background; killed with all it started if the test fails."""
-    words = ("run", "--plugin", "grpo", "--output-dir", str(folder), "--progress", "lines", *words)
+    """A long run of short steps in the background; killed with all it started if the test fails."""
+    endless = (*BRIEF, "--num-rollout", "100000")
+    words = ("run", "--plugin", "grpo", "--output-dir", str(folder), "--progress", "lines", *endless, *words)
     process = subprocess.Popen(
         command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

@@ -13,7 +13,7 @@ from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.plugins.registry import activate
-from tests.e2e.conftest import Finished, slime, train
+from tests.e2e.conftest import BRIEF, Finished, slime, train
 
 PROMISED = {
     "step",
@@ -122,7 +122,7 @@ def test_a_resumed_run_continues_steps_data_and_schedule(trained: Finished, tmp_
 def test_learning_rate_zero_leaves_the_weights_bit_identical_on_two_ranks_and_two_engines(tmp_path: Path):
     kl = ("--use-kl-loss", "--kl-loss-coef", "0.1", "--kl-loss-type", "k3")
     twice = ("--actor-num-gpus-per-node", "2", "--rollout-num-gpus", "2")
-    run = train(tmp_path / "still", "--lr", "0", "--num-rollout", "2", "--skip-eval-before-train", *kl, *twice)
+    run = train(tmp_path / "still", "--lr", "0", "--num-rollout", "2", *BRIEF, *kl, *twice)
     assert weights(run.folder / "checkpoints" / "step-000002" / "hf") == weights(ARITHMETIC / "model")
     assert [row["train/kl_loss"] for row in run.rows[:2]] == [0.0, 0.0]
     assert all(row["train/train_rollout_logprob_max_diff"] < 1e-3 for row in run.rows[:2])

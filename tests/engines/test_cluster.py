@@ -78,9 +78,18 @@ def workers(ray_session: Session) -> Iterator[ActorGroup]:
         ray.kill(actor.handle)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def worker(ray_session: Session) -> Iterator[Actor]:
+    """For calls after which it is as before."""
     actor = start_actor(Worker, label="loner")
+    yield actor
+    ray.kill(actor.handle)
+
+
+@pytest.fixture
+def victim(ray_session: Session) -> Iterator[Actor]:
+    """For the call that is its last."""
+    actor = start_actor(Worker, label="victim")
     yield actor
     ray.kill(actor.handle)
 
@@ -142,13 +151,13 @@ def test_a_late_call_is_reported_with_the_stack_of_who_is_pending(workers: Actor
     assert len(seen) == 2  # at 0.5 s and 1 s; the next would be at 2 s or later
 
 
-def test_a_wait_that_outlives_its_limit_says_who_and_where(worker: Actor) -> None:
-    wait([worker.start("add", 1)], what="its start")
+def test_a_wait_that_outlives_its_limit_says_who_and_where(victim: Actor) -> None:
+    wait([victim.start("add", 1)], what="its start")
     begun = time.monotonic()
     with pytest.raises(WaitTimeout) as caught:
-        wait([worker.start("nap", 60)], what="the longest nap", warn_after_s=9, fail_after_s=1.6)
+        wait([victim.start("nap", 60)], what="the longest nap", warn_after_s=9, fail_after_s=1.6)
     assert 1.6 < time.monotonic() - begun < 4
-    assert "Waiting for the longest nap for 2 s; 0 done, pending: loner\n  loner: nap()\n" in str(caught.value)
+    assert "Waiting for the longest nap for 2 s; 0 done, pending: victim\n  victim: nap()\n" in str(caught.value)
     assert "in nap" in str(caught.value)
 
 
@@ -163,11 +172,11 @@ def test_a_silent_actor_does_not_silence_the_report(ray_session: Session) -> Non
     ray.kill(actor.handle)
 
 
-def test_an_actor_that_dies_ends_the_wait_while_others_work(workers: ActorGroup, worker: Actor) -> None:
+def test_an_actor_that_dies_ends_the_wait_while_others_work(workers: ActorGroup, victim: Actor) -> None:
     begun = time.monotonic()
     napping = workers[2].start("nap", 5)
-    with pytest.raises(RemoteError, match=r"^loner: vanish\(\) died\."):
-        wait([napping, worker.start("vanish")], what="a death")
+    with pytest.raises(RemoteError, match=r"^victim: vanish\(\) died\."):
+        wait([napping, victim.start("vanish")], what="a death")
     assert time.monotonic() - begun < 4
 
 

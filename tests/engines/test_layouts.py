@@ -1,6 +1,6 @@
-"""One rollout replayed in every layout: losses, norms, gradients and weights are those of one rank.
+"""One rollout trained in every kind of layout gives what one rank gives, one rank what torch gives; mutants do not.
 
-The replay is ``bench/layouts.py``, run once; it starts fresh ranks for every layout.
+The trainings are ``python -m bench.exactness --small``, run once; ``make layouts`` runs all cases in all layouts.
 """
 
 from __future__ import annotations
@@ -13,64 +13,71 @@ from typing import Any
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "bench" / "layouts.py"
+ROOT = Path(__file__).parents[2]
 BOUND = 1e-5
-LAYOUTS = (
-    "Hugging Face",
-    "DP2",
-    "TP2",
-    "TP2, SP",
-    "PP2",
-    "PP2, VPP2",
-    "CP2",
-    "CP4",
-    "TP2, SP, CP2",
-    "TP2, PP2",
-    "DP2, CP2",
-    "CP2, sequence",
-    "DP2, tokens",
-    "TP2, tokens",
-    "CP2, tokens",
-    "PP2, tokens",
-    "DP2, CP2, tokens",
-    "PP2, tied",
-    "EP2, experts",
-    "TP2, SP, experts",
-)
-TRAINED = ("Hugging Face, trained", "float64, trained", "TP2, SP, trained", "CP2, trained")
+STEP_BOUND = 1e-3
+ROWS = {
+    "one rank to torch": ("clipped", "gspo", "tokens", "tied", "experts"),
+    "DP2": ("clipped", "tokens", "experts"),
+    "TP2 SP": ("clipped", "gspo", "tokens", "tied", "experts"),
+    "PP2xVPP2": ("clipped", "tokens", "tied", "experts"),
+    "CP2": ("clipped", "gspo", "tokens", "experts"),
+    "EP2": ("experts",),
+    "CP2xDP2": ("gspo", "tokens"),
+    "TP2xPP2": ("clipped",),
+    "TP2 SPxEP2": ("experts",),
+}
+NAMES = [(layout, case) for layout, cases in ROWS.items() for case in cases]
+MUTANTS = {
+    "gradients not finalised": {"gradient", "grad_norm"},
+    "norm gradients not reduced": {"gradient"},
+    "expert gradients summed over all ranks": {"gradient"},
+    "labels shifted": {"loss", "metric", "gradient"},
+    "mask off by one": {"loss", "metric", "gradient"},
+    "sequences not summed": {"metric", "gradient"},
+}
 
 pytestmark = pytest.mark.timeout(600)  # some thirty seconds on two idle cores
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    target = tmp_path_factory.mktemp("layouts") / "rows.json"
-    done = subprocess.run([sys.executable, BENCH, "--json", target], capture_output=True, text=True, timeout=580)
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    target = tmp_path_factory.mktemp("exactness") / "found.json"
+    words = [sys.executable, "-m", "bench.exactness", "--small", "--json", target]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert target.exists(), done.stderr
-    return {row["layout"]: row for row in json.loads(target.read_text())}
+    return json.loads(target.read_text())
 
 
-def test_every_layout_is_replayed(rows):
-    assert rows.keys() == {*LAYOUTS, *TRAINED}
+@pytest.fixture(scope="module")
+def rows(found: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row["layout"], row["case"]): row for row in found["rows"]}
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_layout_finds_the_loss_and_the_gradients_of_one_rank(rows, name):
-    row = rows[name]
+def test_every_case_is_trained_in_its_layouts(found, rows):
+    assert rows.keys() == set(NAMES)
+    assert found["mutants"].keys() == MUTANTS.keys()
+
+
+@pytest.mark.parametrize(("layout", "case"), NAMES)
+def test_a_layout_finds_the_loss_the_metrics_and_the_gradients_of_one_rank(rows, layout, case):
+    row = rows[layout, case]
+    assert not row["failure"]
     assert row["loss"] <= BOUND
     assert row["grad_norm"] <= BOUND
-    assert row["metric"] <= BOUND
-    assert row["gradient"] <= BOUND, row["worst"]
+    assert row["metric"] <= BOUND, row["where"]
+    assert row["gradient"] <= BOUND, row["where"]
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "Hugging Face"])
-def test_a_layout_steps_to_the_weights_of_one_rank(rows, name):
-    assert rows[name]["weights"] <= 1e-6  # a hundredth of the learning rate
+@pytest.mark.parametrize(("layout", "case"), NAMES)
+def test_a_layout_steps_as_one_rank_does_and_all_its_ranks_hold_the_same(rows, layout, case):
+    row = rows[layout, case]
+    assert row["change"] <= STEP_BOUND, row["where"]
+    assert row["ranks"] == 0.0
 
 
-@pytest.mark.parametrize("name", TRAINED)
-def test_trained_weights_leave_only_what_float32_rounds(rows, name):
-    # Where the terms of a gradient nearly cancel, one rank itself is 1e-5 away from float64.
-    row = rows[name]
-    assert max(row["loss"], row["grad_norm"], row["metric"]) <= BOUND
-    assert row["gradient"] <= 1e-4, row["worst"]
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_learner_is_far_out_of_bounds(found, name):
+    row = found["mutants"][name]
+    assert not row["failure"]
+    assert all(row[quantity] > 100 * BOUND for quantity in MUTANTS[name]), row

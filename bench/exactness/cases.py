@@ -1,0 +1,150 @@
+"""What is trained: model, loss, corrections, estimator and optimizer of each case."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.exactness.rollout import NUM_STEPS, TEMPERATURE, Rollout
+from slime_core.config.schema import AlgorithmConfig, ClusterConfig, ModelConfig, OptimizerConfig, RunConfig
+from slime_core.plugins.contracts import (
+    CorrectionOutput,
+    CorrectionTerms,
+    Reductions,
+    ResponseTokens,
+    TokenAdvantages,
+)
+from slime_core.rollout.shards import make_shards
+from slime_core.types import TrainBatch
+
+__all__ = ["CASES", "SGD_RATE", "Case", "Counting", "run_config", "sequence_correction", "shards"]
+
+SGD_RATE, CLIP = 0.5, 0.5
+LARGE = 1e4
+SGD = {"lr": SGD_RATE * LARGE, "adam_eps": LARGE, "adam_beta1": 0.0, "weight_decay": 0.0, "clip_grad": CLIP}
+"""Adam without a mean, and with an epsilon far above every gradient, is SGD: it moves by ``lr g / (|g| + epsilon)``.
+
+Megatron's distributed optimizer knows no other optimizer than Adam, and this way clipping, sharding and gathering are
+those of a run. Weights move by some thousandths, of which float32 keeps four digits.
+"""
+ADAM = {"lr": 1e-4, "weight_decay": 0.1, "adam_beta2": 0.95, "adam_eps": 1e-5, "clip_grad": CLIP}
+MAX_TOKENS = 100
+SMALLEST_WEIGHT = 0.05
+USUAL = {"use_kl_loss": True, "kl_loss_coef": 0.05, "kl_loss_type": "k3", "entropy_coef": 0.02, "eps_clip": 0.1}
+ESTIMATED = {
+    "advantage_estimator": "reinforce_plus_plus",
+    "gamma": 0.9,
+    "kl_coef": 3.0,
+    "corrections": ("tis",),
+    "tis_clip": 0.2,
+    "tis_clip_low": 0.05,
+}
+"""The policy loss alone, so that nothing else makes the gradients. Some ratios lie between the bounds, some beyond."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training of the rollout.
+
+    Arguments:
+        model: see :mod:`bench.exactness.models`.
+        policy_loss: name of the component.
+        plugins: what it and the estimator come from.
+        algorithm: settings that differ from the defaults.
+        optimizer: the same.
+        per_token: the loss is the mean over tokens instead of over rollouts.
+        estimated: advantages are estimated on the ranks, token by token; a correction and metrics of a user take part.
+    """
+
+    name: str
+    model: str = "fresh"
+    policy_loss: str = "clipped"
+    plugins: tuple[str, ...] = ()
+    algorithm: Mapping[str, Any] = field(default_factory=lambda: dict(USUAL))
+    optimizer: Mapping[str, Any] = field(default_factory=lambda: dict(SGD))
+    per_token: bool = False
+
+    @property
+    def estimated(self) -> bool:
+        return "advantage_estimator" in self.algorithm
+
+    @property
+    def is_sgd(self) -> bool:
+        """Whether a step follows the gradient, so that anybody can say where it leads."""
+        return self.optimizer["adam_eps"] == LARGE
+
+
+_ALL = (
+    Case("clipped", algorithm={**USUAL, "eps_clip_high": 0.15, "eps_clip_c": 1.2}),
+    Case("gspo", policy_loss="gspo", plugins=("grpo",), algorithm={**USUAL, "kl_loss_type": "k2", "eps_clip": 0.03}),
+    Case("cispo", policy_loss="cispo", plugins=("grpo",), algorithm={**USUAL, "kl_loss_type": "k1"}, per_token=True),
+    Case("sft", policy_loss="sft", algorithm={}, per_token=True),
+    Case("tokens", plugins=("ppo",), algorithm=ESTIMATED),
+    Case("adam", optimizer=ADAM),
+    Case("tied", model="tied", algorithm={**USUAL, "kl_loss_type": "low_var_kl"}),
+    Case("experts", model="experts"),
+    Case("experts, gspo", model="experts", policy_loss="gspo", plugins=("grpo",), algorithm={"eps_clip": 0.03}),
+    Case("experts, tokens", model="experts", plugins=("ppo",), algorithm=ESTIMATED),
+    Case("trained", model="trained"),
+)
+CASES = {case.name: case for case in _ALL}
+
+
+def run_config(case: Case, folder: Path) -> RunConfig:
+    """The settings of a run; ``folder`` holds the case's models."""
+    return RunConfig(
+        cluster=ClusterConfig(device="cpu"),
+        algorithm=AlgorithmConfig(**case.algorithm),
+        model=ModelConfig(ref_load=folder / "reference"),
+        optimizer=OptimizerConfig(**case.optimizer),
+    )
+
+
+def shards(case: Case, rollout: Rollout, num_ranks: int) -> list[TrainBatch]:
+    """Where the learner estimates advantages, what is the advantage elsewhere is the reward."""
+    return make_shards(
+        rollout.samples,
+        None if case.estimated else rollout.advantages_B,
+        rewards_B=rollout.advantages_B,
+        rollout=0,
+        num_ranks=num_ranks,
+        num_steps=NUM_STEPS,
+        max_tokens=MAX_TOKENS,
+        per_token=case.per_token,
+        temperature=TEMPERATURE,
+    )
+
+
+# --- What a user might add --------------------------------------------------------------------------------------------
+
+
+def sequence_correction(terms: CorrectionTerms) -> CorrectionOutput:
+    """Weighs a sequence by the geometric mean of its ratios, and leaves out those where it is smallest."""
+    assert terms.segments is not None
+    counts_b = terms.segments.sums(terms.mask_T).clamp(min=1)
+    logs_b = terms.segments.sums(terms.mask_T * (terms.log_probs_T - terms.rollout_log_probs_T)) / counts_b
+    ratio_T = terms.segments.spread(logs_b.exp())
+    mask_T = terms.mask_T.where(ratio_T >= SMALLEST_WEIGHT, 0.0)
+    return CorrectionOutput(ratio_T, mask_T, {"sequence_weight": ratio_T, "left": mask_T})
+
+
+class Counting:
+    """An estimator that also reports how many tokens the batch trains, and whose advantages are 1 on average.
+
+    Whitening divides one sum by another, so a shard that is counted twice alike would not show; and its loss is a
+    difference of nearly equal sums, of which rounding would take a large share.
+    """
+
+    def __init__(self, estimator: Any) -> None:
+        self._estimator = estimator
+
+    def estimate(self, batch: ResponseTokens, reduce: Reductions) -> TokenAdvantages:
+        found = self._estimator.estimate(batch, reduce)
+        count_U = reduce.sum(batch.mask_U.sum()).expand_as(batch.mask_U)
+        metrics_U = {**found.metrics_U, "batch_tokens": count_U}
+        trained_U = torch.ones_like(found.advantages_U)
+        return replace(found, advantages_U=found.advantages_U + trained_U, metrics_U=metrics_U)

@@ -1,0 +1,123 @@
+"""A learner rank that trains one case after another in one process group."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from bench.exactness import cases as given
+from bench.exactness.cases import Case
+from bench.exactness.layouts import Layout
+from bench.exactness.outcome import Outcome
+from bench.exactness.rollout import Rollout
+
+__all__ = ["train_all"]
+
+DENSE, MIXTURE = "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"
+
+
+def train_all(
+    layout: Layout,
+    cases: Sequence[Case],
+    rollout: Rollout,
+    *,
+    rank: int,
+    address: str,
+    models: Path,
+    target: Path,
+) -> None:
+    """Write the outcome of each case, and the seconds it took, into ``target``; ``models`` is their folder."""
+    _join_once()
+    for case in cases:
+        began = time.monotonic()
+        learner = _build(layout, case, rank, address, models / case.model)
+        found = _record(learner, models / case.model / "second")
+        parts = given.shards(case, rollout, layout.parallel.data_size(layout.ranks))
+        learner.train(parts[layout.parallel.data_rank(rank, world_size=layout.ranks)])
+        found.save(target / f"{case.name}.{rank}.pt")
+        (target / f"{case.name}.{rank}.seconds").write_text(str(time.monotonic() - began))
+    learner.close()
+
+
+def _join_once() -> None:
+    """The first learner of this process joins the group, the others find it; every one starts from the same seed."""
+    from slime_core.learner import rank as module
+
+    join: Callable[[Any], torch.device] = module.prepare_process
+
+    def prepare(settings: Any) -> torch.device:
+        if not dist.is_initialized():
+            return join(settings)
+        random.seed(settings.config.run.seed)
+        np.random.seed(settings.config.run.seed)
+        torch.manual_seed(settings.config.run.seed)
+        return torch.device("cpu")
+
+    module.prepare_process = prepare
+
+
+def _architecture(case: Case) -> str:
+    """Whose model spec builds it. Where no plugin claims mixtures, Qwen3's maps them as well: the config decides."""
+    claimed = {point.name for point in entry_points(group="slime.models")}
+    return MIXTURE if case.model == "experts" and MIXTURE in claimed else DENSE
+
+
+def _build(layout: Layout, case: Case, rank: int, address: str, folder: Path) -> Any:
+    from slime_core.learner.corrections import NamedCorrection
+    from slime_core.learner.rank import Learner, LearnerSettings
+    from slime_core.plugins.registry import activate
+
+    architecture = _architecture(case)
+    settings = LearnerSettings(
+        given.run_config(case, folder),
+        folder / "actor",
+        architecture,
+        case.policy_loss,
+        {},
+        num_steps=100,
+        rank=rank,
+        world_size=layout.ranks,
+        address=address,
+        num_threads=1,
+        layout=layout.parallel,
+    )
+    learner = Learner(settings, activate(list(case.plugins), architecture=architecture).registry)
+    if case.estimated:
+        corrections = learner._objective.corrections
+        corrections._named += (NamedCorrection(given.sequence_correction, "sequence correction"),)
+        learner._estimation._estimator = given.Counting(learner._estimation._estimator)
+    return learner
+
+
+def _record(learner: Any, second: Path) -> Outcome:
+    """Filled as the learner trains; steps after the first one start from the weights in ``second``."""
+    from slime_core.learner.gradients import named_gradients
+
+    found, finish, whole_step = Outcome(), learner.actor.optimizer.step, learner._step
+
+    def weights() -> dict[str, torch.Tensor]:
+        return {name: weight.clone() for name, weight in learner.export_weights()}
+
+    def optimizer_step() -> Any:
+        found.gradients.append(named_gradients(learner._spec, learner.actor.model))
+        return finish()
+
+    def step(*arguments: Any, **options: Any) -> dict[str, float]:
+        if found.metrics:
+            learner._spec.load_weights(learner.actor.chunks, second)
+        before = weights()
+        metrics: dict[str, float] = whole_step(*arguments, **options)
+        found.metrics.append(metrics)
+        found.changes.append({name: weight - before[name] for name, weight in weights().items()})
+        return metrics
+
+    learner.actor.optimizer.step, learner._step = optimizer_step, step
+    return found
