@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from slime_core.config.embedded import EMBEDDED_DEFAULTS
 from slime_core.config.schema import CriticConfig, RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.component import Component, Kind
@@ -133,9 +132,7 @@ def _refuse_idle_critic(found: Selected, critic: CriticConfig) -> None:
     if "values" in traits.reads:
         return
     defaults = {name: field.default for name, field in type(critic).model_fields.items()}
-    given = [
-        f"{name} = {value}" for name, value in critic if value not in (defaults[name], EMBEDDED_DEFAULTS.get(name))
-    ]
+    given = [f"{name} = {value}" for name, value in critic if value != defaults[name]]
     if given:
         raise PluginError(
             f"{', '.join(given)}: no effect without a critic, and advantage estimator {found.component.name!r} of "
