@@ -244,3 +244,78 @@ def test_response_tokens_without_log_probs_are_refused(log_probs, found):
     broken.rollout_log_probs = log_probs
     with pytest.raises(ValueError, match=f"2 response tokens need as many log-probs of the engine; found {found}"):
         shards([broken])
+
+
+# --- Shared prompts ---------------------------------------------------------------------------------------------------
+
+
+def answers(*groups: tuple[int, list[int]]) -> list[Sample]:
+    """Prompts of so many tokens, told by their group, and responses of so many each."""
+    found = []
+    for group, (prompt, responses) in enumerate(groups):
+        for response in responses:
+            one = sample(len(found), prompt=prompt, response=response)
+            one.tokens = TokenIds([1000 + group] * prompt + list(one.tokens)[prompt:])
+            found.append(one)
+    return found
+
+
+def plans(samples: list[Sample], **options) -> list[tuple[tuple[int, ...], ...]]:
+    parts = make_shards(
+        samples,
+        None,
+        rollout=0,
+        per_token=False,
+        temperature=1.0,
+        **{"num_ranks": 1, "num_steps": 1, "max_tokens": 20, "share_prompts": True} | options,
+    )
+    assert len({part.shares_prompts for part in parts}) == 1
+    return [step.micro_batches for part in parts for step in part.steps]
+
+
+def test_a_shared_prompt_counts_once_in_the_budget():
+    samples = answers((10, [2, 2, 2, 2]), (5, [5, 5]))
+    assert plans(samples) == [((0, 1, 2, 3), (4, 5))]
+    assert plans(samples, share_prompts=False) == [((0,), (1,), (2,), (3,), (4, 5))]
+
+
+def test_prompts_are_shared_by_their_tokens_and_not_by_group():
+    samples = answers((10, [2, 2]), (10, [2, 2]))
+    for one in samples:
+        one.group_index = one.index
+    assert plans(samples) == [((0, 1), (2, 3))]
+    samples[1].tokens = TokenIds([7, *samples[1].tokens[1:]])
+    assert plans(samples) == [((2, 3), (0,), (1,))]
+
+
+def test_too_little_saved_leaves_prompts_repeated():
+    parts = [
+        make_shards(
+            answers((prompt, [17, 17])),
+            None,
+            rollout=0,
+            num_ranks=1,
+            num_steps=1,
+            max_tokens=64,
+            per_token=False,
+            temperature=1.0,
+            share_prompts=True,
+        )[0]
+        for prompt in (1, 2)
+    ]  # one token of 36, two of 38
+    assert [part.shares_prompts for part in parts] == [False, True]
+
+
+def test_sharing_changes_no_weight_and_no_column():
+    samples = answers((10, [2, 3]), (5, [5, 1, 4]), (3, [6]))
+    options = {"rollout": 0, "num_ranks": 2, "num_steps": 1, "max_tokens": 20, "per_token": False, "temperature": 1.0}
+    columns = []
+    for share in (False, True):
+        parts = make_shards(samples, np.arange(6, dtype=np.float32), share_prompts=share, **options)
+        rows = [
+            (int(i), float(w), float(a))
+            for part in parts
+            for i, w, a in zip(part.indices_B, part.loss_weights_B, part.columns_B["advantages"], strict=True)
+        ]
+        columns.append((sorted(rows), [step.divisor for part in parts for step in part.steps]))
+    assert columns[0] == columns[1]
