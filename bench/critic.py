@@ -209,7 +209,7 @@ def build(case: Case, rank: int, address: str, folder: Path) -> Any:
 def record(learner: Any, shard: TrainBatch) -> Outcome:
     """Filled as the learner trains ``shard``."""
     found, critic = Outcome(), learner.critic
-    whole_step, estimate = learner._critic_step, learner._estimation._estimator.estimate
+    whole_step, estimate = critic.step, learner._estimation._estimator.estimate
     finish = critic.trained.optimizer.step
 
     def estimating(batch: Any, reduce: Any) -> Any:
@@ -227,7 +227,7 @@ def record(learner: Any, shard: TrainBatch) -> Outcome:
         return found.metrics[-1]
 
     learner._estimation._estimator.estimate = estimating
-    learner._critic_step, critic.trained.optimizer.step = step, optimizer_step
+    critic.step, critic.trained.optimizer.step = step, optimizer_step
     return found
 
 

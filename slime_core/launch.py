@@ -4,7 +4,7 @@
       engines    one actor each; the server it starts is a process of its own
       router     in front of the engines
       sampler    one actor
-      learner    one actor a rank
+      learner    one actor a rank; a critic apart has actors of its own
 
 Engines, learner and sampler start side by side: the slowest of them, not their sum, is what one waits for. Only where
 learner and engines share devices does the learner wait until the engines have started and left. A run of one half
@@ -38,6 +38,7 @@ from slime_core.config.settings import core_values
 from slime_core.errors import ConfigError, RemoteError, WaitTimeout
 from slime_core.learner.absent import AbsentLearner, UnpublishedLearner
 from slime_core.learner.actor import LearnerActor, LearnerHandle, Saving, manifest_record
+from slime_core.learner.critic_actor import CriticActor, CriticGroup
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.rank import LearnerSettings
 from slime_core.loop import train
@@ -231,10 +232,24 @@ class _Fleet:
             also=self._monitors,
             warn=self._warn,
             failures=self._failures,
+            critic=self._critic_apart(),
         )
         devices = self._share_devices(learner) if config.cluster.colocate and self._engines else Lending()
         self._learner_calls = learner.setup(self._learner_settings(), reachable=self._address is not None)
         return learner, devices
+
+    def _critic_apart(self) -> CriticGroup | None:
+        """Begin to start every rank of a critic apart; None: it shares the learner's, or there is none."""
+        if not self._placement.critic:
+            return None
+        ranks = tuple(
+            start_actor(
+                CriticActor, self._job.manifest, label=f"critic rank {rank}", slot=slot, env=self._cpu_environment()
+            )
+            for rank, slot in enumerate(self._placement.critic)
+        )
+        layout = ParallelLayout.of(self._job.config.critic_parallel)
+        return CriticGroup(ActorGroup(ranks), replace(self._learner_settings(), layout=layout))
 
     def _share_devices(self, learner: LearnerHandle) -> Sharing:
         self._take_in(self._wait(self._engine_calls, what="the engines to start"))
@@ -388,6 +403,7 @@ def _cluster(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) ->
             cluster.rollout_num_gpus_per_engine,
             device,
             colocated=cluster.colocate and learner_ranks > 0 and job.config.num_engines > 0,
+            critic_ranks=job.config.num_critic_ranks if learner_ranks else 0,
         )
         if layout.colocated:
             _refuse_shared_nccl(job.config, device)

@@ -7,7 +7,7 @@ which machine is which, and which bundle lands where, is Ray's to decide when th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +63,7 @@ def layout_of(config: RunConfig, machine: Machine) -> Layout:
         cluster.rollout_num_gpus_per_engine,
         device,
         colocated=cluster.colocate and config.debug.trains and config.debug.generates,
+        critic_ranks=config.num_critic_ranks,
     )
 
 
@@ -126,15 +127,20 @@ def _seat(number: int, node: int, place: int, *, machines: Machines) -> Seat:
 
 
 def _rows(config: RunConfig, layout: Layout, seats: Assignment) -> Iterator[str]:
-    cut = ParallelLayout.of(config.parallel)
-    for rank, seat in enumerate(seats.learner):
-        at = cut.coordinates(rank, world_size=layout.learner_ranks)
-        where = ", ".join(f"{axis} {place}" for axis, place in at.items())
-        yield f"  {f'learner rank {rank}':<16} {_place(seat):<28} {where}"
+    yield from _ranks("learner rank", ParallelLayout.of(config.parallel), seats.learner)
+    if seats.critic:
+        yield from _ranks("critic rank", ParallelLayout.of(config.critic_parallel), seats.critic)
     for number, block in enumerate(seats.engines):
         shares = f", shares with learner rank{_shared(seats, block)}" if layout.colocated else ""
         size = f"tensor parallel over {len(block)}" if len(block) > 1 else "whole"
         yield f"  {f'engine {number}':<16} {_place(*block):<28} {size}{shares}"
+
+
+def _ranks(name: str, cut: ParallelLayout, seats: Sequence[Seat]) -> Iterator[str]:
+    for rank, seat in enumerate(seats):
+        at = cut.coordinates(rank, world_size=len(seats))
+        where = ", ".join(f"{axis} {place}" for axis, place in at.items())
+        yield f"  {f'{name} {rank}':<16} {_place(seat):<28} {where}"
 
 
 def _shared(seats: Assignment, block: tuple[Seat, ...]) -> str:

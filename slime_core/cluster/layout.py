@@ -1,7 +1,8 @@
 """What a run needs and how that is cut into bundles: arithmetic, without a cluster.
 
 A *bundle* is one device (and the core that drives it), or on a CPU a share of the cores. A *seat* is where a bundle
-landed. The learner's ranks take the first seats and each engine takes ``devices_per_engine`` seats of one node, so
+landed. The learner's ranks take the first seats, a critic apart those behind them, and each engine takes
+``devices_per_engine`` seats of one node, so
 tensor-parallel traffic stays inside a node. Colocated, they take the same seats, and turns. The sampler and the router
 ask for nothing: they mostly wait.
 """
@@ -36,6 +37,7 @@ class Layout:
         devices_per_engine: devices of one server; on a CPU, its processes.
         device: ``"cpu"`` or ``"gpu"``.
         colocated: engines sit on the learner's devices.
+        critic_ranks: processes of a critic that trains apart, one device each, which nobody shares.
     """
 
     learner_ranks: int
@@ -43,18 +45,21 @@ class Layout:
     devices_per_engine: int = 1
     device: Device = "cpu"
     colocated: bool = False
+    critic_ranks: int = 0
 
     @property
     def bundles(self) -> int:
         """Number of bundles."""
         generating = self.engines * self.devices_per_engine
-        return max(self.learner_ranks, generating) if self.colocated else self.learner_ranks + generating
+        shared = max(self.learner_ranks, generating) if self.colocated else self.learner_ranks + generating
+        return shared + self.critic_ranks
 
     def __str__(self) -> str:
         learner = f"{self.learner_ranks} (learner ranks)"
         engines = f"{self.engines} x {self.devices_per_engine} (engines x devices)"
         needed = f"the larger of {learner} and {engines}" if self.colocated else f"{learner} + {engines}"
-        return f"{needed} = {self.bundles}"
+        apart = f" + {self.critic_ranks} (critic ranks)" if self.critic_ranks else ""
+        return f"{needed}{apart} = {self.bundles}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +117,12 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Whose seat is whose: one for each learner rank, in rank order, and a row for each engine."""
+    """Whose seat is whose: one for each rank of the learner and of a critic apart, in rank order, and a row for each
+    engine."""
 
     learner: tuple[Seat, ...]
     engines: tuple[tuple[Seat, ...], ...]
+    critic: tuple[Seat, ...] = ()
 
 
 def plan(layout: Layout, *, capacity: Capacity) -> Plan:
@@ -167,20 +174,24 @@ def assign(layout: Layout, *, seats: Sequence[Seat]) -> Assignment:
     """Seats ordered by node and device: engines take whole blocks from the last node backwards, the learner the rest.
 
     Engines choose first because they must not straddle nodes, and from the end so that the learner's ranks stay
-    together. Colocated, the learner takes the first seats of all, and engines whole blocks from the first node on.
+    together. Colocated, the learner takes the first seats of all, and engines whole blocks from the first node on. A
+    critic apart has the last of the seats that the engines leave, and is nobody's neighbour.
 
     Raises:
         PlacementError: the free seats of the nodes do not add up to whole engines.
     """
     ordered = sorted(seats, key=_order)
+    if layout.colocated:
+        ordered, alone = ordered[: len(ordered) - layout.critic_ranks], ordered[len(ordered) - layout.critic_ranks :]
     free: dict[str, list[Seat]] = {}
     for seat in reversed(ordered) if layout.colocated else ordered:
         free.setdefault(seat.node, []).append(seat)
     engines = [_take(free, layout) for _ in range(layout.engines)]
     if layout.colocated:
-        return Assignment(learner=tuple(ordered[: layout.learner_ranks]), engines=tuple(engines))
-    learner = [seat for node in free.values() for seat in node]
-    return Assignment(learner=tuple(learner), engines=tuple(reversed(engines)))
+        return Assignment(tuple(ordered[: layout.learner_ranks]), tuple(engines), critic=tuple(alone))
+    left = tuple(seat for node in free.values() for seat in node)
+    count = layout.learner_ranks
+    return Assignment(left[:count], tuple(reversed(engines)), critic=left[count:])
 
 
 def _take(free: dict[str, list[Seat]], layout: Layout) -> tuple[Seat, ...]:

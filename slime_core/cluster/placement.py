@@ -36,12 +36,14 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One slot a learner rank, in rank order, and one an engine; as a context manager it gives them back at the end."""
+    """One slot a rank of the learner and of a critic apart, in rank order, and one an engine; as a context manager it
+    gives them back at the end."""
 
     plan: Plan
     learner: tuple[Slot, ...]
     engines: tuple[Slot, ...]
     group: PlacementGroup
+    critic: tuple[Slot, ...] = ()
 
     def __enter__(self) -> Placement:
         return self
@@ -71,7 +73,8 @@ def place(layout: Layout, *, timeout_s: float = 60.0) -> Placement:
     seats = assign(layout, seats=_seats(group, wanted))
     learner = tuple(_slot(group, wanted, (seat,)) for seat in seats.learner)
     engines = tuple(_slot(group, wanted, block) for block in seats.engines)
-    return Placement(wanted, learner, engines, group)
+    critic = tuple(_slot(group, wanted, (seat,)) for seat in seats.critic)
+    return Placement(wanted, learner, engines, group, critic)
 
 
 def capacity() -> Capacity:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from slime_core.config.layout_rules import Rule
+from slime_core.config.layout_rules import LEARNER_LAYOUT, Rule
 from slime_core.config.schema import RunConfig
 
 __all__ = ["CRITIC"]
@@ -29,8 +30,51 @@ def _critic_rate_is_in_bounds(config: RunConfig) -> Iterator[str]:
             )
 
 
+def _layout_is_of_a_critic_apart(config: RunConfig) -> Iterator[str]:
+    given = [f"{name} = {value}" for name in _OWN_LAYOUT if (value := getattr(config.critic, name)) is not None]
+    if given and not config.num_critic_ranks:
+        yield (
+            f"{', '.join(given)}: a layout of a critic apart, and critic_num_gpus does not say on how many devices it "
+            "is; add --critic-num-gpus, or leave it out: then the critic shares the actor's ranks and layout"
+        )
+
+
+def _critic_apart_fits_its_devices(config: RunConfig) -> Iterator[str]:
+    """The rules of the learner's layout, for the critic's and in its words."""
+    ranks = config.num_critic_ranks
+    if not ranks:
+        return
+    folder = config.critic.critic_load or config.model.hf_checkpoint
+    alone = config.model_copy(
+        update={
+            "parallel": config.critic_parallel,
+            "cluster": config.cluster.model_copy(update={"actor_num_nodes": 1, "actor_num_gpus_per_node": ranks}),
+            "model": config.model.model_copy(update={"hf_checkpoint": folder}),
+        }
+    )
+    for message in (message for rule in LEARNER_LAYOUT for message in rule(alone)):
+        yield "critic: " + _in_words_of_the_critic(message, ranks)
+
+
+def _in_words_of_the_critic(message: str, ranks: int) -> str:
+    message = message.replace(
+        f"actor_num_nodes x actor_num_gpus_per_node = 1 x {ranks} = {ranks}", f"critic_num_gpus = {ranks}"
+    )
+    own = "|".join(name.removeprefix("critic_") for name in _OWN_LAYOUT)
+    return re.sub(rf"\b({own})\b", r"critic_\1", message).replace("learner ranks", "critic ranks")
+
+
+_OWN_LAYOUT = (
+    "critic_tensor_model_parallel_size",
+    "critic_sequence_parallel",
+    "critic_pipeline_model_parallel_size",
+    "critic_context_parallel_size",
+)
+
 CRITIC: dict[Rule, str] = {
     _actor_has_rollouts_left: "num_critic_only_steps num_rollout",
     _critic_rate_is_in_bounds: "critic_lr min_lr lr_warmup_init",
+    _layout_is_of_a_critic_apart: f"critic_num_gpus {' '.join(_OWN_LAYOUT)}",
+    _critic_apart_fits_its_devices: " ".join(("critic_num_gpus critic_load", *_OWN_LAYOUT, *LEARNER_LAYOUT.values())),
 }
 """Rule -> the settings it reads."""

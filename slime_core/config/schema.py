@@ -257,6 +257,28 @@ class RunConfig(Section):
         return self.num_learner_ranks if self.debug.trains else 0
 
     @property
+    def num_critic_ranks(self) -> int:
+        """Processes of a critic that trains apart; 0: it shares the learner's, or there is none."""
+        return self.critic.critic_num_gpus or 0
+
+    @property
+    def critic_parallel(self) -> ParallelConfig:
+        """How a critic apart is cut over its ranks: as the actor, but for what it has of its own."""
+        own, actor = self.critic, self.parallel
+        tensor = own.critic_tensor_model_parallel_size or actor.tensor_model_parallel_size
+        pipeline = own.critic_pipeline_model_parallel_size or actor.pipeline_model_parallel_size
+        sequence, stages = own.critic_sequence_parallel, actor.num_virtual_stages_per_pipeline_rank
+        return actor.model_copy(
+            update={
+                "tensor_model_parallel_size": tensor,
+                "sequence_parallel": actor.sequence_parallel and tensor > 1 if sequence is None else sequence,
+                "pipeline_model_parallel_size": pipeline,
+                "num_virtual_stages_per_pipeline_rank": stages if pipeline > 1 else 1,
+                "context_parallel_size": own.critic_context_parallel_size or actor.context_parallel_size,
+            }
+        )
+
+    @property
     def transport(self) -> Literal["distributed", "tensor", "disk"]:
         """How weights travel, ``auto`` resolved."""
         chosen = self.weights.update_weight_transport

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,11 +12,15 @@ from typing import Any
 import ray
 
 from slime_core.checkpoint.folder import Checkpoint, RunState, drafted, write_state
-from slime_core.cluster.actors import Call, Watched
+from slime_core.cluster.actors import Call
 from slime_core.cluster.group import ActorGroup
 from slime_core.cluster.waiting import wait
 from slime_core.config.schema import WatchConfig
+from slime_core.learner.critic_actor import CriticGroup
+from slime_core.learner.critic_rank import speaks_for_shard
+from slime_core.learner.meeting import Meeting, numbered
 from slime_core.learner.rank import Learner, LearnerSettings
+from slime_core.learner.recut import put_together
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
@@ -49,13 +52,20 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What one rank says of a rollout that it trained: the metrics, and what watching plugins got wrong there."""
+    """What one rank says of a rollout that it trained.
+
+    Arguments:
+        metrics: the same on every rank.
+        failures: what watching plugins got wrong there.
+        returns: a reference to what a critic apart is to learn of the rank's shard, from the one that speaks for it.
+    """
 
     metrics: dict[str, float]
     failures: Failures
+    returns: tuple[Any, ...] = ()
 
 
-class LearnerActor(Watched):
+class LearnerActor(Meeting):
     """Runs a :class:`~slime_core.learner.rank.Learner`, with exactly the driver's plugins."""
 
     def __init__(self, manifest: Manifest) -> None:
@@ -63,17 +73,6 @@ class LearnerActor(Watched):
         self._registry = attach(manifest)
         self._learner: Any = None
         self._publisher: Any = None
-
-    def free_address(self, *, reachable: bool) -> str:
-        """A ``host:port`` of this node where nobody listens now, for the learner's ranks to meet.
-
-        Arguments:
-            reachable: other nodes have to reach it; otherwise it is on loopback.
-        """
-        host = ray.util.get_node_ip_address() if reachable else "127.0.0.1"
-        with socket.socket() as listener:
-            listener.bind((host, 0))
-            return f"{host}:{listener.getsockname()[1]}"
 
     def setup(self, settings: LearnerSettings) -> None:
         """Build the model and load the start weights. Collective."""
@@ -91,10 +90,19 @@ class LearnerActor(Watched):
             written=None if written is None else partial(written, engine_urls=engine_urls),
         )
 
-    def train(self, shards: list[Any]) -> Trained:
-        """Train this rank's shard, a reference in a list of one."""
-        metrics: dict[str, float] = self._learner.train(ray.get(shards[0]))
-        return Trained(metrics, self._learner.hooks.failures.take())
+    def train(self, shards: list[Any], values: Sequence[Any] = (), *, number: int = 0) -> Trained:
+        """Train this rank's shard, a reference in a list of one.
+
+        Arguments:
+            values: references to the values of a critic apart, of all shards; empty: there is none.
+            number: which of the shards it is.
+        """
+        learner, shard = self._learner, ray.get(shards[0])
+        if not values:
+            return Trained(learner.train(shard), learner.hooks.failures.take())
+        metrics: dict[str, float] = learner.train(shard, put_together(ray.get(list(values)), shard, number=number))
+        returns = (ray.put(learner.returns_U.cpu().numpy()),) if speaks_for_shard() else ()
+        return Trained(metrics, learner.hooks.failures.take(), returns)
 
     def publish(self, version: int) -> float:
         """Every engine holds the weights of the learner, as ``version``. Collective; see ``Publisher.publish``."""
@@ -153,6 +161,7 @@ class LearnerHandle:
         also: background calls whose failure ends any wait, such as engine monitors; calls added later count too.
         warn: receives what a person should read, such as a report of a wait that takes long.
         failures: receives what watching plugins got wrong on any rank.
+        critic: a critic apart; None: it shares the ranks, or there is none.
     """
 
     def __init__(
@@ -166,8 +175,9 @@ class LearnerHandle:
         also: Sequence[Call] = (),
         warn: Callable[[str], None],
         failures: Failures,
+        critic: CriticGroup | None = None,
     ) -> None:
-        self._failures = failures
+        self._failures, self._critic = failures, critic
         self._group, self._watch, self._saving = group, watch, saving
         self._warned, self._parity_seen, self._checks_equal = False, False, checks_equal
         self._data_ranks, self._also, self._warn = list(data_ranks), also, warn
@@ -181,11 +191,8 @@ class LearnerHandle:
         """
         meeting = self._group[0].start("free_address", reachable=reachable)
         address = self._wait([meeting], what="an address for the learner's ranks")[0]
-        ranks = [
-            replace(settings, rank=rank, world_size=len(self._group), address=address)
-            for rank in range(len(self._group))
-        ]
-        return self._group.start_each("setup", ranks)
+        critic = [] if self._critic is None else self._critic.setup(self._wait, reachable=reachable)
+        return self._group.start_each("setup", numbered(settings, len(self._group), address)) + critic
 
     def connect(self, engine_urls: list[str], settings: PublisherSettings) -> None:
         """Meet the engines for weight transfer."""
@@ -193,13 +200,26 @@ class LearnerHandle:
 
     def train(self, shards: list[Any]) -> dict[str, float]:
         """All optimizer steps of one rollout; ``shards`` are references, one a data-parallel rank."""
-        wrapped = [[shards[data_rank]] for data_rank in self._data_ranks]
-        trained: list[Trained] = self._wait(self._group.start_each("train", wrapped), what="training")
+        values = [] if self._critic is None else self._critic.values(shards, self._wait)
+        calls = [
+            actor.start("train", [shards[number]], values, number=number)
+            for actor, number in zip(self._group, self._data_ranks, strict=True)
+        ]
+        trained: list[Trained] = self._wait(calls, what="training")
         for rank in trained:
             self._failures.merge(rank.failures)
         metrics = trained[0].metrics
+        if self._critic is not None:
+            metrics |= self._critic.fit(self._returns(trained), self._wait)
         self._watch_parity(metrics.get("parity/tokens"))
         return metrics
+
+    def _returns(self, trained: Sequence[Trained]) -> list[Any]:
+        """A reference a shard, in their order."""
+        spoken = sorted(
+            (number, ref) for number, rank in zip(self._data_ranks, trained, strict=True) for ref in rank.returns
+        )
+        return [ref for _, ref in spoken]
 
     def _watch_parity(self, tokens: float | None) -> None:
         """Warn once if the first rollout whose parity was due could not be compared; None: it was not due."""
@@ -237,20 +257,22 @@ class LearnerHandle:
         states: PlaceStates = self._wait([asked], what="the plugins' states on the learner")[0]
         with drafted(saving.folder, state.step) as draft:
             (draft / "torch_dist").mkdir()
-            self._wait(
-                self._group.start("save", draft, export=saving.save_hf, template=saving.hf_template),
-                what=f"the checkpoint of step {state.step}",
-            )
+            calls = self._group.start("save", draft, export=saving.save_hf, template=saving.hf_template)
+            self._wait([*calls, *self._of_critic("save", draft)], what=f"the checkpoint of step {state.step}")
             write_state(draft, replace(state, plugin_states={**state.plugin_states, Place.RANK: states}))
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Continue from ``checkpoint``."""
         states = checkpoint.state.plugin_states.get(Place.RANK, {})
-        self._wait(self._group.start("load", checkpoint.path, states), what=f"the checkpoint {checkpoint.path.name}")
+        calls = [*self._of_critic("load", checkpoint.path), *self._group.start("load", checkpoint.path, states)]
+        self._wait(calls, what=f"the checkpoint {checkpoint.path.name}")
 
     def close(self) -> None:
         """Let every rank leave its process groups."""
-        self._wait(self._group.start("close"), what="the learner to close")
+        self._wait([*self._group.start("close"), *self._of_critic("close")], what="the learner to close")
+
+    def _of_critic(self, method: str, *arguments: Any) -> list[Call]:
+        return [] if self._critic is None else self._critic.start(method, *arguments)
 
     def _wait(self, calls: list[Call], *, what: str) -> list[Any]:
         return wait(

@@ -57,11 +57,14 @@ class TokenEstimation:
         self._estimator, self._who, self.reads = estimator, who, frozenset(reads)
         self._settings, self._reduce, self._context_group = settings, reduce, context_group
 
-    def fill(self, shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> None:
+    def fill(self, shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> torch.Tensor | None:
         """Every micro-batch has the advantages of its tokens, the returns of a critic, and the estimator's metrics.
 
         Collective over the ranks that hold the last pipeline stage. ``micro_batches`` are those of the whole shard,
         annotated with the log-probabilities and values that the estimator reads.
+
+        Returns:
+            The returns, float32 [u] in the order of the shard; None: there is no critic.
 
         Raises:
             RunError: the estimator failed, or returned what is no finite number a trained token; or it reads values and
@@ -79,6 +82,7 @@ class TokenEstimation:
             micro.advantages_U = advantages_U[micro.places_U]
             micro.returns_U = None if returns_U is None else returns_U[micro.places_U]
             micro.metrics_U = {name: values_U[micro.places_U] for name, values_U in metrics_U.items()}
+        return returns_U
 
 
 def response_tokens(

@@ -7,14 +7,16 @@ there. So what the critic says of a token does not depend on the token.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from slime_core.config.schema import OptimizerConfig, RunConfig
-from slime_core.errors import ConfigError
+from slime_core.errors import CheckpointError, ConfigError
 from slime_core.learner.batches import MicroBatch
 from slime_core.learner.process import LearnerSettings
+from slime_core.learner.refusals import refuse_non_finite, refuse_wrong_weights
 from slime_core.learner.totals import Sums
 from slime_core.learner.trained import TrainedModel
 from slime_core.ops.values import clipped_value_loss
@@ -52,6 +54,29 @@ class Critic:
             adapt=put_heads,
         )
 
+    def save(self, folder: Path) -> None:
+        """Write this rank's part into ``folder/critic``.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        (folder / "critic").mkdir(exist_ok=True)
+        self.trained.save(folder / "critic")
+
+    def load(self, folder: Path) -> None:
+        """Continue from what :meth:`save` wrote, in any layout, with the actor's ranks or apart from them.
+
+        Raises:
+            CheckpointError: it is of another model, or of a run without a critic.
+        """
+        if not (folder / "critic").is_dir():
+            raise CheckpointError(
+                f"{folder} holds no critic, and the advantage estimator of this run needs one: the run that wrote it "
+                "had none. Resume with its estimator, or start anew from its weights with --hf-checkpoint "
+                f"{folder / 'hf'}; a critic that is trained first (--num-critic-only-steps) then leaves them alone."
+            )
+        self.trained.load(folder / "critic")
+
     def annotate(self, micro_batches: Sequence[MicroBatch]) -> None:
         """On the last pipeline stage every micro-batch has the values that the critic gives its response tokens."""
         from slime_core.learner.passes import collect
@@ -60,23 +85,25 @@ class Critic:
         for micro, values_U in zip(micro_batches, found, strict=False):  # earlier stages have none
             micro.values_U = values_U
 
-    def backward(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
-        """Fresh gradients of the value loss of one optimizer step, finished over all ranks.
-
-        The loss of a token is weighted as its policy loss is. ``values``, ``returns`` and ``explained_variance`` are
-        those of before the first step of the rollout.
+    def step(self, micro_batches: Sequence[MicroBatch], *, rollout: int) -> dict[str, float]:
+        """One optimizer step along the value loss; the loss of a token is weighted as its policy loss is.
 
         Returns:
-            The metrics of the step, the same on every rank, with the sum of the loss weights as ``weight``.
+            The metrics of the step, the same on every rank. ``values``, ``returns`` and ``explained_variance`` are
+            those of before the first step of the rollout, ``critic_grad_norm`` is that before clipping.
+
+        Raises:
+            NonFiniteError: the loss or a gradient is NaN or infinite.
         """
         from slime_core.learner.passes import descend
 
         self.trained.forget_gradients()
-        return _explained(descend(self.trained.model, micro_batches, self._measure))
-
-    def update(self) -> dict[str, float]:
-        """Step along the gradients; returns ``critic_grad_norm``, before clipping, and ``critic_lr``."""
-        return {f"critic_{name}": value for name, value in self.trained.update().items()}
+        metrics = _explained(descend(self.trained.model, micro_batches, self._measure))
+        refuse_non_finite(metrics, rollout, of="critic_")
+        refuse_wrong_weights(metrics.pop("weight"), rollout)
+        metrics |= {f"critic_{name}": value for name, value in self.trained.update().items()}
+        refuse_non_finite(metrics, rollout, of="critic_")
+        return metrics
 
     def _measure(self, micro: MicroBatch, output_1T1: torch.Tensor) -> tuple[torch.Tensor, Sums]:
         old_U, returns_U = micro.values_U, micro.returns_U

@@ -5,7 +5,6 @@ A plain class, so that a recipe can use it without Ray; :mod:`slime_core.learner
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -13,11 +12,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from slime_core.config.settings import core_values
-from slime_core.errors import CheckpointError, NonFiniteError, RunError
 from slime_core.learner.advantages import OverShards, normalize
 from slime_core.learner.batches import MicroBatch
 from slime_core.learner.cast import Cast
@@ -27,6 +26,7 @@ from slime_core.learner.custom import Custom
 from slime_core.learner.finite import refuse_non_finite_weights
 from slime_core.learner.parity import ParityGate
 from slime_core.learner.process import LearnerSettings, prepare_process
+from slime_core.learner.refusals import refuse_non_finite, refuse_wrong_weights
 from slime_core.learner.roles import ACTOR, OLD_ACTOR
 from slime_core.learner.train_data import save_train_data
 from slime_core.learner.trained import TrainedModel
@@ -75,7 +75,9 @@ class Learner:
         self.parity = ParityGate(config.weights, bf16=config.model.bf16, strict=config.algorithm.true_on_policy_mode)
         self._bed: Any = None
         self._cast = Cast(self.actor, self._columns, config=config, folder=settings.folder)
-        self.critic = self._build_critic(registry) if self._columns.values else None
+        shares = self._columns.values and not config.num_critic_ranks
+        self.critic = self._build_critic(registry) if shares else None
+        self.returns_U: torch.Tensor | None = None
         self._routing = self._replay()
 
     # --- Building ----------------------------------------------------------------------------------------------------
@@ -145,8 +147,14 @@ class Learner:
 
     # --- Training ----------------------------------------------------------------------------------------------------
 
-    def train(self, shard: TrainBatch) -> dict[str, float]:
+    def train(self, shard: TrainBatch, values_U: np.ndarray | None = None) -> dict[str, float]:
         """Run every optimizer step of ``shard``, the critic's first; only numbers come back.
+
+        Afterwards ``returns_U`` holds what a critic is to learn, float32 [u] in the order of the shard, on the ranks
+        that estimate it.
+
+        Arguments:
+            values_U: float32 [u], those of a critic apart.
 
         Returns:
             ``train/...`` metrics, averaged over the optimizer steps, and ``parity/...`` metrics where it was due; the
@@ -168,13 +176,17 @@ class Learner:
         every = [micro for step in steps for micro in step]
         trains_actor = shard.rollout >= self._critic_only
         self._annotate(every, num_steps=len(steps) if trains_actor else 0)
+        if values_U is not None:
+            known_U = torch.as_tensor(values_U, device=self.device)
+            for micro in every:
+                micro.values_U = known_U[micro.places_U]
         self._estimate(shard, every)
         if self._postprocess is not None:
             self._postprocess(shard, steps)
         if (saved := self._config.debug.save_debug_train_data) is not None:
             save_train_data(saved, shard, steps, self._settings)
         numbered = enumerate(steps if trains_actor else [])
-        judged = [self._critic_step(self.critic, step, rollout=shard.rollout) for step in steps if self.critic]
+        judged = [self.critic.step(step, rollout=shard.rollout) for step in steps if self.critic]
         results = [self._hooked_step(step, TrainStep(shard.rollout, i, self._info)) for i, step in numbered]
         if trains_actor:
             refuse_non_finite_weights(self.actor.chunks, rollout=shard.rollout)
@@ -216,7 +228,7 @@ class Learner:
         if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
             return
         if self._estimation is not None:
-            self._estimation.fill(shard, micro_batches)
+            self.returns_U = self._estimation.fill(shard, micro_batches)
         if self._config.algorithm.normalize_advantages:
             # Context-parallel ranks hold other tokens of the same rows, so they count like data-parallel ones.
             normalize(micro_batches, OverShards(parallel_state.get_data_parallel_group(with_context_parallel=True)))
@@ -249,20 +261,12 @@ class Learner:
         with self._keeping(micro_batches, "actor"):
             metrics = self.actor.backward(micro_batches, self._objective)
         self._objective.corrections.refuse_faults(metrics, rollout=rollout)
-        _refuse_non_finite(metrics, rollout)
-        _refuse_wrong_weights(metrics.pop("weight"), rollout)
+        refuse_non_finite(metrics, rollout)
+        refuse_wrong_weights(metrics.pop("weight"), rollout)
         self.parity.check(metrics, rollout=rollout, temperature=micro_batches[0].temperature)
         self.parity.moved()
         metrics |= self.actor.update()
-        _refuse_non_finite(metrics, rollout)
-        return metrics
-
-    def _critic_step(self, critic: Critic, micro_batches: list[Any], *, rollout: int) -> dict[str, float]:
-        metrics = critic.backward(micro_batches)
-        _refuse_non_finite(metrics, rollout, of="critic_")
-        _refuse_wrong_weights(metrics.pop("weight"), rollout)
-        metrics |= critic.update()
-        _refuse_non_finite(metrics, rollout, of="critic_")
+        refuse_non_finite(metrics, rollout)
         return metrics
 
     # --- Weights -----------------------------------------------------------------------------------------------------
@@ -293,8 +297,7 @@ class Learner:
         self.actor.save(folder / "torch_dist")
         self._cast.save(folder / "roles")
         if self.critic is not None:
-            (folder / "critic").mkdir(exist_ok=True)
-            self.critic.trained.save(folder / "critic")
+            self.critic.save(folder)
 
     def load(self, folder: Path) -> None:
         """Continue from what :meth:`save` wrote, in any layout. Collective.
@@ -302,16 +305,10 @@ class Learner:
         Raises:
             CheckpointError: it is of another model, or of a run without the critic that this one trains.
         """
-        if self.critic is not None and not (folder / "critic").is_dir():
-            raise CheckpointError(
-                f"{folder} holds no critic, and the advantage estimator of this run needs one: the run that wrote it "
-                "had none. Resume with its estimator, or start anew from its weights with --hf-checkpoint "
-                f"{folder / 'hf'}; a critic that is trained first (--num-critic-only-steps) then leaves them alone."
-            )
+        if self.critic is not None:
+            self.critic.load(folder)
         self.actor.load(folder / "torch_dist")
         self._cast.load(folder / "roles")
-        if self.critic is not None:
-            self.critic.trained.load(folder / "critic")
         self.parity.moved()
 
     # --- Devices -----------------------------------------------------------------------------------------------------
@@ -352,23 +349,3 @@ def _put(micro: MicroBatch, role: str, log_probs_U: torch.Tensor) -> None:
             micro.teacher_log_probs_U = log_probs_U
         case _:
             micro.old_log_probs_U = log_probs_U
-
-
-def _refuse_non_finite(metrics: dict[str, float], rollout: int, *, of: str = "") -> None:
-    bad = sorted(name for name, value in metrics.items() if not math.isfinite(value))
-    if bad:
-        settings = " or ".join(f"--{of}{name}".replace("_", "-") for name in ("lr", "clip_grad"))
-        raise NonFiniteError(
-            f"rollout {rollout}: not finite (NaN or infinity): {', '.join(bad)}. Nothing of this step was published or "
-            f"saved. Look at the samples of this rollout, then lower {settings}, or resume from the last "
-            "checkpoint with --load."
-        )
-
-
-def _refuse_wrong_weights(weight: float, rollout: int) -> None:
-    # The sampler's weights add up to 1 over an optimizer step, or to 0 where every token is masked.
-    if not (math.isclose(weight, 1.0, abs_tol=1e-3) or weight == 0.0):
-        raise RunError(
-            f"rollout {rollout}: the loss weights of a step add up to {weight:.6f} instead of 1; "
-            "a shard is missing or doubled"
-        )

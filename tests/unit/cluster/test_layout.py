@@ -105,6 +105,19 @@ def test_colocated_engines_take_the_learners_seats() -> None:
     assert [where(engine) for engine in found.engines] == [["n1:0", "n1:1"], ["n1:2", "n1:3"]]
 
 
+def test_a_critic_apart_sits_behind_the_learner_and_shares_with_nobody() -> None:
+    beside = Layout(2, 1, 2, "gpu", critic_ranks=3)
+    assert beside.bundles == 7
+    assert str(beside) == "2 (learner ranks) + 1 x 2 (engines x devices) + 3 (critic ranks) = 7"
+    found = assign(beside, seats=seats(n1=7))
+    assert where(found.learner) == ["n1:0", "n1:1"]
+    assert where(found.critic) == ["n1:2", "n1:3", "n1:4"]
+    assert [where(engine) for engine in found.engines] == [["n1:5", "n1:6"]]
+    colocated = assign(Layout(2, 1, 2, "gpu", colocated=True, critic_ranks=2), seats=seats(n1=4))
+    assert where(colocated.learner) == where(colocated.engines[0]) == ["n1:0", "n1:1"]
+    assert where(colocated.critic) == ["n1:2", "n1:3"]
+
+
 def test_a_colocated_engine_straddles_no_two_nodes() -> None:
     found = assign(Layout(6, 2, 2, "gpu", colocated=True), seats=seats(n1=3, n2=3))
     assert [where(engine) for engine in found.engines] == [["n1:0", "n1:1"], ["n2:0", "n2:1"]]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.config.check import mistakes
+from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
 
 
@@ -32,6 +33,35 @@ def broken_rules(line: str) -> list[str]:
             "critic_lr = 1e-05 is below lr_warmup_init = 0.0001, which the critic's schedule shares with the actor's; "
             "raise critic_lr, or lower lr_warmup_init",
         ),
+        (
+            "--critic-tensor-model-parallel-size 2 --critic-sequence-parallel true",
+            "critic_tensor_model_parallel_size = 2, critic_sequence_parallel = True: a layout of a critic apart, and "
+            "critic_num_gpus does not say on how many devices it is; add --critic-num-gpus, or leave it out: then the "
+            "critic shares the actor's ranks and layout",
+        ),
+        (
+            "--critic-num-gpus 3 --critic-tensor-model-parallel-size 2",
+            "critic: critic_tensor_model_parallel_size x critic_pipeline_model_parallel_size x "
+            "critic_context_parallel_size = 2 x 1 x 1 = 2 ranks hold one copy of the model, but critic_num_gpus = 3 is "
+            "no multiple of 2; give 2 ranks or a multiple, or smaller sizes",
+        ),
+        (
+            "--critic-num-gpus 3 --critic-tensor-model-parallel-size 3",
+            f"critic: critic_tensor_model_parallel_size = 3 does not divide num_attention_heads = 4, vocab_size = 16, "
+            f"num_key_value_heads = 2, intermediate_size = 128 of {ARITHMETIC / 'model' / 'config.json'}; accepted: 1, "
+            "2, 4",
+        ),
+        (
+            "--critic-num-gpus 5 --critic-pipeline-model-parallel-size 5",
+            "critic: critic_pipeline_model_parallel_size = 5 chunks of a model with num_hidden_layers = 3 in "
+            f"{ARITHMETIC / 'model' / 'config.json'}; accepted: at most 4, so that every chunk but the last has a "
+            "layer",
+        ),
+        (
+            "--critic-num-gpus 3 --rollout-batch-size 1 --n-samples-per-prompt 2",
+            "critic: 2 samples an optimizer step, for 3 critic ranks / 1 a copy of the model = 3 data-parallel ranks; "
+            "each needs at least one, so raise global_batch_size",
+        ),
     ],
 )
 def test_a_broken_rule_says_what_to_write_instead(line, message):
@@ -41,6 +71,14 @@ def test_a_broken_rule_says_what_to_write_instead(line, message):
 def test_settings_within_bounds_break_no_rule():
     line = "--num-rollout 5 --num-critic-only-steps 4 --critic-lr 1e-4 --min-lr 1e-4 --lr-warmup-init 1e-4"
     assert broken_rules(line) == []
+
+
+def test_a_critic_apart_has_a_layout_of_its_own():
+    sizes = "--critic-tensor-model-parallel-size 2 --critic-pipeline-model-parallel-size 2"
+    actor = "--actor-num-gpus-per-node 4 --tensor-model-parallel-size 4 --sequence-parallel"
+    assert broken_rules(f"{actor} --critic-num-gpus 4 {sizes}") == []
+    # What is not said is as for the actor, but for what only some layouts have.
+    assert broken_rules(f"{actor} --critic-num-gpus 1 --critic-tensor-model-parallel-size 1") == []
 
 
 def test_start_weights_of_the_critic_are_a_model(tmp_path: Path):

@@ -1,0 +1,94 @@
+"""Shards of the actor's ranks, cut anew for a critic apart: every sample once, with what belongs to it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slime_core.errors import RunError
+from slime_core.learner.recut import Column, put_together, recut, taken
+from slime_core.rollout.shards import make_shards
+from slime_core.types import Sample, Status, TrainBatch
+
+
+def shards(num_ranks: int, *, count: int = 13) -> list[TrainBatch]:
+    """Two optimizer steps; a response token's log-probability is minus its sample's index."""
+    random = np.random.default_rng(0)
+    samples = []
+    for index in range(count):
+        prompt, response = int(random.integers(1, 5)), int(random.integers(1, 9))
+        sample = Sample(
+            group_index=index,
+            index=index,
+            tokens=random.integers(1, 16, prompt + response).tolist(),
+            response_length=response,
+            loss_mask=random.integers(0, 2, response).tolist(),
+            status=Status.COMPLETED,
+        )
+        sample.rollout_log_probs = [-float(index)] * response
+        samples.append(sample)
+    rewards_B = np.arange(count, dtype=np.float32)
+    kept = {"rollout": 5, "num_steps": 2, "max_tokens": 24, "per_token": False, "temperature": 1.0}
+    return make_shards(samples, None, rewards_B=rewards_B, num_ranks=num_ranks, **kept)
+
+
+def by_sample(batches: list[TrainBatch]) -> dict[int, tuple[object, ...]]:
+    """What each sample carries, and the step it is in, by its index."""
+    found: dict[int, tuple[object, ...]] = {}
+    for batch in batches:
+        tokens = np.split(batch.tokens_T, np.cumsum(batch.lengths_B)[:-1])
+        ends_U = np.cumsum(batch.response_lengths_B)[:-1]
+        masks, log_probs = np.split(batch.loss_mask_U, ends_U), np.split(batch.rollout_log_probs_U, ends_U)
+        for number, step in enumerate(batch.steps):
+            for i in (i for micro in step.micro_batches for i in micro):
+                index = int(batch.indices_B[i])
+                assert index not in found
+                weight, reward = float(batch.loss_weights_B[i]), float(batch.columns_B["rewards"][i])
+                columns = (tokens[i].tolist(), masks[i].tolist(), log_probs[i].tolist())
+                found[index] = (number, step.divisor, weight, reward, *columns)
+    return found
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(1, 1), (1, 3), (2, 1), (3, 2)])
+def test_every_sample_keeps_its_step_its_weight_and_its_tokens(given, wanted):
+    before = shards(given)
+    after = [batch for batch, _ in recut(before, num_ranks=wanted, max_tokens=24)]
+    assert by_sample(after) == by_sample(before)
+    assert len(after) == wanted
+    assert all(batch.rollout == 5 for batch in after)
+    for batch in after:
+        for micro in (micro for step in batch.steps for micro in step.micro_batches):
+            assert len(micro) == 1 or batch.lengths_B[list(micro)].sum() <= 24
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(1, 3), (3, 2)])
+def test_what_is_computed_of_a_sample_finds_its_way_there_and_back(given, wanted):
+    before = shards(given)
+    columns = [
+        Column(places, batch.response_lengths_B, np.arange(len(batch.loss_mask_U), dtype=np.float32) + 100 * rank)
+        for rank, (batch, places) in enumerate(recut(before, num_ranks=wanted, max_tokens=24))
+    ]
+    at_home = [put_together(columns, shard, number=number) for number, shard in enumerate(before)]
+    assert [len(column_U) for column_U in at_home] == [len(shard.loss_mask_U) for shard in before]
+    for column in columns:
+        assert taken(at_home, before, column.places).tolist() == column.values_U.tolist()
+
+
+def test_a_sample_that_no_rank_computed_is_missed():
+    (before,) = shards(1)
+    columns = [
+        Column(places, batch.response_lengths_B, np.zeros(len(batch.loss_mask_U), np.float32))
+        for batch, places in recut([before], num_ranks=2, max_tokens=24)
+    ]
+    missing = len(columns[1].places)
+    with pytest.raises(RunError, match=rf"^{missing} of 13 samples of a shard have no values; a rank of the critic is"):
+        put_together(columns[:1], before, number=0)
+
+
+def test_more_ranks_than_samples_are_refused():
+    with pytest.raises(RunError) as caught:
+        recut(shards(1, count=4), num_ranks=3, max_tokens=24)
+    assert str(caught.value) == (
+        "an optimizer step of 2 samples cannot feed the 3 data-parallel ranks of the critic; lower --critic-num-gpus, "
+        "or raise --global-batch-size"
+    )
