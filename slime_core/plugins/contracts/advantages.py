@@ -101,7 +101,8 @@ class ResponseTokens:
         samples_U: int64 [u], which of the b samples a token belongs to; ascending.
         mask_U: float32 [u], 1 where the token is trained.
         rewards_B: float32 [b].
-        log_probs_U: float32 [u], of the actor before the first optimizer step of the rollout.
+        log_probs_U: float32 [u], of the actor before the first optimizer step of the rollout, or with
+            ``use_rollout_logprobs`` of the engine.
         ref_log_probs_U: float32 [u], of the reference.
         rollout_log_probs_U: float32 [u], of the engine.
         values_U: float32 [u], of the critic.

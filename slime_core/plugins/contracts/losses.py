@@ -54,7 +54,8 @@ class LossTerms:
 
     Arguments:
         log_probs_T: float32, of the actor that trains; carries the gradient.
-        old_log_probs_T: float32, of the actor before the first optimizer step of the rollout; no gradient.
+        old_log_probs_T: float32, of the actor before the first optimizer step of the rollout, or with
+            ``use_rollout_logprobs`` of the engine; no gradient.
         advantages_T: float32, no gradient.
         mask_T: float32, 1 where the token is trained.
         settings: see :class:`LossSettings`.
@@ -114,7 +115,8 @@ class CorrectionTerms:
     """What an off-policy correction sees of one packed micro-batch: T response tokens, nothing with a gradient.
 
     Arguments:
-        log_probs_T: float32, of the trainer: the actor before the first optimizer step of the rollout.
+        log_probs_T: float32, of the trainer: the actor before the first optimizer step of the rollout. With
+            ``use_rollout_logprobs`` the engine's, for corrections that do not compare the two.
         rollout_log_probs_T: float32, of the engine that drew the tokens.
         mask_T: float32, 1 where the token is trained, as earlier corrections left it.
         segments: which tokens form a sequence; under context parallelism some of them are on other ranks, so a

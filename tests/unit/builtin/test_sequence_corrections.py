@@ -254,3 +254,47 @@ def test_ranks_that_share_responses_find_what_one_rank_finds(correction, setting
 def test_a_response_cannot_be_judged_without_segments(correction, settings):
     with pytest.raises(ValueError, match="segments is None; a correction that judges whole responses needs to know"):
         correction(replace(anything(**settings), segments=None))
+
+
+# --- What the weights are for: every response of two tokens, so that means over the engine's responses are exact ------
+
+
+def policy_gradient(correction, **settings) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean gradient of the weighed loss over what the engine draws, and the true gradient of the mean reward."""
+    generator = torch.Generator().manual_seed(3)
+    first_V, second_VV = torch.randn(3, generator=generator), torch.randn(3, 3, generator=generator)
+    logits = torch.cat([first_V[None], second_VV]).double().requires_grad_()
+    engine = (logits.detach() + 0.7 * torch.randn(4, 3, generator=generator).double()).log_softmax(1)
+    rewards_VV = torch.rand(3, 3, generator=generator).double()
+    trainer = logits.log_softmax(1)
+
+    def of_responses(rows: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities of the two tokens of each of the nine responses, [9, 2]."""
+        return torch.stack([rows[0].repeat_interleave(3), rows[1:].flatten()], dim=1)
+
+    log_probs, drawn = of_responses(trainer), of_responses(engine)
+    weights_T = correction(
+        CorrectionTerms(
+            log_probs_T=log_probs.detach().float().flatten(),
+            rollout_log_probs_T=drawn.float().flatten(),
+            mask_T=torch.ones(18),
+            segments=SequenceSums([2] * 9),
+            settings=CorrectionSettings(**settings),
+        )
+    ).weights_T
+    weighed = (weights_T.view(9, 2) * log_probs).sum(1) * rewards_VV.flatten() * drawn.sum(1).exp()
+    (found,) = torch.autograd.grad(weighed.sum(), logits, retain_graph=True)
+    (wanted,) = torch.autograd.grad((log_probs.sum(1).exp() * rewards_VV.flatten()).sum(), logits)
+    return found, wanted
+
+
+def test_weights_of_whole_responses_make_the_engines_responses_count_as_the_trainers():
+    found, wanted = policy_gradient(MaskedImportanceSampling(), mis_level="sequence", mis_clip=1e6)
+    assert found.flatten().tolist() == pytest.approx(wanted.flatten().tolist(), abs=1e-6)
+
+
+def test_weights_of_tokens_come_nearer_and_stay_biased():
+    one = {"mis_level": "token", "mis_mode": "clip", "mis_clip": 1.0, "mis_clip_low": 1.0}
+    plain, wanted = policy_gradient(MaskedImportanceSampling(), **one)
+    tokens, _ = policy_gradient(MaskedImportanceSampling(), mis_level="token", mis_clip=1e6)
+    assert 0.01 < (tokens - wanted).norm() < 0.8 * (plain - wanted).norm()
