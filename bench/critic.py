@@ -20,6 +20,8 @@ import multiprocessing
 import socket
 import sys
 import tempfile
+import time
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,12 +30,34 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from layouts import ARCHITECTURE, MODEL, Case, await_all, distance, prepare, relative
 
+import slime_core
 from slime_core.config.schema import AlgorithmConfig, ClusterConfig, CriticConfig, OptimizerConfig, RunConfig
+from slime_core.cpu.megatron import install
 from slime_core.learner.layout import ParallelLayout
+from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import loss_masks, make_shards
 from slime_core.types import Sample, Status, TrainBatch
+
+ARCHITECTURE = "Qwen3ForCausalLM"
+MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
+TIMEOUT_S = 90
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layout on some ranks; ``model`` is ``fresh`` or ``tied``."""
+
+    layout_name: str
+    ranks: int
+    layout: ParallelLayout = field(default_factory=ParallelLayout)
+    model: str = "fresh"
+
+    @property
+    def name(self) -> str:
+        """With what is unusual about it."""
+        return self.layout_name if self.model == "fresh" else f"{self.layout_name}, {self.model}"
+
 
 CASES = (
     Case("DP1", 1),
@@ -139,12 +163,9 @@ def shards(num_ranks: int) -> list[TrainBatch]:
     return make_shards(
         samples,
         None,
+        BatchPlan(num_ranks=num_ranks, num_steps=NUM_STEPS, max_tokens=MAX_TOKENS),
         rewards_B=rewards_B,
         rollout=0,
-        num_ranks=num_ranks,
-        num_steps=NUM_STEPS,
-        max_tokens=MAX_TOKENS,
-        per_token=False,
         temperature=1.0,
     )
 
@@ -293,6 +314,21 @@ def replay(case: Case, task: Task, mutate: Callable[[], None] = lambda: None) ->
     return whole
 
 
+def await_all(case: Case, ranks: list[Any]) -> None:
+    """Returns if every rank ends well within the limit."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while any(rank.is_alive() for rank in ranks) and time.monotonic() < deadline:
+        if any(rank.exitcode for rank in ranks):
+            break
+        time.sleep(0.01)
+    codes = [rank.exitcode for rank in ranks]
+    for rank in ranks:
+        rank.kill()
+        rank.join()
+    if any(code != 0 for code in codes):
+        sys.exit(f"{case.name}: exit codes {codes}; None: was still running")
+
+
 def free_address() -> str:
     """Where nobody listens now, for the ranks to meet."""
     with socket.socket() as listener:
@@ -372,6 +408,14 @@ def compare(name: str, found: Outcome, expected: Outcome) -> Difference:
     )
 
 
+def relative(found: float, expected: float) -> float:
+    return abs(found - expected) / max(abs(expected), 1e-30)
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
 def joined(columns: dict[int, torch.Tensor]) -> torch.Tensor:
     return torch.cat([columns[index] for index in sorted(columns)])
 
@@ -446,13 +490,29 @@ def measure(folder: Path) -> list[Difference]:
     ]
 
 
+def prepare() -> None:
+    """Import what every rank needs, once, before any of them is forked."""
+    install()
+    # Megatron warns about its own calls between its own modules.
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module="megatron")
+    warnings.filterwarnings("ignore", message="The .grad attribute|When using", module="megatron")
+    # torch 2.13 renamed what Megatron calls.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    torch.set_num_threads(1)
+    import mbridge  # noqa: F401
+    import transformers  # noqa: F401
+
+    import slime_core.learner.critic
+    import slime_core.learner.gradients
+    import slime_core.learner.passes
+    import slime_core.learner.rank  # noqa: F401
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
     prepare()
-    import slime_core.learner.critic  # noqa: F401
-
     with tempfile.TemporaryDirectory() as name:
         rows = measure(Path(name))
     print("| layout | values | returns | worst metric | worst gradient of a weight |\n|---|---|---|---|---|")

@@ -15,6 +15,7 @@ import torch
 from slime_core.config.schema import OptimizerConfig, RunConfig
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.learner.batches import MicroBatch
+from slime_core.learner.finite import refuse_non_finite_weights
 from slime_core.learner.process import LearnerSettings
 from slime_core.learner.refusals import refuse_non_finite, refuse_wrong_weights
 from slime_core.learner.totals import Sums
@@ -78,9 +79,10 @@ class Critic:
         self.trained.load(folder / "critic")
 
     def annotate(self, micro_batches: Sequence[MicroBatch]) -> None:
-        """On the last pipeline stage every micro-batch has the values that the critic gives its response tokens."""
+        """Begin a rollout: on the last pipeline stage every micro-batch has the values of its response tokens."""
         from slime_core.learner.passes import collect
 
+        self.trained.begin_rollout()
         found = collect(self.trained.model, micro_batches, _response_values)
         for micro, values_U in zip(micro_batches, found, strict=False):  # earlier stages have none
             micro.values_U = values_U
@@ -93,7 +95,7 @@ class Critic:
             those of before the first step of the rollout, ``critic_grad_norm`` is that before clipping.
 
         Raises:
-            NonFiniteError: the loss or a gradient is NaN or infinite.
+            NonFiniteError: the loss, a gradient or a weight is NaN or infinite.
         """
         from slime_core.learner.passes import descend
 
@@ -103,6 +105,7 @@ class Critic:
         refuse_wrong_weights(metrics.pop("weight"), rollout)
         metrics |= {f"critic_{name}": value for name, value in self.trained.update().items()}
         refuse_non_finite(metrics, rollout, of="critic_")
+        refuse_non_finite_weights(self.trained.chunks, rollout=rollout)
         return metrics
 
     def _measure(self, micro: MicroBatch, output_1T1: torch.Tensor) -> tuple[torch.Tensor, Sums]:

@@ -56,7 +56,8 @@ class CriticRank:
 
         settings = self._settings
         ranks = settings.layout.data_size(settings.world_size)
-        shares = recut(shards, num_ranks=ranks, max_tokens=settings.config.learner.max_tokens_per_gpu)
+        budget = settings.config.learner.max_tokens_per_gpu * settings.layout.context
+        shares = recut(shards, num_ranks=ranks, max_tokens=budget)
         share, self._places = shares[settings.layout.data_rank(settings.rank, world_size=settings.world_size)]
         self._shards, self._steps = shards, self._cut(share)
         every = self._every()

@@ -13,7 +13,7 @@ import numpy as np
 
 from slime_core.errors import RunError
 from slime_core.ops.packing import balance, pack
-from slime_core.types import StepPlan, TrainBatch
+from slime_core.types import TrainBatch
 
 __all__ = ["Column", "Place", "put_together", "recut", "taken"]
 
@@ -70,7 +70,7 @@ def _batch(shards: Sequence[TrainBatch], plan: list[list[list[Place]]]) -> tuple
     places = sorted(place for step in plan for micro in step for place in micro)
     at = {place: position for position, place in enumerate(places)}
     steps = tuple(
-        StepPlan(tuple(tuple(at[place] for place in micro) for micro in step), whole.divisor)
+        replace(whole, micro_batches=tuple(tuple(at[place] for place in micro) for micro in step))
         for step, whole in zip(plan, shards[0].steps, strict=True)
     )
     columns_B = {name: _per_sample([shard.columns_B[name] for shard in shards], places) for name in shards[0].columns_B}
@@ -87,6 +87,8 @@ def _batch(shards: Sequence[TrainBatch], plan: list[list[list[Place]]]) -> tuple
             steps=steps,
             indices_B=_per_sample([shard.indices_B for shard in shards], places),
             weight_version_B=None,
+            shares_prompts=False,
+            routes_TLK=None,
         ),
         places,
     )

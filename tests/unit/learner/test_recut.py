@@ -7,6 +7,7 @@ import pytest
 
 from slime_core.errors import RunError
 from slime_core.learner.recut import Column, put_together, recut, taken
+from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, Status, TrainBatch
 
@@ -28,8 +29,8 @@ def shards(num_ranks: int, *, count: int = 13) -> list[TrainBatch]:
         sample.rollout_log_probs = [-float(index)] * response
         samples.append(sample)
     rewards_B = np.arange(count, dtype=np.float32)
-    kept = {"rollout": 5, "num_steps": 2, "max_tokens": 24, "per_token": False, "temperature": 1.0}
-    return make_shards(samples, None, rewards_B=rewards_B, num_ranks=num_ranks, **kept)
+    plan = BatchPlan(num_ranks=num_ranks, num_steps=2, max_tokens=24)
+    return make_shards(samples, None, plan, rewards_B=rewards_B, rollout=5, temperature=1.0)
 
 
 def by_sample(batches: list[TrainBatch]) -> dict[int, tuple[object, ...]]:
