@@ -50,7 +50,7 @@ class Needs:
         ranks: learner processes; 0: nothing trains.
         copies: of the model that the ranks hold together.
         engines: inference servers.
-        reference: the ranks also hold a reference model.
+        roles: weight sets beside the actor's that the ranks hold: reference, teacher, old actor.
         buffer: bytes of weights that travel through shared memory at once; 0: they travel otherwise.
     """
 
@@ -59,7 +59,7 @@ class Needs:
     ranks: int
     copies: int
     engines: int
-    reference: bool
+    roles: int
     buffer: int
 
     @classmethod
@@ -78,7 +78,7 @@ class Needs:
             ranks=config.num_learner_ranks if trains else 0,
             copies=config.num_data_ranks * parallel.context_parallel_size if trains else 0,
             engines=config.num_engines,
-            reference=config.algorithm.use_kl_loss and trains,
+            roles=_roles(config) if trains else 0,
             buffer=weights.update_weight_buffer_size if config.transport == "tensor" and trains else 0,
         )
 
@@ -136,7 +136,7 @@ class Needs:
         """
         if not self.copies:
             return 0
-        per_copy = self.item * (2 if self.reference else 1) + FLOAT32
+        per_copy = self.item * (1 + self.roles) + FLOAT32
         return self.copies * per_copy + self._shared_item
 
     @property
@@ -145,9 +145,9 @@ class Needs:
 
     @property
     def _learner_words(self) -> str:
-        reference = f" + {self.item} reference" if self.reference else ""
+        roles = f" + {self.roles} x {self.item} other roles" if self.roles else ""
         return (
-            f"({self.copies} x ({self.item} weights{reference} + {FLOAT32} gradients) + {self._shared_item} "
+            f"({self.copies} x ({self.item} weights{roles} + {FLOAT32} gradients) + {self._shared_item} "
             f"optimizer) = {self._learner_item} bytes"
         )
 
@@ -158,6 +158,11 @@ class Needs:
     @property
     def _fixed(self) -> int:
         return RUN_BYTES + self.ranks * RANK_BYTES + self.engines * ENGINE_BYTES
+
+
+def _roles(config: RunConfig) -> int:
+    algorithm = config.algorithm
+    return (algorithm.use_kl_loss or algorithm.kl_coef > 0) + algorithm.use_opd + algorithm.keep_old_actor
 
 
 def _parameters(folder: Path, *, needed: bool) -> int:

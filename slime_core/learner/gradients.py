@@ -47,11 +47,17 @@ def _in_place_of_weights(model: Sequence[Any]) -> Iterator[None]:
     weights = [parameter.data for parameter in parameters]
     try:
         for parameter in parameters:
-            parameter.data = parameter.main_grad.to(parameter.dtype)
+            parameter.data = _gradient(parameter)
         yield
     finally:
         for parameter, weight in zip(parameters, weights, strict=True):
             parameter.data = weight
+
+
+def _gradient(parameter: Any) -> torch.Tensor:
+    # A frozen parameter has no place in Megatron's buffers.
+    found: torch.Tensor = parameter.main_grad if parameter.requires_grad else torch.zeros_like(parameter)
+    return found.to(parameter.dtype)
 
 
 def _inner(chunk: Any) -> Any:

@@ -217,17 +217,13 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     return max((a[name] - b[name]).abs().max().item() for name in a)
 
 
-def forwards(learner: Any, *shards: TrainBatch) -> list[int]:
-    """Micro-batches that go through the model in each rollout."""
-    counted = [0]
-    handle = learner.actor.chunks[0].register_forward_pre_hook(lambda *_: counted.append(counted.pop() + 1))
-    found = []
-    for one in shards:
-        counted[:] = [0]
-        learner.train(one)
-        found += counted
+def trained(learner: Any, batch: TrainBatch) -> tuple[dict[str, float], int]:
+    """The metrics of a rollout, and how many micro-batches went through the model for it."""
+    passed: list[int] = []
+    handle = learner.actor.chunks[0].register_forward_pre_hook(lambda *_: passed.append(1))
+    metrics = learner.train(batch)
     handle.remove()
-    return found
+    return metrics, len(passed)
 
 
 # --- Passes ----------------------------------------------------------------------------------------------------------
@@ -243,7 +239,8 @@ def test_only_columns_that_are_read_cost_a_pass(children, other):
             {"use_opd": True, "opd_teacher_load": other},
             {**KL, "use_opd": True, "opd_teacher_load": other},
         )
-        return [forwards(make(**case), shard(), shard(1, num_steps=2)) for case in cases]
+        learners = (make(**case) for case in cases)
+        return [[trained(one, shard())[1], trained(one, shard(1, num_steps=2))[1]] for one in learners]
 
     (found,) = children(count)
     assert found == [[1, 2 + 2], [2, 4 + 2], [2, 4 + 2], [3, 6 + 2]]
@@ -293,39 +290,24 @@ def test_a_reference_that_never_changes_is_not_saved(children, tmp_path):
 def test_old_log_probs_are_those_of_the_published_actor(children):
     """Published before rollouts 0 and 2, as with an interval of 2."""
 
-    def train(make: Make) -> list[tuple[list[float], list[int]]]:
+    def measure(make: Make) -> list[list[tuple[float, int]]]:
         found = []
         for kept in (True, False):
-            learner = make(keep_old_actor=kept)
-            divergences, counts = [], []
+            learner, rollouts = make(keep_old_actor=kept), []
             for rollout in range(3):
                 if rollout % 2 == 0:
                     learner.published(rollout)
-                batch = shard(rollout)
-                counts += forwards(learner, batch) if rollout else []
-                divergences.append(0.0 if rollout else learner.train(batch)["train/ppo_kl"])
-            found.append((divergences, counts))
-        return found
-
-    def measure(make: Make) -> list[list[float]]:
-        found = []
-        for kept in (True, False):
-            learner = make(keep_old_actor=kept)
-            metrics = []
-            for rollout in range(3):
-                if rollout % 2 == 0:
-                    learner.published(rollout)
-                metrics.append(learner.train(shard(rollout))["train/ppo_kl"])
-            found.append(metrics)
+                metrics, passes = trained(learner, shard(rollout))
+                rollouts.append((metrics["train/ppo_kl"], passes))
+            found.append(rollouts)
         return found
 
     ((kept, current),) = children(measure)
-    assert current == [0.0, 0.0, 0.0]
-    assert kept[0] == kept[2] == 0.0
-    assert abs(kept[1]) > 1e-4
-    ((with_copy, without),) = children(train)
-    assert with_copy[1] == [2, 1]  # rollout 1 needs a pass of the copy, rollout 2 is the copy
-    assert without[1] == [1, 1]
+    assert current == [(0.0, 1)] * 3
+    assert kept[0] == kept[2] == (0.0, 1)  # the copy is the actor: no pass for it
+    moved, passes = kept[1]
+    assert abs(moved) > 1e-4
+    assert passes == 2
 
 
 # --- Teacher ---------------------------------------------------------------------------------------------------------

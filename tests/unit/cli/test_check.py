@@ -19,7 +19,7 @@ from slime_core.errors import PlacementError
 
 CPU = Machine(cores=2, memory=10**15, shared_memory=10**15, has_gpus=False, torch="2.13.0+cpu")
 GPUS = replace(CPU, cores=16, has_gpus=True, torch="2.13.0")
-BILLIONS = Needs(parameters=8 * 10**9, item=2, ranks=8, copies=4, engines=4, reference=False, buffer=0)
+BILLIONS = Needs(parameters=8 * 10**9, item=2, ranks=8, copies=4, engines=4, roles=0, buffer=0)
 
 
 def planned(line: str, machine: Machine = CPU, needs: Needs = BILLIONS) -> list[str]:

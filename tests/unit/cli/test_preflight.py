@@ -17,7 +17,7 @@ from slime_core.errors import ConfigError, DataError
 from slime_core.plugins.registry import activate
 
 LARGE = Machine(cores=64, memory=10**15, shared_memory=10**15, has_gpus=False, torch="2.13.0")
-BILLION = Needs(parameters=10**9, item=4, ranks=1, copies=1, engines=1, reference=False, buffer=0)
+BILLION = Needs(parameters=10**9, item=4, ranks=1, copies=1, engines=1, roles=0, buffer=0)
 PROCESSES = RUN_BYTES + RANK_BYTES + ENGINE_BYTES
 
 
@@ -32,7 +32,7 @@ def config(line: str = "") -> RunConfig:
         ({}, 4 + 4 + 8 + 4),
         # two copies of weights and gradients, one of the moments, shared out over them
         ({"copies": 2}, 2 * (4 + 4) + 8 + 4),
-        ({"reference": True}, 4 + 4 + 4 + 8 + 4),
+        ({"roles": 2}, 4 + 2 * 4 + 4 + 8 + 4),
         # bfloat16 weights, float32 gradients, moments and master
         ({"item": 2}, 2 + 4 + 8 + 4 + 2),
         ({"copies": 0}, 4),
@@ -50,7 +50,7 @@ def test_processes_cost_memory_and_time() -> None:
 
 def test_the_embedded_run_needs_what_its_files_hold() -> None:
     needs = Needs.of(config("--actor-num-gpus-per-node 4 --tensor-model-parallel-size 2 --colocate true"), trains=True)
-    assert needs == Needs(parameters=113_184, item=4, ranks=4, copies=2, engines=1, reference=False, buffer=512 * 2**20)
+    assert needs == Needs(parameters=113_184, item=4, ranks=4, copies=2, engines=1, roles=0, buffer=512 * 2**20)
     assert needs.shared_memory == SEMAPHORE_BYTES + 4 * 113_184
     assert Needs.of(config(), trains=False).memory == 4 * 113_184 + RUN_BYTES + ENGINE_BYTES
 
