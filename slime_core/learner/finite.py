@@ -20,11 +20,11 @@ def refuse_non_finite_weights(chunks: Sequence[torch.nn.Module], *, rollout: int
     Raises:
         NonFiniteError: one holds NaN or infinity.
     """
-    named = {name: parameter.detach() for chunk in chunks for name, parameter in chunk.named_parameters()}
-    largest = torch.nn.utils.get_total_norm(list(named.values()), math.inf)
+    named = [(name, parameter.detach()) for chunk in chunks for name, parameter in chunk.named_parameters()]
+    largest = torch.nn.utils.get_total_norm([parameter for _, parameter in named], math.inf)
     if math.isfinite(largest.item()):
         return
-    bad = sorted(name for name, parameter in named.items() if not bool(parameter.isfinite().all()))
+    bad = sorted(name for name, parameter in named if not bool(parameter.isfinite().all()))
     raise NonFiniteError(
         f"rollout {rollout}: the optimizer left NaN or infinity in {len(bad)} weights of this rank, {bad[0]} among "
         "them. Nothing of this rollout was published or saved. Lower --lr, or resume from the last checkpoint with "

@@ -109,6 +109,10 @@ class Learner:
         return Critic(spec, builder=who_builds(registry, settings.architecture), settings=settings)
 
     @property
+    def _models(self) -> list[TrainedModel]:
+        return [self.actor] if self.critic is None else [self.actor, self.critic.trained]
+
+    @property
     def _critic_only(self) -> int:
         """Rollouts at the start that leave the actor as it is."""
         return self._config.critic.num_critic_only_steps
@@ -168,7 +172,8 @@ class Learner:
         """
         from slime_core.learner.totals import average
 
-        self.actor.begin_rollout()
+        for model in self._models:
+            model.begin_rollout()
         if self._config.learner.use_rollout_routing_replay:
             self._routing.require_fitting(shard)
         steps = self._cut(shard)
@@ -188,8 +193,8 @@ class Learner:
         numbered = enumerate(steps if trains_actor else [])
         judged = [self.critic.step(step, rollout=shard.rollout) for step in steps if self.critic]
         results = [self._hooked_step(step, TrainStep(shard.rollout, i, self._info)) for i, step in numbered]
+        refuse_non_finite_weights([chunk for model in self._models for chunk in model.chunks], rollout=shard.rollout)
         if trains_actor:
-            refuse_non_finite_weights(self.actor.chunks, rollout=shard.rollout)
             self._cast.trained(shard.rollout)
         metrics = average(results) | average(judged)
         return {f"train/{name}": value for name, value in metrics.items()} | self.parity.report()
@@ -318,7 +323,7 @@ class Learner:
         from slime_core.learner.sleep import Bed, device_tensors, drop_scratch
 
         if self._bed is None:
-            models = [self.actor] if self.critic is None else [self.actor, self.critic.trained]
+            models = self._models
             for trained in models:
                 trained.optimizer.zero_grad()
             drop_scratch()

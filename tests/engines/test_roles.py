@@ -258,13 +258,11 @@ def test_the_reference_is_refreshed_and_survives_a_resume_bit_for_bit(children, 
             if rollout == 3:
                 before = weights(learner)
                 (tmp_path / "torch_dist").mkdir()
-                learner.actor.save(tmp_path / "torch_dist")
-                learner.save_roles(tmp_path / "roles")
+                learner.save(tmp_path)
                 untouched = equal(before, weights(learner))
             metrics.append(learner.train(shard(rollout)))
         learner = make(**refreshed)
-        learner.actor.load(tmp_path / "torch_dist")
-        learner.load_roles(tmp_path / "roles")
+        learner.load(tmp_path)
         return metrics, learner.train(shard(3)), sorted(os.listdir(tmp_path / "roles")), untouched
 
     ((metrics, resumed, saved, untouched),) = children(resume)
@@ -278,7 +276,8 @@ def test_the_reference_is_refreshed_and_survives_a_resume_bit_for_bit(children, 
 
 def test_a_reference_that_never_changes_is_not_saved(children, tmp_path):
     def save(make: Make) -> None:
-        make(**KL).save_roles(tmp_path / "roles")
+        (tmp_path / "torch_dist").mkdir()
+        make(**KL).save(tmp_path)
 
     children(save)
     assert not (tmp_path / "roles").exists()

@@ -23,6 +23,14 @@ def test_a_weight_that_is_not_finite_is_named(bad, dtype):
     )
 
 
+def test_chunks_of_the_same_names_are_all_looked_at():
+    first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    with torch.no_grad():
+        first.weight[0, 0] = math.nan
+    with pytest.raises(NonFiniteError, match="in 1 weights"):
+        refuse_non_finite_weights([first, second], rollout=0)
+
+
 @pytest.mark.parametrize("largest", [0.0, 1.0, 3e38])
 def test_large_weights_are_still_finite(largest):
     """A sum of squares would not be."""
