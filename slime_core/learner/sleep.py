@@ -71,6 +71,8 @@ def device_tensors(model: Iterable[Any], optimizer: Any) -> tuple[list[torch.Ten
 
 def _optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if part.is_stub_optimizer:  # of weights that are all frozen
+            continue
         for group in part.optimizer.param_groups:
             yield from group["params"]
         for state in part.optimizer.state.values():

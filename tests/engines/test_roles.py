@@ -327,18 +327,16 @@ def log_probs(folder: Path) -> list[torch.Tensor]:
 
 
 def test_the_divergence_from_the_teacher_is_that_of_transformers(children, folder, other):
-    def distil(make: Make) -> tuple[dict[str, float], dict[str, float], bool]:
-        learner = make(use_opd=True, opd_teacher_load=other, opd_kl_coef=0.5, optimizer={"lr": 1e-4})
+    def distil(make: Make) -> tuple[dict[str, float], bool]:
+        learner = make(use_opd=True, opd_teacher_load=other, opd_kl_coef=0.5)
         before = weights(learner)
-        first = learner.train(shard(scale=0.0))
-        return first, learner.train(shard(1, scale=0.0)), equal(before, weights(learner))
+        return learner.train(shard(scale=0.0)), equal(before, weights(learner))
 
-    ((first, second, unchanged),) = children(distil)
+    ((metrics, unchanged),) = children(distil)
     pairs = zip(log_probs(folder), log_probs(other), strict=True)
     expected = np.mean([(student - teacher).mean().item() for student, teacher in pairs])
-    assert first["train/opd_reverse_kl"] == pytest.approx(expected, rel=1e-4)
-    assert second["train/opd_reverse_kl"] < first["train/opd_reverse_kl"]  # it learns, with advantages of 0
-    assert not unchanged
+    assert metrics["train/opd_reverse_kl"] == pytest.approx(expected, rel=1e-4)
+    assert not unchanged  # with advantages of 0, the teacher alone teaches
 
 
 def test_a_teacher_that_computes_differently_is_refused(children, tmp_path):
@@ -379,8 +377,8 @@ def test_only_the_chosen_weights_change_and_a_resume_is_exact(children, tmp_path
         return moved(start, end), equal(end, weights(learner))
 
     ((changed, exact),) = children(train)
-    names = {"post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"} - {"post_attention_layernorm"}
-    assert changed == {f"model.layers.1.{name}.weight" for name in names} | {"model.norm.weight"}
+    parts = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    assert changed == {f"model.layers.1.{part}.weight" for part in parts} | {"model.norm.weight"}
     assert exact
 
 

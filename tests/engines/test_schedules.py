@@ -1,4 +1,5 @@
-"""The learning rate of every step, as Megatron's schedule computes it, against tables made by hand."""
+"""The learning rate of every step, as Megatron's schedule computes it, against tables made by hand; and an Adam that
+forgets."""
 
 from __future__ import annotations
 
@@ -6,8 +7,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from slime_core.config.schema import OptimizerConfig
+
+
+@pytest.fixture(autouse=True)
+def patched() -> None:
+    """Megatron can be imported without a GPU."""
+    from slime_core.cpu.megatron import install
+
+    install()
 
 
 def rates(*, num_steps: int, **settings: Any) -> list[float]:
@@ -53,5 +63,27 @@ WSD = {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 4}
         ),
     ],
 )
-def test_every_step_runs_at_the_rate_of_the_table(megatron, settings, expected):
+def test_every_step_runs_at_the_rate_of_the_table(settings, expected):
     assert rates(num_steps=len(expected), **settings) == pytest.approx(expected, abs=1e-6)
+
+
+def test_an_adam_that_forgets_steps_as_a_new_one() -> None:
+    from slime_core.learner.optimizer import forget
+
+    def step(adam: torch.optim.Optimizer, weight: torch.Tensor, gradient: float) -> float:
+        weight.grad = torch.full_like(weight, gradient)
+        before = weight.item()
+        adam.step()
+        return weight.item() - before
+
+    weight = torch.nn.Parameter(torch.ones(()))
+    adam = torch.optim.AdamW([weight], lr=0.5, weight_decay=0.0)
+    stub = SimpleNamespace(is_stub_optimizer=True)
+    chained: Any = SimpleNamespace(
+        chained_optimizers=[stub, SimpleNamespace(is_stub_optimizer=False, optimizer=adam)],
+    )
+    forget(chained)  # nothing to forget yet
+    assert step(adam, weight, 3.0) == pytest.approx(-0.5)  # Adam's first step: lr times the sign of the gradient
+    assert step(adam, weight, -1.0) != pytest.approx(0.5, abs=0.1)
+    forget(chained)
+    assert step(adam, weight, -1.0) == pytest.approx(0.5)
