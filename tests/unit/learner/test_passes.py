@@ -29,3 +29,21 @@ def test_a_loss_that_changes_the_logits_in_place_does_not_change_what_is_measure
     loss, found = passes._of_logits(objective, logits, micro(), None)
     assert loss.item() == 20.0
     assert found.sums["entropy_loss"].item() == 4.0
+
+
+def test_a_loss_factor_multiplies_what_is_minimised_and_no_average(monkeypatch):
+    batch = micro(old_log_probs_U=[-1.0, -1.0, -1.0])
+    batch.loss_factor = 0.25
+    log_probs_U = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)
+    monkeypatch.setattr(passes, "response_log_probs", lambda *_, **__: (log_probs_U, torch.ones(3)))
+    parts = []
+    monkeypatch.setattr(passes, "_schedule", lambda model, micros, loss, **_: parts.append(loss(micros[0], None)))
+    monkeypatch.setattr(passes, "_reduce", lambda *_, **__: {})
+    passes.backward([torch.nn.Linear(1, 1)], [batch], Objective(Clipped(), AlgorithmConfig()))
+    value, _, found = parts[0]
+    value.backward()
+    # -A w for each token: 2 x 0.25 twice, and -1 x 0.5.
+    assert value.item() == pytest.approx(0.25 * -0.5)
+    assert log_probs_U.grad.tolist() == pytest.approx([0.25 * -0.5, 0.25 * -0.5, 0.25 * 0.5])
+    assert (found.sums["loss"].item(), found.sums["pg_loss"].item()) == pytest.approx((-0.125, -0.125))
+    assert (found.sums["entropy_loss"].item(), found.sums["weight"].item()) == (1.0, 1.0)

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime_core.config.flops import ForwardFlops
 from slime_core.rollout.plan import BatchPlan
-from slime_core.rollout.shards import grouped_rewards, loss_masks, loss_weights, make_shards
+from slime_core.rollout.shards import grouped_rewards, loss_factor, loss_masks, loss_weights, make_shards
 from slime_core.types import LogProbs, Mask, Sample, Status, TokenIds
 
 
@@ -122,6 +123,26 @@ def test_weights_times_trained_tokens_add_up_to_one(shapes, per_token):
     assert float((np.array(weights(samples, per_token=per_token)) * sums_B).sum()) == pytest.approx(expected, abs=1e-5)
 
 
+def factor(samples: list[Sample], token_divisor: float | None) -> float:
+    sums_B = np.array([mask.sum() for mask in loss_masks(samples)], np.int64)
+    return loss_factor(samples, sums_B, token_divisor=token_divisor)
+
+
+def test_a_constant_divisor_by_hand():
+    # Responses of 2 and 6 trained tokens by 4: (2 x + 6 y) / 4 / 2, against (2 x + 6 y) / 8 for the mean of tokens.
+    samples = [sample(0, prompt=1, response=2), sample(1, prompt=1, response=7, loss_mask=[1, 1, 1, 0, 1, 1, 1])]
+    assert factor(samples, 4) == 1.0
+    assert factor(samples, 16) == 0.25
+    assert factor(samples, None) == 1.0
+
+
+def test_a_constant_divisor_counts_rollouts_that_train_a_token():
+    siblings = [sample(i, prompt=1, response=3, rollout_id=5) for i in range(2)]
+    removed = sample(2, prompt=1, response=3, remove_sample=True)
+    alone = sample(3, prompt=1, response=2)
+    assert factor([*siblings, removed, alone], 10) == pytest.approx(8 / (10 * 2))
+
+
 # --- Rewards ---------------------------------------------------------------------------------------------------------
 
 
@@ -211,16 +232,55 @@ def total_loss(found) -> float:
             span = slice(starts[place], starts[place + 1])
             loss = (shard.loss_mask_U[span] * shard.rollout_log_probs_U[span]).sum()
             total += float(shard.loss_weights_B[place] * loss)
-    return total
+    (factor,) = {step.loss_factor for shard in found for step in shard.steps}
+    return factor * total
 
 
-@given(SHAPES, st.integers(1, 4), st.integers(1, 30), st.booleans(), st.randoms(use_true_random=False))
-def test_order_ranks_and_micro_batches_leave_the_loss_unchanged(shapes, num_ranks, max_tokens, per_token, random):
-    samples = [sample(i, prompt=p, response=r, rollout_id=i // 3) for i, (p, r) in enumerate(shapes)]
-    expected = total_loss(shards(samples, per_token=per_token))
+PARTS = st.lists(
+    st.tuples(st.integers(1, 6), st.integers(1, 12), st.sampled_from([None, 0, 1, 2]), st.integers(0, 4)),
+    min_size=8,
+    max_size=24,
+)
+"""Prompt, response, rollout (fanned out where several share one), and what is masked: nothing, some, all, removed."""
+
+AVERAGES = st.sampled_from([{}, {"per_token": True}, {"token_divisor": 7.0}])
+
+
+def ragged(parts) -> list[Sample]:
+    found = []
+    for i, (prompt, response, rollout, masking) in enumerate(parts):
+        mask = [1] * response if masking < 2 else [int(masking == 2 and (i + t) % 3 > 0) for t in range(response)]
+        one = sample(i, prompt=prompt, response=response, rollout_id=rollout, loss_mask=Mask(mask))
+        one.remove_sample = masking == 4
+        found.append(one)
+    return found
+
+
+def by_definition(samples: list[Sample], *, per_token: bool = False, token_divisor: float | None = None) -> float:
+    """The average that is asked for, of log-probs in place of losses: rollout after rollout."""
+    rollouts: dict[object, list[float]] = {}
+    for position, (one, mask) in enumerate(zip(samples, loss_masks(samples), strict=True)):
+        key = ("alone", position) if one.rollout_id is None else one.rollout_id
+        rollouts.setdefault(key, []).extend(p for p, m in zip(one.rollout_log_probs, mask, strict=True) if m)
+    trained = [losses for losses in rollouts.values() if losses]
+    if not trained:
+        return 0.0
+    if per_token:
+        return float(np.mean([loss for losses in trained for loss in losses]))
+    return float(np.mean([sum(losses) / (token_divisor or len(losses)) for losses in trained]))
+
+
+@given(PARTS, AVERAGES, st.integers(1, 4), st.integers(1, 30), st.sampled_from([None, 3]), st.booleans(), st.randoms())
+def test_every_average_is_what_it_is_called_however_samples_are_cut(
+    parts, average, num_ranks, max_tokens, size, by_work, random
+):
+    samples = ragged(parts)
+    expected = by_definition(samples, **average)
     random.shuffle(samples)
-    found = shards(samples, num_ranks=num_ranks, max_tokens=max_tokens, per_token=per_token)
+    flops = ForwardFlops(per_token=10, per_pair=3) if by_work else None
+    found = shards(samples, num_ranks=num_ranks, max_tokens=max_tokens, micro_batch_size=size, flops=flops, **average)
     assert total_loss(found) == pytest.approx(expected, rel=1e-5)
+    assert all(step.micro_batches for shard in found for step in shard.steps)
 
 
 def test_fewer_samples_than_ranks_in_a_step_are_refused():
