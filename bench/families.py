@@ -392,11 +392,12 @@ LEARNERS = {
 }
 
 
-def live(folder: Path) -> bool:
+def live(folder: Path, only: Sequence[str]) -> bool:
     """Print the table of trainer and engine; whether all means are below 1e-4."""
     print("| model | parameters | learner | mean before an update | largest | mean after updates | largest |")
     print("|---|---|---|---|---|---|---|")
-    means = [mean for name in LIVE for learner in LEARNERS for mean in live_row(name, learner, folder)]
+    rows = [(name, learner) for name in LIVE for learner in LEARNERS if not only or f"{name}: {learner}" in only]
+    means = [mean for name, learner in rows for mean in live_row(name, learner, folder)]
     return max(means) < 1e-4
 
 
@@ -432,11 +433,11 @@ def size(model: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", nargs="*", default=[case.name for case in CASES])
+    parser.add_argument("--only", nargs="*", help="of the rows of a table, such as 'llama: TP2' or 'Llama: TP2'")
     parser.add_argument("--engines", type=Path)
     options = parser.parse_args()
     if options.engines:
-        sys.exit(not live(options.engines))
+        sys.exit(not live(options.engines, options.only))
     # Before anything of Megatron is imported, here and in the forked ranks.
     warnings.filterwarnings("ignore")
     install()
@@ -447,7 +448,7 @@ def main() -> None:
     print("| family and layout | ranks | log-probs apart, mean | largest | gradient | weights that differ |")
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as root:
-        for row in measure([case for case in CASES if case.name in options.only], Path(root)):
+        for row in measure([case for case in CASES if not options.only or case.name in options.only], Path(root)):
             found.append(row)
             numbers = f"{row.mean:.1e} | {row.largest:.1e} | {row.gradient:.1e} | {row.weights}"
             print(f"| {row.case} | {row.ranks} | {numbers} |", flush=True)
