@@ -413,12 +413,10 @@ def live_row(name: str, learner: str, folder: Path) -> tuple[float, float]:
     if "replay" in name:
         flags = (*flags, "--use-rollout-routing-replay")
     first, *later = live_run(model, run, *flags)
-    before, after = (first["parity/mean"], first["parity/max"]), tuple(
-        max(row[f"parity/{what}"] for row in later) for what in ("mean", "max")
-    )  # fmt: skip
-    numbers = " | ".join(f"{value:.1e}" for value in (*before, *after))
+    found = [max(row[f"parity/{what}"] for row in rows) for rows in ([first], later) for what in ("mean", "max")]
+    numbers = " | ".join(f"{value:.1e}" for value in found)
     print(f"| {name} | {size(model):,} | {learner} | {numbers} |", flush=True)
-    return before[0], after[0]
+    return found[0], found[2]
 
 
 def size(model: Path) -> int:
