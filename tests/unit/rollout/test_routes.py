@@ -125,3 +125,24 @@ def test_a_sample_is_written_and_read_with_its_routes():
     written = sample(1, prompt=2, response=1).to_dict()
     assert written["rollout_routed_experts"] == [[[10, 11]], [[11, 12]]]
     assert Sample.from_dict(written).rollout_routed_experts == [[[10, 11]], [[11, 12]]]
+
+
+def test_a_prompt_that_stands_once_has_the_routes_of_its_first_sample():
+    samples = [sample(1, prompt=8, response=2), sample(2, prompt=8, response=2)]
+    (batch,) = make_shards(
+        samples,
+        np.zeros(2, np.float32),
+        rollout=0,
+        num_ranks=1,
+        num_steps=1,
+        max_tokens=64,
+        per_token=False,
+        temperature=1.0,
+        share_prompts=True,
+        with_routes=True,
+    )
+    ((row,),) = cut(batch, share=True)
+    assert row.num_tokens == 12
+    first, second = (10, 20) if batch.steps[0].micro_batches[0] == (0, 1) else (20, 10)
+    found = row.given_routes_TLK[:, 0, 0].tolist()
+    assert found == [*range(first, first + 9), -1, second + 8, -1]
