@@ -26,7 +26,7 @@ def main() -> None:
     began = time.monotonic()
     prepare()
     with tempfile.TemporaryDirectory() as folder:
-        found = Matrix.make(Path(folder)).run(wanted, mutants)
+        found = Matrix.make(options.keep or Path(folder)).run(wanted, mutants)
     count = len(found) - len(mutants)
     _report(found[:count], mutants, found[count:])
     print(f"\n{count} trainings and {len(mutants)} mutants in {time.monotonic() - began:.0f} s")
@@ -42,9 +42,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--small", action="store_true", help="the layouts, cases and mutants that `make test` runs")
-    parser.add_argument("--mutants", action="store_true", help="the mutants alone")
+    parser.add_argument("--mutants", action="store_true", help="all mutants; alone, or with --small")
     parser.add_argument("--layouts", nargs="*", help="only these")
     parser.add_argument("--cases", nargs="*", help="only these")
+    parser.add_argument("--keep", type=Path, help="leave models and records in this empty folder")
     parser.add_argument("--json", type=Path, help="also write all rows to this file")
     return parser
 
@@ -60,7 +61,7 @@ def _wanted(options: argparse.Namespace) -> Mapping[str, Sequence[str]]:
 
 
 def _mutants(options: argparse.Namespace) -> Sequence[Mutant]:
-    return SMALL_MUTANTS if options.small else MUTANTS if options.mutants else ()
+    return MUTANTS if options.mutants else SMALL_MUTANTS if options.small else ()
 
 
 def _report(rows: Sequence[Difference], mutants: Sequence[Mutant], of_mutants: Sequence[Difference]) -> None:

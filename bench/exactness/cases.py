@@ -45,6 +45,18 @@ ESTIMATED = {
 }
 """The policy loss alone, so that nothing else makes the gradients. Some ratios lie between the bounds, some beyond."""
 
+DISCOUNTED = {"gamma": 0.95, "lambd": 0.9, "corrections": ("tis",), "tis_clip": 0.2, "tis_clip_low": 0.05}
+CORRECTED = {
+    **USUAL,
+    "corrections": ("mis", "opsm", "veto"),
+    "mis_level": "geometric",
+    "mis_mode": "clip",
+    "mis_clip": 0.3,
+    "mis_clip_low": 0.05,
+    "normalize_advantages": True,
+    "use_unbiased_kl": True,
+}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -57,7 +69,7 @@ class Case:
         algorithm: settings that differ from the defaults.
         optimizer: the same.
         per_token: the loss is the mean over tokens instead of over rollouts.
-        estimated: advantages are estimated on the ranks, token by token; a correction and metrics of a user take part.
+        has_plain: whether :mod:`bench.exactness.plain` computes it as well.
     """
 
     name: str
@@ -67,9 +79,11 @@ class Case:
     algorithm: Mapping[str, Any] = field(default_factory=lambda: dict(USUAL))
     optimizer: Mapping[str, Any] = field(default_factory=lambda: dict(SGD))
     per_token: bool = False
+    has_plain: bool = True
 
     @property
     def estimated(self) -> bool:
+        """Whether advantages are estimated on the ranks, token by token; a user's correction and metrics take part."""
         return "advantage_estimator" in self.algorithm
 
     @property
@@ -85,6 +99,8 @@ _ALL = (
     Case("sft", policy_loss="sft", algorithm={}, per_token=True),
     Case("tokens", plugins=("ppo",), algorithm=ESTIMATED),
     Case("adam", optimizer=ADAM),
+    Case("corrected", algorithm=CORRECTED, has_plain=False),
+    Case("ppo", plugins=("ppo",), algorithm={"advantage_estimator": "ppo", **DISCOUNTED}, has_plain=False),
     Case("tied", model="tied", algorithm={**USUAL, "kl_loss_type": "low_var_kl"}),
     Case("experts", model="experts"),
     Case("experts, gspo", model="experts", policy_loss="gspo", plugins=("grpo",), algorithm={"eps_clip": 0.03}),

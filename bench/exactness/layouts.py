@@ -50,7 +50,7 @@ _ALL = (
 )
 LAYOUTS = {layout.name: layout for layout in _ALL}
 
-_DENSE = ("clipped", "gspo", "cispo", "sft", "tokens", "adam", "tied")
+_DENSE = ("clipped", "gspo", "cispo", "sft", "tokens", "adam", "corrected", "ppo", "tied")
 _MIXED = ("experts", "experts, gspo", "experts, tokens")
 
 
@@ -66,10 +66,10 @@ WHOLE: Mapping[str, tuple[str, ...]] = {layout.name: _cases_of(layout) for layou
 
 SMALL: Mapping[str, tuple[str, ...]] = {
     ONE: ("clipped", "gspo", "tokens", "tied", "experts"),
-    "DP2": ("clipped", "tokens", "experts"),
+    "DP2": ("clipped", "tokens", "corrected", "experts"),
     "TP2 SP": ("clipped", "gspo", "tokens", "tied", "experts"),
     "PP2xVPP2": ("clipped", "tokens", "tied", "experts"),
-    "CP2": ("clipped", "gspo", "tokens", "experts"),
+    "CP2": ("clipped", "gspo", "tokens", "corrected", "ppo", "experts"),
     "EP2": ("experts",),
     "CP2xDP2": ("gspo", "tokens"),
     "TP2xPP2": ("clipped",),

@@ -70,8 +70,15 @@ class Matrix:
         # In two halves, which run beside each other.
         alone = [self._ranks(LAYOUTS[ONE], part) for part in (needed[::2], needed[1::2]) if part]
         jobs = [self._ranks(layout, cases) for layout, cases in others.items()]
-        self._run([*alone, *self._plain(needed), *jobs, *(self._broken(mutant) for mutant in mutants)])
-        one = [case for case in needed if case.name in wanted.get(ONE, ())]
+        self._run(
+            [
+                *alone,
+                *self._plain([case for case in needed if case.has_plain]),
+                *jobs,
+                *(self._broken(mutant) for mutant in mutants),
+            ]
+        )
+        one = [case for case in needed if case.name in wanted.get(ONE, ()) and case.has_plain]
         rows = [self._compare(LAYOUTS[ONE], case, PLAIN) for case in one]
         rows += [self._compare(LAYOUTS[ONE], case, FLOAT64) for case in one if case.name == "trained"]
         rows += [self._compare(layout, case, ONE) for layout, cases in others.items() for case in cases]
@@ -137,4 +144,7 @@ class Matrix:
             return failed(name, case.name, failure)
         found = [Outcome.load(target / f"{case.name}.{number}.pt") for number in range(layout.ranks)]
         seconds = float((target / f"{case.name}.0.seconds").read_text())
-        return compare(name, case.name, found, Outcome.load(other / f"{case.name}.0.pt"), seconds=seconds)
+        try:
+            return compare(name, case.name, found, Outcome.load(other / f"{case.name}.0.pt"), seconds=seconds)
+        except ValueError as error:  # other weights or metrics than those of what it is compared with
+            return failed(name, case.name, str(error))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -75,9 +76,6 @@ def _norms_not_reduced() -> None:
 
 def _experts_over_all_ranks() -> None:
     """Expert gradients are summed over all data-parallel ranks, also over those that hold other experts."""
-    from slime_core.learner import trained
-
-    del trained
     from slime_core.learner import optimizer
 
     wrap = optimizer.wrap
@@ -93,14 +91,9 @@ def _experts_over_all_ranks() -> None:
 
 def _tied_not_summed() -> None:
     """First and last stage each keep the gradient that they found for the shared embedding."""
-    from megatron.core.distributed import finalize_model_grads as module
-
-    del module
-    import sys
-
-    sys.modules["megatron.core.distributed.finalize_model_grads"]._allreduce_word_embedding_grads = (  # type: ignore[attr-defined]
-        lambda *_, **__: None
-    )
+    # The package has a function of the module's name.
+    module = import_module("megatron.core.distributed.finalize_model_grads")
+    module._allreduce_word_embedding_grads = lambda *_, **__: None  # type: ignore[attr-defined]
 
 
 # --- The loss ---------------------------------------------------------------------------------------------------------

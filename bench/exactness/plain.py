@@ -7,7 +7,7 @@ each step the loss, its metrics, its gradients and what a step of SGD with clipp
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +56,25 @@ def _step(terms: _Terms, actor: Any, number: int, found: Outcome) -> None:
             loss, measured = terms.loss(actor, index)
             loss.backward()
             metrics.update({name: float(value.detach()) for name, value in measured.items()})
-    gradients = {name: weight.grad.clone() for name, weight in actor.named_parameters()}
+    gradients = {name: part for whole, weight in actor.named_parameters() for name, part in _apart(whole, weight.grad)}
     norm = float(torch.stack([gradient.norm() for gradient in gradients.values()]).norm())
     found.metrics.append({**metrics, "grad_norm": norm})
     found.gradients.append({name: gradient.float() for name, gradient in gradients.items()})
     if terms.case.is_sgd:
         rate = SGD_RATE * min(1.0, CLIP / norm)
         found.changes.append({name: (-rate * gradient).float() for name, gradient in gradients.items()})
+
+
+def _apart(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parts that a checkpoint names: transformers holds the experts of a layer in one tensor a matrix."""
+    if ".experts." not in name:
+        yield name, weight.clone()
+        return
+    layer, _, matrices = name.rpartition(".")
+    names = ("gate_proj", "up_proj") if matrices == "gate_up_proj" else (matrices,)
+    for number, of_expert in enumerate(weight):
+        for matrix, part in zip(names, of_expert.chunk(len(names)), strict=True):
+            yield f"{layer}.{number}.{matrix}.weight", part.clone()
 
 
 class _Terms:

@@ -41,7 +41,7 @@ def train_all(
         learner = _build(layout, case, rank, address, models / case.model)
         found = _record(learner, models / case.model / "second")
         parts = given.shards(case, rollout, layout.parallel.data_size(layout.ranks))
-        learner.train(parts[layout.parallel.data_rank(rank, world_size=layout.ranks)])
+        found.metrics.append(learner.train(parts[layout.parallel.data_rank(rank, world_size=layout.ranks)]))
         found.save(target / f"{case.name}.{rank}.pt")
         (target / f"{case.name}.{rank}.seconds").write_text(str(time.monotonic() - began))
     learner.close()
