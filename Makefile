@@ -74,6 +74,11 @@ layouts: setup ## one rollout trained in every layout of the learner, and how fa
 mutants: setup ## the learner broken in twenty ways, and what caught each
 	$(BIN)/python -m bench.exactness --mutants
 
+.PHONY: families
+families: setup ## every model family against transformers in several layouts, then against real engines: two tables
+	$(BIN)/python bench/families.py
+	$(BIN)/python bench/families.py --engines outputs/families
+
 .PHONY: warm-up
 warm-up: setup ## make the embedded checkpoint again, into outputs/warm-up
 	$(BIN)/python examples/arithmetic/warm_up.py outputs/warm-up
