@@ -32,8 +32,8 @@ demo: setup ## train a tiny model with GRPO on this machine's CPU
 
 # Look at no clock, and at most one of them starts servers: two of these files may run beside each other. In a pytest of
 # their own, because Megatron takes over the process that loads it.
-BESIDE := $(wildcard $(addprefix tests/engines/test_,function_paths.py layouts.py learner.py llama.py log_probs.py \
-    megatron_flags.py model.py) tests/e2e/test_bad_input.py)
+BESIDE := $(wildcard $(addprefix tests/engines/test_,critic.py function_paths.py layouts.py learner.py llama.py \
+    log_probs.py megatron_flags.py model.py roles.py shared_prompts.py) tests/e2e/test_bad_input.py)
 
 .PHONY: test
 test: setup lint types contracts ## everything that must hold: lint, types, import contracts, tests
