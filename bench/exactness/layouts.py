@@ -66,10 +66,10 @@ WHOLE: Mapping[str, tuple[str, ...]] = {layout.name: _cases_of(layout) for layou
 
 SMALL: Mapping[str, tuple[str, ...]] = {
     ONE: ("clipped", "gspo", "tokens", "tied", "experts"),
-    "DP2": ("clipped", "tokens", "corrected", "experts"),
-    "TP2 SP": ("clipped", "gspo", "tokens", "tied", "experts"),
+    "DP2": ("clipped", "tokens", "corrected"),
+    "TP2 SP": ("clipped", "gspo", "experts"),
     "PP2xVPP2": ("clipped", "tokens", "tied", "experts"),
-    "CP2": ("clipped", "gspo", "tokens", "corrected", "ppo", "experts"),
+    "CP2": ("clipped", "gspo", "tokens", "corrected", "ppo"),
     "EP2": ("experts",),
     "CP2xDP2": ("gspo", "tokens"),
     "TP2xPP2": ("clipped",),
