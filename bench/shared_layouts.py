@@ -26,6 +26,7 @@ import slime_core
 from slime_core.config.schema import AlgorithmConfig, ClusterConfig, LearnerConfig, OptimizerConfig, RunConfig
 from slime_core.cpu.megatron import install
 from slime_core.learner.layout import ParallelLayout
+from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, Status, TrainBatch
 
@@ -94,17 +95,8 @@ def make_samples() -> tuple[list[Sample], np.ndarray]:
 
 def shards(num_ranks: int, *, share: bool) -> list[TrainBatch]:
     samples, advantages_B = make_samples()
-    return make_shards(
-        samples,
-        advantages_B,
-        rollout=0,
-        num_ranks=num_ranks,
-        num_steps=1,
-        max_tokens=MAX_TOKENS,
-        per_token=False,
-        temperature=1.0,
-        share_prompts=share,
-    )
+    plan = BatchPlan(num_ranks=num_ranks, max_tokens=MAX_TOKENS, share_prompts=share)
+    return make_shards(samples, advantages_B, plan, rollout=0, temperature=1.0)
 
 
 def train(case: Case, rank: int, address: str, folder: Path, target: Path) -> None:

@@ -109,6 +109,8 @@ class MicroBatch:
     fresh_U: torch.Tensor | None = None
     metrics_U: dict[str, torch.Tensor] = field(default_factory=dict)
     shared: SharedPrompts | None = None
+    routes: dict[int, torch.Tensor] = field(default_factory=dict)
+    given_routes_TLK: torch.Tensor | None = None
 
     @property
     def lengths(self) -> list[int]:
@@ -117,9 +119,6 @@ class MicroBatch:
             return list(self.shared.lengths)
         lengths: list[int] = self.cu_seqlens.diff()[: self.num_samples].tolist()
         return lengths
-
-    routes: dict[int, torch.Tensor] = field(default_factory=dict)
-    given_routes_TLK: torch.Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -156,6 +155,8 @@ def cut(
     share = share and shard.shares_prompts
     place = _Place(layout.row_multiple, context_rank, layout.context, device, share)
     budget = max_tokens if shard.shares_prompts and not share else None
+    if budget is not None:  # padding must not take a row above it
+        budget = budget // layout.row_multiple * layout.row_multiple or budget
     starts_T = np.concatenate([[0], np.cumsum(shard.lengths_B)])
     starts_U = np.concatenate([[0], np.cumsum(shard.response_lengths_B)])
     return [

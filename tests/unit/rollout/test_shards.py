@@ -321,14 +321,8 @@ def answers(*groups: tuple[int, list[int]]) -> list[Sample]:
 
 
 def plans(samples: list[Sample], **options) -> list[tuple[tuple[int, ...], ...]]:
-    parts = make_shards(
-        samples,
-        None,
-        rollout=0,
-        per_token=False,
-        temperature=1.0,
-        **{"num_ranks": 1, "num_steps": 1, "max_tokens": 20, "share_prompts": True} | options,
-    )
+    plan = BatchPlan(**{"num_ranks": 1, "max_tokens": 20, "share_prompts": True} | options)
+    parts = make_shards(samples, None, plan, rollout=0, temperature=1.0)
     assert len({part.shares_prompts for part in parts}) == 1
     return [step.micro_batches for part in parts for step in part.steps]
 
@@ -349,33 +343,21 @@ def test_prompts_are_shared_by_their_tokens_and_not_by_group():
 
 
 def test_too_little_saved_leaves_prompts_repeated():
-    parts = [
-        make_shards(
-            answers((prompt, [17, 17])),
-            None,
-            rollout=0,
-            num_ranks=1,
-            num_steps=1,
-            max_tokens=64,
-            per_token=False,
-            temperature=1.0,
-            share_prompts=True,
-        )[0]
-        for prompt in (1, 2)
-    ]  # one token of 36, two of 38
-    assert [part.shares_prompts for part in parts] == [False, True]
+    plan = BatchPlan(num_ranks=1, max_tokens=64, share_prompts=True)
+    few, enough = (
+        make_shards(answers((prompt, [17, 17])), None, plan, rollout=0, temperature=1.0)[0] for prompt in (1, 2)
+    )  # one token of 36, two of 38
+    assert (few.shares_prompts, enough.shares_prompts) == (False, True)
 
 
 def test_sharing_changes_no_weight_and_no_column():
     samples = answers((10, [2, 3]), (5, [5, 1, 4]), (3, [6]))
-    options = {"rollout": 0, "num_ranks": 2, "num_steps": 1, "max_tokens": 20, "per_token": False, "temperature": 1.0}
-    columns = []
+    advantages_B = np.arange(6, dtype=np.float32)
+    found = []
     for share in (False, True):
-        parts = make_shards(samples, np.arange(6, dtype=np.float32), share_prompts=share, **options)
-        rows = [
-            (int(i), float(w), float(a))
-            for part in parts
-            for i, w, a in zip(part.indices_B, part.loss_weights_B, part.columns_B["advantages"], strict=True)
-        ]
-        columns.append((sorted(rows), [step.divisor for part in parts for step in part.steps]))
-    assert columns[0] == columns[1]
+        plan = BatchPlan(num_ranks=2, max_tokens=20, share_prompts=share)
+        parts = make_shards(samples, advantages_B, plan, rollout=0, temperature=1.0)
+        columns = [(part.indices_B, part.loss_weights_B, part.columns_B["advantages"]) for part in parts]
+        rows = [row for part in columns for row in zip(*(column.tolist() for column in part), strict=True)]
+        found.append((sorted(rows), [step.divisor for part in parts for step in part.steps]))
+    assert found[0] == found[1]
