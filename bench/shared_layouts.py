@@ -31,7 +31,7 @@ from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, Status, TrainBatch
 
 EMBEDDED = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
-ARCHITECTURE = "Qwen3ForCausalLM"
+ARCHITECTURES = {"dense": "Qwen3ForCausalLM", "experts": "Qwen3MoeForCausalLM"}
 MAX_TOKENS, BOUND, TIMEOUT_S = 80, 1e-5, 90
 
 
@@ -111,10 +111,11 @@ def train(case: Case, rank: int, address: str, folder: Path, target: Path) -> No
         learner=LearnerConfig(max_tokens_per_gpu=MAX_TOKENS),
         optimizer=OptimizerConfig(lr=1e-4),
     )
+    architecture = ARCHITECTURES[case.model]
     settings = LearnerSettings(
         config,
         folder / case.model,
-        ARCHITECTURE,
+        architecture,
         "clipped",
         {},
         num_steps=10,
@@ -124,7 +125,7 @@ def train(case: Case, rank: int, address: str, folder: Path, target: Path) -> No
         num_threads=1,
         layout=case.layout,
     )
-    learner = Learner(settings, activate([], architecture=ARCHITECTURE).registry)
+    learner = Learner(settings, activate([], architecture=architecture).registry)
     found: dict[str, Any] = {}
     finish, cut = learner.actor.optimizer.step, learner._cut
 
