@@ -2,7 +2,7 @@
 
     python bench/shared_layouts.py [--json FILE]        some ten seconds on two idle cores; exit code 1 over the bound
 
-Random weights in the shape of the embedded model, and a small mixture of experts; six micro-batches of groups with
+Random weights in the shape of the embedded model, and a small mixture of experts; several micro-batches of groups with
 ragged responses, partly masked; policy loss and entropy bonus. Context-parallel ranks repeat the prompts by themselves.
 """
 
