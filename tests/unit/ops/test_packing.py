@@ -96,3 +96,7 @@ def test_pack_by_count_makes_as_few_micro_batches_as_there_can_be(lengths, size)
     assert sorted(sample for members in bins for sample in members) == list(range(len(lengths)))
     assert len(bins) == -(-len(lengths) // size)
     assert all(1 <= len(members) <= size for members in bins)
+
+
+def test_a_full_micro_batch_takes_no_more_however_light_it_is():
+    assert pack_by_count(range(4), [50, 1, 1, 1], 2) == [[0, 3], [1, 2]]
