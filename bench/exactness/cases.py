@@ -18,6 +18,7 @@ from slime_core.plugins.contracts import (
     ResponseTokens,
     TokenAdvantages,
 )
+from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import TrainBatch
 
@@ -125,12 +126,9 @@ def shards(case: Case, rollout: Rollout, num_ranks: int) -> list[TrainBatch]:
     return make_shards(
         rollout.samples,
         None if case.estimated else rollout.advantages_B,
+        BatchPlan(num_ranks=num_ranks, num_steps=NUM_STEPS, max_tokens=MAX_TOKENS, per_token=case.per_token),
         rewards_B=rollout.advantages_B,
         rollout=0,
-        num_ranks=num_ranks,
-        num_steps=NUM_STEPS,
-        max_tokens=MAX_TOKENS,
-        per_token=case.per_token,
         temperature=TEMPERATURE,
     )
 

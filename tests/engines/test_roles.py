@@ -24,6 +24,7 @@ from ray import cloudpickle
 
 from slime_core.config.schema import AlgorithmConfig, ClusterConfig, ModelConfig, OptimizerConfig, RunConfig
 from slime_core.errors import ConfigError, NonFiniteError
+from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, Status, TrainBatch
 
@@ -194,11 +195,8 @@ def shard(rollout: int = 0, *, num_steps: int = 1, scale: float = 1.0) -> TrainB
     (found,) = make_shards(
         samples(),
         scale * ADVANTAGES,
+        BatchPlan(num_ranks=1, num_steps=num_steps, max_tokens=1000),
         rollout=rollout,
-        num_ranks=1,
-        num_steps=num_steps,
-        max_tokens=1000,
-        per_token=False,
         temperature=0.7,
     )
     return found

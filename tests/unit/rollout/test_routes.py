@@ -12,6 +12,7 @@ from slime_core.errors import EngineError
 from slime_core.learner.batches import cut
 from slime_core.learner.layout import ParallelLayout
 from slime_core.rollout.client import _generation
+from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, TrainBatch
 
@@ -68,11 +69,10 @@ def shard(*samples: Sample) -> TrainBatch:
     (found,) = make_shards(
         samples,
         np.zeros(len(samples), np.float32),
+        BatchPlan(**shape),
         rollout=0,
-        per_token=False,
         temperature=1.0,
         with_routes=True,
-        **shape,
     )
     return found
 
@@ -132,13 +132,9 @@ def test_a_prompt_that_stands_once_has_the_routes_of_its_first_sample():
     (batch,) = make_shards(
         samples,
         np.zeros(2, np.float32),
+        BatchPlan(num_ranks=1, max_tokens=64, share_prompts=True),
         rollout=0,
-        num_ranks=1,
-        num_steps=1,
-        max_tokens=64,
-        per_token=False,
         temperature=1.0,
-        share_prompts=True,
         with_routes=True,
     )
     ((row,),) = cut(batch, share=True)
