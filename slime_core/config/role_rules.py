@@ -17,16 +17,6 @@ def _kl_is_used(config: RunConfig) -> Iterator[str]:
         yield f"kl_loss_coef = {coefficient} has no effect without use_kl_loss; add --use-kl-loss, or leave it out"
 
 
-def _kl_counts_once(config: RunConfig) -> Iterator[str]:
-    settings = config.algorithm
-    if settings.kl_coef and settings.use_kl_loss and settings.kl_loss_coef:
-        yield (
-            f"kl_coef = {settings.kl_coef:g} takes the divergence off the rewards and kl_loss_coef = "
-            f"{settings.kl_loss_coef:g} adds it to the loss, so that it counts twice; leave one of them out (with "
-            "--kl-loss-coef 0, --use-kl-loss measures it only)"
-        )
-
-
 def _reference_is_used(config: RunConfig) -> Iterator[str]:
     folder = config.model.ref_load
     if folder is not None and not _has_reference(config):
@@ -109,7 +99,6 @@ _REFERENCE = "use_kl_loss kl_coef"
 
 ROLES: dict[Rule, str] = {
     _kl_is_used: "kl_loss_coef use_kl_loss",
-    _kl_counts_once: f"kl_loss_coef {_REFERENCE}",
     _reference_is_used: f"ref_load {_REFERENCE}",
     _reference_that_changes_is_used: f"ref_update_interval {_REFERENCE}",
     _reference_is_the_same_model: f"hf_checkpoint ref_load {_REFERENCE}",

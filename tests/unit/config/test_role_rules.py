@@ -37,11 +37,6 @@ def other(tmp_path: Path) -> Path:
             "--use-kl-loss or --kl-coef, or leave it out",
         ),
         (
-            "--use-kl-loss --kl-loss-coef 0.1 --kl-coef 0.2",
-            "kl_coef = 0.2 takes the divergence off the rewards and kl_loss_coef = 0.1 adds it to the loss, so that it "
-            "counts twice; leave one of them out (with --kl-loss-coef 0, --use-kl-loss measures it only)",
-        ),
-        (
             "--use-opd",
             "use_opd distils from a teacher, and opd_teacher_load names none; add --opd-teacher-load FOLDER",
         ),
