@@ -81,10 +81,10 @@ class Maker:
 
     def close(self) -> None:
         """Leave the groups of the last learner, also of one that could not be made."""
-        from megatron.core import parallel_state
-
         self._learner = None
         if torch.distributed.is_initialized():
+            from megatron.core import parallel_state
+
             parallel_state.destroy_model_parallel()
             torch.distributed.destroy_process_group()
 
