@@ -33,8 +33,19 @@ def _routes_come_from_one_place(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _routes_reach_the_sampler(config: RunConfig) -> Iterator[str]:
+    # sglang-router 0.3.2 knows the fields of a request by name and leaves out this one. Can go when it passes it on.
+    if config.learner.use_rollout_routing_replay and not config.debug.debug_train_only:
+        yield (
+            "use_rollout_routing_replay needs engines that return their routes, and sglang-router, through which they "
+            "are asked, does not pass on return_routed_experts; write --use-routing-replay, or replay recorded samples "
+            "with debug_train_only"
+        )
+
+
 ROUTING: dict[Rule, str] = {
     _a_mixture_is_there: "use_routing_replay use_rollout_routing_replay hf_checkpoint",
+    _routes_reach_the_sampler: "use_rollout_routing_replay debug_train_only",
     _routes_come_from_one_place: "use_routing_replay use_rollout_routing_replay",
 }
 """Rule -> the settings it reads."""

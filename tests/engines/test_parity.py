@@ -264,12 +264,9 @@ async def test_ranks_that_share_a_model_count_each_token_once(client: GenerateCl
 TWO_RANKS = ("--actor-num-gpus-per-node", "2", "--tensor-model-parallel-size", "2")
 LIVE = {
     "qwen2, tied": TWO_RANKS,
-    "qwen3_moe": (*TWO_RANKS, "--sequence-parallel", "--use-rollout-routing-replay"),
+    "qwen3_moe": (*TWO_RANKS, "--sequence-parallel", "--use-routing-replay"),
 }
-"""Family -> flags of a learner of two ranks, against an engine of one. ``bench/families.py`` has all of them.
-
-With replayed routes the mixture agrees only if the engine's routes are read for the right tokens and layers.
-"""
+"""Family -> flags of a learner of two ranks, against an engine of one. ``bench/families.py`` has all of them."""
 
 
 @pytest.mark.parametrize("family", LIVE)
