@@ -98,16 +98,6 @@ def test_fewer_tokens_run_through_the_model(chunk):
     assert (repeated.num_tokens, once.num_tokens) == (111, 70)
 
 
-def test_a_response_that_saw_another_one_would_be_noticed(chunk, bench):
-    from slime_core.learner.batches import cut
-
-    ((micro,),) = cut(shard(), share=True)
-    expected_U = bench.train(chunk, micro)
-    micro.shared.continues[2:] -= 1  # remembered packings are by cu_seqlens
-    micro.cu_seqlens = micro.cu_seqlens.clone()
-    assert (bench.train(chunk, micro) - expected_U).abs().max() > 1e-2
-
-
 # --- What can take such rows ------------------------------------------------------------------------------------------
 
 
