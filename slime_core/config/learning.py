@@ -182,7 +182,7 @@ class LearnerConfig(Section):
     log_probs_chunk_size: Count | None = 1024
     """Response tokens whose probabilities over the vocabulary are in memory at once. None: all of a micro-batch."""
     shared_prompts: Literal["auto", "off"] = "auto"
-    """Pack a prompt group so that its prompt stands once and all its responses attend to it. auto: where it can."""
+    """Pack a prompt group so that its prompt stands once. auto: where it can and saves a twentieth of the tokens."""
     use_routing_replay: bool = False
     """A mixture's routes are recorded in the first pass over a rollout and used again by the later ones."""
     use_rollout_routing_replay: bool = False
