@@ -55,7 +55,7 @@ contracts: setup ## which room may import which
 	$(BIN)/lint-imports
 
 .PHONY: learn
-learn: setup ## three seeds and three controls of the embedded run, and the tables of docs/results.md
+learn: setup ## every estimator on the embedded task, and what must not learn: the tables of docs/results.md
 	$(BIN)/python bench/learn.py outputs/learn
 
 .PHONY: matrix
