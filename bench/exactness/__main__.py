@@ -81,7 +81,7 @@ def _as_json(rows: Sequence[Difference], mutants: Sequence[Mutant], of_mutants: 
 
 def _is_wrong(rows: Sequence[Difference], of_mutants: Sequence[Difference]) -> bool:
     exact = all(row.is_equal for row in rows if FLOAT64 not in row.layout)
-    return not exact or any(row.is_equal for row in of_mutants)
+    return not exact or not all(row.is_noticed for row in of_mutants)
 
 
 if __name__ == "__main__":

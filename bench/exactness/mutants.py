@@ -143,17 +143,9 @@ def _forgotten_temperature() -> None:
 
 def _forgotten_reference() -> None:
     """The reference is the actor."""
-    from slime_core.learner.rank import Learner
+    from slime_core.learner.roles import Roles
 
-    remember = Learner._remember_reference
-
-    def forget(self: Any) -> Any:
-        roles = remember(self)
-        if self._columns.reference:
-            roles.remember("reference")
-        return roles
-
-    Learner._remember_reference = forget  # type: ignore[method-assign]
+    Roles.read = lambda self, role, load: self.remember(role)  # type: ignore[method-assign]
 
 
 def _late_old_log_probs() -> None:

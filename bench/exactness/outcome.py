@@ -87,6 +87,11 @@ class Difference:
     def is_equal(self) -> bool:
         return not self.failure and not self.broken
 
+    @property
+    def is_noticed(self) -> bool:
+        """Whether a mistake showed: in a number, or because the learner refused to go on; not if it just crashed."""
+        return self.failure.startswith("slime_core.errors.") if self.failure else bool(self.broken)
+
 
 def failed(layout: str, case: str, message: str) -> Difference:
     """The ranks came to no result."""

@@ -24,7 +24,9 @@ def print_matrix(rows: Sequence[Difference]) -> None:
     print("|---" * (len(HEADS) + 2) + "|")
     for layout in dict.fromkeys(row.layout for row in rows):
         of_layout = [row for row in rows if row.layout == layout and row.case != "trained"]
-        if of_layout:
+        if any(row.failure for row in of_layout):
+            print(f"| {layout} | {len(of_layout)} | **failed** |" + " |" * (len(HEADS) - 1))
+        elif of_layout:
             worst = [max(getattr(row, name) for row in of_layout) for name in HEADS]
             print(f"| {layout} | {len(of_layout)} | {' | '.join(f'{value:.1e}' for value in worst)} |")
 
@@ -53,8 +55,8 @@ def print_mutants(mutants: Sequence[Mutant], rows: Sequence[Difference]) -> None
 
 
 def _caught(row: Difference) -> str:
+    if not row.is_noticed:
+        return f"**nothing** {row.failure}"
     if row.failure:
-        return f"the run refuses: {row.failure}"
-    if row.is_equal:
-        return "**nothing**"
+        return f"the learner refuses: {row.failure.partition(': ')[2]}"
     return ", ".join(f"{HEADS.get(name, name)} {getattr(row, name):.1e}" for name in BOUNDS if name in row.broken)
