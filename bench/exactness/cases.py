@@ -22,7 +22,7 @@ from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import TrainBatch
 
-__all__ = ["CASES", "SGD_RATE", "Case", "Counting", "run_config", "sequence_correction", "shards"]
+__all__ = ["CASES", "CLIP", "Case", "Counting", "run_config", "sequence_correction", "shards"]
 
 SGD_RATE, CLIP = 0.5, 0.5
 LARGE = 1e4
@@ -32,6 +32,8 @@ SGD = {"lr": SGD_RATE * LARGE, "adam_eps": LARGE, "adam_beta1": 0.0, "weight_dec
 Megatron's distributed optimizer knows no other optimizer than Adam, and this way clipping, sharding and gathering are
 those of a run. Weights move by some thousandths, of which float32 keeps four digits.
 """
+FAST = {**SGD, "lr": 16 * SGD_RATE * LARGE}
+"""For gradients of some hundredths: the steps are as large as those of the others."""
 ADAM = {"lr": 1e-4, "weight_decay": 0.1, "adam_beta2": 0.95, "adam_eps": 1e-5, "clip_grad": CLIP}
 MAX_TOKENS = 100
 SMALLEST_WEIGHT = 0.05
@@ -88,9 +90,9 @@ class Case:
         return "advantage_estimator" in self.algorithm
 
     @property
-    def is_sgd(self) -> bool:
-        """Whether a step follows the gradient, so that anybody can say where it leads."""
-        return self.optimizer["adam_eps"] == LARGE
+    def rate(self) -> float | None:
+        """By which a step follows the gradient, clipped; None: it is one of Adam."""
+        return self.optimizer["lr"] / LARGE if self.optimizer["adam_eps"] == LARGE else None
 
 
 _ALL = (
@@ -98,14 +100,14 @@ _ALL = (
     Case("gspo", policy_loss="gspo", plugins=("grpo",), algorithm={**USUAL, "kl_loss_type": "k2", "eps_clip": 0.03}),
     Case("cispo", policy_loss="cispo", plugins=("grpo",), algorithm={**USUAL, "kl_loss_type": "k1"}, per_token=True),
     Case("sft", policy_loss="sft", algorithm={}, per_token=True),
-    Case("tokens", plugins=("ppo",), algorithm=ESTIMATED),
+    Case("tokens", plugins=("ppo",), algorithm=ESTIMATED, optimizer=FAST),
     Case("adam", optimizer=ADAM),
     Case("corrected", algorithm=CORRECTED, has_plain=False),
     Case("ppo", plugins=("ppo",), algorithm={"advantage_estimator": "ppo", **DISCOUNTED}, has_plain=False),
     Case("tied", model="tied", algorithm={**USUAL, "kl_loss_type": "low_var_kl"}),
     Case("experts", model="experts"),
     Case("experts, gspo", model="experts", policy_loss="gspo", plugins=("grpo",), algorithm={"eps_clip": 0.03}),
-    Case("experts, tokens", model="experts", plugins=("ppo",), algorithm=ESTIMATED),
+    Case("experts, tokens", model="experts", plugins=("ppo",), algorithm=ESTIMATED, optimizer=FAST),
     Case("trained", model="trained"),
 )
 CASES = {case.name: case for case in _ALL}

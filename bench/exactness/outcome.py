@@ -24,7 +24,7 @@ TRAINED_GRADIENT = 1e-4
 """Of the case ``trained``: the terms of its gradient nearly cancel, so that rounding counts for more. One rank alone is
 then 1e-5 and more away from the same step in float64, as the table shows."""
 
-SMALLEST = 1e-3
+SMALLEST = 1e-2
 """Metrics below this are compared in its multiples: of what is 0 up to rounding, nothing is left to be relative to."""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bench.exactness import models
-from bench.exactness.cases import CLIP, SGD_RATE, SMALLEST_WEIGHT, Case
+from bench.exactness.cases import CLIP, SMALLEST_WEIGHT, Case
 from bench.exactness.outcome import Outcome
 from bench.exactness.rollout import NUM_STEPS, Rollout, log_probs
 from slime_core.types import Sample
@@ -60,8 +60,8 @@ def _step(terms: _Terms, actor: Any, number: int, found: Outcome) -> None:
     norm = float(torch.stack([gradient.norm() for gradient in gradients.values()]).norm())
     found.metrics.append({**metrics, "grad_norm": norm})
     found.gradients.append({name: gradient.float() for name, gradient in gradients.items()})
-    if terms.case.is_sgd:
-        rate = SGD_RATE * min(1.0, CLIP / norm)
+    if terms.case.rate is not None:
+        rate = terms.case.rate * min(1.0, CLIP / norm)
         found.changes.append({name: (-rate * gradient).float() for name, gradient in gradients.items()})
 
 
