@@ -71,7 +71,7 @@ layouts: setup ## one rollout trained in every layout of the learner, and how fa
 	$(BIN)/python -m bench.exactness
 
 .PHONY: mutants
-mutants: setup ## the learner broken in twenty ways, and what caught each
+mutants: setup ## the learner broken in many ways, and what caught each
 	$(BIN)/python -m bench.exactness --mutants
 
 .PHONY: families

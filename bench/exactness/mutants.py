@@ -152,7 +152,7 @@ def _late_old_log_probs() -> None:
     """The old log-probabilities are those of the step itself, so that no ratio leaves 1."""
     from slime_core.learner.columns import Columns
 
-    Columns.old = lambda self, num_steps: False  # type: ignore[method-assign]
+    Columns.old = lambda *_, **__: False  # type: ignore[method-assign]
 
 
 # --- Sums over ranks --------------------------------------------------------------------------------------------------
@@ -198,13 +198,6 @@ def _whitened_alone() -> None:
     OverShards.sum = lambda self, values: values.detach().clone()  # type: ignore[method-assign]
 
 
-def _half_the_vocabulary() -> None:
-    """The entropy is that of this rank's part of the vocabulary."""
-    from slime_core.learner import log_probs
-
-    log_probs._reduce = lambda *_: None
-
-
 MUTANTS = (
     Mutant("gradients not finalised", "DP2", "clipped", _no_finalisation),
     Mutant("gradients not finalised, sequence parallel", "TP2 SP", "clipped", _no_finalisation),
@@ -225,7 +218,6 @@ MUTANTS = (
     Mutant("sequences not summed", "CP2", "gspo", _no_sequence_sums),
     Mutant("sums of sequences without gradient", "CP2", "gspo", _no_gradient_of_sequence_sums),
     Mutant("advantages whitened a rank", "DP2", "tokens", _whitened_alone),
-    Mutant("entropy of half the vocabulary", "TP2 SP", "clipped", _half_the_vocabulary),
 )
 
 _SMALL = (

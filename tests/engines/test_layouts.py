@@ -25,7 +25,7 @@ ROWS = {
     "EP2": ("experts",),
     "CP2xDP2": ("gspo", "tokens"),
     "TP2xPP2": ("clipped",),
-    "TP2 SPxEP2": ("experts",),
+    "PP2xEP2": ("experts",),
 }
 NAMES = [(layout, case) for layout, cases in ROWS.items() for case in cases]
 MUTANTS = {
