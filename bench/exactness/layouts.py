@@ -48,7 +48,7 @@ _ALL = (
     Layout("CP2xEP2", 4, ParallelLayout(context=2, expert=2)),
 )
 LAYOUTS = {layout.name: layout for layout in _ALL}
-"""Not among them: tensor and expert parallel at once. Ranks then gather unequal numbers of tokens, which gloo refuses."""
+"""Not among them: tensor with expert parallel; ranks then gather unequal numbers of tokens, which gloo refuses."""
 
 _DENSE = ("clipped", "gspo", "cispo", "sft", "tokens", "adam", "corrected", "ppo", "tied")
 _MIXED = ("experts", "experts, gspo", "experts, tokens")
