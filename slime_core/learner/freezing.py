@@ -42,6 +42,8 @@ def freeze(chunks: Sequence[torch.nn.Module], *, only: Sequence[str] = (), froze
         raise ConfigError(f"{setting} = {list(only or frozen)} leaves none of {len(everything)} parameters to train")
     for name, parameter in mine:
         parameter.requires_grad_(name in trained)
+    for chunk in chunks:
+        _begin_gradients(chunk)
 
 
 def whole_names(chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -68,6 +70,25 @@ def _number(name: str, child: Any, *, of: Any, place: tuple[str, ...]) -> str:
 
         return str(int(name) + len(of) * parallel_state.get_expert_model_parallel_rank())
     return str(getattr(child, "layer_number", int(name) + 1) - 1)
+
+
+def _begin_gradients(chunk: Any) -> None:
+    """The embedding's output needs a gradient where later weights would otherwise go without theirs.
+
+    Megatron's checkpointed layers have gradients only if their input needs one (tensor_parallel/random.py:496). Ranks
+    that share experts exchange gradients in every layer, also in one where the experts of a single rank train. Later
+    pipeline stages receive inputs that need a gradient.
+    """
+    embedding, config = getattr(chunk, "embedding", None), chunk.config
+    shares_experts = config.expert_model_parallel_size > 1
+    recomputes = config.recompute_granularity is not None and any(part.requires_grad for part in chunk.parameters())
+    if embedding is not None and (recomputes or shares_experts):
+        embedding.register_forward_hook(_need_gradient)
+
+
+def _need_gradient(embedding: torch.nn.Module, arguments: Any, hidden_T1H: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and not hidden_T1H.requires_grad:
+        hidden_T1H.requires_grad_()
 
 
 def _over_ranks(names: list[str]) -> set[str]:

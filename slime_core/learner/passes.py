@@ -16,6 +16,7 @@ from slime_core.learner.batches import MicroBatch, idle, packed_sequence
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.log_probs import response_log_probs
 from slime_core.learner.objective import Objective
+from slime_core.learner.refusals import refuse_no_gradient
 from slime_core.learner.totals import Sums, total
 
 __all__ = ["backward", "collect", "descend", "fill_up", "log_probs"]
@@ -26,6 +27,9 @@ Measure = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, Sums]]
 
 MINIMISED = ("loss", "pg_loss", "value_loss")
 """Metrics that are what is minimised; all others are averages."""
+
+GRADIENT = "has_gradient"
+"""Whether a loss needs a gradient, on its way through the largest values over micro-batches and ranks."""
 
 
 def fill_up(steps: list[list[MicroBatch]], layout: ParallelLayout) -> None:
@@ -100,16 +104,23 @@ def backward(
 
 
 def descend(model: Sequence[Any], micro_batches: Sequence[MicroBatch], measure: Measure) -> dict[str, float]:
-    """Gradients of the sum of the losses that ``measure`` finds, otherwise as :func:`backward`."""
+    """Gradients of the sum of the losses that ``measure`` finds, otherwise as :func:`backward`.
+
+    Raises:
+        RunError: no loss of any rank needs a gradient.
+    """
 
     def loss(micro: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Sums]:
         value, sums = measure(micro, output)
+        sums.largest[GRADIENT] = torch.full((), float(value.requires_grad), device=value.device)
         value = value * micro.loss_factor
         sums.sums |= {name: sums.sums[name] * micro.loss_factor for name in MINIMISED if name in sums.sums}
         # The count that Megatron asks for is not used: see optimizer.sum_gradients.
         return value, torch.ones((), dtype=torch.int, device=value.device), sums
 
-    return _reduce(_schedule(model, micro_batches, loss, forward_only=False), device=_device(model))
+    metrics = _reduce(_schedule(model, micro_batches, loss, forward_only=False), device=_device(model))
+    refuse_no_gradient(metrics.pop(GRADIENT))
+    return metrics
 
 
 def _of_log_probs(

@@ -6,7 +6,7 @@ import math
 
 from slime_core.errors import NonFiniteError, RunError
 
-__all__ = ["refuse_non_finite", "refuse_wrong_weights"]
+__all__ = ["refuse_no_gradient", "refuse_non_finite", "refuse_wrong_weights"]
 
 
 def refuse_non_finite(metrics: dict[str, float], rollout: int, *, of: str = "") -> None:
@@ -25,6 +25,23 @@ def refuse_non_finite(metrics: dict[str, float], rollout: int, *, of: str = "") 
             f"rollout {rollout}: not finite (NaN or infinity): {', '.join(bad)}. Nothing of this step was published or "
             f"saved. Look at the samples of this rollout, then lower {settings}, or resume from the last "
             "checkpoint with --load."
+        )
+
+
+def refuse_no_gradient(has_gradient: float) -> None:
+    """Return if minimising the loss of a step changes a weight.
+
+    Arguments:
+        has_gradient: 1 if the loss of any micro-batch on any rank needs a gradient, else 0.
+
+    Raises:
+        RunError: it would change none.
+    """
+    if not has_gradient:
+        raise RunError(
+            "the loss of a step needs no gradient: no weight that trains has a part in it, so the step would change "
+            "nothing. A loss of --custom-loss-function-path has to be computed from the logits that it is given; else "
+            "name other weights in --only-train-params-name-list or --freeze-params-name-list."
         )
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -19,6 +21,7 @@ class Stage(torch.nn.Module):
     """Layers 3 and 4 of a model whose earlier ones are on another pipeline rank, and the tied output matrix."""
 
     share_embeddings_and_output_weights = True
+    config = SimpleNamespace(recompute_granularity=None, expert_model_parallel_size=1)
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,3 +78,45 @@ def test_an_expression_that_finds_nothing_is_refused_with_what_is_near():
 def test_freezing_everything_is_refused():
     with pytest.raises(ConfigError, match=r"freeze_params_name_list = \['.'\] leaves none of 5 parameters to train"):
         freeze([Stage()], frozen=["."])
+
+
+# --- Where gradients begin --------------------------------------------------------------------------------------------
+
+
+class First(torch.nn.Module):
+    """The first stage of a model."""
+
+    def __init__(self, *, recompute: str | None = None, expert: int = 1) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(recompute_granularity=recompute, expert_model_parallel_size=expert)
+        self.embedding = torch.nn.Embedding(3, 2)
+        self.mlp = torch.nn.Linear(2, 2)
+
+
+def needs_gradient(stage: First) -> bool:
+    return stage.embedding(torch.tensor([1])).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("stage", "frozen", "expected"),
+    [
+        ({}, "embedding", False),
+        ({"recompute": "full"}, "embedding", True),
+        ({"recompute": "selective"}, "embedding", True),
+        ({"expert": 2}, "embedding", True),
+        ({}, "mlp", True),
+        ({"recompute": "full"}, "mlp", True),
+    ],
+)
+def test_recomputed_layers_and_shared_experts_see_an_input_that_needs_a_gradient(stage, frozen, expected):
+    made = First(**stage)
+    freeze([made], frozen=[frozen])
+    assert needs_gradient(made) is expected
+    with torch.no_grad():
+        assert not needs_gradient(made)
+
+
+def test_a_stage_that_trains_nothing_computes_no_gradients():
+    first, last = First(recompute="full"), Stage()
+    freeze([first, last], only=["attention"])
+    assert not needs_gradient(first)

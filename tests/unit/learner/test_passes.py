@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("megatron.core")
@@ -10,8 +12,10 @@ import torch
 
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
+from slime_core.errors import RunError
 from slime_core.learner import passes
 from slime_core.learner.objective import Objective
+from slime_core.learner.totals import Sums, total
 from tests.unit.adapters.training import micro
 
 
@@ -38,7 +42,7 @@ def test_a_loss_factor_multiplies_what_is_minimised_and_no_average(monkeypatch):
     monkeypatch.setattr(passes, "response_log_probs", lambda *_, **__: (log_probs_U, torch.ones(3)))
     parts = []
     monkeypatch.setattr(passes, "_schedule", lambda model, micros, loss, **_: parts.append(loss(micros[0], None)))
-    monkeypatch.setattr(passes, "_reduce", lambda *_, **__: {})
+    monkeypatch.setattr(passes, "_reduce", lambda *_, **__: {passes.GRADIENT: 1.0})
     passes.backward([torch.nn.Linear(1, 1)], [batch], Objective(Clipped(), AlgorithmConfig()))
     value, _, found = parts[0]
     value.backward()
@@ -47,3 +51,30 @@ def test_a_loss_factor_multiplies_what_is_minimised_and_no_average(monkeypatch):
     assert log_probs_U.grad.tolist() == pytest.approx([0.25 * -0.5, 0.25 * -0.5, 0.25 * 0.5])
     assert (found.sums["loss"].item(), found.sums["pg_loss"].item()) == pytest.approx((-0.125, -0.125))
     assert (found.sums["entropy_loss"].item(), found.sums["weight"].item()) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("constant", "refused"), [((True, True), True), ((True, False), False)])
+def test_a_step_is_refused_where_no_micro_batch_has_a_loss_with_a_gradient(monkeypatch, constant, refused):
+    """Megatron would leave its backward pass out without a word, and the optimizer would step along nothing."""
+
+    def schedule(model, micros, loss, **_):
+        return [loss(one, None)[2] for one in micros]
+
+    def measure(batch, _):
+        loss = torch.zeros((), requires_grad=not is_constant.pop(0))
+        return loss, Sums({"weight": torch.ones(())})
+
+    is_constant = list(constant)
+    monkeypatch.setattr(passes, "_schedule", schedule)
+    monkeypatch.setattr(passes, "_reduce", lambda parts, **_: total(parts, SimpleNamespace(size=lambda: 1)))
+    model = [torch.nn.Linear(1, 1)]
+    if not refused:
+        assert passes.descend(model, [micro(), micro()], measure) == {"weight": 2.0}
+        return
+    with pytest.raises(RunError) as caught:
+        passes.descend(model, [micro(), micro()], measure)
+    assert str(caught.value) == (
+        "the loss of a step needs no gradient: no weight that trains has a part in it, so the step would change "
+        "nothing. A loss of --custom-loss-function-path has to be computed from the logits that it is given; else name "
+        "other weights in --only-train-params-name-list or --freeze-params-name-list."
+    )

@@ -1,0 +1,58 @@
+"""Frozen weights in real models: the others have the gradients and the optimizer state that they have otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slime_core.learner.batches import MicroBatch, cut, packed_sequence
+from slime_core.rollout.plan import BatchPlan
+from slime_core.rollout.shards import make_shards
+from slime_core.types import Sample
+from tests.engines.families import build, write
+
+# Megatron warns about its own calls between its own modules.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
+
+FAMILY = "qwen3_moe"
+FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+PARTS = {"recompute_granularity": "selective", "recompute_modules": ("moe",)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(FAMILY, tmp_path_factory.mktemp("model"))
+
+
+def micro_batch() -> MicroBatch:
+    tokens = np.random.default_rng(0).integers(0, 16, 12).tolist()
+    sample = Sample(index=0, tokens=tokens, response_length=4, rollout_log_probs=[-1.0] * 4)
+    plan = BatchPlan(num_ranks=1, max_tokens=16)
+    (shard,) = make_shards([sample], np.ones(1, np.float32), plan, rollout=0, temperature=1.0)
+    return cut(shard)[0][0]
+
+
+def gradients(folder: Path, layout: Any, *, only: list[str], **overrides: Any) -> dict[str, torch.Tensor]:
+    """Of the summed log-probabilities of one token, by name; of parameters that train and have one."""
+    from slime_core.learner.freezing import freeze
+
+    _, (chunk,) = build(FAMILY, folder, layout, **overrides)
+    freeze([chunk], only=only)
+    chunk.train()
+    micro = micro_batch()
+    logits = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=packed_sequence(micro))
+    logits.log_softmax(-1)[..., 3].sum().backward()
+    return {name: part.grad for name, part in chunk.named_parameters() if part.grad is not None}
+
+
+@pytest.mark.parametrize("recomputed", [FULL, PARTS], ids=["full", "selective"])
+def test_recomputed_layers_behind_a_frozen_embedding_have_their_gradients(megatron, folder, recomputed):
+    expected = gradients(folder, megatron, only=[r"\.mlp\."])
+    found = gradients(folder, megatron, only=[r"\.mlp\."], **recomputed)
+    assert len(expected) == 3 * (1 + 2 * 8)  # in each layer a router, and two matrices of each expert
+    assert found.keys() == expected.keys()
+    assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
