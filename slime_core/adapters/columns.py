@@ -54,21 +54,21 @@ class Postprocess:
         Raises:
             PluginError: the function failed, took a column away, or left one that does not fit the samples.
         """
-        planned = _planned(shard, steps)
-        data = _columns(shard, planned)
+        every = [micro for step in steps for micro in step]
+        data = _columns(shard, every)
         known = set(data)
         with boundary(self._source, "calling it", locate=True):
             self._function(self._args, shard.rollout, data)
         self._refuse_other_columns(known, data, shard)
         extra = {name: values for name, values in data.items() if name not in (*PER_TOKEN, *FIXED)}
-        for members, micro in planned:
-            self._take_back(data, members, micro)
-            micro.extra = {name: [values[member] for member in members] for name, values in extra.items()}
+        for micro in every:
+            self._take_back(data, micro)
+            micro.extra = {name: [values[member] for member in micro.members] for name, values in extra.items()}
 
-    def _take_back(self, data: Mapping[str, Any], members: Sequence[int], micro: MicroBatch) -> None:
+    def _take_back(self, data: Mapping[str, Any], micro: MicroBatch) -> None:
         lengths = response_lengths(micro)
         for name in PER_TOKEN.keys() & data.keys():
-            values = [data[name][member] for member in members]
+            values = [data[name][member] for member in micro.members]
             found_U = joined(self._source, name, values, micro.advantages_U, lengths)
             if name == "loss_masks":
                 # An idle micro-batch repeats samples, and stays masked.
@@ -117,33 +117,24 @@ class Postprocess:
                 raise PluginError(f"{self._source}: it changed {name}, which is packed already; leave it as it is.")
 
 
-def _planned(shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]]) -> list[tuple[Sequence[int], MicroBatch]]:
-    """Every micro-batch with the samples in it; those beyond a step's plan repeat its last one."""
-    return [
-        (plan.micro_batches[min(position, len(plan.micro_batches) - 1)], micro)
-        for plan, step in zip(shard.steps, steps, strict=True)
-        for position, micro in enumerate(step)
-    ]
-
-
-def _columns(shard: TrainBatch, planned: Sequence[tuple[Sequence[int], MicroBatch]]) -> dict[str, Any]:
+def _columns(shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> dict[str, Any]:
     """The shard under slime's names; every list has one entry a sample, in the shard's order."""
     found: dict[str, list[Any]] = {name: [None] * len(shard) for name in PER_TOKEN}
-    for members, micro in planned:
+    for micro in micro_batches:
         if not micro.scale:
             continue
         for name, ours in PER_TOKEN.items():
             values_U = getattr(micro, ours)
             if values_U is None:
                 continue
-            for member, value in zip(members, split(values_U, micro), strict=True):
+            for member, value in zip(micro.members, split(values_U, micro), strict=True):
                 found[name][member] = value.clone()
     columns = {name: values for name, values in found.items() if all(value is not None for value in values)}
     columns["returns"] = [value.clone() for value in columns["advantages"]]
     rewards_B = shard.columns_B.get("rewards")
     if rewards_B is not None:
         columns["rewards"] = rewards_B.tolist()
-    device = planned[0][1].tokens_1T.device
+    device = micro_batches[0].tokens_1T.device
     return {**_fixed(shard, device), **columns}
 
 

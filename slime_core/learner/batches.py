@@ -63,6 +63,7 @@ class MicroBatch:
         targets_U: int64 [u], the response tokens.
         samples_U: int64 [u], which of the b samples a response token belongs to.
         places_U: int64 [u], where a response token stands among all those of the shard, in the shard's order.
+        members: which samples of the shard the b samples are.
         mask_U: float32 [u], 1 trains.
         weights_U: float32 [u], ``mask_U`` times the sample's loss weight.
         advantages_U: float32 [u]; NaN until an estimator of scope ``token`` has run, so that nothing trains before it.
@@ -97,6 +98,7 @@ class MicroBatch:
     weights_U: torch.Tensor
     advantages_U: torch.Tensor
     rollout_log_probs_U: torch.Tensor
+    members: tuple[int, ...] = ()
     temperature: float = 1.0
     old_log_probs_U: torch.Tensor | None = None
     ref_log_probs_U: torch.Tensor | None = None
@@ -218,6 +220,7 @@ def _micro_batch(
         weights_U=tensor(mask_U * shard.loss_weights_B[members][samples_U], torch.float32),
         advantages_U=tensor(_advantages(shard)[members][samples_U], torch.float32),
         rollout_log_probs_U=tensor(shard.rollout_log_probs_U[take_U], torch.float32),
+        members=tuple(members.tolist()),
         temperature=shard.temperature,
         scale=1 / step.divisor,
         loss_factor=step.loss_factor,

@@ -108,12 +108,9 @@ class ParityGate:
         first, self._is_first = self._is_first, False
         if not (self._has_engines and self._interval and (first or shard.rollout % self._interval == 0)):
             return
-        fresh_B, plan = self._fresh(shard), shard.steps[0].micro_batches
-        for position, micro in enumerate(micro_batches):
-            # Micro-batches beyond the plan repeat its last one, without weight: they only fill a schedule up.
-            members = plan[min(position, len(plan) - 1)]
-            fresh_b = torch.as_tensor(fresh_B[list(members)], device=micro.samples_U.device)
-            micro.fresh_U = fresh_b[micro.samples_U]
+        fresh_U = torch.from_numpy(np.repeat(self._fresh(shard), shard.response_lengths_B))
+        for micro in micro_batches:
+            micro.fresh_U = fresh_U.to(micro.places_U.device)[micro.places_U]
 
     def check(self, metrics: dict[str, float], *, rollout: int, temperature: float) -> None:
         """Take what :func:`compare` measured out of a step's ``metrics``; nothing happens where it measured nothing.

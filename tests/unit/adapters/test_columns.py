@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -31,13 +33,13 @@ def shard() -> TrainBatch:
     )
 
 
-def run(tmp_path, body: str, **also: str):
+def run(tmp_path, body: str, *, max_tokens: int | None = None, **also: str):
     head = "def f(args, rollout_id, data):\n    args.seen = (rollout_id, dict(data))\n"
     options = options_for(tmp_path, f"{head}    {body}\n{also.pop('code', '')}", **{PATH: "f", **also})
-    batch = shard()
-    steps = cut(batch)
+    batch = replace(shard(), shares_prompts=max_tokens is not None)
+    steps = cut(batch, max_tokens=max_tokens)
     steps[1].append(idle(steps[1][0]))
-    steps[1][0].fresh_U = torch.tensor([True, True, True])
+    steps[1][0].fresh_U = torch.ones(len(steps[1][0].mask_U), dtype=torch.bool)
     Postprocess(options)(batch, steps)
     return options.arguments, steps
 
@@ -66,6 +68,14 @@ def test_what_it_changes_is_trained(tmp_path):
     assert second.rollout_log_probs_U.tolist() == [-9.0, -2.0, -3.0]
     assert fill.mask_U.tolist() == [0.0, 0.0, 0.0]
     assert second.fresh_U.tolist() == [False, True, True]  # parity compares what the engine said
+
+
+def test_a_plan_that_was_cut_further_gives_and_takes_the_columns_of_the_right_samples(tmp_path):
+    """The second step's [2, 1] counts on shared prompts, which the model cannot take: two rows, and a repeated one."""
+    args, steps = run(tmp_path, "data['advantages'] = [a * 10 for a in data['advantages']]", max_tokens=3)
+    assert [one.tolist() for one in args.seen[1]["advantages"]] == [[1], [2, 2], [3]]
+    assert [[micro.members for micro in step] for step in steps] == [[(0,)], [(1,), (2,), (1,)]]
+    assert [[micro.advantages_U.tolist() for micro in step] for step in steps] == [[[10]], [[20, 20], [30], [20, 20]]]
 
 
 def test_another_column_reaches_a_loss_named_by_path(tmp_path):

@@ -67,6 +67,15 @@ def test_tokens_follow_their_samples_into_the_micro_batches():
     assert fresh(gate(published=3), shard(versions=(3, 3, 2))) == [[False, False, True, True], [True]]
 
 
+def test_tokens_follow_their_samples_where_the_plan_was_cut_further():
+    """The plan counts on shared prompts, which the model cannot take: [2, 0] becomes two rows, before that of [1]."""
+    batch, found = replace(shard(versions=(3, 2, 2)), shares_prompts=True), gate(published=3)
+    (micro_batches,) = cut(batch, max_tokens=4)
+    found.mark(batch, micro_batches)
+    assert [micro.members for micro in micro_batches] == [(0,), (2,), (1,)]
+    assert [micro.fresh_U.tolist() for micro in micro_batches] == [[True, True], [False, False], [False]]
+
+
 def test_tokens_of_other_several_or_unknown_versions_are_not_fresh():
     assert fresh(gate(published=3), shard(versions=(2, 4, -1))) == [[False] * 4, [False]]
     assert fresh(gate(published=3), shard(versions=None)) == [[False] * 4, [False]]
