@@ -137,6 +137,14 @@ def _learner_and_engines_are_there_to_be_compared(config: RunConfig) -> Iterator
         )
 
 
+def _what_is_trained_was_drawn_in_this_run(config: RunConfig) -> Iterator[str]:
+    if config.algorithm.true_on_policy_mode and not config.debug.generates:
+        yield (
+            f"true_on_policy_mode trains only on what the weights of this run drew, and {_reads(config)} starts no "
+            "engine: what is read, others drew; leave one of the two out"
+        )
+
+
 def _a_learner_is_there_to_be_saved(config: RunConfig) -> Iterator[str]:
     if config.debug.trains:
         return
@@ -170,6 +178,7 @@ DEBUG: dict[Rule, str] = {
     _what_is_saved_happens: f"{_HALVES} save_debug_rollout_data save_debug_train_data",
     _engines_are_there_to_be_evaluated: f"{_HALVES} eval_interval eval_prompt_data eval_function_path",
     _learner_and_engines_are_there_to_be_compared: f"{_HALVES} check_weight_update_equal",
+    _what_is_trained_was_drawn_in_this_run: f"{_HALVES} true_on_policy_mode",
     _a_learner_is_there_to_be_saved: "debug_rollout_only load save_interval",
 }
 """Rule -> the settings it reads."""

@@ -115,6 +115,11 @@ def test_one_half_that_is_asked_for_well_breaks_no_rule(line: str) -> None:
             "true starts only one of the two; leave one of the settings out",
         ),
         (
+            f"{LOAD} --true-on-policy-mode",
+            f"true_on_policy_mode trains only on what the weights of this run drew, and {LOADED} starts no engine: "
+            "what is read, others drew; leave one of the two out",
+        ),
+        (
             "--debug-rollout-only --save-interval 2",
             "save_interval = 2 has no effect with debug_rollout_only = true, because nothing is trained; add "
             "--save-interval none",
