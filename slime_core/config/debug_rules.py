@@ -145,6 +145,14 @@ def _what_is_trained_was_drawn_in_this_run(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _an_old_actor_is_one_that_engines_serve(config: RunConfig) -> Iterator[str]:
+    if config.algorithm.keep_old_actor and not config.debug.generates:
+        yield (
+            f"keep_old_actor has no effect with {_reads(config)}: it keeps the weights that the engines serve, and "
+            "none is started; leave one of the two out"
+        )
+
+
 def _a_learner_is_there_to_be_saved(config: RunConfig) -> Iterator[str]:
     if config.debug.trains:
         return
@@ -179,6 +187,7 @@ DEBUG: dict[Rule, str] = {
     _engines_are_there_to_be_evaluated: f"{_HALVES} eval_interval eval_prompt_data eval_function_path",
     _learner_and_engines_are_there_to_be_compared: f"{_HALVES} check_weight_update_equal",
     _what_is_trained_was_drawn_in_this_run: f"{_HALVES} true_on_policy_mode",
+    _an_old_actor_is_one_that_engines_serve: f"{_HALVES} keep_old_actor",
     _a_learner_is_there_to_be_saved: "debug_rollout_only load save_interval",
 }
 """Rule -> the settings it reads."""

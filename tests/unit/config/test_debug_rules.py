@@ -120,6 +120,11 @@ def test_one_half_that_is_asked_for_well_breaks_no_rule(line: str) -> None:
             "what is read, others drew; leave one of the two out",
         ),
         (
+            f"{LOAD} --keep-old-actor --update-weights-interval 2",
+            f"keep_old_actor has no effect with {LOADED}: it keeps the weights that the engines serve, and none is "
+            "started; leave one of the two out",
+        ),
+        (
             "--debug-rollout-only --save-interval 2",
             "save_interval = 2 has no effect with debug_rollout_only = true, because nothing is trained; add "
             "--save-interval none",
