@@ -153,9 +153,11 @@ def _rounded_down(amount: float) -> float:
 def _gpu_plan(layout: Layout, capacity: Capacity) -> Plan:
     needed = layout.bundles
     if needed > capacity.gpus:
+        flags = "--actor-num-nodes, --actor-num-gpus-per-node"
+        flags += ", --rollout-num-gpus or --critic-num-gpus" if layout.critic_ranks else " or --rollout-num-gpus"
         raise PlacementError(
             f"Asked for {layout} GPUs; the cluster has {capacity.gpus:g}, {needed - capacity.gpus:g} too few. "
-            "Lower --actor-num-nodes, --actor-num-gpus-per-node or --rollout-num-gpus, or add nodes to the cluster."
+            f"Lower {flags}, or add nodes to the cluster."
         )
     if layout.engines and layout.devices_per_engine > capacity.largest_node_gpus:
         raise PlacementError(
