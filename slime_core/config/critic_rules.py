@@ -30,6 +30,29 @@ def _critic_rate_is_in_bounds(config: RunConfig) -> Iterator[str]:
             )
 
 
+def _critic_warm_up_ends(config: RunConfig) -> Iterator[str]:
+    """The rules of the actor's schedule, for the warm-up that the critic has of its own."""
+    settings, warmup = config.optimizer, config.critic.critic_lr_warmup_iters
+    if warmup is None:
+        return
+    if settings.lr_decay_iters is not None and settings.lr_decay_iters <= warmup:
+        yield (
+            f"critic_lr_warmup_iters = {warmup} is not below lr_decay_iters = {settings.lr_decay_iters}, which the "
+            f"critic's schedule shares with the actor's; give at most {settings.lr_decay_iters - 1}, or raise "
+            "lr_decay_iters"
+        )
+        return
+    end = settings.lr_decay_iters or config.rollout.num_rollout * config.steps_per_rollout
+    last = settings.lr_wsd_decay_iters if settings.lr_decay_style == "WSD" else None
+    if last is not None and last > end - warmup:
+        name = "lr_decay_iters" if settings.lr_decay_iters else "num_rollout x steps a rollout"
+        yield (
+            f"lr_wsd_decay_iters = {last} is more than the critic's steps after warm-up: {name} - "
+            f"critic_lr_warmup_iters = {end} - {warmup} = {end - warmup}; give at most that, or lower "
+            "critic_lr_warmup_iters"
+        )
+
+
 def _layout_is_of_a_critic_apart(config: RunConfig) -> Iterator[str]:
     given = [f"{name} = {value}" for name in _OWN_LAYOUT if (value := getattr(config.critic, name)) is not None]
     if given and not config.num_critic_ranks:
@@ -74,6 +97,10 @@ _OWN_LAYOUT = (
 CRITIC: dict[Rule, str] = {
     _actor_has_rollouts_left: "num_critic_only_steps num_rollout",
     _critic_rate_is_in_bounds: "critic_lr min_lr lr_warmup_init",
+    _critic_warm_up_ends: (
+        "critic_lr_warmup_iters lr_decay_iters lr_decay_style lr_wsd_decay_iters num_rollout rollout_batch_size "
+        "n_samples_per_prompt global_batch_size num_steps_per_rollout"
+    ),
     _layout_is_of_a_critic_apart: f"critic_num_gpus {' '.join(_OWN_LAYOUT)}",
     _critic_apart_fits_its_devices: " ".join(("critic_num_gpus critic_load", *_OWN_LAYOUT, *LEARNER_LAYOUT.values())),
 }

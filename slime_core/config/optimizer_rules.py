@@ -52,10 +52,12 @@ def _last_steps_are_there(config: RunConfig) -> Iterator[str]:
     if last is None:
         yield "lr_decay_style = WSD needs the number of steps over which it falls; add --lr-wsd-decay-iters N"
         return
-    end = settings.lr_decay_iters or config.rollout.num_rollout * config.steps_per_rollout
+    alone = config.critic.num_critic_only_steps
+    end = settings.lr_decay_iters or (config.rollout.num_rollout - alone) * config.steps_per_rollout
     left = end - settings.lr_warmup_iters
     if last > left:
-        name = "lr_decay_iters" if settings.lr_decay_iters else "num_rollout x steps a rollout"
+        rollouts = "(num_rollout - num_critic_only_steps)" if alone else "num_rollout"
+        name = "lr_decay_iters" if settings.lr_decay_iters else f"{rollouts} x steps a rollout"
         yield (
             f"lr_wsd_decay_iters = {last} is more than the steps after warm-up: {name} - lr_warmup_iters = {end} - "
             f"{settings.lr_warmup_iters} = {left}; give at most that"
@@ -68,7 +70,7 @@ OPTIMIZER: dict[Rule, str] = {
     _warm_up_begins_below: "lr lr_warmup_init lr_warmup_iters",
     _last_steps_are_there: (
         "lr_decay_style lr_wsd_decay_iters lr_decay_iters lr_warmup_iters num_rollout rollout_batch_size "
-        "n_samples_per_prompt global_batch_size num_steps_per_rollout"
+        "n_samples_per_prompt global_batch_size num_steps_per_rollout num_critic_only_steps"
     ),
 }
 """Rule -> the settings it reads."""

@@ -34,6 +34,23 @@ def broken_rules(line: str) -> list[str]:
             "raise critic_lr, or lower lr_warmup_init",
         ),
         (
+            "--critic-lr-warmup-iters 10 --lr-decay-iters 10",
+            "critic_lr_warmup_iters = 10 is not below lr_decay_iters = 10, which the critic's schedule shares with the "
+            "actor's; give at most 9, or raise lr_decay_iters",
+        ),
+        (
+            "--critic-lr-warmup-iters 3 --lr-decay-style WSD --lr-wsd-decay-iters 6 --num-rollout 4 "
+            "--num-steps-per-rollout 2 --lr-warmup-iters 0",
+            "lr_wsd_decay_iters = 6 is more than the critic's steps after warm-up: num_rollout x steps a rollout - "
+            "critic_lr_warmup_iters = 8 - 3 = 5; give at most that, or lower critic_lr_warmup_iters",
+        ),
+        (
+            "--lr-decay-style WSD --lr-wsd-decay-iters 7 --num-rollout 4 --num-steps-per-rollout 2 --lr-warmup-iters 0 "
+            "--num-critic-only-steps 1",
+            "lr_wsd_decay_iters = 7 is more than the steps after warm-up: (num_rollout - num_critic_only_steps) x "
+            "steps a rollout - lr_warmup_iters = 6 - 0 = 6; give at most that",
+        ),
+        (
             "--critic-tensor-model-parallel-size 2 --critic-sequence-parallel true",
             "critic_tensor_model_parallel_size = 2, critic_sequence_parallel = True: a layout of a critic apart, and "
             "critic_num_gpus does not say on how many devices it is; add --critic-num-gpus, or leave it out: then the "
@@ -71,6 +88,10 @@ def test_a_broken_rule_says_what_to_write_instead(line, message):
 def test_settings_within_bounds_break_no_rule():
     line = "--num-rollout 5 --num-critic-only-steps 4 --critic-lr 1e-4 --min-lr 1e-4 --lr-warmup-init 1e-4"
     assert broken_rules(line) == []
+    # The critic's steps are all of the run, the actor's those after the critic was alone.
+    schedule = "--lr-decay-style WSD --lr-wsd-decay-iters 6 --num-rollout 4 --num-steps-per-rollout 2"
+    assert broken_rules(f"{schedule} --critic-lr-warmup-iters 2 --num-critic-only-steps 1 --lr-warmup-iters 0") == []
+    assert broken_rules("--critic-lr-warmup-iters 9 --lr-decay-iters 10") == []
 
 
 def test_a_critic_apart_has_a_layout_of_its_own():
