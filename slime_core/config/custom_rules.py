@@ -29,6 +29,15 @@ def _responses_are_whole(config: RunConfig) -> Iterator[str]:
             )
 
 
+def _columns_reach_the_critic(config: RunConfig) -> Iterator[str]:
+    path, ranks = config.custom.rollout_data_postprocess_path, config.num_critic_ranks
+    if path is not None and ranks:
+        yield (
+            f"rollout_data_postprocess_path = {path} changes what the actor's ranks train on, and critic_num_gpus = "
+            f"{ranks} has a critic on ranks of its own, which would not see the change; leave one of the two out"
+        )
+
+
 def _weights_are_files(config: RunConfig) -> Iterator[str]:
     path, transport = config.custom.custom_update_weight_post_write_path, config.transport
     if path is not None and transport != "disk":
@@ -68,6 +77,7 @@ def _one_model(config: RunConfig) -> Iterator[str]:
 
 CUSTOM: dict[Rule, str] = {
     _responses_are_whole: f"context_parallel_size {' '.join(OF_WHOLE_RESPONSES)}",
+    _columns_reach_the_critic: "rollout_data_postprocess_path critic_num_gpus",
     _weights_are_files: "custom_update_weight_post_write_path update_weight_transport colocate",
     _one_loss: ("custom_loss_function_path custom_tis_function_path custom_pg_loss_reducer_function_path corrections"),
     _one_model: "spec custom_model_provider_path",

@@ -27,6 +27,11 @@ def broken_rules(line: str) -> list[str]:
         (f"--custom-pg-loss-reducer-function-path a.b {CP2}", "custom_pg_loss_reducer_function_path = a.b works on"),
         (f"--rollout-data-postprocess-path a.b {CP2}", "rollout_data_postprocess_path = a.b works on whole responses"),
         (
+            "--rollout-data-postprocess-path a.b --critic-num-gpus 1",
+            "rollout_data_postprocess_path = a.b changes what the actor's ranks train on, and critic_num_gpus = 1 has "
+            "a critic on ranks of its own, which would not see the change; leave one of the two out",
+        ),
+        (
             "--custom-update-weight-post-write-path a.b",
             "custom_update_weight_post_write_path = a.b has no effect where weights travel by distributed, because no "
             "file is written; add --update-weight-transport disk, or leave it out",
