@@ -323,7 +323,7 @@ class Learner:
         from slime_core.learner.sleep import Bed, device_tensors, drop_scratch
 
         if self._bed is None:
-            models = self._models
+            models, self.returns_U = self._models, None
             for trained in models:
                 trained.optimizer.zero_grad()
             drop_scratch()
