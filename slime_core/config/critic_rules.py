@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from slime_core.config.layout_rules import LEARNER_LAYOUT, Rule
+from slime_core.config.role_rules import other_model
 from slime_core.config.schema import RunConfig
 
 __all__ = ["CRITIC"]
@@ -67,16 +68,19 @@ def _critic_apart_fits_its_devices(config: RunConfig) -> Iterator[str]:
     ranks = config.num_critic_ranks
     if not ranks:
         return
-    folder = config.critic.critic_load or config.model.hf_checkpoint
     alone = config.model_copy(
         update={
             "parallel": config.critic_parallel,
             "cluster": config.cluster.model_copy(update={"actor_num_nodes": 1, "actor_num_gpus_per_node": ranks}),
-            "model": config.model.model_copy(update={"hf_checkpoint": folder}),
         }
     )
     for message in (message for rule in LEARNER_LAYOUT for message in rule(alone)):
         yield "critic: " + _in_words_of_the_critic(message, ranks)
+
+
+def _critic_is_the_same_model(config: RunConfig) -> Iterator[str]:
+    why = "the critic is built as the actor is, its head aside"
+    yield from other_model(config, "critic_load", config.critic.critic_load, why=why)
 
 
 def _in_words_of_the_critic(message: str, ranks: int) -> str:
@@ -102,6 +106,7 @@ CRITIC: dict[Rule, str] = {
         "n_samples_per_prompt global_batch_size num_steps_per_rollout"
     ),
     _layout_is_of_a_critic_apart: f"critic_num_gpus {' '.join(_OWN_LAYOUT)}",
-    _critic_apart_fits_its_devices: " ".join(("critic_num_gpus critic_load", *_OWN_LAYOUT, *LEARNER_LAYOUT.values())),
+    _critic_apart_fits_its_devices: " ".join(("critic_num_gpus", *_OWN_LAYOUT, *LEARNER_LAYOUT.values())),
+    _critic_is_the_same_model: "hf_checkpoint critic_load",
 }
 """Rule -> the settings it reads."""

@@ -18,6 +18,7 @@ from slime_core.learner.batches import MicroBatch
 from slime_core.learner.finite import refuse_non_finite_weights
 from slime_core.learner.process import LearnerSettings
 from slime_core.learner.refusals import refuse_non_finite, refuse_wrong_weights
+from slime_core.learner.same_model import require_same_model
 from slime_core.learner.totals import Sums
 from slime_core.learner.trained import TrainedModel
 from slime_core.ops.values import clipped_value_loss
@@ -44,13 +45,24 @@ class Critic:
     """
 
     def __init__(self, spec: Any, *, builder: str, settings: LearnerSettings) -> None:
+        """Build the model with the start weights.
+
+        Raises:
+            ConfigError: ``critic_load`` describes another model than the actor's, or it has no output layer.
+            CheckpointError: the weights do not fit the model.
+        """
         config = settings.config
+        folder = config.critic.critic_load or settings.folder
+        if folder != settings.folder:
+            why = "is built as the actor is, its head aside"
+            remote = config.model.trust_remote_code
+            require_same_model(folder, settings.folder, role="critic", why=why, trust_remote_code=remote)
         self._value_clip = config.critic.value_clip
         self.trained = TrainedModel(
             spec,
             builder=builder,
             settings=settings,
-            folder=config.critic.critic_load or settings.folder,
+            folder=folder,
             optimizer=optimizer_of(config),
             adapt=put_heads,
         )

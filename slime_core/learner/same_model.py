@@ -10,11 +10,21 @@ from slime_core.errors import ConfigError
 __all__ = ["require_same_model"]
 
 
-def require_same_model(folder: Path, actor: Path, *, role: str, trust_remote_code: bool = False) -> None:
+def require_same_model(
+    folder: Path,
+    actor: Path,
+    *,
+    role: str,
+    why: str = "takes turns with the actor in one model",
+    trust_remote_code: bool = False,
+) -> None:
     """Compare both configs as transformers completes them: what one of them leaves out has its default there.
 
     Weights of the same shapes load whatever else the config says, and another base of the rotary positions, say, makes
     other log-probabilities of them.
+
+    Arguments:
+        why: ``role`` has to be the same model, in words that follow it.
 
     Raises:
         ConfigError: they describe different models.
@@ -27,6 +37,6 @@ def require_same_model(folder: Path, actor: Path, *, role: str, trust_remote_cod
     found = differences(theirs, ours, missing=True)
     if found:
         raise ConfigError(
-            f"the {role} of {folder} takes turns with the actor in one model, but it is another one than {actor}: "
-            f"{'; '.join(found)}. Accepted is a folder whose config.json describes the same model."
+            f"the {role} of {folder} {why}, but it is another one than {actor}: {'; '.join(found)}. "
+            "Accepted is a folder whose config.json describes the same model."
         )

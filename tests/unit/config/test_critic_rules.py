@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,17 @@ def test_start_weights_of_the_critic_are_a_model(tmp_path: Path):
         f"critic_load: {tmp_path} holds no config.json; accepted: a Hugging Face folder on this machine (download a "
         "hub model first)"
     ]
+
+
+def test_a_critic_of_another_model_is_refused_and_its_layout_is_that_of_the_model_that_is_built(tmp_path: Path):
+    model = ARITHMETIC / "model"
+    found = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    heads = found["num_attention_heads"]
+    (tmp_path / "config.json").write_text(json.dumps(found | {"num_attention_heads": 6}), encoding="utf-8")
+    assert broken_rules(f"--critic-load {tmp_path} --critic-num-gpus 4 --critic-tensor-model-parallel-size 4") == [
+        f"critic_load = {tmp_path}: the critic is built as the actor is, its head aside, and its config.json describes "
+        f"another one than that of {model}: num_attention_heads = 6 instead of {heads}; give a model of the same "
+        "architecture, sizes and vocabulary"
+    ]
+    (tmp_path / "config.json").write_text(json.dumps(found | {"torch_dtype": "bfloat16"}), encoding="utf-8")
+    assert broken_rules(f"--critic-load {tmp_path}") == []

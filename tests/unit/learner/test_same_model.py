@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import CriticConfig, RunConfig
 from slime_core.errors import ConfigError
+from slime_core.learner.critic import Critic
+from slime_core.learner.process import LearnerSettings
 from slime_core.learner.same_model import require_same_model
 
 MODEL = ARITHMETIC / "model"
@@ -30,3 +33,13 @@ def test_a_field_that_is_left_out_has_its_default(tmp_path):
     message = str(caught.value)
     assert message.startswith(f"the teacher of {tmp_path} takes turns with the actor in one model, but it is another")
     assert "rope_parameters = {'rope_theta': 77.0, 'rope_type': 'default'} instead of" in message
+
+
+def test_start_weights_of_another_model_are_refused_before_the_critic_is_built(tmp_path):
+    folder = changed(tmp_path, rope_parameters=None, rope_theta=77.0)
+    config = RunConfig(critic=CriticConfig(critic_load=folder))
+    with pytest.raises(ConfigError) as caught:
+        Critic(None, builder="a spec", settings=LearnerSettings(config, MODEL, "Toy", "clipped", {}, 1))
+    message = str(caught.value)
+    assert message.startswith(f"the critic of {folder} is built as the actor is, its head aside, but it is another one")
+    assert message.endswith("Accepted is a folder whose config.json describes the same model.")
