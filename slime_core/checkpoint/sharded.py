@@ -78,7 +78,18 @@ def _read(wanted: dict[str, Any], folder: Path) -> Any:
         return dist_checkpointing.load(wanted, str(folder))
     except (dist_checkpointing.core.CheckpointingException, CheckpointException, KeyError) as problem:
         cause = _first(problem) if isinstance(problem, CheckpointException) else problem
-        raise CheckpointError(f"{folder} cannot be loaded: {cause}. Give a checkpoint of this very model.") from problem
+        raise CheckpointError(f"{folder} cannot be loaded: {cause}. {_advice(str(cause), folder)}") from problem
+
+
+def _advice(cause: str, folder: Path) -> str:
+    if not cause.strip('"').startswith("optimizer."):
+        return "Give a checkpoint of this very model."
+    return (
+        "It has no optimizer state of this weight, which a run that freezes the weight does not write: resume with the "
+        "--only-train-params-name-list and --freeze-params-name-list of the run that wrote it, or start anew from its "
+        f"weights with --hf-checkpoint {folder.parent / 'hf'}. If it froze nothing that trains now, it is of another "
+        "model."
+    )
 
 
 def _put(found: dict[str, Any], chunks: Sequence[Any]) -> None:
