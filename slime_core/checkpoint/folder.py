@@ -57,11 +57,6 @@ class Checkpoint:
     state: RunState
 
     @property
-    def sharded(self) -> Path:
-        """Megatron's part."""
-        return self.path / "torch_dist"
-
-    @property
     def hf(self) -> Path:
         """The Hugging Face part; may be missing."""
         return self.path / "hf"

@@ -154,6 +154,5 @@ def test_a_checkpoint_without_a_state_is_named(tmp_path):
         newest(tmp_path)
 
 
-def test_the_parts_lie_inside_the_checkpoint():
-    checkpoint = Checkpoint(Path("c/step-000001"), RunState(1))
-    assert (checkpoint.sharded, checkpoint.hf) == (Path("c/step-000001/torch_dist"), Path("c/step-000001/hf"))
+def test_the_hugging_face_part_lies_inside_the_checkpoint():
+    assert Checkpoint(Path("c/step-000001"), RunState(1)).hf == Path("c/step-000001/hf")
