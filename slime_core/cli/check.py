@@ -18,7 +18,7 @@ from slime_core.cli.run import options_of, resumed, written
 from slime_core.cluster.machine import look
 from slime_core.errors import ConfigError, PlacementError
 from slime_core.plugins.entries import listed
-from slime_core.plugins.selection import check_targets, selected
+from slime_core.plugins.selection import check_targets, has_critic, selected
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
@@ -49,7 +49,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     continued(active.manifest, resume, allowed=config.run.allow_plugin_change)
     options_of(resolved, active)
     written(resolved)
-    needs = Needs.of(config, trains=True)
+    needs = Needs.of(config, trains=True, critic=has_critic(config, active.registry))
     print(f"settings, {'prompts' if config.debug.generates else 'rollouts'} and weights are right")
     if resume is not None:
         print(f"continues from {resume.path}")

@@ -1,7 +1,7 @@
 """What a run needs at least of a machine without GPUs: bytes, shared bytes and seconds of cores; lower bounds.
 
-Counted: weights, gradients, Adam's state, the reference, the engines' weights, and the processes themselves. Left out:
-activations, the KV cache, buffers while weights are loaded or saved.
+Counted: weights, gradients and Adam's state of actor and critic, the reference, the engines' weights, and the processes
+themselves. Left out: activations, the KV cache, buffers while weights are loaded or saved.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ SEMAPHORE_BYTES = 24 * 2**10
 
 FLOAT32 = 4
 
+OUTPUT_LAYER = "lm_head.weight"
+"""Which a critic does not have; its head is one row."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
@@ -52,6 +55,9 @@ class Needs:
         engines: inference servers.
         roles: weight sets beside the actor's that the ranks hold: reference, teacher, old actor.
         buffer: bytes of weights that travel through shared memory at once; 0: they travel otherwise.
+        critic_parameters: of the critic; 0: there is none.
+        critic_ranks: processes of a critic apart; 0: it shares the learner's.
+        critic_copies: of the critic that its ranks hold together.
     """
 
     parameters: int
@@ -61,47 +67,59 @@ class Needs:
     engines: int
     roles: int
     buffer: int
+    critic_parameters: int = 0
+    critic_ranks: int = 0
+    critic_copies: int = 0
 
     @classmethod
-    def of(cls, config: RunConfig, *, trains: bool) -> Needs:
+    def of(cls, config: RunConfig, *, trains: bool, critic: bool = False) -> Needs:
         """Those of a run; reads the headers of the start weights.
+
+        Arguments:
+            critic: the advantage estimator reads values.
 
         Raises:
             ConfigError: there are no weights, or they cannot be read.
         """
         trains = trains and config.debug.trains
-        parameters = _parameters(start_weights(config), needed=trains)
+        sizes = _sizes(start_weights(config), needed=trains)
         weights, parallel = config.weights, config.parallel
+        judged = trains and critic
         return cls(
-            parameters=parameters,
+            parameters=sum(sizes.values()),
             item=2 if config.model.bf16 else FLOAT32,
             ranks=config.num_learner_ranks if trains else 0,
             copies=config.num_data_ranks * parallel.context_parallel_size if trains else 0,
             engines=config.num_engines,
             roles=_roles(config) if trains else 0,
             buffer=weights.update_weight_buffer_size if config.transport == "tensor" and trains else 0,
+            critic_parameters=sum(sizes.values()) - sizes.get(OUTPUT_LAYER, 0) if judged else 0,
+            critic_ranks=config.num_critic_ranks if judged else 0,
+            critic_copies=_critic_copies(config) if judged else 0,
         )
 
     @property
     def processes(self) -> str:
         """How many, in words."""
-        return f"{self.ranks} (learner ranks) + {self.engines} (engines) = {self.ranks + self.engines} processes"
+        apart = f" + {self.critic_ranks} (critic ranks)" if self.critic_ranks else ""
+        return f"{self.ranks} (learner ranks){apart} + {self.engines} (engines) = {self._started} processes"
 
     @property
     def start_core_seconds(self) -> float:
         """Seconds of one core until all processes have started."""
-        return START_SECONDS * (self.ranks + self.engines)
+        return START_SECONDS * self._started
 
     @property
     def memory(self) -> int:
         """Bytes."""
-        return self._learner + self._engine + self._fixed
+        return self._learner + self._critic + self._engine + self._fixed
 
     @property
     def memory_sum(self) -> str:
         """The addition behind :attr:`memory`, in GiB."""
         parts = {
             f"learner ({self.parameters:,} parameters x {self._learner_words})": self._learner,
+            f"critic ({self.critic_parameters:,} parameters x {self._critic_words})": self._critic,
             f"engines ({self.engines} x {self.item} bytes)": self._engine,
             "processes": self._fixed,
         }
@@ -111,7 +129,13 @@ class Needs:
     @property
     def of_rank(self) -> int:
         """Bytes of weights, gradients and optimizer that one learner rank holds, if they are spread evenly."""
-        return self._learner // self.ranks if self.ranks else 0
+        shared = 0 if self.critic_ranks else self._critic
+        return (self._learner + shared) // self.ranks if self.ranks else 0
+
+    @property
+    def of_critic_rank(self) -> int:
+        """As :attr:`of_rank`, of a critic apart; 0: there is none."""
+        return self._critic // self.critic_ranks if self.critic_ranks else 0
 
     @property
     def of_engine(self) -> int:
@@ -126,6 +150,20 @@ class Needs:
     @property
     def _learner(self) -> int:
         return self.parameters * self._learner_item
+
+    @property
+    def _critic(self) -> int:
+        return self.critic_parameters * self._critic_item
+
+    @property
+    def _critic_item(self) -> int:
+        """As :attr:`_learner_item`; a critic takes turns with nobody."""
+        return self.critic_copies * (self.item + FLOAT32) + self._shared_item
+
+    @property
+    def _critic_words(self) -> str:
+        copies = f"{self.critic_copies} x ({self.item} weights + {FLOAT32} gradients)"
+        return f"({copies} + {self._shared_item} optimizer) = {self._critic_item} bytes"
 
     @property
     def _learner_item(self) -> int:
@@ -157,7 +195,11 @@ class Needs:
 
     @property
     def _fixed(self) -> int:
-        return RUN_BYTES + self.ranks * RANK_BYTES + self.engines * ENGINE_BYTES
+        return RUN_BYTES + (self.ranks + self.critic_ranks) * RANK_BYTES + self.engines * ENGINE_BYTES
+
+    @property
+    def _started(self) -> int:
+        return self.ranks + self.critic_ranks + self.engines
 
 
 def _roles(config: RunConfig) -> int:
@@ -165,11 +207,19 @@ def _roles(config: RunConfig) -> int:
     return (algorithm.use_kl_loss or algorithm.kl_coef > 0) + algorithm.use_opd + algorithm.keep_old_actor
 
 
-def _parameters(folder: Path, *, needed: bool) -> int:
+def _critic_copies(config: RunConfig) -> int:
+    ranks, cut = config.num_critic_ranks, config.critic_parallel
+    if not ranks:
+        ranks, cut = config.num_learner_ranks, config.parallel
+    return ranks // cut.model_size * cut.context_parallel_size
+
+
+def _sizes(folder: Path, *, needed: bool) -> dict[str, int]:
+    """Hugging Face name -> number of parameters."""
     if not needed and not any(folder.glob("*.safetensors")):
-        return 0  # an engine also takes weights of other formats, a learner does not
+        return {}  # an engine also takes weights of other formats, a learner does not
     try:
         refuse_cut(folder)
-        return sum(math.prod(spec.shape) for spec in expected_specs(folder).values())
+        return {name: math.prod(spec.shape) for name, spec in expected_specs(folder).items()}
     except WeightSyncError as error:
         raise ConfigError(f"hf_checkpoint: {error}") from error

@@ -63,7 +63,7 @@ def layout_of(config: RunConfig, machine: Machine) -> Layout:
         cluster.rollout_num_gpus_per_engine,
         device,
         colocated=cluster.colocate and config.debug.trains and config.debug.generates,
-        critic_ranks=config.num_critic_ranks,
+        critic_ranks=config.num_critic_ranks if config.debug.trains else 0,
     )
 
 
@@ -159,11 +159,13 @@ def _memory(needs: Needs, layout: Layout) -> Iterator[str]:
     if layout.device == "cpu":
         yield f"memory, at least, in GiB: {needs.memory_sum}; activations and the KV cache come on top"
         return
-    engine = needs.of_engine / layout.devices_per_engine
+    engine, critic = needs.of_engine / layout.devices_per_engine, ""
+    if layout.critic_ranks:
+        critic = f"{needs.of_critic_rank / GIB:.1f} GiB on that of a critic rank, "
     yield (
         f"memory, at least: {needs.of_rank / GIB:.1f} GiB on the GPU of a learner rank (weights, gradients, "
-        f"optimizer), {engine / GIB:.1f} GiB of weights on each GPU of an engine; activations and the KV cache come on "
-        "top"
+        f"optimizer), {critic}{engine / GIB:.1f} GiB of weights on each GPU of an engine; activations and the KV cache "
+        "come on top"
     )
 
 

@@ -20,6 +20,7 @@ from slime_core.data.named import offered_to_rows
 from slime_core.data.recorded import RolloutFiles, screen_rollouts
 from slime_core.data.screen import Reading, Room, screen
 from slime_core.plugins.component import Kind
+from slime_core.plugins.selection import has_critic
 from slime_core.plugins.traits import DataTraits, GenerateTraits
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def preflight(config: RunConfig, registry: Registry, *, trains: bool, first: int
             of.
     """
     check_files(config, registry, trains=trains, first=first)
-    check_machine(config, Needs.of(config, trains=trains))
+    check_machine(config, Needs.of(config, trains=trains, critic=trains and has_critic(config, registry)))
 
 
 def check_files(config: RunConfig, registry: Registry, *, trains: bool, first: int = 0) -> None:

@@ -13,7 +13,7 @@ from slime_core.plugins.discovery import CORE, PluginIdentity
 from slime_core.plugins.registration import Registry
 from slime_core.plugins.traits import CORRECTION_SETTINGS, AdvantageTraits
 
-__all__ = ["SELECTED_BY", "Selected", "check_selection", "check_targets", "selected"]
+__all__ = ["SELECTED_BY", "Selected", "check_selection", "check_targets", "has_critic", "selected"]
 
 FILLED = {
     "sample": frozenset({"rewards", "groups", "lengths", "mask_sums", "rollouts"}),
@@ -103,6 +103,16 @@ def check_selection(config: RunConfig, registry: Registry, *, trains: bool) -> N
             _refuse_equal_policies(found)
     if trains and config.custom.custom_tis_function_path is None:
         _refuse_idle_bounds(config, registry)
+
+
+def has_critic(config: RunConfig, registry: Registry) -> bool:
+    """Whether the run's advantage estimator reads the values of a critic, so that one is trained.
+
+    Raises:
+        PluginError: no active plugin offers the estimator.
+    """
+    traits: Any = registry.find(Kind.ADVANTAGE_ESTIMATOR, str(config.algorithm.advantage_estimator)).traits
+    return "values" in traits.reads
 
 
 def _refuse_unfilled(found: Selected) -> None:

@@ -108,6 +108,19 @@ def test_memory_is_said_for_each_gpu() -> None:
     )
 
 
+def test_memory_of_a_critic_apart_is_that_of_its_own_gpus() -> None:
+    critic = {"critic_parameters": 8 * 10**9, "critic_ranks": 4, "critic_copies": 2}
+    lines = planned("--device cuda --critic-num-gpus 4", needs=replace(BILLIONS, **critic))
+    (line,) = [line for line in lines if line.startswith("memory")]
+    assert f" GiB on that of a critic rank, {8e9 * 2 / GIB:.1f} GiB of weights" in line
+    assert f", {8e9 * (2 * (2 + 4) + 12) / 4 / GIB:.1f} GiB on that of a critic rank" in line
+
+
+def test_a_run_without_a_learner_starts_no_critic() -> None:
+    lines = planned("--debug-rollout-only --critic-num-gpus 2")
+    assert lines[0].startswith("0 (learner ranks) + 1 x 1 (engines x devices) = 1 bundles")
+
+
 def test_a_leading_file_is_the_config() -> None:
     assert expand(["run.toml", "--lr", "1"]) == ["--config", "run.toml", "--lr", "1"]
     assert expand(["--lr", "1"]) == ["--lr", "1"]

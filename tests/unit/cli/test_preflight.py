@@ -18,11 +18,13 @@ from slime_core.plugins.registry import activate
 
 LARGE = Machine(cores=64, memory=10**15, shared_memory=10**15, has_gpus=False, torch="2.13.0")
 BILLION = Needs(parameters=10**9, item=4, ranks=1, copies=1, engines=1, roles=0, buffer=0)
+CRITIC = 113_184 - 16 * 64
+"""Parameters of the embedded model without its output layer."""
 PROCESSES = RUN_BYTES + RANK_BYTES + ENGINE_BYTES
 
 
-def config(line: str = "") -> RunConfig:
-    return load(["--advantage-estimator", "toy", *line.split()], check_rules=False).config
+def config(line: str = "", *, estimator: str = "toy") -> RunConfig:
+    return load(["--advantage-estimator", estimator, *line.split()], check_rules=False).config
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,36 @@ def test_the_embedded_run_needs_what_its_files_hold() -> None:
     assert needs == Needs(parameters=113_184, item=4, ranks=4, copies=2, engines=1, roles=0, buffer=512 * 2**20)
     assert needs.shared_memory == SEMAPHORE_BYTES + 4 * 113_184
     assert Needs.of(config(), trains=False).memory == 4 * 113_184 + RUN_BYTES + ENGINE_BYTES
+
+
+def test_a_critic_that_shares_the_ranks_is_a_model_and_an_optimizer_more() -> None:
+    run = config("--actor-num-gpus-per-node 4 --tensor-model-parallel-size 2")
+    needs = Needs.of(run, trains=True, critic=True)
+    assert (needs.critic_parameters, needs.critic_ranks, needs.critic_copies) == (CRITIC, 0, 2)
+    assert needs.memory == Needs.of(run, trains=True).memory + CRITIC * (2 * (4 + 4) + 8)
+    assert needs.of_rank == (113_184 + CRITIC) * (2 * (4 + 4) + 8) // 4
+    assert needs.of_critic_rank == 0
+
+
+def test_a_critic_apart_has_processes_and_copies_of_its_own() -> None:
+    line = "--critic-num-gpus 6 --critic-pipeline-model-parallel-size 2 --keep-old-actor"
+    needs = Needs.of(config(line), trains=True, critic=True)
+    assert (needs.critic_ranks, needs.critic_copies) == (6, 3)
+    assert needs.processes == "1 (learner ranks) + 6 (critic ranks) + 1 (engines) = 8 processes"
+    assert needs.start_core_seconds == 32
+    # The kept actor is no role of the critic.
+    assert needs.of_critic_rank == CRITIC * (3 * (4 + 4) + 8) // 6
+    assert needs.of_rank == 113_184 * (4 + 4 + 4 + 8)
+    weights = 113_184 * 4
+    assert needs.memory == needs.of_rank + CRITIC * 32 + weights + RUN_BYTES + 7 * RANK_BYTES + ENGINE_BYTES
+    assert f"critic ({CRITIC:,} parameters x (3 x (4 weights + 4 gradients) + 8 optimizer) = 32 bytes)" in (
+        needs.memory_sum.replace("0.0 ", "")
+    )
+
+
+def test_where_nothing_is_trained_there_is_no_critic() -> None:
+    needs = Needs.of(config("--critic-num-gpus 2 --debug-rollout-only"), trains=True, critic=True)
+    assert (needs.critic_parameters, needs.critic_ranks, needs.critic_copies) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +143,19 @@ def test_the_machine_is_not_looked_at_where_another_cluster_runs_it(monkeypatch:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     registry = activate(["grpo"]).registry
     with pytest.raises(ConfigError, match="1 mistake in the settings:\n  - memory: "):
-        preflight(config(), registry, trains=True)
-    preflight(config("--ray-address auto"), registry, trains=True)
+        preflight(config(estimator="grpo"), registry, trains=True)
+    preflight(config("--ray-address auto", estimator="grpo"), registry, trains=True)
+
+
+def test_a_run_whose_estimator_reads_values_needs_room_for_a_critic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "look", lambda: replace(LARGE, memory=0))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    registry = activate(["grpo", "ppo"]).registry
+    with pytest.raises(ConfigError, match=r"critic \(112,160 parameters x \(1 x \(4 weights \+ 4 gr"):
+        preflight(config(estimator="ppo"), registry, trains=True)
+    with pytest.raises(ConfigError, match="memory: ") as caught:
+        preflight(config(estimator="grpo"), registry, trains=True)
+    assert "critic" not in str(caught.value)
 
 
 def test_an_evaluation_looks_at_its_own_prompts_only(tmp_path: Path) -> None:
