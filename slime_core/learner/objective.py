@@ -182,11 +182,12 @@ class Objective:
 
     def _divergence(self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
         assert micro.ref_log_probs_U is not None, "the reference's pass comes before the loss"
+        trained_U = micro.mask_U != 0
         return approximate_kl(
-            log_probs_U,
-            base_log_probs_T=micro.ref_log_probs_U,
+            log_probs_U.where(trained_U, 0.0),
+            base_log_probs_T=micro.ref_log_probs_U.where(trained_U, 0.0),
             estimator=self._algorithm.kl_loss_type,
-            sampled_log_probs_T=old_U if self._algorithm.use_unbiased_kl else None,
+            sampled_log_probs_T=old_U.where(trained_U, 0.0) if self._algorithm.use_unbiased_kl else None,
         )
 
     def _mismatch(

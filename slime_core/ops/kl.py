@@ -40,7 +40,9 @@ def approximate_kl(
 
     With d = log_probs - base_log_probs: ``k1`` is d, unbiased, of either sign; ``k2`` is d^2 / 2, biased, never
     negative; ``k3`` is exp(-d) - 1 + d, unbiased and never negative; ``low_var_kl`` is k3 held to [-10, 10]. The weight
-    comes first, then this hold: what is held is the weighed estimate, and beyond 10 it passes no gradient.
+    comes first, then this hold: what is held is the weighed estimate, and beyond 10 it passes no gradient. For k3 and
+    low_var_kl, d below -:data:`~slime_core.ops.policy.LARGEST_LOG_RATIO` counts as that bound and passes no gradient,
+    because float32 does not hold exp(-d) from 89 on.
 
     Arguments:
         log_probs_T: float [T], of the actor; may carry the gradient.
@@ -69,5 +71,7 @@ def _estimate(difference_T: torch.Tensor, estimator: KlEstimator) -> torch.Tenso
         return 0.5 * difference_T.square()
     if estimator not in get_args(KlEstimator):
         raise ValueError(f"no KL estimator is called {estimator!r}; there are {', '.join(get_args(KlEstimator))}")
+    # Of an infinite value, a later hold would make a gradient of 0 x inf.
+    held_T = difference_T.clamp(min=-LARGEST_LOG_RATIO)
     # expm1 keeps the difference of two nearly equal models from drowning in the rounding of exp(-d) - 1.
-    return torch.expm1(-difference_T) + difference_T
+    return torch.expm1(-held_T) + held_T

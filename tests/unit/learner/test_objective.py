@@ -123,6 +123,18 @@ def test_masked_tokens_may_hold_anything():
     assert both.largest["train_rollout_logprob_max_diff"].item() == 0.0
 
 
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "low_var_kl"])
+@pytest.mark.parametrize(("trained", "lost"), [(1.0, -100.0), (0.0, -100.0), (0.0, -math.inf)])
+def test_a_token_that_the_actor_all_but_lost_leaves_loss_and_gradient_finite(estimator, trained, lost):
+    settings = objective(use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type=estimator, use_unbiased_kl=estimator != "k2")
+    old = [-100.0, -2.0, -3.0]
+    batch = micro(mask_U=[trained, 1.0, 1.0], ref_log_probs_U=[-5.0, -2.0, -3.0], old_log_probs_U=old)
+    loss, _, gradient, _ = evaluate(settings, batch, log_probs=(lost, -2.0, -3.0))
+    assert math.isfinite(loss)
+    assert all(map(math.isfinite, gradient))
+    assert trained or gradient[0] == 0
+
+
 def test_the_difference_to_the_engine_is_measured_as_mean_and_maximum():
     batch = micro(rollout_log_probs_U=[-1.5, -2.0, -2.0])
     _, sums, _, both = evaluate(objective(), batch)

@@ -48,6 +48,29 @@ def test_low_var_kl_is_k3_held_to_ten_and_passes_no_gradient_beyond():
     assert log_probs_T.grad.tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "low_var_kl"])
+@pytest.mark.parametrize("weighed", [False, True])
+def test_a_token_that_the_actor_all_but_lost_has_a_finite_estimate_and_gradient(estimator, weighed):
+    log_probs_T = torch.tensor([-100.0, -1.0], requires_grad=True)
+    found_T = approximate_kl(
+        log_probs_T,
+        base_log_probs_T=torch.tensor([-5.0, -1.0]),
+        estimator=estimator,
+        sampled_log_probs_T=torch.tensor([-100.0, -1.0]) if weighed else None,
+    )
+    (gradient_T,) = torch.autograd.grad(found_T.sum(), log_probs_T)
+    assert found_T.isfinite().all()
+    assert gradient_T.isfinite().all()
+
+
+def test_k3_is_held_where_float32_would_not_hold_it_and_passes_no_gradient_there():
+    log_probs_T = torch.tensor([-100.0, -24.0], requires_grad=True)
+    found_T = approximate_kl(log_probs_T, base_log_probs_T=torch.tensor([-5.0, -5.0]))
+    (gradient_T,) = torch.autograd.grad(found_T.sum(), log_probs_T)
+    assert found_T.tolist() == pytest.approx([math.exp(20) - 21, math.exp(19) - 20], rel=1e-6)
+    assert gradient_T.tolist() == pytest.approx([0.0, 1 - math.exp(19)], rel=1e-6)
+
+
 def test_k3_of_nearly_equal_models_keeps_its_digits():
     found = approximate_kl(torch.tensor([1e-4], dtype=torch.float64), base_log_probs_T=torch.zeros(1).double())
     assert float(found) == pytest.approx(5e-9, rel=1e-4)
