@@ -107,7 +107,7 @@ class Sample:
     Arguments:
         group_index: number of the prompt group within the run; groups are told apart by this, never by position.
         index: number of the sample within the run.
-        rollout_id: siblings that one generation fanned out into share it and count as one rollout; None: alone.
+        rollout_id: of a group, siblings that one generation fanned out into share it and are one rollout; None: alone.
         prompt: text, or chat messages ``[{"role": ..., "content": ...}]``.
         tokens: prompt ids followed by response ids, exactly as the engine saw and returned them.
         response: the decoded response; for reading, never re-tokenised.

@@ -83,18 +83,20 @@ class _Terms:
     def __init__(self, case: Case, rollout: Rollout, actor: Any, reference: Any) -> None:
         self.case, self.samples = case, rollout.samples
         self.masks = [_mask(sample) for sample in self.samples]
+        rollouts = list(dict.fromkeys(sample.rollout_id for sample in self.samples))
+        self._step_of = [rollouts.index(one.rollout_id) * NUM_STEPS // len(rollouts) for one in self.samples]
         with torch.no_grad():
             self._old = [log_probs(actor, sample)[0] for sample in self.samples]
             self._reference = [log_probs(reference, sample)[0] for sample in self.samples]
         self._advantages, self._extra = self._estimate(rollout)
 
-    def of_step(self, number: int) -> range:
-        count = len(self.samples) // NUM_STEPS
-        return range(number * count, (number + 1) * count)
+    def of_step(self, number: int) -> list[int]:
+        """The samples of as many rollouts as every other step has."""
+        return [index for index, step in enumerate(self._step_of) if step == number]
 
     def weight(self, index: int) -> float:
         """Of each token of a sample; siblings share the mean of their rollout."""
-        step = self.of_step(index // (len(self.samples) // NUM_STEPS))
+        step = self.of_step(self._step_of[index])
         tokens = {i: float(self.masks[i].sum()) for i in step}
         if self.case.per_token:
             return 1 / sum(tokens.values())

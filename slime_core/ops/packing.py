@@ -14,19 +14,19 @@ from itertools import pairwise
 __all__ = ["balance", "pack", "pack_by_count", "split_steps"]
 
 
-def split_steps(samples: Sequence[int], num_steps: int) -> list[list[int]]:
-    """Cut ``samples`` into ``num_steps`` consecutive parts whose sizes differ by at most one.
+def split_steps(rollouts: Sequence[int], num_steps: int) -> list[list[int]]:
+    """Cut ``rollouts`` into ``num_steps`` consecutive parts whose sizes differ by at most one.
 
     Raises:
-        ValueError: there are fewer samples than steps.
+        ValueError: there are fewer rollouts than steps.
     """
-    if len(samples) < num_steps:
+    if len(rollouts) < num_steps:
         raise ValueError(
-            f"{len(samples)} samples cannot fill {num_steps} optimizer steps; every step needs at least one"
+            f"{len(rollouts)} rollouts cannot fill {num_steps} optimizer steps; every step needs at least one"
         )
-    size, rest = divmod(len(samples), num_steps)
+    size, rest = divmod(len(rollouts), num_steps)
     starts = [step * size + min(step, rest) for step in range(num_steps + 1)]
-    return [list(samples[a:b]) for a, b in pairwise(starts)]
+    return [list(rollouts[a:b]) for a, b in pairwise(starts)]
 
 
 def balance(samples: Sequence[int], costs: Sequence[int], num_ranks: int) -> list[list[int]]:

@@ -29,7 +29,7 @@ class BatchPlan:
 
     Arguments:
         num_ranks: data-parallel shards.
-        num_steps: optimizer steps; consecutive samples share a step.
+        num_steps: optimizer steps; consecutive rollouts share a step, and a rollout's siblings are never apart.
         max_tokens: of one packed micro-batch on one rank; a longer sample runs alone.
         context: ranks that share every row.
         row_multiple: what a row is padded to.

@@ -87,8 +87,14 @@ def loss_factor(samples: Sequence[Sample], mask_sums_B: NDArray[np.int64], *, to
 
 
 def _rollouts(samples: Sequence[Sample]) -> NDArray[np.int64]:
-    """The number of each sample's rollout, from 0; siblings share one."""
-    keys = [("rollout", s.rollout_id) if s.rollout_id is not None else ("position", i) for i, s in enumerate(samples)]
+    """The number of each sample's rollout, from 0 in the order of first occurrence; siblings share one.
+
+    A ``rollout_id`` is a number within a prompt group: one number in two groups stands for two rollouts.
+    """
+    keys = [
+        ("alone", position) if one.rollout_id is None else (one.group_index, one.rollout_id)
+        for position, one in enumerate(samples)
+    ]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return np.array([numbers[key] for key in keys], np.int64)
 
@@ -124,8 +130,8 @@ def make_shards(
         with_routes: shards hold which experts the engine took for each token.
 
     Raises:
-        ValueError: fewer samples than steps x ranks, so that a rank would have nothing to do in a step; or a sample has
-            not the routes that ``with_routes`` asks for.
+        ValueError: fewer rollouts than steps, or fewer samples than ranks in a step, so that a rank would have nothing
+            to do; or a sample has not the routes that ``with_routes`` asks for.
     """
     lengths = [len(sample.tokens) for sample in samples]
     masks = loss_masks(samples)
@@ -135,11 +141,7 @@ def make_shards(
     # A constant divisor weighs all tokens alike; by how much is the factor's.
     per_token = plan.per_token or plan.token_divisor is not None
     shards: list[list[StepPlan]] = [[] for _ in range(plan.num_ranks)]
-    for step in split_steps(range(len(samples)), plan.num_steps):
-        if len(step) < plan.num_ranks:
-            raise ValueError(
-                f"{len(step)} samples in an optimizer step cannot feed {plan.num_ranks} data-parallel ranks"
-            )
+    for step in _steps(samples, plan):
         of_step = [samples[i] for i in step]
         weights_B[step] = loss_weights(of_step, sums_B[step], per_token=per_token)
         divisor = loss_divisor(of_step, sums_B[step], per_token=per_token)
@@ -150,6 +152,21 @@ def make_shards(
     columns_B = {name: values_B for name, values_B in given.items() if values_B is not None}
     found = [_shard(samples, masks, weights_B, columns_B, steps, rollout, temperature, with_routes) for steps in shards]
     return [replace(shard, shares_prompts=shared is not None) for shard in found]
+
+
+def _steps(samples: Sequence[Sample], plan: BatchPlan) -> list[list[int]]:
+    """The positions of each optimizer step's samples; siblings share a step, or their rollout would count in two."""
+    rollout_B = _rollouts(samples)
+    parts = split_steps(range(int(rollout_B.max(initial=-1)) + 1), plan.num_steps)
+    steps = [np.flatnonzero(np.isin(rollout_B, part)).tolist() for part in parts]
+    for step, part in zip(steps, parts, strict=True):
+        if len(step) < plan.num_ranks:
+            raise ValueError(
+                f"{len(step)} samples in an optimizer step cannot feed {plan.num_ranks} data-parallel ranks; "
+                f"num_steps_per_rollout = {plan.num_steps} leaves a step {len(part)} rollouts, and a rollout is never "
+                "split. Lower --num-steps-per-rollout, or raise --rollout-batch-size"
+            )
+    return steps
 
 
 def _shared(samples: Sequence[Sample]) -> Prompts | None:

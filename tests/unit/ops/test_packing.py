@@ -18,7 +18,7 @@ def test_steps_are_consecutive_and_the_first_ones_take_the_rest():
 @given(st.integers(1, 60), st.integers(1, 60))
 def test_steps_hold_every_sample_in_order_and_differ_by_at_most_one(count, num_steps):
     if count < num_steps:
-        with pytest.raises(ValueError, match=f"{count} samples cannot fill {num_steps} optimizer steps"):
+        with pytest.raises(ValueError, match=f"{count} rollouts cannot fill {num_steps} optimizer steps"):
             split_steps(range(count), num_steps)
         return
     steps = split_steps(range(count), num_steps)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from slime_core.config.flops import ForwardFlops
@@ -11,10 +13,10 @@ from slime_core.rollout.shards import grouped_rewards, loss_factor, loss_masks, 
 from slime_core.types import LogProbs, Mask, Sample, Status, TokenIds
 
 
-def sample(index: int, *, prompt: int, response: int, **fields) -> Sample:
+def sample(index: int, *, prompt: int, response: int, group: int | None = None, **fields) -> Sample:
     """Token ids and log-probs that tell where they come from: sample 3, token 2 is 302."""
     return Sample(
-        group_index=index // 2,
+        group_index=index // 2 if group is None else group,
         index=index,
         tokens=TokenIds(100 * index + i for i in range(prompt + response)),
         response_length=response,
@@ -85,11 +87,21 @@ def test_masked_tokens_do_not_count_in_the_mean_of_their_response():
 def test_siblings_of_one_rollout_share_one_mean():
     # Siblings 0 and 2 have 1 + 3 trained tokens together; rollouts: {0, 2} and {1}.
     samples = [
-        sample(0, prompt=1, response=1, rollout_id=5),
-        sample(1, prompt=1, response=2, rollout_id=6),
-        sample(2, prompt=1, response=3, rollout_id=5),
+        sample(0, prompt=1, response=1, group=3, rollout_id=5),
+        sample(1, prompt=1, response=2, group=3, rollout_id=6),
+        sample(2, prompt=1, response=3, group=3, rollout_id=5),
     ]
     assert weights(samples) == [0.125, 0.25, 0.125]
+
+
+def test_one_rollout_id_in_two_groups_stands_for_two_rollouts():
+    # Group 0: siblings of 1 + 3 tokens. Group 1: a rollout of 2 tokens.
+    samples = [
+        sample(i, prompt=1, response=n, group=g, rollout_id=0) for i, (n, g) in enumerate([(1, 0), (2, 1), (3, 0)])
+    ]
+    assert weights(samples) == [0.125, 0.25, 0.125]
+    assert factor(samples, 1) == 3.0  # 6 trained tokens, 2 rollouts
+    assert grouped_rewards(samples, loss_masks(samples), key=None).rollouts_B.tolist() == [0, 1, 0]
 
 
 def test_a_rollout_id_is_no_position():
@@ -112,6 +124,7 @@ def test_where_nothing_is_trained_weights_are_finite(per_token):
     assert np.isfinite(found).all()
 
 
+@settings(deadline=None)  # another one may hold the machine
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.sampled_from([None, 1, 2])), min_size=1), st.booleans())
 def test_weights_times_trained_tokens_add_up_to_one(shapes, per_token):
     samples = [
@@ -137,7 +150,7 @@ def test_a_constant_divisor_by_hand():
 
 
 def test_a_constant_divisor_counts_rollouts_that_train_a_token():
-    siblings = [sample(i, prompt=1, response=3, rollout_id=5) for i in range(2)]
+    siblings = [sample(i, prompt=1, response=3, group=0, rollout_id=5) for i in range(2)]
     removed = sample(2, prompt=1, response=3, remove_sample=True)
     alone = sample(3, prompt=1, response=2)
     assert factor([*siblings, removed, alone], 10) == pytest.approx(8 / (10 * 2))
@@ -204,9 +217,29 @@ def test_weights_are_those_of_each_step():
     assert shard.loss_weights_B.tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 1 / 2, 1 / 2])
 
 
+def test_siblings_share_an_optimizer_step_wherever_they_stand():
+    # Three rollouts, 7 8 9, in two steps: 7 and 8, then 9; the last sample is a third sibling of 7.
+    ids = [7, 7, 8, 9, 7]
+    samples = [sample(i, prompt=1, response=1, group=0, rollout_id=number) for i, number in enumerate(ids)]
+    (shard,) = shards(samples, num_steps=2)
+    assert [sorted(place for micro in step.micro_batches for place in micro) for step in shard.steps] == [
+        [0, 1, 2, 4],
+        [3],
+    ]
+    assert shard.loss_weights_B.tolist() == pytest.approx([1 / 6, 1 / 6, 1 / 2, 1, 1 / 6])
+    assert [step.divisor for step in shard.steps] == [2, 1]
+
+
+def test_fewer_rollouts_than_steps_are_refused():
+    siblings = [sample(i, prompt=1, response=1, group=0, rollout_id=5) for i in range(4)]
+    with pytest.raises(ValueError, match="1 rollouts cannot fill 2 optimizer steps; every step needs at least one"):
+        shards(siblings, num_steps=2)
+
+
 SHAPES = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 12)), min_size=8, max_size=24)
 
 
+@settings(deadline=None)  # another one may hold the machine
 @given(SHAPES, st.integers(1, 4), st.integers(1, 2), st.integers(1, 30))
 def test_every_sample_is_in_exactly_one_micro_batch_of_one_rank(shapes, num_ranks, num_steps, max_tokens):
     samples = [sample(i, prompt=p, response=r) for i, (p, r) in enumerate(shapes)]
@@ -223,17 +256,18 @@ def test_every_sample_is_in_exactly_one_micro_batch_of_one_rank(shapes, num_rank
     assert all(len(shard.steps) == num_steps for shard in found)
 
 
-def total_loss(found) -> float:
-    """The loss of a single-step rollout where the loss of a token is its log-prob, as the learner would sum it."""
-    total = 0.0
+def step_losses(found, num_steps: int) -> list[float]:
+    """The loss of each step where the loss of a token is its log-prob, as the learner would sum it."""
+    totals = [0.0] * num_steps
     for shard in found:
         starts = np.concatenate([[0], np.cumsum(shard.response_lengths_B)])
-        for place in (place for step in shard.steps for micro in step.micro_batches for place in micro):
-            span = slice(starts[place], starts[place + 1])
-            loss = (shard.loss_mask_U[span] * shard.rollout_log_probs_U[span]).sum()
-            total += float(shard.loss_weights_B[place] * loss)
-    (factor,) = {step.loss_factor for shard in found for step in shard.steps}
-    return factor * total
+        for number, step in enumerate(shard.steps):
+            for place in (place for micro in step.micro_batches for place in micro):
+                span = slice(starts[place], starts[place + 1])
+                loss = (shard.loss_mask_U[span] * shard.rollout_log_probs_U[span]).sum()
+                totals[number] += float(step.loss_factor * shard.loss_weights_B[place] * loss)
+    assert all(len({shard.steps[number].loss_factor for shard in found}) == 1 for number in range(num_steps))
+    return totals
 
 
 PARTS = st.lists(
@@ -241,52 +275,95 @@ PARTS = st.lists(
     min_size=8,
     max_size=24,
 )
-"""Prompt, response, rollout (fanned out where several share one), and what is masked: nothing, some, all, removed."""
+"""Prompt, response, rollout (fanned out where several of a group share one), and what is masked: nothing, some, all,
+removed."""
 
 AVERAGES = st.sampled_from([{}, {"per_token": True}, {"token_divisor": 7.0}])
 
 
 def ragged(parts) -> list[Sample]:
+    """Samples in three groups by turns, so that one number stands for siblings in a group and for others beside it."""
     found = []
     for i, (prompt, response, rollout, masking) in enumerate(parts):
         mask = [1] * response if masking < 2 else [int(masking == 2 and (i + t) % 3 > 0) for t in range(response)]
-        one = sample(i, prompt=prompt, response=response, rollout_id=rollout, loss_mask=Mask(mask))
+        one = sample(i, prompt=prompt, response=response, group=i % 3, rollout_id=rollout, loss_mask=Mask(mask))
         one.remove_sample = masking == 4
         found.append(one)
     return found
 
 
-def by_definition(samples: list[Sample], *, per_token: bool = False, token_divisor: float | None = None) -> float:
+def by_rollout(samples: list[Sample]) -> list[list[Sample]]:
+    """The siblings of each rollout, in the order in which rollouts first occur."""
+    rollouts: dict[object, list[Sample]] = {}
+    for one in samples:
+        key = ("alone", one.index) if one.rollout_id is None else (one.group_index, one.rollout_id)
+        rollouts.setdefault(key, []).append(one)
+    return list(rollouts.values())
+
+
+def by_definition(
+    rollouts: list[list[Sample]], *, per_token: bool = False, token_divisor: float | None = None
+) -> float:
     """The average that is asked for, of log-probs in place of losses: rollout after rollout."""
-    rollouts: dict[object, list[float]] = {}
-    for position, (one, mask) in enumerate(zip(samples, loss_masks(samples), strict=True)):
-        key = ("alone", position) if one.rollout_id is None else one.rollout_id
-        rollouts.setdefault(key, []).extend(p for p, m in zip(one.rollout_log_probs, mask, strict=True) if m)
-    trained = [losses for losses in rollouts.values() if losses]
+    losses = [
+        [
+            p
+            for one, mask in zip(siblings, loss_masks(siblings), strict=True)
+            for p, m in zip(one.rollout_log_probs, mask, strict=True)
+            if m
+        ]
+        for siblings in rollouts
+    ]
+    trained = [of_rollout for of_rollout in losses if of_rollout]
     if not trained:
         return 0.0
     if per_token:
-        return float(np.mean([loss for losses in trained for loss in losses]))
-    return float(np.mean([sum(losses) / (token_divisor or len(losses)) for losses in trained]))
+        return float(np.mean([loss for of_rollout in trained for loss in of_rollout]))
+    return float(np.mean([sum(of_rollout) / (token_divisor or len(of_rollout)) for of_rollout in trained]))
 
 
 @settings(deadline=None)  # another one may hold the machine
-@given(PARTS, AVERAGES, st.integers(1, 4), st.integers(1, 30), st.sampled_from([None, 3]), st.booleans(), st.randoms())
+@given(
+    PARTS,
+    AVERAGES,
+    st.integers(1, 2),
+    st.integers(1, 4),
+    st.integers(1, 30),
+    st.sampled_from([None, 3]),
+    st.booleans(),
+    st.randoms(),
+)
 def test_every_average_is_what_it_is_called_however_samples_are_cut(
-    parts, average, num_ranks, max_tokens, size, by_work, random
+    parts, average, num_steps, num_ranks, max_tokens, size, by_work, random
 ):
     samples = ragged(parts)
-    expected = by_definition(samples, **average)
     random.shuffle(samples)
+    rollouts = by_rollout(samples)
+    first = -(-len(rollouts) // num_steps)
+    of_steps = [rollouts[:first], rollouts[first:]][:num_steps]
+    assume(all(sum(map(len, of_step)) >= num_ranks for of_step in of_steps))
     flops = ForwardFlops(per_token=10, per_pair=3) if by_work else None
-    found = shards(samples, num_ranks=num_ranks, max_tokens=max_tokens, micro_batch_size=size, flops=flops, **average)
-    assert total_loss(found) == pytest.approx(expected, rel=1e-5)
+    plan = {"num_ranks": num_ranks, "num_steps": num_steps, "max_tokens": max_tokens, "micro_batch_size": size}
+    found = shards(samples, flops=flops, **plan, **average)
+    expected = [by_definition(of_step, **average) for of_step in of_steps]
+    assert step_losses(found, num_steps) == pytest.approx(expected, rel=1e-5)
     assert all(step.micro_batches for shard in found for step in shard.steps)
 
 
 def test_fewer_samples_than_ranks_in_a_step_are_refused():
-    with pytest.raises(ValueError, match="1 samples in an optimizer step cannot feed 2 data-parallel ranks"):
+    message = (
+        "1 samples in an optimizer step cannot feed 2 data-parallel ranks; num_steps_per_rollout = 2 leaves a step 1 "
+        "rollouts, and a rollout is never split. Lower --num-steps-per-rollout, or raise --rollout-batch-size"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         shards([sample(i, prompt=1, response=1) for i in range(2)], num_ranks=2, num_steps=2)
+
+
+def test_a_rollout_of_several_samples_feeds_several_ranks():
+    ids = [0, 0, 1, 1]
+    samples = [sample(i, prompt=1, response=1, group=0, rollout_id=number) for i, number in enumerate(ids)]
+    found = shards(samples, num_ranks=2, num_steps=2)
+    assert [len(shard.steps) for shard in found] == [2, 2]
 
 
 def test_a_shard_knows_which_version_drew_each_response_where_one_alone_did():
