@@ -45,8 +45,41 @@ def test_gspo_by_hand():
     assert found.loss_T.tolist() == pytest.approx([-math.sqrt(2), -math.sqrt(2), 0.6])
     assert found.metrics_T["ratio"].tolist() == pytest.approx([math.sqrt(2), math.sqrt(2), 0.5])
     assert found.metrics_T["clip_fraction"].tolist() == [0, 0, 1]
-    # Each of the two tokens moves the ratio of both: 2 x sqrt 2 / 2. The clipped response does not move.
+    # Each of the two tokens moves by the ratio of both. The clipped response does not move.
     assert gradient(given, found.loss_T) == pytest.approx([-math.sqrt(2), -math.sqrt(2), 0.0])
+
+
+def test_gspo_of_advantages_that_differ_moves_each_token_by_its_own():
+    # The response's ratio is sqrt 2. Below 0 nothing holds it; the third token, at 0, does not move, and the fourth is
+    # in a response of ratio 2, clipped at 1.5 for its positive advantage only.
+    columns = [LOG_2, 0.0, LOG_2 / 2, LOG_2, LOG_2], [0] * 5, [3, -1, 0, 1, -1], [1] * 5
+    given = terms(*columns, [0, 0, 0, 1, 1], eps_clip=0.4, eps_clip_high=0.5)
+    found = SequenceClipped()(given)
+    root = math.sqrt(2)
+    assert found.loss_T.tolist() == pytest.approx([-3 * root, root, 0.0, -1.5, 2.0])
+    assert gradient(given, found.loss_T) == pytest.approx([-3 * root, root, 0.0, 0.0, 2.0])
+
+
+def test_gspo_of_equal_advantages_has_the_gradient_of_the_ratio_of_whole_responses():
+    from slime_core.ops.policy import clipped_surrogate
+
+    generator = torch.Generator().manual_seed(0)
+    now, old = (torch.randn(2, 12, generator=generator, dtype=torch.float64) * 0.1).tolist()
+    samples, mask = [0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 3, 3], [1, 0, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1]
+    advantages = [[1.5, -2.0, 0.7, -0.3][sample] for sample in samples]
+    given = terms(now, old, advantages, mask, samples, eps_clip=0.02, eps_clip_high=0.03)
+    found = SequenceClipped()(given)
+    whole = terms(now, old, advantages, mask, samples, eps_clip=0.02, eps_clip_high=0.03)
+    trained_T = whole.mask_T
+    tokens_b = whole.segments.sums(trained_T)
+    log_ratio_b = whole.segments.sums((whole.log_probs_T - whole.old_log_probs_T) * trained_T) / tokens_b
+    loss_T = clipped_surrogate(
+        whole.segments.spread(log_ratio_b), advantages_T=whole.advantages_T, eps_clip=0.02, eps_clip_high=0.03
+    ).loss_T
+    assert found.loss_T.tolist() == pytest.approx((loss_T * trained_T).tolist())
+    gradient_T = gradient(given, found.loss_T)
+    assert gradient_T == pytest.approx(gradient(whole, loss_T * trained_T))
+    assert 2 < gradient_T.count(0.0) < 12  # two tokens are masked; some responses are clipped, some not
 
 
 def test_gspo_averages_over_trained_tokens_only():

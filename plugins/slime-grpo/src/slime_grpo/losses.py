@@ -3,8 +3,7 @@
 Both return a loss a token and leave the averaging to the core. With its default, the mean over each response and then
 over responses, gspo's average is the paper's; cispo's paper averages over all tokens (``--calculate-per-token-loss``).
 
-Left out of GSPO: GSPO-token (its section 4.3), which differs only where the advantages within a response do. Left out
-of CISPO: its unified form with a token mask (its equation 7), which is a correction's business.
+Left out of CISPO: its unified form with a token mask (its equation 7), which is a correction's business.
 """
 
 from __future__ import annotations
@@ -24,8 +23,13 @@ __all__ = ["ClippedImportance", "SequenceClipped"]
 class SequenceClipped:
     """GSPO: the clipped surrogate of one importance ratio a response, the geometric mean of its tokens' ratios.
 
-    Source: Group Sequence Policy Optimization (2507.18071), equations 5 and 7; the mean runs over trained tokens. The
-    paper's clip ranges are some 3e-4: two orders of magnitude below those of token ratios.
+    It is the form of tokens, GSPO-token: each token has the response's ratio, whose gradient reaches that token alone,
+    ``log s_t = sg(log s) + log_p_t - sg(log_p_t)``, where ``sg`` stops the gradient. Where advantages are equal within
+    a response its gradient, averaged over the response, is that of the plain form; where they differ, as with
+    ``--use-opd``, each token is moved by its own.
+
+    Source: Group Sequence Policy Optimization (2507.18071), equations 7, 13 and 14 (section 4.3); the mean runs over
+    trained tokens. The paper's clip ranges are some 3e-4: two orders of magnitude below those of token ratios.
 
     Metrics a token: ``ratio``, ``clip_fraction``, ``dual_clip_fraction`` and ``ppo_kl``, each the response's.
     """
@@ -34,7 +38,7 @@ class SequenceClipped:
         del options
 
     def __call__(self, terms: LossTerms) -> LossOutput:
-        """The loss of each token, float32 [T]; its gradient reaches every trained token of the response.
+        """The loss of each token, float32 [T]; its gradient reaches that token alone.
 
         Raises:
             ValueError: there is nothing that says which tokens form a response, or a clip setting is out of range.
@@ -44,9 +48,10 @@ class SequenceClipped:
         trained_T = terms.mask_T != 0
         log_ratio_T = (terms.log_probs_T - terms.old_log_probs_T).where(trained_T, 0.0)
         tokens_b = terms.segments.sums(trained_T.to(log_ratio_T.dtype)).clamp(min=1.0)
-        of_response_T = terms.segments.spread(terms.segments.sums(log_ratio_T) / tokens_b).where(trained_T, 0.0)
+        mean_b = terms.segments.sums(log_ratio_T.detach()) / tokens_b
+        of_response_T = terms.segments.spread(mean_b).where(trained_T, 0.0)
         surrogate = clipped_surrogate(
-            of_response_T,
+            of_response_T + (log_ratio_T - log_ratio_T.detach()),
             advantages_T=terms.advantages_T.where(trained_T, 0.0),
             eps_clip=terms.settings.eps_clip,
             eps_clip_high=terms.settings.eps_clip_high,
