@@ -53,8 +53,8 @@ class PunishOverlong:
     """Takes ever more off the reward of responses in the last stretch before the length limit (DAPO, equation 13).
 
     With n response tokens, the limit L = ``rollout_max_response_len`` and the stretch C = ``overlong_buffer_len``, a
-    response loses factor x max(0, n - (L - C)) / C: nothing up to L - C, ``overlong_penalty_factor`` at L. It counts
-    as ``overlong`` where it loses anything.
+    response loses factor x min(1, max(0, n - (L - C)) / C): nothing up to L - C, ``overlong_penalty_factor`` from L on. It
+    counts as ``overlong`` where it loses anything.
 
     Arguments:
         options: the settings of the run; None: the limit is 1024 tokens, and the rest as it is by default.
@@ -73,7 +73,7 @@ class PunishOverlong:
         """The group with lower rewards where responses are overlong."""
         overlong = [sample for sample in samples if sample.response_length > self._free]
         for sample in overlong:
-            loss = self._factor * (sample.response_length - self._free) / self._buffer
+            loss = self._factor * min((sample.response_length - self._free) / self._buffer, 1.0)
             worth = sample.reward_value(self._key) - loss
             sample.reward = {**sample.reward, str(self._key): worth} if isinstance(sample.reward, dict) else worth
         return Transformed(samples, changed={"overlong": len(overlong)} if overlong else {})

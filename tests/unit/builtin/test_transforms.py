@@ -16,9 +16,9 @@ def punished(length: int, reward=1.0, **settings):
     return sample.reward, found.changed
 
 
-@pytest.mark.parametrize(("length", "worth"), [(1, 1.0), (12, 1.0), (14, 0.75), (20, 0.0)])
+@pytest.mark.parametrize(("length", "worth"), [(1, 1.0), (12, 1.0), (14, 0.75), (20, 0.0), (60, 0.0)])
 def test_the_last_stretch_costs_ever_more(length, worth):
-    # L = 20 and C = 8: free up to 12 tokens; 14 are 2 / 8 into the stretch.
+    # L = 20 and C = 8: free up to 12 tokens; 14 are 2 / 8 into the stretch. Turns of tools may go beyond L.
     found, changed = punished(length, overlong_buffer_len=8)
     assert found == pytest.approx(worth)
     assert changed == ({"overlong": 1} if length > 12 else {})
