@@ -25,7 +25,9 @@ def save(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) 
     Raises:
         CheckpointError: a rank could not write its part.
     """
-    _write(_state(chunks, optimizer, loading=False) | {"schedule": schedule.state_dict()}, folder)
+    state = _state(chunks, optimizer, loading=False) | {"schedule": schedule.state_dict()}
+    _agree_on_steps(state["optimizer"])
+    _write(state, folder)
 
 
 def save_weights(folder: Path, *, chunks: Sequence[Any]) -> None:
@@ -113,7 +115,32 @@ def _first(problem: CheckpointException) -> BaseException:
 def _state(chunks: Sequence[Any], optimizer: Any, *, loading: bool) -> dict[str, Any]:
     metadata = _metadata()
     model = _model(chunks, metadata)
-    return {**model, "optimizer": optimizer.sharded_state_dict(model, is_loading=loading, metadata=metadata)}
+    trained = model
+    if _some_are_frozen(chunks):
+        # A frozen layer or expert has no optimizer state, so a tensor over all of them would have holes.
+        trained = _model(chunks, metadata | {"non_homogeneous_layers": True, "singleton_local_shards": True})
+    return {**model, "optimizer": optimizer.sharded_state_dict(trained, is_loading=loading, metadata=metadata)}
+
+
+def _some_are_frozen(chunks: Sequence[Any]) -> bool:
+    """On any rank, because all ranks have to name the same tensors."""
+    return any(_gathered(any(not parameter.requires_grad for chunk in chunks for parameter in chunk.parameters())))
+
+
+def _agree_on_steps(state: dict[Any, Any]) -> None:
+    """Rank 0 writes how many steps were taken, for all; a rank that trains no parameter has counted none."""
+    parts = [state] if "optimizer" in state else list(state.values())
+    groups = [group for part in parts for group in part["optimizer"]["param_groups"]]
+    counted = max(_gathered(max((group.get("step") or 0 for group in groups), default=0)))
+    if counted:
+        for group in groups:
+            group["step"] = counted
+
+
+def _gathered(value: Any) -> list[Any]:
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
 
 
 def _metadata() -> dict[str, Any]:

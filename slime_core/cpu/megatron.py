@@ -278,9 +278,9 @@ def _patch_mla(module: Any) -> None:
 def _patch_distributed_optimizer(module: Any) -> None:
     """Three mistakes of optimizer/distrib_optimizer.py where torch's AdamW stands in for Apex and TransformerEngine.
 
-    :642 wants exactly one step count, which a fresh optimizer has none of. :825 hands *all* parameters one step
-    tensor, which AdamW then increments once for each of them. :939 copies every key of the live state, and "step" is
-    no key of a checkpoint. Goes when torch's AdamW is tested upstream.
+    :642 wants exactly one step count, which a fresh optimizer has none of, nor one on a rank that trains no parameter.
+    :825 hands *all* parameters one step tensor, which AdamW then increments once for each of them. :939 copies every
+    key of the live state, and "step" is no key of a checkpoint. Goes when torch's AdamW is tested upstream.
     """
     optimizer = module.DistributedOptimizer
     state_dict, load_state_dict = optimizer.state_dict, optimizer.load_state_dict
@@ -289,7 +289,7 @@ def _patch_distributed_optimizer(module: Any) -> None:
         for parameter in (p for group in self.optimizer.param_groups for p in group["params"]):
             if not self.optimizer.state[parameter]:
                 self.optimizer.state[parameter] = _fresh_state(parameter)
-        return state_dict(self)
+        return state_dict(self) if self.optimizer.state else _state_of_nothing(self.optimizer)
 
     def load_with_own_steps(self: Any, loaded: Any) -> None:
         load_state_dict(self, loaded)
@@ -307,6 +307,11 @@ def _patch_distributed_optimizer(module: Any) -> None:
     optimizer.state_dict = state_dict_of_fresh
     optimizer.load_state_dict = load_with_own_steps
     optimizer._set_main_param_and_optimizer_states = set_states
+
+
+def _state_of_nothing(adam: torch.optim.Optimizer) -> dict[str, Any]:
+    groups = ({**group, "step": 0.0} for group in adam.state_dict()["param_groups"])
+    return {"optimizer": {"param_groups": [{key: group[key] for key in group if key != "params"} for group in groups]}}
 
 
 def _fresh_state(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
