@@ -134,7 +134,7 @@ def slime_register_generate_functions() -> Iterator[Component]:
     yield Component(
         "from_label",
         target="slime_core.rollout.labelled:FromLabel",
-        traits=GenerateTraits(scope="group", sends_prompts_whole=True),
+        traits=GenerateTraits(scope="group", sends_prompts_whole=True, draws=False),
         summary="The label of each prompt as its response, for supervised fine-tuning; engines answer evaluations",
     )
 

@@ -10,6 +10,7 @@ from slime_core.config.schema import CriticConfig, RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.discovery import CORE, PluginIdentity
+from slime_core.plugins.pairings import check_pairings
 from slime_core.plugins.registration import Registry
 from slime_core.plugins.traits import CORRECTION_SETTINGS, AdvantageTraits
 
@@ -101,6 +102,8 @@ def check_selection(config: RunConfig, registry: Registry, *, trains: bool) -> N
                 _refuse_unused(found, setting, getattr(config.algorithm, setting))
         elif found.kind is Kind.CORRECTION and config.algorithm.use_rollout_logprobs:
             _refuse_equal_policies(found)
+    if trains:
+        check_pairings(config, registry)
     if trains and config.custom.custom_tis_function_path is None:
         _refuse_idle_bounds(config, registry)
 

@@ -133,10 +133,13 @@ class GenerateTraits:
         scope: ``sample``: with one sample; ``group``: with a whole prompt group.
         sends_prompts_whole: each prompt goes to an engine as it is, with room for the longest response, so the core may
             refuse prompts that are too long before the run starts. False: it makes of them what it wants.
+        draws: engines draw what is trained and say how likely each token was. False: the responses are given, alike for
+            every sample of a group; a run that needs the engines' log-probabilities, or groups, is refused.
     """
 
     scope: Literal["sample", "group"] = "sample"
     sends_prompts_whole: bool = False
+    draws: bool = True
 
     def __post_init__(self) -> None:
         _require_choice("GenerateTraits.scope", self.scope, ("sample", "group"))

@@ -14,7 +14,7 @@ class FromLabel:
     """Every sample of a group answers with its label and the token that ends a response; no engine is asked.
 
     An evaluation asks the engines, as ``single_turn`` does. No engine says how likely the tokens are, so their
-    log-probabilities are 0: corrections and parity have nothing to compare with.
+    log-probabilities are 0; its trait ``draws`` has runs refused that read them.
     """
 
     def __init__(self, options: object | None = None) -> None:

@@ -1,0 +1,81 @@
+"""What makes the samples of a run, what rewards them and what learns from them go together."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_core.config.load import load
+from slime_core.errors import PluginError
+from slime_core.plugins.registry import activate
+from slime_core.plugins.selection import check_selection
+
+LABELS = "--advantage-estimator sft --generate-function from_label --n-samples-per-prompt 1"
+CORE = "plugin 'core' (slime-rl 0.1.0, entry point slime_core.builtin.plugin)"
+GRPO = "plugin 'grpo' (slime-grpo 0.1.0, entry point slime_grpo.plugin)"
+
+
+def check(line: str) -> None:
+    config = load(line.split(), check_rules=False).config
+    check_selection(config, activate(["grpo", "ppo"]).registry, trains=True)
+
+
+def refused(line: str) -> str:
+    with pytest.raises(PluginError) as caught:
+        check(line)
+    return str(caught.value)
+
+
+# --- What no engine has drawn -----------------------------------------------------------------------------------------
+
+UNKNOWN = (
+    f"generate_function = from_label: the responses of 'from_label' of {CORE} are not drawn by an engine, so no engine "
+    "says how likely their tokens were, and it is read by "
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "readers", "step"),
+    [
+        ("", "parity_interval = 1", "Give --parity-interval 0"),
+        ("--parity-interval 0 --corrections tis opsm", "corrections = tis", "Leave --corrections out"),
+        ("--parity-interval 0 --use-rollout-logprobs", "use_rollout_logprobs = true", "Leave --use-rollout-logprobs o"),
+        ("--parity-interval 0 --get-mismatch-metrics", "get_mismatch_metrics = true", "Leave --get-mismatch-metrics o"),
+        (
+            "--parity-interval 0 --use-rollout-routing-replay",
+            "use_rollout_routing_replay = true",
+            "Leave --use-rollout",
+        ),
+        (
+            "--parity-interval 0 --custom-tis-function-path mine.py:tis",
+            "custom_tis_function_path = ",
+            "Leave --custom-tis-function-path out",
+        ),
+        (
+            "--true-on-policy-mode",
+            "true_on_policy_mode = true, parity_interval = 1",
+            "Give --parity-interval 0 and leave --true-on-policy-mode out",
+        ),
+    ],
+)
+def test_log_probs_that_no_engine_gives_are_read_by_nothing(line, readers, step):
+    message = refused(f"{LABELS} {line}")
+    assert message.startswith(UNKNOWN + readers)
+    assert f". {step}" in message
+    assert message.endswith(" out, or choose another generate function.") or message.endswith(
+        " 0, or choose another generate function."
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{LABELS} --parity-interval 0",
+        f"{LABELS} --parity-interval 0 --corrections opsm",
+        f"{LABELS} --debug-rollout-only",
+        f"{LABELS} --load-debug-rollout-data r.jsonl",
+        "--advantage-estimator grpo --corrections tis --get-mismatch-metrics",
+        f"{LABELS} --rollout-function-path mine.py:rollout",
+    ],
+)
+def test_what_reads_none_of_them_is_accepted(line):
+    check(line)
