@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from slime_core.config.folders import unwritable
 from slime_core.config.layout_rules import Rule
@@ -26,6 +27,15 @@ ENDINGS = {
     ),
     "save_debug_train_data": "what ranks train is written as safetensors; call it {stem}.safetensors",
 }
+
+MARKS = {
+    "save_debug_rollout_data": (b'{"format": "slime rollout"', 64),
+    "save_debug_train_data": (b'"slime train data"', 2**20),
+}
+"""Setting -> what stands in a file that it wrote (:mod:`slime_core.data.recorded`,
+:mod:`slime_core.learner.train_data`), and in how many of its first bytes."""
+
+PLACEHOLDER = r"\{\w+\}"
 
 PICKLES = (".pt", ".pth", ".pkl")
 
@@ -96,10 +106,68 @@ def _nothing_is_pickled(config: RunConfig) -> Iterator[str]:
 
 
 def _files_can_be_written(config: RunConfig) -> Iterator[str]:
-    for name in ("save_debug_rollout_data", "save_debug_train_data"):
+    for name in MARKS:
         path = dict(config.debug)[name]
         if path is not None and "{" not in f"{path.parent}":
             yield from unwritable(path.parent, name)
+
+
+def _nothing_else_is_replaced(config: RunConfig) -> Iterator[str]:
+    others = _inputs(config)
+    for name in MARKS:
+        path = dict(config.debug)[name]
+        if path is None:
+            continue
+        taken = [other for other, file in others.items() if re.fullmatch(_form(path), _first(file))]
+        for other in taken:
+            yield (
+                f"{name} = {path} is the file of {other} = {others[other]}, which saving would replace; give another "
+                "file to one of them"
+            )
+        for file in [] if taken else _foreign(name, path):
+            yield (
+                f"{name} = {path}: {file} is there already and is nothing that {name} wrote; move it away, or choose "
+                "another file"
+            )
+        others[name] = path
+
+
+def _inputs(config: RunConfig) -> dict[str, Path]:
+    """Setting -> the file that the run reads by it."""
+    given = {
+        "prompt_data": config.data.prompt_data,
+        "load_debug_rollout_data": config.debug.load_debug_rollout_data,
+        "custom_config_path": config.custom.custom_config_path,
+        "lock_file": config.run.lock_file,
+    }
+    given |= {f"eval_prompt_data {name}": path for name, path in config.eval.eval_prompt_data}
+    return {name: path for name, path in given.items() if path is not None}
+
+
+def _form(template: Path) -> str:
+    """A regular expression for the files of ``template``."""
+    return r"\d+".join(re.escape(part) for part in re.split(PLACEHOLDER, f"{template.resolve()}"))
+
+
+def _first(template: Path) -> str:
+    """A file of ``template``, with 0 for its numbers."""
+    return re.sub(PLACEHOLDER, "0", f"{template.resolve()}")
+
+
+def _foreign(name: str, template: Path) -> list[Path]:
+    """What stands where ``template`` would be written, and was not written by the setting ``name``."""
+    folder = template.resolve().parent
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    mark, within = MARKS[name]
+    return [file for file in found if re.fullmatch(_form(template), f"{file}") and mark not in _head(file, within)]
+
+
+def _head(file: Path, size: int) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(size)
+    except OSError:
+        return b""
 
 
 def _what_is_saved_happens(config: RunConfig) -> Iterator[str]:
@@ -182,7 +250,8 @@ DEBUG: dict[Rule, str] = {
     _every_rollout_has_a_file: f"num_rollout {' '.join(FILES)}",
     _every_rank_has_a_file: "save_debug_train_data actor_num_nodes actor_num_gpus_per_node",
     _nothing_is_pickled: " ".join(FILES),
-    _files_can_be_written: "save_debug_rollout_data save_debug_train_data",
+    _files_can_be_written: " ".join(MARKS),
+    _nothing_else_is_replaced: f"{' '.join(FILES)} prompt_data eval_prompt_data custom_config_path lock_file",
     _what_is_saved_happens: f"{_HALVES} save_debug_rollout_data save_debug_train_data",
     _engines_are_there_to_be_evaluated: f"{_HALVES} eval_interval eval_prompt_data eval_function_path",
     _learner_and_engines_are_there_to_be_compared: f"{_HALVES} check_weight_update_equal",

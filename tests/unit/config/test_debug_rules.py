@@ -150,3 +150,58 @@ def test_the_embedded_run_does_not_ask_for_evaluations_where_nothing_could_be_ev
 def test_a_run_that_only_generates_has_engines_and_no_rank() -> None:
     config = load(["--advantage-estimator", "toy", "--debug-rollout-only"], check_rules=False).config
     assert (config.num_engines, config.num_started_ranks, config.num_data_ranks) == (1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("saved", "other", "line"),
+    [
+        ("{at}/my.jsonl", "prompt_data = {at}/my.jsonl", "--prompt-data {at}/my.jsonl"),
+        ("{at}/my-{{rollout_id}}.jsonl", "prompt_data = {at}/my-3.jsonl", "--prompt-data {at}/my-3.jsonl"),
+        ("{at}/../{name}/my.jsonl", "eval_prompt_data aime = {at}/my.jsonl", "--eval-prompt-data aime {at}/my.jsonl"),
+    ],
+)
+def test_what_is_saved_replaces_no_file_that_the_run_reads(saved, other, line, tmp_path) -> None:
+    (tmp_path / "my.jsonl").write_text("{}\n")
+    (tmp_path / "my-3.jsonl").write_text("{}\n")
+    saved, other, line = (text.format(at=tmp_path, name=tmp_path.name) for text in (saved, other, line))
+    found = broken_rules(f"--num-rollout 1 --rollout-max-response-len 8 --save-debug-rollout-data {saved} {line}")
+    path = saved if "{" in saved else f"{tmp_path}/my.jsonl"
+    assert [message.replace(saved, path) for message in found] == [
+        f"save_debug_rollout_data = {path} is the file of {other}, which saving would replace; give another file to "
+        "one of them"
+    ]
+
+
+def test_both_halves_are_not_saved_to_one_file(tmp_path) -> None:
+    path = tmp_path / "{rollout_id}"
+    assert broken_rules(f"--save-debug-rollout-data {path} --save-debug-train-data {path}") == [
+        f"save_debug_train_data = {path} is the file of save_debug_rollout_data = {path}, which saving would replace; "
+        "give another file to one of them"
+    ]
+
+
+def test_only_what_slime_saved_is_replaced(tmp_path) -> None:
+    from slime_core.data.recorded import Recorded, write_rollout
+
+    line = f"--save-debug-rollout-data {tmp_path}/r-{{rollout_id}}.jsonl"
+    write_rollout(tmp_path / "r-0.jsonl", Recorded(0, 1.0, []))
+    (tmp_path / "r-.jsonl").write_text("notes of mine, not in the way")
+    assert broken_rules(line) == []
+    (tmp_path / "r-1.jsonl").write_text("notes of mine")
+    assert broken_rules(line) == [
+        f"save_debug_rollout_data = {tmp_path}/r-{{rollout_id}}.jsonl: {tmp_path}/r-1.jsonl is there already and is "
+        "nothing that save_debug_rollout_data wrote; move it away, or choose another file"
+    ]
+
+
+def test_what_a_rank_saved_is_told_from_other_tensors(tmp_path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    path, line = tmp_path / "t.safetensors", f"--num-rollout 1 --save-debug-train-data {tmp_path}/t.safetensors"
+    tensors = {"lengths_B": np.zeros(2, np.int64)}
+    save_file(tensors, path, metadata={"steps": "[]" * 900, "format": "slime train data", "version": "1"})
+    assert broken_rules(line) == []
+    save_file(tensors, path)
+    (message,) = broken_rules(line)
+    assert message.startswith(f"save_debug_train_data = {path}: {path} is there already and is nothing that save_debug")
