@@ -19,8 +19,13 @@ def check_pairings(config: RunConfig, registry: Registry) -> None:
     Raises:
         PluginError: one needs what another does not make; names the settings, the components and the next step.
     """
-    if config.custom.rollout_function_path is None:
-        _refuse_unknown_log_probs(config, registry)
+    if config.custom.rollout_function_path is not None:
+        return
+    _refuse_unknown_log_probs(config, registry)
+    if config.debug.generates and config.debug.trains:
+        _refuse_equal_answers(config, registry)
+        if not _learns_from_something_else(config):
+            _refuse_groups_of_one(config, registry)
 
 
 # --- What no engine has drawn -----------------------------------------------------------------------------------------
@@ -61,6 +66,53 @@ def _without(given: list[str]) -> str:
     parity = "give --parity-interval 0" if len(others) < len(given) else ""
     steps = " and ".join(step for step in (parity, out) if step)
     return steps[0].upper() + steps[1:]
+
+
+def _refuse_equal_answers(config: RunConfig, registry: Registry) -> None:
+    name, size = config.rollout.generate_function, config.rollout.n_samples_per_prompt
+    if _traits(registry, Kind.GENERATE_FUNCTION, name).draws:
+        return
+    shown = (
+        f"generate_function = {name}: {_named(registry, Kind.GENERATE_FUNCTION, name)} gives every sample of a group"
+    )
+    estimator = str(config.algorithm.advantage_estimator)
+    if "groups" in _traits(registry, Kind.ADVANTAGE_ESTIMATOR, estimator).reads:
+        raise PluginError(
+            f"{shown} the same response, and {_named(registry, Kind.ADVANTAGE_ESTIMATOR, estimator)} learns from how "
+            "the rewards of a group differ. Choose an estimator that reads no groups, such as --advantage-estimator "
+            "sft, or another generate function."
+        )
+    if size > 1:
+        raise PluginError(
+            f"{shown} the same response, and n_samples_per_prompt = {size} would train as many equal copies of each. "
+            "Give --n-samples-per-prompt 1."
+        )
+
+
+# --- What learns from rewards -----------------------------------------------------------------------------------------
+
+OWN_SIGNAL = (
+    "custom_reward_post_process_path",
+    "custom_convert_samples_to_train_data_path",
+    "rollout_data_postprocess_path",
+    "custom_loss_function_path",
+)
+"""Functions that may train on something else than the estimator's advantages of the plain rewards."""
+
+
+def _learns_from_something_else(config: RunConfig) -> bool:
+    return config.algorithm.use_opd or any(getattr(config.custom, name) is not None for name in OWN_SIGNAL)
+
+
+def _refuse_groups_of_one(config: RunConfig, registry: Registry) -> None:
+    name = str(config.algorithm.advantage_estimator)
+    traits = _traits(registry, Kind.ADVANTAGE_ESTIMATOR, name)
+    if config.rollout.n_samples_per_prompt == 1 and "groups" in traits.reads and not traits.across_groups:
+        raise PluginError(
+            f"n_samples_per_prompt = 1: {_named(registry, Kind.ADVANTAGE_ESTIMATOR, name)} compares the rewards within "
+            "a group, and a group of one has nothing to compare, so that nothing would be learned. Give "
+            "--n-samples-per-prompt at least 2, or choose an estimator that reads no groups."
+        )
 
 
 # --- What the registry says -------------------------------------------------------------------------------------------

@@ -79,3 +79,45 @@ def test_log_probs_that_no_engine_gives_are_read_by_nothing(line, readers, step)
 )
 def test_what_reads_none_of_them_is_accepted(line):
     check(line)
+
+
+ALIKE = f"generate_function = from_label: 'from_label' of {CORE} gives every sample of a group the same response, and "
+
+
+def test_copies_of_one_answer_are_not_trained():
+    line = "--advantage-estimator sft --generate-function from_label --parity-interval 0"
+    assert refused(line) == (
+        f"{ALIKE}n_samples_per_prompt = 8 would train as many equal copies of each. Give --n-samples-per-prompt 1."
+    )
+    assert refused(line.replace("sft", "grpo")) == (
+        f"{ALIKE}'grpo' of {GRPO} learns from how the rewards of a group differ. Choose an estimator that reads no "
+        "groups, such as --advantage-estimator sft, or another generate function."
+    )
+    check(f"{line} --debug-rollout-only")
+
+
+# --- What learns from rewards -----------------------------------------------------------------------------------------
+
+
+def test_a_group_of_one_is_compared_with_nothing():
+    assert refused("--advantage-estimator rloo --n-samples-per-prompt 1") == (
+        f"n_samples_per_prompt = 1: 'rloo' of {GRPO} compares the rewards within a group, and a group of one has "
+        "nothing to compare, so that nothing would be learned. Give --n-samples-per-prompt at least 2, or choose an "
+        "estimator that reads no groups."
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--advantage-estimator grpo --n-samples-per-prompt 2",
+        "--advantage-estimator ppo --n-samples-per-prompt 1",
+        "--advantage-estimator reinforce_plus_plus_baseline --n-samples-per-prompt 1",
+        "--advantage-estimator grpo --n-samples-per-prompt 1 --use-opd",
+        "--advantage-estimator grpo --n-samples-per-prompt 1 --debug-rollout-only",
+        "--advantage-estimator grpo --n-samples-per-prompt 1 --load-debug-rollout-data r.jsonl",
+        "--advantage-estimator grpo --n-samples-per-prompt 1 --custom-reward-post-process-path mine.py:shaped",
+    ],
+)
+def test_a_group_of_one_is_accepted_where_something_else_is_learned_from(line):
+    check(line)
