@@ -31,7 +31,7 @@ def slime_register_generate_functions() -> Iterator[Component]:
     yield Component(
         "custom_generate_function_path",
         target="slime_core.adapters.generate:PathGenerate",
-        traits=GenerateTraits(scope="group"),
+        traits=GenerateTraits(scope="group", rewards=True),
         summary="The function of --custom-generate-function-path",
     )
 

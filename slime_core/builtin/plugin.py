@@ -84,7 +84,7 @@ def slime_register_reward_models() -> Iterator[Component]:
     yield Component(
         "none",
         target="slime_core.builtin.rewards:NoReward",
-        traits=RewardTraits(runs_in="sampler"),
+        traits=RewardTraits(runs_in="sampler", judges=False),
         summary="0 for every sample, for runs that learn from a teacher or from labels alone",
     )
     for name, target, summary in RULES:

@@ -26,6 +26,7 @@ def check_pairings(config: RunConfig, registry: Registry) -> None:
         _refuse_equal_answers(config, registry)
         if not _learns_from_something_else(config):
             _refuse_groups_of_one(config, registry)
+            _refuse_equal_rewards(config, registry)
 
 
 # --- What no engine has drawn -----------------------------------------------------------------------------------------
@@ -92,6 +93,7 @@ def _refuse_equal_answers(config: RunConfig, registry: Registry) -> None:
 # --- What learns from rewards -----------------------------------------------------------------------------------------
 
 OWN_SIGNAL = (
+    "custom_advantage_function_path",
     "custom_reward_post_process_path",
     "custom_convert_samples_to_train_data_path",
     "rollout_data_postprocess_path",
@@ -113,6 +115,28 @@ def _refuse_groups_of_one(config: RunConfig, registry: Registry) -> None:
             "a group, and a group of one has nothing to compare, so that nothing would be learned. Give "
             "--n-samples-per-prompt at least 2, or choose an estimator that reads no groups."
         )
+
+
+def _refuse_equal_rewards(config: RunConfig, registry: Registry) -> None:
+    rewards, estimator = config.rollout.rm_type, str(config.algorithm.advantage_estimator)
+    judged = _traits(registry, Kind.REWARD_MODEL, rewards).judges or _may_be_rewarded_otherwise(config, registry)
+    if not judged and "rewards" in _traits(registry, Kind.ADVANTAGE_ESTIMATOR, estimator).reads:
+        raise PluginError(
+            f"rm_type = {rewards}: {_named(registry, Kind.REWARD_MODEL, rewards)} gives every response the same "
+            f"reward, and {_named(registry, Kind.ADVANTAGE_ESTIMATOR, estimator)} has nothing else to learn from. "
+            "Choose a reward model with --rm-type, distil a teacher with --use-opd, or choose an estimator that reads "
+            "no rewards, such as --advantage-estimator sft. A generate function that rewards its samples says so with "
+            "GenerateTraits(rewards=True)."
+        )
+
+
+def _may_be_rewarded_otherwise(config: RunConfig, registry: Registry) -> bool:
+    custom = config.custom
+    functions = custom.rollout_sample_hook_path or custom.data_source_path or custom.buffer_filter_path
+    shaped = config.rollout.sample_transforms or config.algorithm.kl_coef
+    return bool(
+        functions or shaped or _traits(registry, Kind.GENERATE_FUNCTION, config.rollout.generate_function).rewards
+    )
 
 
 # --- What the registry says -------------------------------------------------------------------------------------------

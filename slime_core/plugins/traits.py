@@ -115,10 +115,12 @@ class RewardTraits:
         scope: ``sample``: as responses finish. ``group``: with whole prompt groups.
         runs_in: ``worker``: in processes with a time and a memory limit, which are ended where a reward exceeds them.
             ``sampler``: inside the sampler, for what can neither hang nor crash; saves the way to another process.
+        judges: its rewards may differ. False: each is the same, and a run that would learn from them alone is refused.
     """
 
     scope: Literal["sample", "group"] = "sample"
     runs_in: Literal["worker", "sampler"] = "worker"
+    judges: bool = True
 
     def __post_init__(self) -> None:
         _require_choice("RewardTraits.scope", self.scope, ("sample", "group"))
@@ -135,11 +137,13 @@ class GenerateTraits:
             refuse prompts that are too long before the run starts. False: it makes of them what it wants.
         draws: engines draw what is trained and say how likely each token was. False: the responses are given, alike for
             every sample of a group; a run that needs the engines' log-probabilities, or groups, is refused.
+        rewards: it may give samples their rewards itself; the reward model is asked for the others only.
     """
 
     scope: Literal["sample", "group"] = "sample"
     sends_prompts_whole: bool = False
     draws: bool = True
+    rewards: bool = False
 
     def __post_init__(self) -> None:
         _require_choice("GenerateTraits.scope", self.scope, ("sample", "group"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slime_core import Kind
 from slime_core.config.load import load
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import activate
@@ -121,3 +122,34 @@ def test_a_group_of_one_is_compared_with_nothing():
 )
 def test_a_group_of_one_is_accepted_where_something_else_is_learned_from(line):
     check(line)
+
+
+def test_rewards_that_are_all_equal_teach_nothing():
+    assert refused("--advantage-estimator grpo --rm-type none") == (
+        f"rm_type = none: 'none' of {CORE} gives every response the same reward, and 'grpo' of {GRPO} has nothing else "
+        "to learn from. Choose a reward model with --rm-type, distil a teacher with --use-opd, or choose an estimator "
+        "that reads no rewards, such as --advantage-estimator sft. A generate function that rewards its samples says "
+        "so with GenerateTraits(rewards=True)."
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--advantage-estimator grpo --use-opd",
+        "--advantage-estimator sft",
+        "--advantage-estimator grpo --sample-transforms punish_overlong",
+        "--advantage-estimator ppo --kl-coef 0.1",
+        "--advantage-estimator grpo --custom-advantage-function-path mine.py:own",
+        "--advantage-estimator grpo --debug-rollout-only",
+        "--advantage-estimator grpo --load-debug-rollout-data r.jsonl",
+        "--advantage-estimator grpo --rollout-sample-hook-path mine.py:reward",
+    ],
+)
+def test_equal_rewards_are_accepted_where_something_else_is_learned_from(line):
+    check(f"{line} --rm-type none")
+
+
+def test_a_generate_function_by_path_may_reward_its_samples():
+    traits = activate(["paths"]).registry.find(Kind.GENERATE_FUNCTION, "custom_generate_function_path").traits
+    assert traits.rewards  # type: ignore[union-attr]
