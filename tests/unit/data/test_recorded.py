@@ -71,10 +71,17 @@ def test_every_double_comes_back_bit_for_bit(tmp_path: Path) -> None:
 
 def test_numpy_numbers_and_arrays_survive_and_other_objects_are_named(tmp_path: Path) -> None:
     routes = np.arange(24, dtype=np.int16).reshape(2, 3, 4)
-    one = sample(0, rollout_routed_experts=routes, reward=np.float32(0.25), metadata={"text": "größer"})
+    one = sample(
+        0,
+        rollout_routed_experts=routes,
+        train_metadata={"pixels": routes},
+        reward=np.float32(0.25),
+        metadata={"text": "größer"},
+    )
     (again,) = read_rollout(write_rollout(tmp_path / "0.jsonl", Recorded(0, 1.0, [one]))).trained
-    assert again.rollout_routed_experts.dtype == np.int16
-    assert (again.rollout_routed_experts == routes).all()
+    assert again.rollout_routed_experts == routes.tolist()
+    assert again.train_metadata["pixels"].dtype == np.int16
+    assert (again.train_metadata["pixels"] == routes).all()
     assert (again.reward, again.metadata) == (0.25, {"text": "größer"})
     with pytest.raises(RunError, match=r"^sample 7: its metadata cannot be saved as JSON: a PosixPath. Keep numbers"):
         write_rollout(tmp_path / "1.jsonl", Recorded(0, 1.0, [sample(7, metadata={"at": tmp_path})]))
