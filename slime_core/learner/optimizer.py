@@ -73,6 +73,8 @@ def build_optimizer(
         **(overrides or {}),
     )
     optimizer = get_megatron_optimizer(config, model)
+    # A part of which no weight trains on any rank cannot be saved (optimizer/optimizer.py:1401).
+    optimizer.chained_optimizers = [part for part in optimizer.chained_optimizers if not part.is_stub_optimizer]
     model[0].config.grad_scale_func = optimizer.scale_loss
     return optimizer
 
