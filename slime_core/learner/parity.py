@@ -96,8 +96,8 @@ class ParityGate:
     def mark(self, shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> None:
         """Fill ``fresh_U`` of the first optimizer step's micro-batches if the rollout is due; else leave them alone.
 
-        Due are every ``parity_interval``-th rollout and the first one that this process trains, once engines were given
-        weights.
+        Due are every ``parity_interval``-th rollout and the first one with a step of the actor in this process, once
+        engines were given weights.
 
         Raises:
             ParityError: the mode is strict, and a response with a trained token was not drawn by the published weights
@@ -105,19 +105,21 @@ class ParityGate:
         """
         if self._strict:
             self._refuse_stale(shard)
-        first, self._is_first = self._is_first, False
-        if not (self._has_engines and self._interval and (first or shard.rollout % self._interval == 0)):
+        if not (self._has_engines and self._interval):
+            return
+        if not (self._is_first or shard.rollout % self._interval == 0):
             return
         fresh_U = torch.from_numpy(np.repeat(self._fresh(shard), shard.response_lengths_B))
         for micro in micro_batches:
             micro.fresh_U = fresh_U.to(micro.places_U.device)[micro.places_U]
 
     def check(self, metrics: dict[str, float], *, rollout: int, temperature: float) -> None:
-        """Take what :func:`compare` measured out of a step's ``metrics``; nothing happens where it measured nothing.
+        """Take what :func:`compare` measured out of a step's ``metrics``; to be asked in every step of the actor.
 
         Raises:
             ParityError: a bound is reached.
         """
+        self._is_first = False
         if TOKENS not in metrics:
             return
         tokens, total, largest = (metrics.pop(name) for name in (TOKENS, SUM, LARGEST))

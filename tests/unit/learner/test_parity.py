@@ -48,8 +48,9 @@ def marked(found: ParityGate, batch: TrainBatch) -> list[MicroBatch]:
 
 
 def fresh(found: ParityGate, batch: TrainBatch) -> list[list[bool]] | None:
-    """Freshness of each micro-batch's tokens; None: the rollout is not due."""
+    """Freshness of each micro-batch's tokens; None: the rollout is not due. The actor then has its step."""
     micro_batches = marked(found, batch)
+    found.check({}, rollout=batch.rollout, temperature=1.0)
     if micro_batches[0].fresh_U is None:
         return None
     return [micro.fresh_U.tolist() for micro in micro_batches]
@@ -96,6 +97,13 @@ def test_every_nth_rollout_is_due_and_the_first_one_of_a_process(interval, first
     found = gate(parity_interval=interval)
     rollouts = range(first, first + 4)
     assert [rollout for rollout in rollouts if fresh(found, shard(rollout=rollout)) is not None] == due
+
+
+def test_a_rollout_without_a_step_of_the_actor_leaves_the_first_comparison_to_the_next_one():
+    found = gate(parity_interval=100)
+    assert marked(found, shard(rollout=1))[0].fresh_U is not None  # the critic alone learns: nobody checks
+    assert fresh(found, shard(rollout=2)) is not None
+    assert fresh(found, shard(rollout=3)) is None
 
 
 def test_without_engines_nothing_is_due():
