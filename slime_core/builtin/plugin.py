@@ -112,7 +112,7 @@ def slime_register_policy_losses() -> Iterator[Component]:
     yield Component(
         "sft",
         target="slime_core.builtin.losses:NegativeLogLikelihood",
-        traits=PolicyLossTraits(reads=frozenset()),
+        traits=PolicyLossTraits(reads=frozenset(), reads_advantages=False),
         summary="Negative log-likelihood of the response tokens",
     )
 

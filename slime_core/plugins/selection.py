@@ -100,6 +100,9 @@ def check_selection(config: RunConfig, registry: Registry, *, trains: bool) -> N
             _refuse_idle_critic(found, config.critic)
             for setting in ("gamma", "lambd"):
                 _refuse_unused(found, setting, getattr(config.algorithm, setting))
+        elif found.kind is Kind.POLICY_LOSS and config.custom.custom_loss_function_path is None:
+            for setting in ("normalize_advantages", "use_opd"):
+                _refuse_idle_advantages(found, setting, getattr(config.algorithm, setting))
         elif found.kind is Kind.CORRECTION and config.algorithm.use_rollout_logprobs:
             _refuse_equal_policies(found)
     if trains:
@@ -171,6 +174,17 @@ def _refuse_second_whitening(found: Selected, normalize_advantages: bool) -> Non
             f"normalize_advantages = true has no effect: advantage estimator {found.component.name!r} of "
             f"{found.plugin} whitens its advantages itself. Leave --normalize-advantages out, or choose another "
             "estimator."
+        )
+
+
+def _refuse_idle_advantages(found: Selected, setting: str, is_given: bool) -> None:
+    traits: Any = found.component.traits
+    if is_given and not traits.reads_advantages:
+        flag = setting.replace("_", "-")
+        raise PluginError(
+            f"{setting} = true has no effect: it changes advantages, and policy loss {found.component.name!r} of "
+            f"{found.plugin}, chosen by {found.by}, reads none. Leave --{flag} out, or choose an estimator whose "
+            "policy loss reads them, such as --plugin grpo --advantage-estimator grpo."
         )
 
 

@@ -69,9 +69,16 @@ class AdvantageTraits:
 
 @dataclass(frozen=True, slots=True)
 class PolicyLossTraits:
-    """How a policy loss is called; ``reads`` names the per-token columns it needs, such as ``old_log_probs``."""
+    """How a policy loss is called.
+
+    Arguments:
+        reads: the per-token columns it needs, such as ``old_log_probs``.
+        reads_advantages: whether its loss depends on advantages. Without that, a run that changes advantages, by
+            ``normalize_advantages`` or ``use_opd``, is refused.
+    """
 
     reads: AbstractSet[str] = frozenset({"old_log_probs"})
+    reads_advantages: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reads", frozenset(self.reads))

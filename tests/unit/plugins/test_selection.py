@@ -10,6 +10,7 @@ from slime_core import Kind
 from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError
+from slime_core.plugins.discovery import CORE
 from slime_core.plugins.registry import Registry, activate
 from slime_core.plugins.selection import HEAVY, SELECTED_BY, check_selection, check_targets, selected
 
@@ -141,3 +142,33 @@ def test_a_column_that_nothing_fills_is_refused(install):
         "advantage estimator 'flat' of plugin 'acme' (acme 2.1, entry point acme.plugin) reads magic, which nothing "
         "fills; filled for scope 'sample' are groups, lengths, mask_sums, rewards, rollouts."
     )
+
+
+SUPERVISED = ("--advantage-estimator", "sft", "--generate-function", "from_label")
+
+
+@pytest.mark.parametrize(
+    ("setting", "flags"),
+    [
+        ("normalize_advantages", ["--normalize-advantages"]),
+        ("use_opd", ["--use-opd", "--opd-teacher-load", "teacher"]),
+    ],
+)
+def test_what_changes_advantages_is_refused_where_the_loss_reads_none(setting, flags):
+    registry = activate([]).registry
+    check_selection(config(*SUPERVISED), registry, trains=True)
+    check_selection(config(*SUPERVISED, *flags), registry, trains=False)
+    check_selection(config(*SUPERVISED, *flags, "--custom-loss-function-path", "own:loss"), registry, trains=True)
+    with pytest.raises(PluginError) as failure:
+        check_selection(config(*SUPERVISED, *flags), registry, trains=True)
+    flag = setting.replace("_", "-")
+    assert str(failure.value) == (
+        f"{setting} = true has no effect: it changes advantages, and policy loss 'sft' of {CORE}, chosen by "
+        f"advantage estimator sft, reads none. Leave --{flag} out, or choose an estimator whose policy loss reads "
+        "them, such as --plugin grpo --advantage-estimator grpo."
+    )
+
+
+@pytest.mark.parametrize("flags", [["--normalize-advantages"], ["--use-opd", "--opd-teacher-load", "teacher"]])
+def test_a_policy_loss_reads_advantages_unless_it_says_otherwise(acme, flags):
+    check_selection(config(*FLAGS, *flags), acme(), trains=True)
