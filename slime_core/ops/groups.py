@@ -26,7 +26,10 @@ class GroupStatistics:
     Arguments:
         centred_B: reward minus the mean over the group's rollouts.
         against_others_B: reward minus the mean over the group's *other* rollouts.
-        deviations_B: unbiased standard deviation over the group's rollouts, as ``torch.std``.
+        deviations_B: unbiased standard deviation over the group's rollouts, as ``torch.std``. Where siblings' rewards
+            differ, their spread within a rollout adds to it: the square root of the rollouts' mean squares, summed and
+            divided by their number less 1. Rewards (1, 0) of one rollout and 0 of another give 0.61; those of the
+            rollouts' means, 0.5 and 0, would give 0.35.
     """
 
     centred_B: NDArray[np.float64]
