@@ -9,14 +9,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from slime_core.config.described import described
+from slime_core.config.flops import forward_flops
 from slime_core.learner.critic import Critic
 from slime_core.learner.custom import Custom
 from slime_core.learner.process import LearnerSettings, prepare_process
 from slime_core.learner.recut import Column, Place, recut, taken
+from slime_core.ops.packing import row_budget
 from slime_core.plugins.registry import Registry
 from slime_core.types import TrainBatch
 
-__all__ = ["CriticRank", "speaks_for_shard"]
+__all__ = ["CriticRank", "recut_for", "speaks_for_shard"]
 
 
 def speaks_for_shard() -> bool:
@@ -25,6 +28,22 @@ def speaks_for_shard() -> bool:
 
     is_first = parallel_state.get_tensor_model_parallel_rank() == parallel_state.get_context_parallel_rank() == 0
     return is_first and bool(parallel_state.is_pipeline_last_stage(ignore_virtual=True))
+
+
+def recut_for(settings: LearnerSettings, shards: Sequence[TrainBatch]) -> list[tuple[TrainBatch, list[Place]]]:
+    """``shards`` cut for the critic's layout by the rules that the sampler cut them by for the actor's.
+
+    Raises:
+        RunError: an optimizer step has fewer samples than there are ranks.
+    """
+    learner, layout = settings.config.learner, settings.layout
+    return recut(
+        shards,
+        num_ranks=layout.data_size(settings.world_size),
+        max_tokens=row_budget(learner.max_tokens_per_gpu, context=layout.context, multiple=layout.row_multiple),
+        micro_batch_size=learner.micro_batch_size,
+        cost=forward_flops(described(settings.folder) or {}).of if learner.balance_by_flops else int,
+    )
 
 
 class CriticRank:
@@ -55,9 +74,7 @@ class CriticRank:
         from slime_core.learner.advantages import response_tokens
 
         settings = self._settings
-        ranks = settings.layout.data_size(settings.world_size)
-        budget = settings.config.learner.max_tokens_per_gpu * settings.layout.context
-        shares = recut(shards, num_ranks=ranks, max_tokens=budget)
+        shares = recut_for(settings, shards)
         share, self._places = shares[settings.layout.data_rank(settings.rank, world_size=settings.world_size)]
         self._shards, self._steps = shards, self._cut(share)
         every = self._every()

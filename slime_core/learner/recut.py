@@ -6,13 +6,13 @@ is computed token by token travels as a :class:`Column`, which knows which sampl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from slime_core.errors import RunError
-from slime_core.ops.packing import balance, pack
+from slime_core.ops.packing import balance, pack, pack_by_count
 from slime_core.types import TrainBatch
 
 __all__ = ["Column", "Place", "put_together", "recut", "taken"]
@@ -39,12 +39,21 @@ class Column:
         return zip(self.places, np.split(self.values_U, np.cumsum(self.lengths_B)[:-1]), strict=True)
 
 
-def recut(shards: Sequence[TrainBatch], *, num_ranks: int, max_tokens: int) -> list[tuple[TrainBatch, list[Place]]]:
+def recut(
+    shards: Sequence[TrainBatch],
+    *,
+    num_ranks: int,
+    max_tokens: int,
+    micro_batch_size: int | None = None,
+    cost: Callable[[int], int] = int,
+) -> list[tuple[TrainBatch, list[Place]]]:
     """What each of ``num_ranks`` data-parallel ranks takes of ``shards``, and where its samples come from.
 
     Arguments:
         shards: of all data-parallel ranks of the other group, in rank order.
         max_tokens: of one packed micro-batch.
+        micro_batch_size: samples of one micro-batch, however long; None: as many as fit ``max_tokens``.
+        cost: what ranks are balanced by, of a sample of so many tokens.
 
     Raises:
         RunError: an optimizer step has fewer samples than there are ranks.
@@ -61,8 +70,14 @@ def recut(shards: Sequence[TrainBatch], *, num_ranks: int, max_tokens: int) -> l
                 "critic; lower --critic-num-gpus, or raise --global-batch-size"
             )
         tokens = [lengths[place] for place in members]
-        for plan, mine in zip(plans, balance(range(len(members)), tokens, num_ranks), strict=True):
-            plan.append([[members[at] for at in micro] for micro in pack(mine, tokens, max_tokens)])
+        costs = [cost(count) for count in tokens]
+        for plan, mine in zip(plans, balance(range(len(members)), costs, num_ranks), strict=True):
+            micro_batches = (
+                pack(mine, tokens, max_tokens)
+                if micro_batch_size is None
+                else pack_by_count(mine, tokens, micro_batch_size)
+            )
+            plan.append([[members[at] for at in micro] for micro in micro_batches])
     return [_batch(shards, plan) for plan in plans]
 
 

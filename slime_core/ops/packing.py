@@ -11,7 +11,19 @@ import heapq
 from collections.abc import Sequence
 from itertools import pairwise
 
-__all__ = ["balance", "pack", "pack_by_count", "split_steps"]
+__all__ = ["balance", "pack", "pack_by_count", "row_budget", "split_steps"]
+
+
+def row_budget(max_tokens: int, *, context: int, multiple: int) -> int:
+    """Tokens of a row such that padding does not take it above the limit; below one ``multiple``, the limit itself.
+
+    Arguments:
+        max_tokens: of one rank.
+        context: ranks that share every row.
+        multiple: what a row is padded to a multiple of.
+    """
+    tokens = max_tokens * context
+    return tokens // multiple * multiple or tokens
 
 
 def split_steps(rollouts: Sequence[int], num_steps: int) -> list[list[int]]:

@@ -13,7 +13,7 @@ from slime_core.config.described import described
 from slime_core.config.flops import ForwardFlops, forward_flops
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, RunError
-from slime_core.ops.packing import pack, pack_by_count
+from slime_core.ops.packing import pack, pack_by_count, row_budget
 from slime_core.ops.prompts import same_prompts
 from slime_core.types import TrainBatch
 
@@ -78,8 +78,7 @@ class BatchPlan:
     @property
     def budget(self) -> int:
         """Tokens of a row, over all ranks that share it, such that padding does not take it above the limit."""
-        tokens = self.max_tokens * self.context
-        return tokens // self.row_multiple * self.row_multiple or tokens
+        return row_budget(self.max_tokens, context=self.context, multiple=self.row_multiple)
 
     def cost(self, length: int) -> int:
         """What shards are balanced by: the work or the tokens of a sample."""

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import slime_core
+from slime_core.config.described import described
+from slime_core.config.flops import forward_flops
+from slime_core.config.schema import ClusterConfig, LearnerConfig, RunConfig
 from slime_core.errors import RunError
+from slime_core.learner.critic_rank import recut_for
+from slime_core.learner.layout import ParallelLayout
+from slime_core.learner.process import LearnerSettings
 from slime_core.learner.recut import Column, put_together, recut, taken
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, Status, TrainBatch
+
+MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
 
 
 def shards(num_ranks: int, *, count: int = 13) -> list[TrainBatch]:
@@ -93,3 +104,43 @@ def test_more_ranks_than_samples_are_refused():
         "an optimizer step of 2 samples cannot feed the 3 data-parallel ranks of the critic; lower --critic-num-gpus, "
         "or raise --global-batch-size"
     )
+
+
+def cut_for(before: list[TrainBatch], *, ranks: int = 1, layout: ParallelLayout | None = None, **learner):
+    """Of each data-parallel rank of a critic: lengths of the samples of each micro-batch, step after step."""
+    config = RunConfig(cluster=ClusterConfig(device="cpu"), learner=LearnerConfig(**learner))
+    layout = layout or ParallelLayout()
+    settings = LearnerSettings(
+        config, MODEL, "Qwen3ForCausalLM", "clipped", {}, 1, 0, ranks, "nowhere", num_threads=1, layout=layout
+    )
+    return [
+        [[batch.lengths_B[list(micro)].tolist() for micro in step.micro_batches] for step in batch.steps]
+        for batch, _ in recut_for(settings, before)
+    ]
+
+
+def test_padding_does_not_take_a_row_of_the_critic_above_the_budget():
+    layout = ParallelLayout(tensor=2, context=2, sequence=True)
+    multiple, most = layout.row_multiple, 9
+    (steps,) = cut_for(shards(2), ranks=4, layout=layout, max_tokens_per_gpu=most)
+    assert 2 * most % multiple  # else rounding down would do nothing
+    rows = [row for step in steps for row in step]
+    assert any(len(row) > 1 for row in rows)
+    assert all(-(-sum(row) // multiple) * multiple <= 2 * most for row in rows if len(row) > 1)
+
+
+def test_a_critic_takes_as_many_samples_as_the_run_asks_for():
+    (steps,) = cut_for(shards(2), micro_batch_size=3, max_tokens_per_gpu=5)
+    assert [sorted(map(len, step)) for step in steps] == [[2, 2, 3], [3, 3]]
+
+
+def test_a_critic_balances_by_work_where_the_run_does():
+    before, flops = shards(1, count=26), forward_flops(described(MODEL) or {})
+    by_tokens, by_work = (cut_for(before, ranks=2, balance_by_flops=wanted) for wanted in (False, True))
+    assert by_tokens != by_work
+
+    def apart(cut) -> int:
+        loads = [[sum(map(flops.of, (length for row in step for length in row))) for step in rank] for rank in cut]
+        return sum(abs(left - right) for left, right in zip(*loads, strict=True))
+
+    assert apart(by_work) <= apart(by_tokens)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_core.ops.packing import balance, pack, pack_by_count, split_steps
+from slime_core.ops.packing import balance, pack, pack_by_count, row_budget, split_steps
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=40)
 
@@ -100,3 +100,9 @@ def test_pack_by_count_makes_as_few_micro_batches_as_there_can_be(lengths, size)
 
 def test_a_full_micro_batch_takes_no_more_however_light_it_is():
     assert pack_by_count(range(4), [50, 1, 1, 1], 2) == [[0, 3], [1, 2]]
+
+
+def test_a_row_is_never_padded_above_its_budget():
+    assert row_budget(10, context=2, multiple=8) == 16
+    assert row_budget(10, context=2, multiple=1) == 20
+    assert row_budget(3, context=1, multiple=8) == 3
