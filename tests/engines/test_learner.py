@@ -39,6 +39,8 @@ from slime_core.types import Sample, Status, TrainBatch
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the children cannot import test files
 
 TEMPERATURE = 0.7
+LAST_BITS = 1e-6
+"""Absolute error of a mean of differences between log-probabilities near -4, whose last bit is 2e-7 in fp32."""
 ADAM = {"lr": 3e-3, "weight_decay": 0.1, "adam_beta2": 0.95, "adam_eps": 1e-5, "clip_grad": 0.5}
 EVERYTHING = {"use_kl_loss": True, "kl_loss_coef": 0.05, "kl_loss_type": "k3", "entropy_coef": 0.02}
 
@@ -363,7 +365,7 @@ def test_how_samples_are_packed_does_not_matter(children, folder, samples, alone
     shards = cut(samples, max_tokens=max_tokens)
     assert len(shards[0].steps[0].micro_batches) == (6 if max_tokens == 1 else 1)
     (found,) = children.run(Job(settings(algorithm=EVERYTHING), folder, [shards]))
-    assert found.metrics[0] == pytest.approx(alone.metrics[0], rel=1e-5, abs=1e-7)
+    assert found.metrics[0] == pytest.approx(alone.metrics[0], rel=1e-5, abs=LAST_BITS)
     assert distance(found.weights, alone.weights) < 1e-6
 
 
@@ -372,7 +374,7 @@ def test_two_ranks_equal_one(children, folder, samples, alone):
     first, second = children.run(job, world_size=2)
     assert first.metrics == second.metrics
     assert equal(first.weights, second.weights)
-    assert first.metrics[0] == pytest.approx(alone.metrics[0], rel=1e-5, abs=1e-7)
+    assert first.metrics[0] == pytest.approx(alone.metrics[0], rel=1e-5, abs=LAST_BITS)
     assert distance(first.weights, alone.weights) < 1e-6
 
 
