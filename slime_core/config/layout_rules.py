@@ -86,6 +86,18 @@ def _experts_divide(config: RunConfig) -> Iterator[str]:
         yield f"{name} does not divide its {experts} experts; accepted: {_listed(_divisors(experts))}"
 
 
+def _experts_have_whole_sequences(config: RunConfig) -> Iterator[str]:
+    sizes, folder = config.parallel, start_weights(config)
+    experts = whole_number(folder, *EXPERTS)
+    if experts is not None and sizes.tensor_model_parallel_size > 1 and not sizes.sequence_parallel:
+        yield (
+            f"tensor_model_parallel_size = {sizes.tensor_model_parallel_size} with sequence_parallel = false: "
+            f"{folder / 'config.json'} describes a mixture of {experts} experts, and Megatron trains one over "
+            "tensor-parallel ranks only where they share sequences too; give sequence_parallel = true, or "
+            "tensor_model_parallel_size = 1"
+        )
+
+
 def _experts_lie_in_the_replicas(config: RunConfig) -> Iterator[str]:
     size, context = config.parallel.expert_model_parallel_size, config.parallel.context_parallel_size
     whole = config.num_learner_ranks % config.parallel.model_size == 0
@@ -149,6 +161,7 @@ LEARNER_LAYOUT: dict[Rule, str] = {
     _heads_and_vocabulary_divide: "hf_checkpoint tensor_model_parallel_size",
     _every_chunk_has_a_layer: "hf_checkpoint pipeline_model_parallel_size num_virtual_stages_per_pipeline_rank",
     _experts_divide: "hf_checkpoint expert_model_parallel_size",
+    _experts_have_whole_sequences: "hf_checkpoint tensor_model_parallel_size sequence_parallel",
     _experts_lie_in_the_replicas: f"expert_model_parallel_size {_RANKS} {_SIZES}",
 }
 

@@ -177,3 +177,19 @@ def test_fewer_key_value_heads_than_ranks_are_accepted_where_each_rank_gets_one(
 def test_what_config_json_does_not_say_is_not_judged(tmp_path: Path) -> None:
     line = "--tensor-model-parallel-size 7 --pipeline-model-parallel-size 5 --actor-num-gpus-per-node 35"
     assert broken_rules(f"{described(tmp_path)} {line}") == []
+
+
+def test_a_mixture_over_tensor_ranks_shares_sequences(tmp_path: Path) -> None:
+    line = f"{described(tmp_path, num_experts=6)} --actor-num-gpus-per-node 2 --tensor-model-parallel-size 2"
+    assert broken_rules(line) == [
+        f"tensor_model_parallel_size = 2 with sequence_parallel = false: {tmp_path}/config.json describes a mixture of "
+        "6 experts, and Megatron trains one over tensor-parallel ranks only where they share sequences too; give "
+        "sequence_parallel = true, or tensor_model_parallel_size = 1"
+    ]
+    assert broken_rules(f"{line} --sequence-parallel") == []
+    assert broken_rules(described(tmp_path, num_experts=6)) == []
+    (of_critic,) = broken_rules(
+        f"{described(tmp_path, num_experts=6)} --critic-num-gpus 2 --critic-tensor-model-parallel-size 2"
+    )
+    assert of_critic.startswith("critic: critic_tensor_model_parallel_size = 2 with critic_sequence_parallel = false: ")
+    assert of_critic.endswith("; give critic_sequence_parallel = true, or critic_tensor_model_parallel_size = 1")
