@@ -116,6 +116,8 @@ def _true_on_policy_is_possible(config: RunConfig) -> Iterator[str]:
             f"{mode} needs the weights published after every rollout, and update_weights_interval = "
             f"{config.weights.update_weights_interval}; give 1, or leave the mode out"
         )
+    if (path := config.custom.custom_tis_function_path) is not None:
+        yield f"{mode} leaves nothing to correct, and custom_tis_function_path = {path}; leave one of them out"
     if config.algorithm.corrections:
         yield (
             f"{mode} leaves nothing to correct, and corrections = {' '.join(config.algorithm.corrections)}; leave one "
@@ -160,7 +162,7 @@ CORRECTIONS: dict[Rule, str] = {
     _measures_of_the_policy_loss_are_used: "use_unbiased_kl get_mismatch_metrics custom_loss_function_path",
     _true_on_policy_is_possible: (
         "true_on_policy_mode num_steps_per_rollout global_batch_size update_weights_interval corrections "
-        "use_rollout_logprobs bf16 parity_interval parity_mean_tolerance parity_max_tolerance"
+        "custom_tis_function_path use_rollout_logprobs bf16 parity_interval parity_mean_tolerance parity_max_tolerance"
     ),
 }
 """Rule -> the settings it reads."""

@@ -97,6 +97,10 @@ def test_what_fits_together_is_left_alone(line):
             "true_on_policy_mode leaves nothing to correct, and corrections = tis veto; leave one of them out",
         ),
         (
+            "--true-on-policy-mode --custom-tis-function-path a.b",
+            "true_on_policy_mode leaves nothing to correct, and custom_tis_function_path = a.b; leave one of them out",
+        ),
+        (
             "--true-on-policy-mode --use-rollout-logprobs",
             "true_on_policy_mode has a ratio of exactly 1, of the learner to itself, and use_rollout_logprobs takes it "
             "to the engine; leave one of them out",
