@@ -156,7 +156,7 @@ def slime_register_sample_transforms() -> Iterator[Component]:
     yield Component(
         "punish_overlong",
         target="slime_core.builtin.transforms:PunishOverlong",
-        traits=TransformTraits(scope="group"),
+        traits=TransformTraits(scope="group", uses={"overlong_buffer_len", "overlong_penalty_factor"}),
         summary="Lowers the reward of responses near the length limit (soft overlong punishment, DAPO, 2503.14476)",
     )
 

@@ -39,6 +39,23 @@ def _warm_up_begins_below(config: RunConfig) -> Iterator[str]:
         yield f"lr_warmup_init = {start:g} is above lr = {settings.lr:g}; the learning rate rises from one to the other"
 
 
+def _what_falls_is_asked_to_fall(config: RunConfig) -> Iterator[str]:
+    settings = config.optimizer
+    style, default = settings.lr_decay_style, type(settings).model_fields["lr_wsd_decay_style"].default
+    ends = {"min_lr": settings.min_lr, "lr_decay_iters": settings.lr_decay_iters}
+    for name, value in ends.items() if style == "constant" else ():
+        if value:
+            yield (
+                f"{name} = {value:g} has no effect with lr_decay_style = constant; add --lr-decay-style linear or "
+                "cosine, or leave it out"
+            )
+    if style != "WSD" and settings.lr_wsd_decay_style != default:
+        yield (
+            f"lr_wsd_decay_style = {settings.lr_wsd_decay_style} has no effect with lr_decay_style = {style}; add "
+            "--lr-decay-style WSD, or leave it out"
+        )
+
+
 def _last_steps_are_there(config: RunConfig) -> Iterator[str]:
     settings = config.optimizer
     last, style = settings.lr_wsd_decay_iters, settings.lr_decay_style
@@ -68,6 +85,7 @@ OPTIMIZER: dict[Rule, str] = {
     _training_and_freezing_exclude_each_other: "only_train_params_name_list freeze_params_name_list",
     _names_are_regular_expressions: "only_train_params_name_list freeze_params_name_list",
     _warm_up_begins_below: "lr lr_warmup_init lr_warmup_iters",
+    _what_falls_is_asked_to_fall: "lr_decay_style lr_wsd_decay_style min_lr lr_decay_iters",
     _last_steps_are_there: (
         "lr_decay_style lr_wsd_decay_iters lr_decay_iters lr_warmup_iters num_rollout rollout_batch_size "
         "n_samples_per_prompt global_batch_size num_steps_per_rollout num_critic_only_steps"

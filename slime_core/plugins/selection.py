@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from slime_core.config.custom import function_paths
 from slime_core.config.schema import CriticConfig, RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.discovery import CORE, PluginIdentity
 from slime_core.plugins.pairings import check_pairings
 from slime_core.plugins.registration import Registry
-from slime_core.plugins.traits import CORRECTION_SETTINGS, AdvantageTraits
+from slime_core.plugins.traits import CORRECTION_SETTINGS, TRANSFORM_SETTINGS, AdvantageTraits
 
 __all__ = ["SELECTED_BY", "Selected", "check_selection", "check_targets", "has_critic", "selected"]
 
@@ -107,6 +108,8 @@ def check_selection(config: RunConfig, registry: Registry, *, trains: bool) -> N
             _refuse_equal_policies(found)
     if trains:
         check_pairings(config, registry)
+        if not function_paths(dict(config.custom)):
+            _refuse_idle_punishment(config, registry)
     if trains and config.custom.custom_tis_function_path is None:
         _refuse_idle_bounds(config, registry)
 
@@ -210,6 +213,19 @@ def _refuse_idle_bounds(config: RunConfig, registry: Registry) -> None:
                 f"{setting} = {value} has no effect: of corrections = {' '.join(names)} none reads it. Leave "
                 f"--{setting.replace('_', '-')} out, or name a correction that reads it. One that does says so with "
                 f"CorrectionTraits(uses={{{setting!r}}})."
+            )
+
+
+def _refuse_idle_punishment(config: RunConfig, registry: Registry) -> None:
+    settings, names = config.rollout, config.rollout.sample_transforms
+    traits: list[Any] = [registry.find(Kind.SAMPLE_TRANSFORM, name).traits for name in names]
+    for setting in TRANSFORM_SETTINGS:
+        value = getattr(settings, setting)
+        if value != type(settings).model_fields[setting].default and not any(setting in one.uses for one in traits):
+            raise PluginError(
+                f"{setting} = {value:g} has no effect: of sample_transforms = {' '.join(names) or 'none'} none reads "
+                f"it. Leave --{setting.replace('_', '-')} out, or add --sample-transforms punish_overlong. A transform "
+                f"that reads it says so with TransformTraits(uses={{{setting!r}}})."
             )
 
 

@@ -31,6 +31,9 @@ CORRECTION_SETTINGS = (
 )
 """The settings that corrections share; the fields of :class:`~slime_core.CorrectionSettings`."""
 
+TRANSFORM_SETTINGS = ("overlong_buffer_len", "overlong_penalty_factor")
+"""The settings that sample transforms share."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdvantageTraits:
@@ -106,12 +109,22 @@ class CorrectionTraits:
 
 @dataclass(frozen=True, slots=True)
 class TransformTraits:
-    """How a sample transform is called: ``group``: with each finished group; ``rollout``: with all groups at once."""
+    """How a sample transform is called, and what it depends on.
+
+    Arguments:
+        scope: ``group``: with each finished group; ``rollout``: with all groups at once.
+        uses: which of the settings ``overlong_buffer_len`` and ``overlong_penalty_factor`` it reads; a run that sets
+            one, which no transform of its list reads, is refused.
+    """
 
     scope: Literal["group", "rollout"] = "group"
+    uses: AbstractSet[str] = frozenset()
 
     def __post_init__(self) -> None:
         _require_choice("TransformTraits.scope", self.scope, ("group", "rollout"))
+        for setting in sorted(self.uses):
+            _require_choice("TransformTraits.uses", setting, TRANSFORM_SETTINGS)
+        object.__setattr__(self, "uses", frozenset(self.uses))
 
 
 @dataclass(frozen=True, slots=True)

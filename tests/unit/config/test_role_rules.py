@@ -81,6 +81,19 @@ def other(tmp_path: Path) -> Path:
             "--lr-decay-style constant --lr-wsd-decay-iters 2",
             "lr_wsd_decay_iters = 2 has no effect with lr_decay_style = constant; add --lr-",
         ),
+        (
+            "--lr-decay-style constant --min-lr 1e-7",
+            "min_lr = 1e-07 has no effect with lr_decay_style = constant; add --lr-decay-style linear or cosine, or ",
+        ),
+        (
+            "--lr-decay-style constant --lr-decay-iters 20",
+            "lr_decay_iters = 20 has no effect with lr_decay_style = constant; add --lr-decay-style linear or cosine, ",
+        ),
+        (
+            "--lr-decay-style cosine --lr-wsd-decay-style linear",
+            "lr_wsd_decay_style = linear has no effect with lr_decay_style = cosine; add --lr-decay-style WSD, or leave"
+            " it out",
+        ),
         ("--lr-decay-style WSD", "lr_decay_style = WSD needs the number of steps over which it falls; add --lr-wsd-"),
         (
             "--lr-decay-style WSD --lr-wsd-decay-iters 9 --lr-decay-iters 10 --lr-warmup-iters 2",
@@ -112,6 +125,8 @@ def test_a_broken_rule_says_what_to_write(line: str, message: str) -> None:
         "--keep-old-actor --update-weights-interval 2",
         "--only-train-params-name-list mlp self_attention",
         "--lr-decay-style WSD --lr-wsd-decay-iters 4 --num-rollout 10",
+        "--lr-decay-style WSD --lr-wsd-decay-iters 4 --lr-wsd-decay-style linear --min-lr 1e-7 --lr-decay-iters 60",
+        "--lr-decay-style constant --min-lr 0 --lr-wsd-decay-style exponential",
         "--lr-decay-style inverse-square-root --lr 1e-5 --lr-warmup-iters 3 --lr-warmup-init 1e-6",
     ],
 )
