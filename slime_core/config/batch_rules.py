@@ -58,7 +58,7 @@ def _micro_batches_have_one_size(config: RunConfig) -> Iterator[str]:
 
 
 def _hard_budget_holds_the_longest(config: RunConfig) -> Iterator[str]:
-    settings, context = config.learner, config.parallel.context_parallel_size
+    settings, (context, name) = config.learner, _smallest_context(config)
     if not settings.hard_token_budget:
         return
     longest, sum_ = _longest(config)
@@ -73,10 +73,17 @@ def _hard_budget_holds_the_longest(config: RunConfig) -> Iterator[str]:
     if needed > budget:
         times = f"micro_batch_size = {count} x {sum_} = {needed}" if count > 1 else sum_
         yield (
-            f"hard_token_budget: {times} tokens do not fit max_tokens_per_gpu x context_parallel_size = "
+            f"hard_token_budget: {times} tokens do not fit max_tokens_per_gpu x {name} = "
             f"{settings.max_tokens_per_gpu} x {context} = {budget}; give max_tokens_per_gpu at least "
             f"{-(-needed // context)}, or shorten prompts or responses"
         )
+
+
+def _smallest_context(config: RunConfig) -> tuple[int, str]:
+    """Ranks that share a row, of the actor or of a critic apart, whichever has fewer; and the setting that says so."""
+    actor, name = config.parallel.context_parallel_size, "context_parallel_size"
+    critic = config.critic_parallel.context_parallel_size
+    return (critic, f"critic_{name}") if config.num_critic_ranks and critic < actor else (actor, name)
 
 
 def _longest(config: RunConfig) -> tuple[int | None, str]:
@@ -112,8 +119,8 @@ BATCHES: dict[Rule, str] = {
     ),
     _micro_batches_have_one_size: "micro_batch_size max_tokens_per_gpu hard_token_budget",
     _hard_budget_holds_the_longest: (
-        "hard_token_budget max_tokens_per_gpu micro_batch_size context_parallel_size rollout_max_prompt_len "
-        "rollout_max_response_len sglang_context_length hf_checkpoint"
+        "hard_token_budget max_tokens_per_gpu micro_batch_size context_parallel_size critic_context_parallel_size "
+        "critic_num_gpus rollout_max_prompt_len rollout_max_response_len sglang_context_length hf_checkpoint"
     ),
     _work_can_be_counted: "balance_by_flops hf_checkpoint",
     _schedule_is_possible: "lr min_lr lr_decay_iters lr_warmup_iters",

@@ -45,6 +45,12 @@ def broken_rules(line: str) -> list[str]:
             "responses",
         ),
         (
+            "--hard-token-budget --max-tokens-per-gpu 63 --rollout-max-prompt-len 40 --rollout-max-response-len 24 "
+            "--context-parallel-size 2 --actor-num-nodes 2 --critic-num-gpus 1 --critic-context-parallel-size 1",
+            f"hard_token_budget: {FULL} tokens do not fit max_tokens_per_gpu x critic_context_parallel_size = 63 x 1 = "
+            "63; give max_tokens_per_gpu at least 64, or shorten prompts or responses",
+        ),
+        (
             "--hard-token-budget --max-tokens-per-gpu 100",
             "hard_token_budget: max_position_embeddings = 128 tokens do not fit max_tokens_per_gpu x "
             "context_parallel_size = 100 x 1 = 100; give max_tokens_per_gpu at least 128, or shorten prompts or "
@@ -65,6 +71,8 @@ def test_a_broken_rule_names_its_settings_and_the_arithmetic(line, message):
         "--hard-token-budget --max-tokens-per-gpu 64 --rollout-max-prompt-len 40 --rollout-max-response-len 24",
         "--hard-token-budget --max-tokens-per-gpu 32 --rollout-max-prompt-len 40 --rollout-max-response-len 24 "
         "--context-parallel-size 2 --actor-num-nodes 2",
+        "--hard-token-budget --max-tokens-per-gpu 32 --rollout-max-prompt-len 40 --rollout-max-response-len 24 "
+        "--context-parallel-size 2 --actor-num-nodes 2 --critic-num-gpus 4 --critic-context-parallel-size 4",
         "--hard-token-budget --max-tokens-per-gpu 192 --micro-batch-size 3 --rollout-max-prompt-len 40 "
         "--rollout-max-response-len 24",
     ],
