@@ -7,6 +7,7 @@ an engine, SGLang 0.5's; both would say so only after they have started.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from slime_core.config.described import EXPERTS, described, start_weights, whole_number
 from slime_core.config.schema import RunConfig
@@ -16,6 +17,9 @@ __all__ = ["ENGINE_LAYOUT", "LEARNER_LAYOUT", "Rule"]
 Rule = Callable[[RunConfig], Iterator[str]]
 
 KEY_VALUE_HEADS = "num_key_value_heads"
+
+SOME_ARE_DENSE = ("mlp_only_layers", "first_k_dense_replace")
+"""With these, layers of a mixture have no experts; so they have with a ``decoder_sparse_step`` above 1."""
 
 
 def _copies_fill_the_ranks(config: RunConfig) -> Iterator[str]:
@@ -123,7 +127,7 @@ def _every_copy_has_samples(config: RunConfig) -> Iterator[str]:
 def _uneven(config: RunConfig, setting: str, size: int, *even: str) -> Iterator[str]:
     """What of the model ``size`` tensor-parallel processes cannot share evenly."""
     folder = start_weights(config)
-    counts = {name: whole_number(folder, name) for name in (*even, KEY_VALUE_HEADS, "intermediate_size")}
+    counts = {name: whole_number(folder, name) for name in (*even, KEY_VALUE_HEADS, *_widths(folder))}
     known = {name: count for name, count in counts.items() if count is not None}
     bad = [f"{name} = {count}" for name, count in known.items() if not _fits(size, name, count)]
     if bad:
@@ -133,6 +137,16 @@ def _uneven(config: RunConfig, setting: str, size: int, *even: str) -> Iterator[
             f"{setting} = {size} does not divide {', '.join(bad)} of {folder / 'config.json'}; "
             f"accepted: {_listed(good)}"
         )
+
+
+def _widths(folder: Path) -> Iterator[str]:
+    """What ``config.json`` calls the inner width of feed-forward layers: of experts, and of dense layers."""
+    found = described(folder) or {}
+    mixture = whole_number(folder, *EXPERTS) is not None and "moe_intermediate_size" in found
+    if mixture:
+        yield "moe_intermediate_size"
+    if not mixture or any(found.get(name) for name in SOME_ARE_DENSE) or found.get("decoder_sparse_step", 1) != 1:
+        yield "intermediate_size"
 
 
 def _fits(size: int, name: str, count: int) -> bool:

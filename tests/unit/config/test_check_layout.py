@@ -193,3 +193,28 @@ def test_a_mixture_over_tensor_ranks_shares_sequences(tmp_path: Path) -> None:
     )
     assert of_critic.startswith("critic: critic_tensor_model_parallel_size = 2 with critic_sequence_parallel = false: ")
     assert of_critic.endswith("; give critic_sequence_parallel = true, or critic_tensor_model_parallel_size = 1")
+
+
+@pytest.mark.parametrize(
+    ("more", "bad"),
+    [
+        ({}, "moe_intermediate_size = 6"),
+        ({"mlp_only_layers": [], "decoder_sparse_step": 1}, "moe_intermediate_size = 6"),
+        ({"mlp_only_layers": [0]}, "moe_intermediate_size = 6, intermediate_size = 10"),
+        ({"decoder_sparse_step": 2}, "moe_intermediate_size = 6, intermediate_size = 10"),
+    ],
+)
+def test_tensor_ranks_share_the_width_of_the_layers_that_are_there(more: dict[str, object], bad: str, tmp_path: Path):
+    sizes = {"num_experts": 4, "moe_intermediate_size": 6, "intermediate_size": 10, "num_attention_heads": 4}
+    line = "--actor-num-gpus-per-node 4 --sequence-parallel --tensor-model-parallel-size"
+    model = described(tmp_path, **sizes, **more)
+    assert broken_rules(f"{model} {line} 4") == [
+        f"tensor_model_parallel_size = 4 does not divide {bad} of {tmp_path}/config.json; accepted: 1, 2"
+    ]
+    assert broken_rules(f"{model} {line} 2") == []
+
+
+def test_experts_may_be_narrower_than_dense_layers_that_are_not_there(tmp_path: Path) -> None:
+    sizes = {"num_experts": 4, "moe_intermediate_size": 8, "intermediate_size": 10}
+    line = "--actor-num-gpus-per-node 4 --sequence-parallel --tensor-model-parallel-size 4"
+    assert broken_rules(f"{described(tmp_path, **sizes)} {line}") == []
