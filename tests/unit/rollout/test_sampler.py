@@ -136,6 +136,9 @@ async def test_metrics_describe_the_samples(build):
         "rollout/response_len/max": 2.0,
         "rollout/truncated_ratio": 0.25,
         "rollout/failed_ratio": 0.0,
+        "train/token_imbalance": 1.0,
+        "train/padding_ratio": 0.0,
+        "train/micro_batches_per_rank": 1.0,
         "rollout/tokens": 20.0,
         "rollout/response_tokens": 8.0,
         "rollout/zero_std_groups": 0.5,
@@ -360,7 +363,7 @@ async def test_training_and_evaluation_ask_for_different_sampling(build):
 
 async def test_the_client_has_room_for_all_engines_and_knows_the_vocabulary(build):
     _, client = build(GOOD)
-    assert client.made_with == {"max_in_flight": 3 * 64, "timeout_s": 300.0, "vocab_size": 16}
+    assert client.made_with == {"max_in_flight": 3 * 64, "timeout_s": 300.0, "vocab_size": 16, "routes": None}
 
 
 async def test_an_evaluation_is_the_mean_reward_overall_and_by_metadata(build, tmp_path):
