@@ -35,12 +35,14 @@ class Columns:
     def passes(self, num_steps: int, *, behind: bool = False) -> list[str]:
         """The roles whose log-probabilities of a rollout are computed before its ``num_steps`` optimizer steps.
 
+        Without a step, what the loss would read is left out, and the teacher, which changes the actor's advantages.
+
         Arguments:
             behind: the old log-probabilities are those of the old actor, and the actor has left it.
         """
         wanted = {
-            REFERENCE: self.reference,
-            TEACHER: self._distils,
+            REFERENCE: self.reference if num_steps else "ref_log_probs" in self._estimated,
+            TEACHER: self._distils and num_steps > 0,
             OLD_ACTOR if behind else ACTOR: self.old(num_steps, behind=behind),
         }
         return [role for role, is_wanted in wanted.items() if is_wanted]
@@ -63,6 +65,8 @@ class Columns:
         """
         if self._objective.old_from_engine:
             return False
+        if num_steps == 0:
+            return "log_probs" in self._estimated
         of_loss = "old_log_probs" in self._loss_reads or self._objective.reads_old or self._distils
         named = self._objective.of_logits is not None  # a loss that is named by path finds them in its batch
         return named or ((num_steps > 1 or behind) and of_loss) or "log_probs" in self._estimated

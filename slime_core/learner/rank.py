@@ -180,7 +180,8 @@ class Learner:
         self.parity.mark(shard, steps[0])
         every = [micro for step in steps for micro in step]
         trains_actor = shard.rollout >= self._critic_only
-        self._annotate(every, num_steps=len(steps) if trains_actor else 0)
+        # A function of the user finds the same columns in every rollout.
+        self._annotate(every, num_steps=len(steps) if trains_actor or self._postprocess else 0)
         if values_U is not None:
             known_U = torch.as_tensor(values_U, device=self.device)
             for micro in every:

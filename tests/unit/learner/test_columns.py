@@ -57,6 +57,24 @@ def test_only_columns_that_are_read_cost_a_pass(settings, one_step, two_steps):
     assert columns(**settings).passes(2) == two_steps
 
 
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (KL, []),
+        ({"use_opd": True}, []),
+        ({"of_logits": print}, []),
+        ({**KL, "reads": {"values"}}, []),
+        ({"of_logits": print, "reads": {"values", "log_probs"}}, ["actor"]),
+        ({**KL, "use_opd": True, "reads": {"log_probs", "ref_log_probs"}}, ["reference", "actor"]),
+        ({"use_rollout_logprobs": True, "reads": {"log_probs", "ref_log_probs"}}, ["reference"]),
+    ],
+)
+def test_a_rollout_without_a_step_of_the_actor_has_what_the_estimator_reads(settings, expected, behind):
+    roles = ["old_actor" if behind and role == "actor" else role for role in expected]
+    assert columns(**settings).passes(0, behind=behind) == roles
+
+
 @pytest.mark.parametrize("num_steps", [1, 2])
 def test_an_actor_that_has_left_the_engines_needs_the_old_one(num_steps):
     assert columns().passes(num_steps, behind=True) == ["old_actor"]
