@@ -107,7 +107,7 @@ class Critic:
             those of before the first step of the rollout, ``critic_grad_norm`` is that before clipping.
 
         Raises:
-            NonFiniteError: the loss, a gradient or a weight is NaN or infinite.
+            NonFiniteError: the loss or a gradient is NaN or infinite.
         """
         from slime_core.learner.passes import descend
 
@@ -117,8 +117,15 @@ class Critic:
         refuse_wrong_weights(metrics.pop("weight"), rollout)
         metrics |= {f"critic_{name}": value for name, value in self.trained.update().items()}
         refuse_non_finite(metrics, rollout, of="critic_")
-        refuse_non_finite_weights(self.trained.chunks, rollout=rollout)
         return metrics
+
+    def refuse_non_finite_weights(self, rollout: int) -> None:
+        """Look at every weight of this rank; after the last step of a rollout.
+
+        Raises:
+            NonFiniteError: one holds NaN or infinity.
+        """
+        refuse_non_finite_weights(self.trained.chunks, rollout=rollout, of="critic_")
 
     def _measure(self, micro: MicroBatch, output_1T1: torch.Tensor) -> tuple[torch.Tensor, Sums]:
         old_U, returns_U = micro.values_U, micro.returns_U

@@ -96,7 +96,7 @@ class CriticRank:
             ``train/...`` metrics, averaged over the steps; the same on every rank.
 
         Raises:
-            NonFiniteError: a loss or a gradient is NaN or infinite.
+            NonFiniteError: a loss, a gradient or a weight is NaN or infinite.
         """
         from slime_core.learner.totals import average
 
@@ -105,6 +105,7 @@ class CriticRank:
             micro.returns_U = mine_U[micro.places_U]
         rollout = self._shards[0].rollout
         results = average([self.critic.step(step, rollout=rollout) for step in self._steps])
+        self.critic.refuse_non_finite_weights(rollout)
         self._steps, self._shards = [], ()
         return {f"train/{name}": value for name, value in results.items()}
 

@@ -194,7 +194,9 @@ class Learner:
         numbered = enumerate(steps if trains_actor else [])
         judged = [self.critic.step(step, rollout=shard.rollout) for step in steps if self.critic]
         results = [self._hooked_step(step, TrainStep(shard.rollout, i, self._info)) for i, step in numbered]
-        refuse_non_finite_weights([chunk for model in self._models for chunk in model.chunks], rollout=shard.rollout)
+        refuse_non_finite_weights(self.actor.chunks, rollout=shard.rollout)
+        if self.critic is not None:
+            self.critic.refuse_non_finite_weights(shard.rollout)
         if trains_actor:
             self._cast.trained(shard.rollout)
         metrics = average(results) | average(judged)

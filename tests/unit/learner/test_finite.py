@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from slime_core.errors import NonFiniteError
+from slime_core.learner import critic_rank
+from slime_core.learner.critic import Critic
 from slime_core.learner.finite import refuse_non_finite_weights
 
 
@@ -38,3 +43,44 @@ def test_large_weights_are_still_finite(largest):
     with torch.no_grad():
         chunk.weight.fill_(largest)
     refuse_non_finite_weights([chunk], rollout=0)
+
+
+# --- A critic ---------------------------------------------------------------------------------------------------------
+
+
+def spoilt_critic() -> Critic:
+    """Takes a step along nothing, and has a weight that is NaN."""
+
+    class Spoilt(Critic):
+        def __init__(self) -> None:
+            chunk: Any = torch.nn.Linear(2, 1)
+            with torch.no_grad():
+                chunk.bias[0] = math.nan
+            self.trained: Any = SimpleNamespace(chunks=[chunk])
+
+        def step(self, micro_batches: Any, *, rollout: int) -> dict[str, float]:
+            return {}
+
+    return Spoilt()
+
+
+MESSAGE = (
+    "rollout 4: the optimizer left NaN or infinity in 1 weights of the critic on this rank, bias among them. "
+    "Nothing of this rollout was published or saved. Lower --critic-lr, or resume from the last checkpoint with --load."
+)
+
+
+def test_a_spoilt_critic_names_its_own_learning_rate():
+    with pytest.raises(NonFiniteError) as caught:
+        spoilt_critic().refuse_non_finite_weights(4)
+    assert str(caught.value) == MESSAGE
+
+
+def test_a_critic_apart_is_looked_at_before_a_rollout_ends(monkeypatch):
+    rank: Any = object.__new__(critic_rank.CriticRank)
+    rank.critic, rank._device = spoilt_critic(), "cpu"
+    rank._steps, rank._shards, rank._places = [[]], [SimpleNamespace(rollout=4)], []
+    monkeypatch.setattr(critic_rank, "taken", lambda *_: np.zeros(0, np.float32))
+    with pytest.raises(NonFiniteError) as caught:
+        rank.fit([])
+    assert str(caught.value) == MESSAGE
