@@ -411,7 +411,7 @@ def live_row(name: str, learner: str, folder: Path) -> tuple[float, float]:
     if family == MIXTURE and flags:
         flags = (*flags, "--sequence-parallel")
     if "replay" in name:
-        flags = (*flags, "--use-routing-replay")
+        flags = (*flags, "--use-routing-replay", "--num-steps-per-rollout", "2")
     first, *later = live_run(model, run, *flags)
     found = [max(row[f"parity/{what}"] for row in rows) for rows in ([first], later) for what in ("mean", "max")]
     numbers = " | ".join(f"{value:.1e}" for value in found)

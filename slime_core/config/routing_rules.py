@@ -8,7 +8,7 @@ from slime_core.config.described import described, routes_shape, start_weights
 from slime_core.config.layout_rules import Rule
 from slime_core.config.schema import RunConfig
 
-__all__ = ["ROUTING"]
+__all__ = ["ROUTING", "recomputes"]
 
 
 def _a_mixture_is_there(config: RunConfig) -> Iterator[str]:
@@ -43,9 +43,24 @@ def _routes_reach_the_sampler(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _a_pass_before_training_records(config: RunConfig) -> Iterator[str]:
+    if config.learner.use_routing_replay and config.algorithm.use_rollout_logprobs and not recomputes(config):
+        yield (
+            "use_routing_replay takes the routes of the learner's pass before training, and use_rollout_logprobs has "
+            "the engine's log-probs in place of that pass, so there would be nothing to replay; leave one of the two "
+            "out"
+        )
+
+
+def recomputes(config: RunConfig) -> bool:
+    """Whether the backward pass runs parts of the forward pass again, routers perhaps among them."""
+    return bool(config.megatron.transformer.get("recompute_granularity"))
+
+
 ROUTING: dict[Rule, str] = {
     _a_mixture_is_there: "use_routing_replay use_rollout_routing_replay hf_checkpoint",
     _routes_reach_the_sampler: "use_rollout_routing_replay debug_train_only",
+    _a_pass_before_training_records: "use_routing_replay use_rollout_logprobs",
     _routes_come_from_one_place: "use_routing_replay use_rollout_routing_replay",
 }
 """Rule -> the settings it reads."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_core.config.custom import function_paths
+from slime_core.config.routing_rules import recomputes
 from slime_core.config.schema import CriticConfig, RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.component import Component, Kind
@@ -99,6 +100,7 @@ def check_selection(config: RunConfig, registry: Registry, *, trains: bool) -> N
             _refuse_idle_kl(found, config.algorithm.kl_coef)
             _refuse_second_whitening(found, config.algorithm.normalize_advantages)
             _refuse_idle_critic(found, config.critic)
+            _refuse_idle_replay(found, config)
             for setting in ("gamma", "lambd"):
                 _refuse_unused(found, setting, getattr(config.algorithm, setting))
         elif found.kind is Kind.POLICY_LOSS and config.custom.custom_loss_function_path is None:
@@ -157,6 +159,28 @@ def _refuse_idle_critic(found: Selected, critic: CriticConfig) -> None:
             f"{', '.join(given)}: no effect without a critic, and advantage estimator {found.component.name!r} of "
             f"{found.plugin} does not read values, so there is none. Leave the settings of the critic out, or choose "
             "an estimator that reads values, such as --plugin ppo --advantage-estimator ppo."
+        )
+
+
+def _refuse_idle_replay(found: Selected, config: RunConfig) -> None:
+    """Refuse routes that are kept for a later pass over a token where there is none; see ``learner/columns.py``."""
+    traits: Any = found.component.traits
+    settings = config.algorithm
+    reads = traits.reads | traits.kl_reads if settings.kl_coef else traits.reads
+    replays = (
+        config.steps_per_rollout > 1
+        or settings.keep_old_actor
+        or settings.use_rollout_logprobs  # the rules of the settings speak
+        or config.custom.custom_loss_function_path is not None
+        or (traits.scope == "token" and "log_probs" in reads)
+        or recomputes(config)
+    )
+    if config.learner.use_routing_replay and not replays:
+        raise PluginError(
+            "use_routing_replay = true has no effect: with num_steps_per_rollout = 1 the log-probs of before the step "
+            f"are those of the step itself, and advantage estimator {found.component.name!r} of {found.plugin} reads "
+            "none, so the learner passes over a token once and nothing is replayed. Leave --use-routing-replay out, or "
+            "give --num-steps-per-rollout 2 or more."
         )
 
 

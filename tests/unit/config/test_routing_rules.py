@@ -45,3 +45,18 @@ def test_routes_come_from_one_place_and_engines_behind_a_router_send_none(tmp_pa
         "use_routing_replay takes routes from the learner's first pass, and use_rollout_routing_replay takes them from "
         "the engine, for all passes; leave use_routing_replay out",
     ]
+
+
+def test_routes_that_no_pass_records_before_training_cannot_be_replayed(tmp_path: Path) -> None:
+    config = {"architectures": ["X"], "num_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    line = f"--hf-checkpoint {tmp_path} --rollout-max-response-len 8 --use-routing-replay --use-rollout-logprobs"
+    assert broken_rules(line) == [
+        "use_routing_replay takes the routes of the learner's pass before training, and use_rollout_logprobs has the "
+        "engine's log-probs in place of that pass, so there would be nothing to replay; leave one of the two out"
+    ]
+    # The backward pass is a later one where it runs layers again.
+    assert (
+        broken_rules(f"{line} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1") == []
+    )
+    assert broken_rules(f"{line} --recompute-activations") == []
