@@ -158,7 +158,7 @@ def _refuse_idle_critic(found: Selected, critic: CriticConfig) -> None:
         raise PluginError(
             f"{', '.join(given)}: no effect without a critic, and advantage estimator {found.component.name!r} of "
             f"{found.plugin} does not read values, so there is none. Leave the settings of the critic out, or choose "
-            "an estimator that reads values, such as --plugin ppo --advantage-estimator ppo."
+            "an estimator that reads values, such as --plugin ppo."
         )
 
 

@@ -86,7 +86,7 @@ def test_settings_of_a_critic_that_is_not_there_are_refused(tmp_path):
     )
     assert str(caught.value).endswith(
         " does not read values, so there is none. Leave the settings of the critic out, or choose an estimator that "
-        "reads values, such as --plugin ppo --advantage-estimator ppo."
+        "reads values, such as --plugin ppo."
     )
 
 
