@@ -219,6 +219,12 @@ def _header(path: Path, line: str) -> dict[str, Any]:
     wrong = [name for name, kind in kinds.items() if not isinstance(found.get(name), kind)]
     if wrong:
         raise DataError(f"{path}, line 1: {', '.join(wrong)} is missing or of another kind; save the rollout again")
+    trained, samples = found["trained"], found["samples"]
+    if not 0 <= trained <= samples:
+        raise DataError(
+            f"{path}, line 1: trained = {trained} of samples = {samples}; accepted is 0 to {max(samples, 0)}, so save "
+            "the rollout again"
+        )
     return found
 
 
@@ -253,6 +259,8 @@ def _refuse_untrainable(path: Path, number: int, sample: Sample) -> None:
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         found = json.loads(line, object_hook=_unpacked)
+    except RecursionError:
+        raise DataError(f"{path}, line {number}: lists or tables too deep inside one another to be read") from None
     except (ValueError, TypeError) as problem:
         raise DataError(f"{path}, line {number}: no JSON: {problem}; save the rollout again") from None
     if not isinstance(found, dict):

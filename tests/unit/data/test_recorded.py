@@ -116,6 +116,19 @@ def test_a_share_takes_whole_groups_from_the_front() -> None:
         (1, '{"format": "other"}', "line 1: format 'other', version None; accepted is a rollout as"),
         (1, '{"format": "slime rollout", "version": 2}', "line 1: format 'slime rollout', version 2; accepted"),
         (1, '{"format": "slime rollout", "version": 1}', "line 1: rollout, temperature, trained, samples, cursor is"),
+        (
+            1,
+            '{"format": "slime rollout", "version": 1, "rollout": 0, "temperature": 1.0, "trained": -1, "samples": 4, '
+            '"cursor": {}}',
+            "line 1: trained = -1 of samples = 4; accepted is 0 to 4, so save the rollout again",
+        ),
+        (
+            1,
+            '{"format": "slime rollout", "version": 1, "rollout": 0, "temperature": 1.0, "trained": 5, "samples": 4, '
+            '"cursor": {}}',
+            "line 1: trained = 5 of samples = 4; accepted is 0 to 4, so save the rollout again",
+        ),
+        pytest.param(1, "[" * 200_000, "line 1: lists or tables too deep inside one another to be read", id="deep"),
         (3, '{"tokens": [1', "line 3: no JSON: Expecting"),
         (3, '{"tokens": [1], "colour": 3}', "line 3: no sample: .*colour"),
         (3, '{"tokens": ["a"]}', "line 3: no sample: "),
