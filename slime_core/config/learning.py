@@ -136,7 +136,10 @@ class CriticConfig(Section):
     """The critic, for advantage estimators that read values; what is None is as for the actor."""
 
     critic_load: Path | None = None
-    """Hugging Face folder with the critic's start weights, its head aside. None: the actor's."""
+    """Hugging Face folder with the critic's start weights: a causal language model of the actor's architecture.
+
+    Its vocabulary head is read and left aside. None: the actor's weights.
+    """
     critic_lr: PositiveOrZero | None = None
     """Learning rate of the critic after warm-up. None: lr."""
     critic_lr_warmup_iters: CountOrZero | None = None
@@ -176,9 +179,15 @@ class LearnerConfig(Section):
     hard_token_budget: bool = False
     """Refuse a run whose longest sequence does not fit max_tokens_per_gpu, instead of letting it go alone."""
     micro_batch_size: Count | None = None
-    """Most samples of one micro-batch, however long they are. None: as many as max_tokens_per_gpu holds."""
+    """Most samples of one micro-batch, however long they are; switches shared_prompts off.
+
+    None: as many as max_tokens_per_gpu holds.
+    """
     balance_by_flops: bool = False
-    """Spread samples over ranks by the work of a forward pass, attention included. False: by tokens."""
+    """Spread samples over ranks by the work of a forward pass, attention included; switches shared_prompts off.
+
+    False: by tokens.
+    """
     log_probs_chunk_size: Count | None = 1024
     """Response tokens whose probabilities over the vocabulary are in memory at once. None: all of a micro-batch."""
     shared_prompts: Literal["auto", "off"] = "auto"

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from slime_core.config.embedded import ARITHMETIC, EMBEDDED_DEFAULTS
-from slime_core.config.schema import AlgorithmConfig, LearnerConfig, RolloutConfig, RunConfig
+from slime_core.config.schema import AlgorithmConfig, CriticConfig, LearnerConfig, RolloutConfig, RunConfig
 from slime_core.config.section import EngineSection
 from slime_core.config.settings import core_settings
 
@@ -80,3 +80,10 @@ def test_embedded_defaults_are_settings_and_their_files_exist() -> None:
     assert EMBEDDED_DEFAULTS.keys() <= core_settings().keys()
     assert (ARITHMETIC / "model" / "config.json").is_file()
     assert (ARITHMETIC / "data" / "held_out.jsonl").is_file()
+
+
+def test_the_help_of_a_setting_says_what_else_it_decides():
+    described = {name: f"{field.description}" for name, field in LearnerConfig.model_fields.items()}
+    for name in ("micro_batch_size", "balance_by_flops"):
+        assert "switches shared_prompts off" in described[name]
+    assert "a causal language model of the actor's arch" in f"{CriticConfig.model_fields['critic_load'].description}"
