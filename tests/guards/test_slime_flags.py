@@ -50,6 +50,23 @@ def test_a_flag_that_is_not_kept_is_an_error_with_the_decision_and_nothing_else(
     assert row.flag not in {setting.flag for setting in core_settings().values()}
 
 
+@pytest.mark.parametrize(
+    ("flag", "verdict", "instead"),
+    [
+        ("--balance-data", "refused", ["--balance-by-flops"]),
+        ("--log-probs-max-tokens-per-gpu", "refused", ["--log-probs-chunk-size"]),
+        ("--loss-type", "refused", ["--advantage-estimator", "--custom-loss-function-path"]),
+        ("--loss-mask-type", "later", ["--advantage-estimator", "--generate-function"]),
+        ("--load-forge-rollout-data", "refused", ["--load-debug-rollout-data"]),
+    ],
+)
+def test_what_comes_near_is_named(flag, verdict, instead):
+    row = slime_flags()[flag]
+    assert row.verdict == verdict
+    assert [word for word in row.text.split() if word.startswith("--")] == instead
+    assert set(instead) <= {setting.flag for setting in core_settings().values()}
+
+
 def test_a_key_of_a_file_is_told_the_decision_too(tmp_path):
     (tmp_path / "run.toml").write_text("[algorithm]\nuse_tis = true\n")
     with pytest.raises(
