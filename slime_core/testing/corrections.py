@@ -24,9 +24,14 @@ _COLUMNS = (*_READ, "mask_T")
 
 
 class CorrectionSuite(ComponentSuite):
-    """For off-policy corrections."""
+    """For off-policy corrections.
+
+    Set ``cuts_what_rose`` where tokens of negative advantage are meant to count less once the actor finds them likelier
+    than it did before the rollout's first step.
+    """
 
     kind: ClassVar[Kind] = Kind.CORRECTION
+    cuts_what_rose: ClassVar[bool] = False
 
     @given(packing=rows(), apart=st.sampled_from([0.01, 0.5, 5.0]))
     def test_weights_are_finite_and_not_negative(self, packing: Packing, apart: float) -> None:
@@ -108,6 +113,23 @@ class CorrectionSuite(ComponentSuite):
             f"the trainer finds every token {side} than the engine did, and the weights are {weights_T.tolist()}: the "
             "ratio is the wrong way round.",
         )
+
+    @given(packing=rows(), step=st.sampled_from([STEP, 5.0]))
+    def test_what_the_actor_left_is_cut_before_what_it_came_to(self, packing: Packing, step: float) -> None:
+        terms = replace(_terms(packing, 0.0), advantages_T=-torch.ones_like(packing.mask_T))
+        then_T = terms.log_probs_T
+        rose_T, fell_T = (self._kept(replace(terms, current_log_probs_T=then_T + sign * step)) for sign in (1, -1))
+        require(
+            self.cuts_what_rose or bool((rose_T >= fell_T).all()),
+            f"at negative advantages, tokens that the actor finds {step:g} nats likelier than before its first step "
+            f"count {rose_T.tolist()}, and those that it finds as much less likely {fell_T.tolist()}: "
+            "current_log_probs_T and log_probs_T are the wrong way round. Where that is meant, set cuts_what_rose = "
+            "True in the test class.",
+        )
+
+    def _kept(self, terms: CorrectionTerms) -> torch.Tensor:
+        output = self._corrected(terms)
+        return output.weights_T.where((terms.mask_T * output.mask_T) != 0, 0.0)
 
     def _corrected(self, terms: CorrectionTerms) -> CorrectionOutput:
         output: CorrectionOutput = self.make()(terms)

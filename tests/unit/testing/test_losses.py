@@ -138,6 +138,12 @@ CORRECTIONS = {
         "the_ratio_is_trainer_over_engine",
         "the ratio is the wrong way round",
     ),
+    "the wrong way round, of the actor as it trains": (
+        "terms.mask_T * (ratio_T < 50)",
+        "terms.mask_T * ((terms.current_log_probs_T - terms.log_probs_T).where(trained_T, 0.0) < 1)",
+        "what_the_actor_left_is_cut_before_what_it_came_to",
+        "current_log_probs_T and log_probs_T are the wrong way round",
+    ),
     "it corrects nothing away": (
         "ratio_T.clamp(max=2.0)",
         "0.5 * ratio_T",
@@ -211,3 +217,29 @@ def test_a_loss_that_reads_the_first_token_fails_where_there_is_none(first_party
     tested = suite_of(PolicyLossSuite, broken(first_party("slime_core/builtin/losses.py", LOSS), old, new))()
     with pytest.raises(RuntimeError, match="numel"):
         tested.test_a_rank_without_tokens_is_taken()
+
+
+OPSM = """
+from slime_core import Component, hookimpl
+
+@hookimpl
+def slime_register_corrections():
+    yield Component("mine", target=f"{__name__}:OffPolicySequenceMasking")
+"""
+LEFT = "what_the_actor_left_is_cut_before_what_it_came_to"
+
+
+@pytest.fixture
+def flipped(first_party, broken) -> str:
+    """Off-policy sequence masking that takes out what came nearer."""
+    source = first_party("slime_core/builtin/sequence_corrections.py", OPSM)
+    return broken(source, "(terms.log_probs_T - current_T)", "(current_T - terms.log_probs_T)")
+
+
+def test_a_masking_of_what_came_nearer_is_caught(flipped, violation):
+    words = violation(CorrectionSuite, flipped, LEFT)
+    assert "current_log_probs_T and log_probs_T are the wrong way round. Where that is meant, set" in words
+
+
+def test_a_masking_of_what_came_nearer_may_be_meant(flipped, suite_of):
+    getattr(suite_of(CorrectionSuite, flipped, cuts_what_rose=True)(), f"test_{LEFT}")()
