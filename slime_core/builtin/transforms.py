@@ -53,8 +53,8 @@ class PunishOverlong:
     """Takes ever more off the reward of responses in the last stretch before the length limit (DAPO, equation 13).
 
     With n response tokens, the limit L = ``rollout_max_response_len`` and the stretch C = ``overlong_buffer_len``, a
-    response loses factor x min(1, max(0, n - (L - C)) / C): nothing up to L - C, ``overlong_penalty_factor`` from L on. It
-    counts as ``overlong`` where it loses anything.
+    response loses factor x min(1, max(0, n - (L - C)) / C): nothing up to L - C, ``overlong_penalty_factor`` from L
+    on. It counts as ``overlong`` where it loses anything.
 
     Arguments:
         options: the settings of the run; None: the limit is 1024 tokens, and the rest as it is by default.

@@ -212,7 +212,10 @@ class ParallelConfig(Section):
     context_parallel_size: Count = 1
     """Ranks that share every sequence."""
     expert_model_parallel_size: Count = 1
-    """Ranks that share the experts of a mixture; they lie inside the data-parallel axis."""
+    """Ranks that share the experts of a mixture; they lie inside the data-parallel axis.
+
+    A critic apart shares its experts alike where its ranks divide so, and else has all of them on each rank.
+    """
 
     @property
     def model_size(self) -> int:

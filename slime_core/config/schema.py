@@ -263,11 +263,15 @@ class RunConfig(Section):
 
     @property
     def critic_parallel(self) -> ParallelConfig:
-        """How a critic apart is cut over its ranks: as the actor, but for what it has of its own."""
+        """How a critic apart is cut over its ranks: as the actor, but for what it has of its own.
+
+        Experts are shared as the actor's where its data- and context-parallel ranks allow that, else each has all.
+        """
         own, actor = self.critic, self.parallel
         tensor = own.critic_tensor_model_parallel_size or actor.tensor_model_parallel_size
         pipeline = own.critic_pipeline_model_parallel_size or actor.pipeline_model_parallel_size
         sequence, stages = own.critic_sequence_parallel, actor.num_virtual_stages_per_pipeline_rank
+        replicas, experts = self.num_critic_ranks // (tensor * pipeline), actor.expert_model_parallel_size
         return actor.model_copy(
             update={
                 "tensor_model_parallel_size": tensor,
@@ -275,6 +279,7 @@ class RunConfig(Section):
                 "pipeline_model_parallel_size": pipeline,
                 "num_virtual_stages_per_pipeline_rank": stages if pipeline > 1 else 1,
                 "context_parallel_size": own.critic_context_parallel_size or actor.context_parallel_size,
+                "expert_model_parallel_size": experts if replicas % experts == 0 else 1,
             }
         )
 

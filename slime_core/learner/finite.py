@@ -32,6 +32,6 @@ def refuse_non_finite_weights(chunks: Sequence[torch.nn.Module], *, rollout: int
     setting = f"--{of}lr".replace("_", "-")
     raise NonFiniteError(
         f"rollout {rollout}: the optimizer left NaN or infinity in {len(bad)} weights of {whose}this rank, "
-        f"{bad[0]} among them. Nothing of this rollout was published or saved. Lower {setting}, or resume from the last "
-        "checkpoint with --load."
+        f"{bad[0]} among them. Nothing of this rollout was published or saved. Lower {setting}, or resume from the "
+        "last checkpoint with --load."
     )

@@ -122,3 +122,21 @@ def test_a_critic_of_another_model_is_refused_and_its_layout_is_that_of_the_mode
     ]
     (tmp_path / "config.json").write_text(json.dumps(found | {"torch_dtype": "bfloat16"}), encoding="utf-8")
     assert broken_rules(f"--critic-load {tmp_path}") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "experts"),
+    [
+        ("--critic-num-gpus 1", 1),
+        ("--critic-num-gpus 3", 1),
+        ("--critic-num-gpus 4", 2),
+        ("--critic-num-gpus 2 --critic-context-parallel-size 2", 2),
+        ("--critic-num-gpus 2 --critic-tensor-model-parallel-size 2 --critic-sequence-parallel true", 1),
+    ],
+)
+def test_a_critic_apart_shares_its_experts_where_its_ranks_divide(line: str, experts: int, tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"architectures": ["X"], "num_experts": 4}')
+    line += f" --expert-model-parallel-size 2 --actor-num-gpus-per-node 2 --hf-checkpoint {tmp_path}"
+    config = load(["--advantage-estimator", "toy", *line.split()], check_rules=False).config
+    assert config.critic_parallel.expert_model_parallel_size == experts
+    assert [message for message in broken_rules(line) if "expert" in message] == []
