@@ -30,6 +30,7 @@ class Cast:
     def __init__(self, actor: TrainedModel, columns: Columns, *, config: RunConfig, folder: Path) -> None:
         self._actor, self._columns, self._config, self._start = actor, columns, config, folder
         self._roles, self._behind = Roles(actor.chunks), False
+        self._has_moved = False  # the reference is no longer what its folder holds
         if columns.reference:
             self._read(REFERENCE, config.model.ref_load or folder)
         if config.algorithm.use_opd:
@@ -55,6 +56,7 @@ class Cast:
         interval = self._config.algorithm.ref_update_interval
         if REFERENCE in self._roles and interval and (rollout + 1) % interval == 0:
             self._roles.remember(REFERENCE)
+            self._has_moved = True
         self._behind = OLD_ACTOR in self._roles
 
     def published(self) -> None:
@@ -64,16 +66,17 @@ class Cast:
         self._behind = False
 
     def save(self, folder: Path) -> None:
-        """Write the roles that change while a run goes on into ``folder``, made if there are any."""
+        """Write the roles that have changed since their start into ``folder``, made if there are any."""
         from slime_core.checkpoint import sharded
 
-        if REFERENCE in self._roles and self._config.algorithm.ref_update_interval:
+        if REFERENCE in self._roles and self._has_moved:
             with self._roles.playing(REFERENCE):
                 sharded.save_weights(folder / REFERENCE, chunks=self._actor.chunks)
 
     def load(self, folder: Path) -> None:
-        """Continue with the roles that :meth:`save` wrote; those it did not write stay."""
+        """Continue with the roles that :meth:`save` wrote, whatever ``ref_load`` says; those it did not write stay."""
         from slime_core.checkpoint import sharded
 
         if REFERENCE in self._roles and (folder / REFERENCE).is_dir():
             self._roles.read(REFERENCE, lambda: sharded.load_weights(folder / REFERENCE, chunks=self._actor.chunks))
+            self._has_moved = True

@@ -144,7 +144,16 @@ def test_a_column_that_nothing_fills_is_refused(install):
     )
 
 
-SUPERVISED = ("--advantage-estimator", "sft", "--generate-function", "from_label")
+SUPERVISED = (
+    "--advantage-estimator",
+    "sft",
+    "--generate-function",
+    "from_label",
+    "--parity-interval",
+    "0",
+    "--n-samples-per-prompt",
+    "1",
+)
 
 
 @pytest.mark.parametrize(
