@@ -11,9 +11,12 @@ import torch
 
 from bench.exactness.rollout import NUM_STEPS, TEMPERATURE, Rollout
 from slime_core.config.schema import AlgorithmConfig, ClusterConfig, ModelConfig, OptimizerConfig, RunConfig
+from slime_core.ops.policy import clipped_surrogate
 from slime_core.plugins.contracts import (
     CorrectionOutput,
     CorrectionTerms,
+    LossOutput,
+    LossTerms,
     Reductions,
     ResponseTokens,
     TokenAdvantages,
@@ -22,7 +25,7 @@ from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import TrainBatch
 
-__all__ = ["CASES", "CLIP", "Case", "Counting", "run_config", "sequence_correction", "shards"]
+__all__ = ["CASES", "CLIP", "Case", "Counting", "run_config", "sequence_correction", "sequence_loss", "shards"]
 
 SGD_RATE, CLIP = 0.5, 0.5
 LARGE = 1e4
@@ -36,6 +39,8 @@ FAST = {**SGD, "lr": 16 * SGD_RATE * LARGE}
 """For gradients of some hundredths: the steps are as large as those of the others."""
 ADAM = {"lr": 1e-4, "weight_decay": 0.1, "adam_beta2": 0.95, "adam_eps": 1e-5, "clip_grad": CLIP}
 MAX_TOKENS = 100
+TOKEN_DIVISOR = 7.0
+"""Below the trained tokens of most rollouts: the factor of a step is far from 1, and another one in the other step."""
 SMALLEST_WEIGHT = 0.05
 USUAL = {"use_kl_loss": True, "kl_loss_coef": 0.05, "kl_loss_type": "k3", "entropy_coef": 0.02, "eps_clip": 0.1}
 ESTIMATED = {
@@ -72,6 +77,7 @@ class Case:
         algorithm: settings that differ from the defaults.
         optimizer: the same.
         per_token: the loss is the mean over tokens instead of over rollouts.
+        user_loss: the policy loss is :func:`sequence_loss`, as a user might write one.
         has_plain: whether :mod:`bench.exactness.plain` computes it as well.
     """
 
@@ -82,6 +88,7 @@ class Case:
     algorithm: Mapping[str, Any] = field(default_factory=lambda: dict(USUAL))
     optimizer: Mapping[str, Any] = field(default_factory=lambda: dict(SGD))
     per_token: bool = False
+    user_loss: bool = False
     has_plain: bool = True
 
     @property
@@ -98,6 +105,13 @@ class Case:
 _ALL = (
     Case("clipped", algorithm={**USUAL, "eps_clip_high": 0.15, "eps_clip_c": 1.2}),
     Case("gspo", policy_loss="gspo", plugins=("grpo",), algorithm={**USUAL, "kl_loss_type": "k2", "eps_clip": 0.03}),
+    Case(
+        "divisor",
+        policy_loss="gspo",
+        plugins=("grpo",),
+        algorithm={**USUAL, "eps_clip": 0.03, "loss_token_divisor": TOKEN_DIVISOR},
+        user_loss=True,
+    ),
     Case("cispo", policy_loss="cispo", plugins=("grpo",), algorithm={**USUAL, "kl_loss_type": "k1"}, per_token=True),
     Case("sft", policy_loss="sft", algorithm={}, per_token=True),
     Case("tokens", plugins=("ppo",), algorithm=ESTIMATED, optimizer=FAST),
@@ -128,7 +142,13 @@ def shards(case: Case, rollout: Rollout, num_ranks: int) -> list[TrainBatch]:
     return make_shards(
         rollout.samples,
         None if case.estimated else rollout.advantages_B,
-        BatchPlan(num_ranks=num_ranks, num_steps=NUM_STEPS, max_tokens=MAX_TOKENS, per_token=case.per_token),
+        BatchPlan(
+            num_ranks=num_ranks,
+            num_steps=NUM_STEPS,
+            max_tokens=MAX_TOKENS,
+            per_token=case.per_token,
+            token_divisor=case.algorithm.get("loss_token_divisor"),
+        ),
         rewards_B=rollout.advantages_B,
         rollout=0,
         temperature=TEMPERATURE,
@@ -146,6 +166,17 @@ def sequence_correction(terms: CorrectionTerms) -> CorrectionOutput:
     ratio_T = terms.segments.spread(logs_b.exp())
     mask_T = terms.mask_T.where(ratio_T >= SMALLEST_WEIGHT, 0.0)
     return CorrectionOutput(ratio_T, mask_T, {"sequence_weight": ratio_T, "left": mask_T})
+
+
+def sequence_loss(terms: LossTerms) -> LossOutput:
+    """GSPO (2507.18071, equation 5) with one ratio a sequence, whose gradient reaches all of its tokens."""
+    assert terms.segments is not None
+    counts_b = terms.segments.sums(terms.mask_T).clamp(min=1)
+    means_b = terms.segments.sums(terms.mask_T * (terms.log_probs_T - terms.old_log_probs_T)) / counts_b
+    log_ratio_T = terms.segments.spread(means_b)
+    bounds = {"eps_clip": terms.settings.eps_clip, "eps_clip_high": terms.settings.eps_clip_high}
+    surrogate = clipped_surrogate(log_ratio_T, advantages_T=terms.advantages_T, **bounds)
+    return LossOutput(surrogate.loss_T, surrogate.metrics(log_ratio_T))
 
 
 class Counting:

@@ -50,7 +50,7 @@ _ALL = (
 LAYOUTS = {layout.name: layout for layout in _ALL}
 """Not among them: tensor with expert parallel; ranks then gather unequal numbers of tokens, which gloo refuses."""
 
-_DENSE = ("clipped", "gspo", "cispo", "sft", "tokens", "adam", "corrected", "ppo", "tied")
+_DENSE = ("clipped", "gspo", "divisor", "cispo", "sft", "tokens", "adam", "corrected", "ppo", "tied")
 _MIXED = ("experts", "experts, gspo", "experts, tokens")
 
 
@@ -65,11 +65,11 @@ def _cases_of(layout: Layout) -> tuple[str, ...]:
 WHOLE: Mapping[str, tuple[str, ...]] = {layout.name: _cases_of(layout) for layout in _ALL}
 
 SMALL: Mapping[str, tuple[str, ...]] = {
-    ONE: ("clipped", "gspo", "tokens", "tied", "experts"),
+    ONE: ("clipped", "gspo", "divisor", "tokens", "tied", "experts"),
     "DP2": ("clipped", "tokens", "corrected"),
     "TP2 SP": ("clipped", "gspo", "experts"),
-    "PP2xVPP2": ("clipped", "tokens", "tied", "experts"),
-    "CP2": ("clipped", "gspo", "tokens", "corrected", "ppo"),
+    "PP2xVPP2": ("clipped", "divisor", "tokens", "tied", "experts"),
+    "CP2": ("clipped", "gspo", "divisor", "tokens", "corrected", "ppo"),
     "EP2": ("experts",),
     "CP2xDP2": ("gspo", "tokens"),
     "TP2xPP2": ("clipped",),

@@ -216,7 +216,7 @@ MUTANTS = (
     Mutant("old log-probabilities of the step itself", ONE, "gspo", _late_old_log_probs),
     Mutant("keys not gathered", "CP2", "clipped", _no_key_gather),
     Mutant("sequences not summed", "CP2", "gspo", _no_sequence_sums),
-    Mutant("sums of sequences without gradient", "CP2", "gspo", _no_gradient_of_sequence_sums),
+    Mutant("sums of sequences without gradient", "CP2", "divisor", _no_gradient_of_sequence_sums),
     Mutant("advantages whitened a rank", "DP2", "tokens", _whitened_alone),
 )
 

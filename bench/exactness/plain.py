@@ -95,15 +95,24 @@ class _Terms:
         return [index for index, step in enumerate(self._step_of) if step == number]
 
     def weight(self, index: int) -> float:
-        """Of each token of a sample; siblings share the mean of their rollout."""
+        """Of each token of a sample; siblings share the mean of their rollout. By a constant divisor, see factor."""
         step = self.of_step(self._step_of[index])
         tokens = {i: float(self.masks[i].sum()) for i in step}
-        if self.case.per_token:
+        if self.case.per_token or "loss_token_divisor" in self.case.algorithm:
             return 1 / sum(tokens.values())
         of_rollout: Counter[Any] = Counter()
         for i in step:
             of_rollout[self.samples[i].rollout_id] += tokens[i]
         return 1 / (sum(count > 0 for count in of_rollout.values()) * of_rollout[self.samples[index].rollout_id])
+
+    def factor(self, index: int) -> float:
+        """What turns the mean of a sample's step over tokens into one of rollouts with a constant divisor."""
+        divisor = self.case.algorithm.get("loss_token_divisor")
+        if divisor is None:
+            return 1.0
+        trained = [i for i in self.of_step(self._step_of[index]) if float(self.masks[i].sum())]
+        rollouts = {self.samples[i].rollout_id for i in trained}
+        return sum(float(self.masks[i].sum()) for i in trained) / (divisor * len(rollouts))
 
     def loss(self, actor: Any, index: int) -> tuple[torch.Tensor, Metrics]:
         """The weighted loss of one sample, and its share of each metric."""
@@ -121,9 +130,10 @@ class _Terms:
             loss_U = loss_U + settings["kl_loss_coef"] * metrics["kl_loss"] * left_U
         metrics["train_rollout_logprob_abs_diff"] = (now_U - engine_U).abs()
         metrics |= {name: values[index] for name, values in self._extra.items()}
-        weighted_U = self.weight(index) * self.masks[index]
-        loss = (weighted_U * loss_U).sum()
-        return loss, {"loss": loss, **{name: (weighted_U * value).sum() for name, value in metrics.items()}}
+        weighted_U, factor = self.weight(index) * self.masks[index], self.factor(index)
+        loss = factor * (weighted_U * loss_U).sum()
+        sums = {name: (weighted_U * value).sum() for name, value in metrics.items()}
+        return loss, {**sums, "loss": loss, "pg_loss": factor * sums["pg_loss"]}
 
     def _corrections(self, index: int, engine_U: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Metrics]:
         """``tis``, then the user's correction of whole sequences."""

@@ -90,6 +90,8 @@ def _build(layout: Layout, case: Case, rank: int, address: str, folder: Path) ->
         layout=layout.parallel,
     )
     learner = Learner(settings, activate(list(case.plugins), architecture=architecture).registry)
+    if case.user_loss:
+        learner._objective._policy_loss = given.sequence_loss
     if case.estimated:
         corrections = learner._objective.corrections
         corrections._named += (NamedCorrection(given.sequence_correction, "sequence correction"),)

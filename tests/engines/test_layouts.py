@@ -17,11 +17,11 @@ ROOT = Path(__file__).parents[2]
 BOUND = 1e-5
 STEP_BOUND = 1e-3
 ROWS = {
-    "one rank to torch": ("clipped", "gspo", "tokens", "tied", "experts"),
+    "one rank to torch": ("clipped", "gspo", "divisor", "tokens", "tied", "experts"),
     "DP2": ("clipped", "tokens", "corrected"),
     "TP2 SP": ("clipped", "gspo", "experts"),
-    "PP2xVPP2": ("clipped", "tokens", "tied", "experts"),
-    "CP2": ("clipped", "gspo", "tokens", "corrected", "ppo"),
+    "PP2xVPP2": ("clipped", "divisor", "tokens", "tied", "experts"),
+    "CP2": ("clipped", "gspo", "divisor", "tokens", "corrected", "ppo"),
     "EP2": ("experts",),
     "CP2xDP2": ("gspo", "tokens"),
     "TP2xPP2": ("clipped",),
