@@ -46,17 +46,19 @@ TIMEOUT_S = 90
 
 @dataclass(frozen=True)
 class Case:
-    """One layout on some ranks; ``model`` is ``fresh`` or ``tied``."""
+    """One layout on some ranks; ``model`` is ``fresh`` or ``tied``, ``divisor`` one for all responses or None."""
 
     layout_name: str
     ranks: int
     layout: ParallelLayout = field(default_factory=ParallelLayout)
     model: str = "fresh"
+    divisor: float | None = None
 
     @property
     def name(self) -> str:
         """With what is unusual about it."""
-        return self.layout_name if self.model == "fresh" else f"{self.layout_name}, {self.model}"
+        name = self.layout_name if self.model == "fresh" else f"{self.layout_name}, {self.model}"
+        return name if self.divisor is None else f"{name}, constant divisor"
 
 
 CASES = (
@@ -70,6 +72,9 @@ CASES = (
     Case("PP2", 2, ParallelLayout(pipeline=2), model="tied"),
 )
 """The first is what the others are compared with; tied embeddings have the same weights, but for the output layer."""
+
+DIVIDED = Case("CP2", 2, ParallelLayout(context=2), divisor=7.0)
+"""Compared with plain torch; responses have up to some thirty trained tokens."""
 
 NUM_SAMPLES, NUM_STEPS, MAX_TOKENS, SEED = 20, 2, 100, 3
 GAMMA, LAMBD, VALUE_CLIP = 0.95, 0.9, 0.02
@@ -157,13 +162,13 @@ def make_samples() -> tuple[list[Sample], np.ndarray]:
     return samples, random.normal(size=NUM_SAMPLES).astype(np.float32)
 
 
-def shards(num_ranks: int) -> list[TrainBatch]:
+def shards(num_ranks: int, divisor: float | None = None) -> list[TrainBatch]:
     """One a data-parallel rank."""
     samples, rewards_B = make_samples()
     return make_shards(
         samples,
         None,
-        BatchPlan(num_ranks=num_ranks, num_steps=NUM_STEPS, max_tokens=MAX_TOKENS),
+        BatchPlan(num_ranks=num_ranks, num_steps=NUM_STEPS, max_tokens=MAX_TOKENS, token_divisor=divisor),
         rewards_B=rewards_B,
         rollout=0,
         temperature=1.0,
@@ -273,7 +278,7 @@ def carry_out(case: Case, rank: int, address: str, task: Task, target: Path, mut
         learner.load(task.load)
         learner.sleep()
         learner.wake()
-    shard = shards(case.layout.data_size(case.ranks))[case.layout.data_rank(rank, world_size=case.ranks)]
+    shard = shards(case.layout.data_size(case.ranks), case.divisor)[case.layout.data_rank(rank, world_size=case.ranks)]
     for _ in range(task.before):
         learner.train(shard)
     found = record(learner, shard)
@@ -347,7 +352,7 @@ def merge(whole: dict[Any, torch.Tensor], part: dict[Any, torch.Tensor], case: C
 # --- Hugging Face and torch -------------------------------------------------------------------------------------------
 
 
-def in_plain_torch(folder: Path) -> Outcome:
+def in_plain_torch(folder: Path, divisor: float | None = None) -> Outcome:
     """Values and returns of all samples, and loss and gradients of the first step."""
     from transformers import AutoModelForCausalLM
 
@@ -365,7 +370,8 @@ def in_plain_torch(folder: Path) -> Outcome:
         found.values[sample.index], found.returns[sample.index] = values_U.detach(), returns_U
         if place < NUM_SAMPLES // NUM_STEPS and mask.any():
             trained_U = torch.from_numpy(mask) != 0
-            losses.append((values_U - returns_U)[trained_U].square().mean())
+            squares_U = (values_U - returns_U)[trained_U].square()
+            losses.append(squares_U.sum() / (divisor or len(squares_U)))
     loss = torch.stack(losses).mean()
     loss.backward()
     named = [*backbone.named_parameters(prefix="model"), *head.named_parameters(prefix="head")]
@@ -476,7 +482,7 @@ def broken(name: str, task: Task, alone: Outcome, plain: Outcome) -> Difference:
 
 
 def measure(folder: Path) -> list[Difference]:
-    """One rank against plain torch, every case against one rank, a resumed one, and the mutants."""
+    """One rank against plain torch, every case against one rank, a resumed one, a constant divisor, and the mutants."""
     make_models(folder)
     task, saved = Task(folder), folder / "saved"
     alone, plain = replay(CASES[0], replace(task, save=saved)), in_plain_torch(folder)
@@ -486,6 +492,7 @@ def measure(folder: Path) -> list[Difference]:
         *(compare(case.name, replay(case, task), alone) for case in CASES[1:]),
         compare("resumed, TP2, SP", resumed[1], resumed[0]),
         compare("resumed, DP1", resumed[0], replay(CASES[0], replace(task, before=1))),
+        compare(DIVIDED.name, replay(DIVIDED, task), in_plain_torch(folder, DIVIDED.divisor)),
         *(broken(name, task, alone, plain) for name in MUTANTS),
     ]
 

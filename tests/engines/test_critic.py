@@ -16,7 +16,7 @@ import pytest
 
 BENCH = Path(__file__).parents[2] / "bench" / "critic.py"
 BOUND = 1e-5
-LAYOUTS = ("Hugging Face", "DP2", "TP2", "TP2, SP", "PP2", "PP2, VPP2", "CP2", "PP2, tied")
+LAYOUTS = ("Hugging Face", "DP2", "TP2", "TP2, SP", "PP2", "PP2, VPP2", "CP2", "PP2, tied", "CP2, constant divisor")
 RESUMED = ("resumed, DP1", "resumed, TP2, SP")
 MUTANTS = ("mutant shifted", "mutant doubled", "mutant unmarked")
 NUMBERS = ("values", "returns", "metric", "gradient")
