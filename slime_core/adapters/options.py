@@ -55,10 +55,6 @@ class PathOptions(BaseModel):
         """
         return load_function(self.sources[setting][0], fits=fits)
 
-    def load_all(self, setting: str) -> list[Any]:
-        """Every function that a repeatable ``setting`` names, in order; none if it was not given."""
-        return [load_function(source) for source in self.sources.get(setting, ())]
-
     def source(self, setting: str) -> FunctionSource:
         """Where the function of ``setting`` comes from, for messages."""
         if setting not in self.sources:

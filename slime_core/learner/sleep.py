@@ -34,11 +34,6 @@ class Bed:
         self._kept, self._scratch = list(kept), list(scratch)
         self._asleep: list[_Asleep] = []
 
-    @property
-    def is_asleep(self) -> bool:
-        """Whether the device memory is given away."""
-        return bool(self._asleep)
-
     def sleep(self) -> int:
         """Give the device memory away; returns its bytes. Nothing to do for one who sleeps."""
         if not self._asleep:

@@ -129,9 +129,8 @@ class MBridgeSpec:
         """Every weight of the whole model once, under its Hugging Face name, gathered over tensor and pipeline ranks.
 
         Collective: all ranks iterate to the end, and all of them get all weights, in the same order. A tensor may be a
-            view of
-        the live parameter: copy what must outlive the next optimizer step. Tied output weights come as the embedding
-        only.
+        view of the live parameter: copy what must outlive the next optimizer step. Tied output weights come as the
+        embedding only.
 
         Raises:
             RunError: nothing was built yet.
