@@ -35,6 +35,7 @@ from slime_core.config.learning import LearnerConfig
 from slime_core.config.schema import ClusterConfig, OptimizerConfig, RunConfig
 from slime_core.cpu.megatron import install
 from slime_core.learner.layout import ParallelLayout
+from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, Status, TrainBatch
 
@@ -240,10 +241,8 @@ def by_expert(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def shards(samples: Sequence[Sample], num_ranks: int, *, replays: bool) -> list[TrainBatch]:
     advantages_B = np.array([advantage(sample) for sample in samples], np.float32)
-    shape = {"num_ranks": num_ranks, "num_steps": 1, "max_tokens": MAX_TOKENS}
-    return make_shards(
-        samples, advantages_B, rollout=0, per_token=False, temperature=1.0, with_routes=replays, **shape
-    )  # fmt: skip
+    plan = BatchPlan(num_ranks=num_ranks, max_tokens=MAX_TOKENS)
+    return make_shards(samples, advantages_B, plan, rollout=0, temperature=1.0, with_routes=replays)
 
 
 def build(case: Case, rank: int, address: str, folder: Path) -> Any:

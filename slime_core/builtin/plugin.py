@@ -82,7 +82,7 @@ def slime_register_reward_models() -> Iterator[Component]:
         summary="A fair coin, the same for the same sample; for measuring everything but learning",
     )
     yield Component(
-        "none",
+        "zero",
         target="slime_core.builtin.rewards:NoReward",
         traits=RewardTraits(runs_in="sampler", judges=False),
         summary="0 for every sample, for runs that learn from a teacher or from labels alone",

@@ -14,6 +14,7 @@ import torch
 
 from slime_core.errors import ConfigError, RunError
 from slime_core.learner.batches import MicroBatch, cut, packed_sequence
+from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, TrainBatch
 from tests.engines.families import build, write
@@ -42,10 +43,8 @@ def shard(routes: list[Any] | None = None) -> TrainBatch:
         )
         for i, length in enumerate(LENGTHS)
     ]
-    shape = {"num_ranks": 1, "num_steps": 1, "max_tokens": 16, "with_routes": routes is not None}
-    (found,) = make_shards(
-        samples, np.ones(len(samples), np.float32), rollout=0, per_token=False, temperature=1.0, **shape
-    )
+    advantages_B, plan = np.ones(len(samples), np.float32), BatchPlan(num_ranks=1, max_tokens=16)
+    (found,) = make_shards(samples, advantages_B, plan, rollout=0, temperature=1.0, with_routes=routes is not None)
     return found
 
 

@@ -77,8 +77,8 @@ def test_a_file_holds_the_columns_and_says_whose_they_are(tmp_path: Path) -> Non
         }
         assert file.get_tensor("weight_version_B").tolist() == [4, -1]
     assert json.loads(about.pop("steps")) == [
-        {"micro_batches": [[1]], "divisor": 1.0},
-        {"micro_batches": [[0]], "divisor": 2},
+        {"micro_batches": [[1]], "divisor": 1.0, "loss_factor": 1.0},
+        {"micro_batches": [[0]], "divisor": 2, "loss_factor": 1.0},
     ]
     assert about == {
         **{"format": "slime train data", "version": "1", "rollout": "3", "rank": "1", "world_size": "2"},

@@ -125,8 +125,8 @@ def test_a_group_of_one_is_accepted_where_something_else_is_learned_from(line):
 
 
 def test_rewards_that_are_all_equal_teach_nothing():
-    assert refused("--advantage-estimator grpo --rm-type none") == (
-        f"rm_type = none: 'none' of {CORE} gives every response the same reward, and 'grpo' of {GRPO} has nothing else "
+    assert refused("--advantage-estimator grpo --rm-type zero") == (
+        f"rm_type = zero: 'zero' of {CORE} gives every response the same reward, and 'grpo' of {GRPO} has nothing else "
         "to learn from. Choose a reward model with --rm-type, distil a teacher with --use-opd, or choose an estimator "
         "that reads no rewards, such as --advantage-estimator sft. A generate function that rewards its samples says "
         "so with GenerateTraits(rewards=True)."
@@ -140,14 +140,13 @@ def test_rewards_that_are_all_equal_teach_nothing():
         "--advantage-estimator sft",
         "--advantage-estimator grpo --sample-transforms punish_overlong",
         "--advantage-estimator ppo --kl-coef 0.1",
-        "--advantage-estimator grpo --custom-advantage-function-path mine.py:own",
         "--advantage-estimator grpo --debug-rollout-only",
         "--advantage-estimator grpo --load-debug-rollout-data r.jsonl",
         "--advantage-estimator grpo --rollout-sample-hook-path mine.py:reward",
     ],
 )
 def test_equal_rewards_are_accepted_where_something_else_is_learned_from(line):
-    check(f"{line} --rm-type none")
+    check(f"{line} --rm-type zero")
 
 
 def test_a_generate_function_by_path_may_reward_its_samples():
