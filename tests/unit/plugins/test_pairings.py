@@ -17,7 +17,7 @@ GRPO = "plugin 'grpo' (slime-grpo 0.1.0, entry point slime_grpo.plugin)"
 
 def check(line: str) -> None:
     config = load(line.split(), check_rules=False).config
-    check_selection(config, activate(["grpo", "ppo"]).registry, trains=True)
+    check_selection(config, activate(["grpo", "ppo", "paths"]).registry, trains=True)
 
 
 def refused(line: str) -> str:
@@ -140,6 +140,7 @@ def test_rewards_that_are_all_equal_teach_nothing():
         "--advantage-estimator sft",
         "--advantage-estimator grpo --sample-transforms punish_overlong",
         "--advantage-estimator ppo --kl-coef 0.1",
+        "--custom-advantage-function-path mine.py:own",
         "--advantage-estimator grpo --debug-rollout-only",
         "--advantage-estimator grpo --load-debug-rollout-data r.jsonl",
         "--advantage-estimator grpo --rollout-sample-hook-path mine.py:reward",
