@@ -7,10 +7,12 @@ same model in Megatron in float32 on the CPU, and writes what breaks which prope
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -187,20 +189,26 @@ def _rows_stay_apart(case: _Case) -> str | None:
 
 
 def _every_tensor_acts(case: _Case) -> str | None:
-    """Move one tensor after the other, by name, in both models."""
+    """Move one tensor after the other, by name, in both models; those of all experts of a layer together."""
     rows, weights = case.rows(), case.weights()
     # As saved, so that a tensor means what a checkpoint of Hugging Face means by it.
     wrong: dict[str, float] = {}
-    for number, name in enumerate(sorted(weights)):
+    together = groupby(sorted(weights, key=_of_all_experts), key=_of_all_experts)
+    for number, (name, members) in enumerate(together):
         generator = torch.Generator().manual_seed(number)
-        moved = {**weights, name: weights[name] + torch.randn(weights[name].shape, generator=generator)}
-        apart = _apart(*_both(case, moved, rows))
+        moved = {one: weights[one] + torch.randn(weights[one].shape, generator=generator) for one in members}
+        apart = _apart(*_both(case, weights | moved, rows))
         if apart is not None:
             wrong[name] = apart
     if not wrong:
         return None
     shown = ", ".join(f"{name} (logits differ by {apart:.3g})" for name, apart in list(wrong.items())[:5])
     return f"these tensors of the checkpoint act otherwise than in Hugging Face's model once they are moved: {shown}"
+
+
+def _of_all_experts(name: str) -> str:
+    """The name with a star for the number of an expert, if it has one."""
+    return re.sub(r"(?<=experts\.)\d+(?=\.)", "*", name)
 
 
 def _both(
