@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import json
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,8 @@ def whole_logits() -> torch.Tensor:
     return logits_TV
 
 
-def on_rank(rank: int, size: int, folder: Path, results: Any) -> None:
+def on_rank(rank: int, size: int, folder: Path) -> None:
+    """Run as a program: a forked child would inherit the process group of another test."""
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
@@ -43,29 +45,35 @@ def on_rank(rank: int, size: int, folder: Path, results: Any) -> None:
         )
         (slopes,) = torch.autograd.grad((log_probs_U * SLOPES).sum() + (entropy_U * BENDS).sum(), part_TV)
         found.append([one.detach().tolist() for one in (log_probs_U, entropy_U, slopes)])
-    results.put((rank, found))
+    (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_vocabulary_split_over_ranks_is_the_whole_one(tmp_path, size):
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    ranks = [context.Process(target=on_rank, args=(rank, size, tmp_path, results)) for rank in range(size)]
-    for process in ranks:
-        process.start()
-    found = dict(results.get(timeout=90) for _ in ranks)
-    for process in ranks:
-        process.join(timeout=30)
-        assert process.exitcode == 0
+    ranks = [
+        subprocess.Popen([sys.executable, __file__, str(rank), str(size), str(tmp_path)], stderr=subprocess.PIPE)
+        for rank in range(size)
+    ]
+    try:
+        said = [rank.communicate(timeout=90)[1].decode() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * size, said
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
     theirs = whole_logits().double().requires_grad_()
     log_p_UV = (theirs[ROWS] / TEMPERATURE).log_softmax(-1)
     expected_U, entropy_U = log_p_UV.gather(1, TARGETS[:, None])[:, 0], -(log_p_UV.exp() * log_p_UV).sum(-1)
     ((expected_U * SLOPES).sum() + (entropy_U * BENDS).sum()).backward()
-    for each in zip(*(found[rank] for rank in range(size)), strict=True):
+    for each in zip(*found, strict=True):
         assert all(one[:2] == each[0][:2] for one in each), "ranks do not agree to the bit"
         slopes = torch.tensor([one[2] for one in each]).permute(1, 0, 2).flatten(1)
         values_U, entropies_U = (torch.tensor(part) for part in each[0][:2])
         torch.testing.assert_close(values_U.double(), expected_U.detach(), rtol=1e-6, atol=2e-6)
         torch.testing.assert_close(entropies_U.double(), entropy_U.detach(), rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(slopes.double(), theirs.grad, rtol=1e-5, atol=1e-6)
+
+
+if __name__ == "__main__":
+    on_rank(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
