@@ -24,7 +24,7 @@ import torch
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.rows import zigzag
 from slime_core.learner.sequences import Sequences, lay_out, ranges
-from slime_core.ops.packing import pack
+from slime_core.ops.packing import pack, row_budget
 from slime_core.types import StepPlan, TrainBatch
 
 __all__ = ["MicroBatch", "SharedPrompts", "cut", "idle"]
@@ -156,9 +156,9 @@ def cut(
         raise ValueError("rows of shared prompts cannot be split over context-parallel ranks")
     share = share and shard.shares_prompts
     place = _Place(layout.row_multiple, context_rank, layout.context, device, share)
-    budget = max_tokens if shard.shares_prompts and not share else None
-    if budget is not None:  # padding must not take a row above it
-        budget = budget // layout.row_multiple * layout.row_multiple or budget
+    budget = None
+    if max_tokens is not None and shard.shares_prompts and not share:
+        budget = row_budget(max_tokens, context=layout.context, multiple=layout.row_multiple)
     starts_T = np.concatenate([[0], np.cumsum(shard.lengths_B)])
     starts_U = np.concatenate([[0], np.cumsum(shard.response_lengths_B)])
     return [

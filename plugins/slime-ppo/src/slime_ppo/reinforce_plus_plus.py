@@ -10,12 +10,10 @@ import torch
 
 from slime_core import Reductions, ResponseTokens, TokenAdvantages
 from slime_core.ops.returns import discounted_returns
+from slime_core.ops.whitening import whitened
 from slime_ppo.rewards import token_rewards
 
 __all__ = ["ReinforcePlusPlus"]
-
-# Under the square root, in the reward's unit squared: a batch without any difference gives 0, not a division by zero.
-_EPS = 1e-8
 
 
 class ReinforcePlusPlus:
@@ -42,13 +40,5 @@ class ReinforcePlusPlus:
         tokens = token_rewards(batch)
         returns_T = discounted_returns(tokens.rewards_T, samples_T=tokens.samples_T, gamma=batch.settings.gamma)
         metrics_U = {"returns": tokens.spread(returns_T), **tokens.metrics_U}
-        return TokenAdvantages(tokens.spread(_whitened(returns_T, reduce)), metrics_U=metrics_U)
-
-
-def _whitened(values_T: torch.Tensor, reduce: Reductions) -> torch.Tensor:
-    """Mean 0 and variance 1 over the tokens of all ranks, float64; two sums, so that large means cost no digits."""
-    count = torch.tensor(float(len(values_T)), dtype=values_T.dtype, device=values_T.device)
-    total, count = reduce.sum(torch.stack([values_T.sum(), count])).unbind()
-    shifted_T = values_T - total / count.clamp(min=1)
-    variance = reduce.sum(shifted_T.square().sum()) / count.clamp(min=1)
-    return shifted_T / (variance + _EPS).sqrt()
+        advantages_T = whitened(returns_T, mask_T=torch.ones_like(returns_T), total=reduce.sum)
+        return TokenAdvantages(tokens.spread(advantages_T), metrics_U=metrics_U)
