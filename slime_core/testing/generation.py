@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from slime_core.data.chat import PromptEncoder
 from slime_core.plugins.component import Kind
 from slime_core.rollout.client import GenerateClient, SamplingParams
 from slime_core.rollout.generate import GenerateContext
@@ -75,13 +76,16 @@ class GenerateFunctionSuite(ComponentSuite):
 
     def test_token_ids_are_those_that_the_engine_drew(self) -> None:
         for played in self._play():
+            if not self.traits().draws:
+                require(not played.drawn, "the traits say draws=False, and the engine was asked all the same")
+                continue
             for sample in played.samples:
                 _require_drawn(sample, played.drawn)
 
     def test_log_probs_are_those_of_the_engine(self) -> None:
         for played in self._play():
             for sample in played.samples:
-                _require_log_probs(sample)
+                _require_log_probs(sample, drawn=self.traits().draws)
 
     def test_the_loss_mask_has_one_entry_a_response_token(self) -> None:
         for played in self._play():
@@ -94,13 +98,14 @@ class GenerateFunctionSuite(ComponentSuite):
                 )
 
     def test_weight_versions_are_recorded(self) -> None:
+        wanted = [VERSION] if self.traits().draws else []
         for played in self._play():
             for sample in played.samples:
                 found = list(sample.weight_versions)
                 require(
-                    found == [VERSION],
-                    f"{_who(sample)} was drawn from weights of version {VERSION!r} and says {found}: copy them from the"
-                    " engine's answers, oldest first, each once",
+                    found == wanted,
+                    f"{_who(sample)} was drawn from weights of the versions {wanted} and says {found}: copy them from "
+                    "the engine's answers, oldest first, each once",
                 )
 
     def test_siblings_share_a_rollout_id(self) -> None:
@@ -149,9 +154,10 @@ class GenerateFunctionSuite(ComponentSuite):
             )
 
     def test_it_can_be_cancelled(self) -> None:
+        encoder = pairing_encoder(apply_chat_template=self.apply_chat_template)  # loading it takes a while
         with self._engine() as engine:
             engine.delay_s = NEVER_S
-            require_cancellable(lambda: self._generated_alone(engine), "the generate function")
+            require_cancellable(lambda: self._generated_alone(engine, encoder), "the generate function")
 
     def _play(self, *, evaluation: bool = False, only: int | None = None) -> list[_Played]:
         """Every prompt generated, all at once unless the engine's answers are given."""
@@ -193,9 +199,8 @@ class GenerateFunctionSuite(ComponentSuite):
 
             return list(await asyncio.gather(*map(grouped, groups)))
 
-    async def _generated_alone(self, engine: FakeEngine) -> Any:
+    async def _generated_alone(self, engine: FakeEngine, encoder: PromptEncoder) -> Any:
         """One call, with nothing around it that would be cancelled in its place."""
-        encoder = pairing_encoder(apply_chat_template=self.apply_chat_template)
         group = self._group(0)
         async with GenerateClient(engine.url, timeout_s=20, vocab_size=encoder.vocab_size) as client:
             context = GenerateContext(client, encoder)
@@ -237,7 +242,7 @@ def _require_drawn(sample: Sample, drawn: list[tuple[list[int], list[int]]]) -> 
     )
 
 
-def _require_log_probs(sample: Sample) -> None:
+def _require_log_probs(sample: Sample, *, drawn: bool) -> None:
     found = sample.rollout_log_probs
     count = "none" if found is None else str(len(found))
     require(
@@ -247,7 +252,7 @@ def _require_log_probs(sample: Sample) -> None:
     )
     trained = [one for one, mask in zip(found or (), _mask(sample), strict=False) if mask]
     require(
-        all(math.isclose(one, LOG_PROB, abs_tol=1e-6) for one in trained),
+        not drawn or all(math.isclose(one, LOG_PROB, abs_tol=1e-6) for one in trained),
         f"{_who(sample)} has the log-probabilities {trained[:8]} for trained tokens; the engine gave each {LOG_PROB}",
     )
 

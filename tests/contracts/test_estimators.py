@@ -33,3 +33,7 @@ class TestPpo(TokenAdvantageEstimatorSuite):
 
 class TestReinforcePlusPlus(TokenAdvantageEstimatorSuite):
     component = "reinforce_plus_plus"
+
+
+class TestSft(AdvantageEstimatorSuite):
+    component = "sft"

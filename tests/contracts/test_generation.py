@@ -11,3 +11,7 @@ class TestSingleTurnOfChat(GenerateFunctionSuite):
     component = "single_turn"
     apply_chat_template = True
     answers = ("the answer is 42",)
+
+
+class TestFromLabel(GenerateFunctionSuite):
+    component = "from_label"

@@ -40,3 +40,11 @@ class TestGpqa(RewardModelSuite):
 
 class TestMath(RewardModelSuite):
     component = "math"
+
+
+class TestZero(RewardModelSuite):
+    component = "zero"
+
+    def test_the_examples_get_different_rewards(self) -> None:
+        """They get none: that is what the component is for."""
+        assert self._scored(self._samples()) == [0.0] * len(self._samples())

@@ -164,6 +164,19 @@ def test_a_broken_conversation_is_caught_by_the_property_that_names_it(name, bro
     assert words in violation(GenerateFunctionSuite, broken(TURNS, old, new), prop, **TALK)
 
 
+@pytest.mark.parametrize(
+    ("prop", "words"),
+    [
+        ("token_ids_are_those_that_the_engine_drew", "the traits say draws=False, and the engine was asked"),
+        ("weight_versions_are_recorded", "was drawn from weights of the versions []"),
+    ],
+)
+def test_a_function_that_draws_and_says_it_does_not_is_caught(prop, words, first_party, broken, violation):
+    source = first_party("slime_core/rollout/generate.py", SINGLE)
+    undrawn = broken(source, 'GenerateTraits(scope="group")', 'GenerateTraits(scope="group", draws=False)')
+    assert words in violation(GenerateFunctionSuite, undrawn, prop)
+
+
 @pytest.mark.parametrize("name", properties(GenerateFunctionSuite))
 @pytest.mark.parametrize("talk", [{}, TALK], ids=["any tokens", "told what to say"])
 def test_the_right_conversation_holds_every_property(name, talk, suite_of):
