@@ -3,7 +3,7 @@
     collect     groups in flight, rewarded as they finish (:mod:`slime_core.rollout.collect`)
     harvest     which of them are kept, and how many are missing (:mod:`slime_core.rollout.harvest`)
     sample      a whole rollout, packed into one shard a data-parallel rank; only references leave
-    evaluate    held-out prompts, measured and written down, never trained on
+    evaluate    held-out prompts, measured and never trained on (:mod:`slime_core.rollout.evaluation`)
 
 Nothing here knows Megatron or Ray: the actor around it (:mod:`slime_core.rollout.actor`) puts shards into the object
 store.
@@ -11,9 +11,7 @@ store.
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -26,32 +24,30 @@ from numpy.typing import NDArray
 from slime_core.config.described import routes_shape
 from slime_core.config.schema import RunConfig
 from slime_core.data.chat import PromptEncoder
-from slime_core.data.named import GENERATE_FUNCTION, REWARD_MODEL, offered_to_rows
-from slime_core.data.prompts import PromptFiles
 from slime_core.data.recorded import Recorded, RolloutFiles, write_rollout
-from slime_core.errors import RunError, SlimeError
+from slime_core.errors import RunError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
-from slime_core.plugins.contracts import GroupedRewards, Place, PromptRequest
+from slime_core.plugins.contracts import DataSource, GroupedRewards, Place
 from slime_core.plugins.discovery import PATHS
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
-from slime_core.rollout.choice import Choice
 from slime_core.rollout.client import GenerateClient
 from slime_core.rollout.collect import Collector
-from slime_core.rollout.functions import AsRewarded, eval_columns, rollout_functions
+from slime_core.rollout.components import Components
+from slime_core.rollout.evaluation import Evaluation
+from slime_core.rollout.functions import AsRewarded, rollout_functions
 from slime_core.rollout.generate import GenerateContext, renew
-from slime_core.rollout.guard import GuardedSource
 from slime_core.rollout.harvest import Harvest, causes
 from slime_core.rollout.plan import BatchPlan, batch_metrics
 from slime_core.rollout.rewarding import Rewarding, pool_of
 from slime_core.rollout.sampling import eval_sampling, train_sampling
-from slime_core.rollout.scores import EvalScores, score
+from slime_core.rollout.scores import EvalScores
 from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
 from slime_core.rollout.transforms import load_transforms, refuse_unusable
 from slime_core.track.samples import SampleWriter
-from slime_core.types import PromptGroup, Sample, TrainBatch
+from slime_core.types import Sample, TrainBatch
 
 __all__ = ["Sampled", "Sampler", "SamplerSettings"]
 
@@ -121,7 +117,6 @@ class Sampler:
         )
         end = self._encoder.end_of_sequence
         self._sampling = train_sampling(config, end_of_sequence=end)
-        self._eval_sampling = eval_sampling(config, end_of_sequence=end)
         self._client = GenerateClient(
             settings.router_url,
             max_in_flight=config.rollout.sglang_server_concurrency * settings.num_engines,
@@ -130,21 +125,28 @@ class Sampler:
             routes=routes_shape(settings.folder) if config.learner.use_rollout_routing_replay else None,
         )
         self._functions = rollout_functions(settings.options.get(PATHS.name), router_url=settings.router_url)
+        self._components = Components(config, registry, settings.options)
         self._rewarding = Rewarding(
             registry,
-            make=partial(self._component, Kind.REWARD_MODEL),
+            make=partial(self._components.make, Kind.REWARD_MODEL),
             pool=pool_of(manifest, config.rollout, settings.options, log_file=settings.rewards_log),
         )
         self._collector = self._collects()
         if settings.trains:
             self._plan = replace(BatchPlan.of(config, settings.folder), num_ranks=settings.num_ranks)
             self._transforms = load_transforms(config.rollout, registry, options=settings.options)
-            self._estimator = self._advantage_estimator(str(config.algorithm.advantage_estimator))
+            self._estimator = self._components.estimator(str(config.algorithm.advantage_estimator))
             if self._functions.shapes_rewards and self._estimator is not None:
                 self._estimator = AsRewarded()
             self._source = self._data_source()
-        self._eval_sets = {name: self._eval_groups(path) for name, path in config.eval.eval_prompt_data}
         self._writer = SampleWriter(settings.samples_folder)
+        self.evaluation = Evaluation(
+            config,
+            self._collector,
+            eval_sampling(config, end_of_sequence=end),
+            functions=self._functions,
+            writer=self._writer,
+        )
         saved = config.debug.save_debug_rollout_data
         self._records = None if saved is None else RolloutFiles(saved, "save_debug_rollout_data")
 
@@ -268,35 +270,12 @@ class Sampler:
 
     async def evaluate(self, step: int) -> dict[str, float]:
         """Scores of every evaluation set under the weights the engines hold now, as ``eval/...`` metrics."""
-        own = await self._functions.evaluation(step, self._source if self._settings.trains else None)
-        if own is not None:
-            return own
-        metrics: dict[str, float] = {}
-        data = {}
-        for name in self._eval_sets:
-            samples = await self._measured(name, step=step)
-            key = self._config.rollout.reward_key
-            metrics |= score(samples, key=key).metrics(f"eval/{name}")
-            metrics |= {f"eval/{name}-failed/{cause}": n for cause, n in self._collector.take_failures().items()}
-            data[name] = eval_columns(samples, key=key)
-        return {} if self._functions.log_evaluation(step, data, metrics) else metrics
+        context = self._context(step, evaluation=True)
+        return await self.evaluation.run(context, self._source if self._settings.trains else None)
 
     async def measure(self, name: str, *, step: int) -> EvalScores:
         """The scores of one evaluation set, overall and by the values of its metadata."""
-        return score(await self._measured(name, step=step), key=self._config.rollout.reward_key)
-
-    async def _measured(self, name: str, *, step: int) -> list[Sample]:
-        groups = copy.deepcopy(self._eval_sets[name])
-        context = self._context(step, evaluation=True)
-        finished = await self._collector.collect(context, groups, self._eval_sampling)
-        samples = [sample for group in finished for sample in group]
-        failed = [sample for sample in samples if sample.reward is None]
-        if len(failed) < len(samples):
-            self._collector.unanswered(failed)
-        self._writer.write(f"eval-{name}", step, samples)
-        if len(failed) == len(samples):
-            raise RunError(f"evaluation {name!r}: none of {len(samples)} samples was answered: {causes(failed)}")
-        return samples
+        return await self.evaluation.measure(name, self._context(step, evaluation=True))
 
     # --- State -------------------------------------------------------------------------------------------------------
 
@@ -312,66 +291,16 @@ class Sampler:
     # --- Parts -------------------------------------------------------------------------------------------------------
 
     def _collects(self) -> Collector:
-        rollout, generate = self._config.rollout, partial(self._component, Kind.GENERATE_FUNCTION)
+        rollout = self._config.rollout
         return Collector(
-            self._choice(Kind.GENERATE_FUNCTION, GENERATE_FUNCTION, rollout.generate_function, make=generate),
-            self._choice(Kind.REWARD_MODEL, REWARD_MODEL, rollout.rm_type, make=self._rewarding),
+            self._components.generators(rollout.generate_function),
+            self._components.rewards(rollout.rm_type, self._rewarding),
             rollout=rollout,
             functions=self._functions,
         )
 
-    def _choice(self, kind: Kind, key: str, default: str, *, make: Callable[[str], Any]) -> Choice:
-        return Choice(
-            kind,
-            key,
-            default=default,
-            registry=self._registry,
-            offered=offered_to_rows(self._config, self._registry),
-            make=make,
-        )
-
-    def _component(self, kind: Kind, name: str, **arguments: Any) -> Any:
-        owner = self._registry.owner(kind, name)
-        target = self._registry.load(kind, name)
-        with boundary(owner, f"making {kind.words} {name!r}", locate=True, passes=(SlimeError,)):
-            return target(self._settings.options.get(owner.name), **arguments)
-
-    def _advantage_estimator(self, name: str) -> Any:
-        """None where its scope is ``token``: the learner's ranks load it."""
-        traits: Any = self._registry.find(Kind.ADVANTAGE_ESTIMATOR, name).traits
-        return self._component(Kind.ADVANTAGE_ESTIMATOR, name) if traits.scope == "sample" else None
+    def _data_source(self) -> DataSource:
+        return self._components.prompts(self._settings.prompt_data, self._encoder)
 
     def _context(self, number: int, *, evaluation: bool) -> GenerateContext:
         return GenerateContext(self._client, self._encoder, evaluation, number)
-
-    def _data_source(self) -> GuardedSource:
-        data = self._config.data
-        request = PromptRequest(
-            path=self._settings.prompt_data,
-            input_key=data.input_key,
-            label_key=data.label_key,
-            metadata_key=data.metadata_key,
-            n_samples_per_prompt=self._config.rollout.n_samples_per_prompt,
-            shuffle=data.rollout_shuffle,
-            seed=self._config.run.seed,
-            keeps=None if data.rollout_max_prompt_len is None else self._is_short_enough,
-        )
-        source = self._component(Kind.DATA_SOURCE, data.data_source, request=request)
-        plugin = self._registry.owner(Kind.DATA_SOURCE, data.data_source)
-        return GuardedSource(source, name=data.data_source, plugin=plugin)
-
-    def _is_short_enough(self, prompt: str | list[dict[str, Any]]) -> bool:
-        return len(self._encoder.encode(prompt)) <= (self._config.data.rollout_max_prompt_len or 0)
-
-    def _eval_groups(self, path: Path) -> list[PromptGroup]:
-        data = self._config.data
-        request = PromptRequest(
-            path=path,
-            input_key=data.input_key,
-            label_key=data.label_key,
-            metadata_key=data.metadata_key,
-            n_samples_per_prompt=self._config.eval.n_samples_per_eval_prompt,
-            shuffle=False,
-        )
-        source = PromptFiles(request=request)
-        return source.next_groups(len(source))

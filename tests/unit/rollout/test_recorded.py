@@ -146,7 +146,7 @@ async def test_reading_makes_no_component_that_generates_or_rewards(
         raise AssertionError("a component of the other half was made")
 
     monkeypatch.setattr(module, "Collector", refuse)
-    monkeypatch.setattr(module, "PromptFiles", refuse)
+    monkeypatch.setattr(module.Components, "prompts", refuse)
     assert len((await build(saves=False).sample(0)).shards) == 2
 
 

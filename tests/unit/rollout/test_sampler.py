@@ -226,7 +226,7 @@ async def test_a_component_that_cannot_be_made_is_named_with_its_plugin(build, m
     monkeypatch.setattr(type(sampler._registry), "load", lambda self, kind, name: broken)
     message = "plugin 'grpo' .*: making advantage estimator 'grpo' failed with KeyError: 'weight'"
     with pytest.raises(PluginError, match=message):
-        sampler._advantage_estimator("grpo")
+        sampler._components.estimator("grpo")
 
 
 async def test_samples_that_come_back_from_the_data_source_start_anew(build):
@@ -383,7 +383,7 @@ async def test_an_evaluation_starts_from_clean_samples_every_time(build):
     assert (await sampler.evaluate(0))["eval/sums"] == 1.0
     client.answers["2+2"] = [answer("5")]
     assert (await sampler.evaluate(1))["eval/sums"] == 0.5
-    assert sampler._eval_sets["sums"][0][0].status is Status.PENDING
+    assert sampler.evaluation.sets["sums"][0][0].status is Status.PENDING
 
 
 async def test_what_a_generate_function_changes_in_place_does_not_reach_the_next_evaluation(build):

@@ -293,7 +293,7 @@ async def test_truncated_samples_are_masked_counted_and_keep_their_reward(build,
 
 async def test_evaluations_are_not_transformed(build, tmp_path):
     sampler, _, toy = build(dict.fromkeys(PROMPTS, SAME), "log", "drop_zero_std")
-    sampler._eval_sets = {"sums": sampler._eval_groups(tmp_path / "train.jsonl")}
+    sampler.evaluation.sets = {"sums": sampler.evaluation._groups(tmp_path / "train.jsonl")}
     assert (await sampler.evaluate(0))["eval/sums"] == 1.0
     assert toy.calls == []
 

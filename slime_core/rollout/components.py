@@ -1,0 +1,87 @@
+"""The components of a run that the sampler works with, made by name with the options of their plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from slime_core.config.schema import RunConfig
+from slime_core.data.chat import PromptEncoder
+from slime_core.data.named import GENERATE_FUNCTION, REWARD_MODEL, offered_to_rows
+from slime_core.errors import SlimeError
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.component import Kind
+from slime_core.plugins.contracts import PromptRequest
+from slime_core.plugins.registry import Registry
+from slime_core.rollout.choice import Choice
+from slime_core.rollout.guard import GuardedSource
+
+__all__ = ["Components"]
+
+
+class Components:
+    """Makes components; what one raises names its plugin.
+
+    Arguments:
+        config: the run's settings.
+        registry: of the run's plugins.
+        options: plugin name -> its options object.
+    """
+
+    def __init__(self, config: RunConfig, registry: Registry, options: dict[str, Any]) -> None:
+        self._config, self._registry, self._options = config, registry, options
+
+    def make(self, kind: Kind, name: str, **arguments: Any) -> Any:
+        """One component.
+
+        Raises:
+            PluginError: it cannot be imported, or its constructor failed.
+        """
+        owner = self._registry.owner(kind, name)
+        target = self._registry.load(kind, name)
+        with boundary(owner, f"making {kind.words} {name!r}", locate=True, passes=(SlimeError,)):
+            return target(self._options.get(owner.name), **arguments)
+
+    def generators(self, default: str) -> Choice:
+        """Generate functions, of which a row may name its own."""
+        make = partial(self.make, Kind.GENERATE_FUNCTION)
+        return self._choice(Kind.GENERATE_FUNCTION, GENERATE_FUNCTION, default, make=make)
+
+    def rewards(self, default: str, make: Callable[[str], Any]) -> Choice:
+        """Reward models, of which a row may name its own; ``make`` says where each runs."""
+        return self._choice(Kind.REWARD_MODEL, REWARD_MODEL, default, make=make)
+
+    def estimator(self, name: str) -> Any:
+        """An advantage estimator; None where its scope is ``token``: the learner's ranks load it."""
+        traits: Any = self._registry.find(Kind.ADVANTAGE_ESTIMATOR, name).traits
+        return self.make(Kind.ADVANTAGE_ESTIMATOR, name) if traits.scope == "sample" else None
+
+    def prompts(self, path: Path, encoder: PromptEncoder) -> GuardedSource:
+        """The data source of the training prompts."""
+        data = self._config.data
+        longest = data.rollout_max_prompt_len
+        request = PromptRequest(
+            path=path,
+            input_key=data.input_key,
+            label_key=data.label_key,
+            metadata_key=data.metadata_key,
+            n_samples_per_prompt=self._config.rollout.n_samples_per_prompt,
+            shuffle=data.rollout_shuffle,
+            seed=self._config.run.seed,
+            keeps=None if longest is None else lambda prompt: len(encoder.encode(prompt)) <= longest,
+        )
+        source = self.make(Kind.DATA_SOURCE, data.data_source, request=request)
+        plugin = self._registry.owner(Kind.DATA_SOURCE, data.data_source)
+        return GuardedSource(source, name=data.data_source, plugin=plugin)
+
+    def _choice(self, kind: Kind, key: str, default: str, *, make: Callable[[str], Any]) -> Choice:
+        return Choice(
+            kind,
+            key,
+            default=default,
+            registry=self._registry,
+            offered=offered_to_rows(self._config, self._registry),
+            make=make,
+        )
