@@ -12,17 +12,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from slime_core.config.async_rules import ASYNC
 from slime_core.config.batch_rules import BATCHES
 from slime_core.config.correction_rules import CORRECTIONS
 from slime_core.config.critic_rules import CRITIC
 from slime_core.config.custom import function_paths
 from slime_core.config.custom_rules import CUSTOM
+from slime_core.config.data_rules import DATA
 from slime_core.config.debug_rules import DEBUG
 from slime_core.config.described import context_length, described, start_weights
+from slime_core.config.draw_rules import DRAWING
+from slime_core.config.eval_rules import EVALUATION
 from slime_core.config.folders import unwritable
 from slime_core.config.layout_rules import ENGINE_LAYOUT, LEARNER_LAYOUT, Rule
 from slime_core.config.mistakes import Mistake
 from slime_core.config.optimizer_rules import OPTIMIZER
+from slime_core.config.reward_rules import REWARDS
 from slime_core.config.role_rules import ROLES
 from slime_core.config.routing_rules import ROUTING
 from slime_core.config.schema import PARITY_BOUNDS, RunConfig
@@ -269,6 +274,8 @@ def _too_long(config: RunConfig, name: str, longest: int | None) -> Iterator[str
 _ALWAYS: dict[Rule, str] = {
     _engines_fill_their_gpus: "rollout_num_gpus rollout_num_gpus_per_engine",
     **ENGINE_LAYOUT,
+    **EVALUATION,
+    **REWARDS,
     _context_fits_the_model: "hf_checkpoint sglang_context_length",
     _responses_fit_the_context: "sglang_context_length rollout_max_response_len eval_max_response_len",
     _waits_warn_first: "wait_warn_s wait_fail_s",
@@ -289,11 +296,14 @@ _OF_RUN: dict[Rule, str] = {
     _estimator_is_named: "advantage_estimator plugins",
     **LEARNER_LAYOUT,
     _overlong_fits_the_response: "overlong_buffer_len rollout_max_response_len",
+    **ASYNC,
     **BATCHES,
     **CORRECTIONS,
     **CRITIC,
     **CUSTOM,
+    **DATA,
     **DEBUG,
+    **DRAWING,
     **OPTIMIZER,
     **ROLES,
     **ROUTING,

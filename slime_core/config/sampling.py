@@ -1,37 +1,11 @@
-"""Sections of the rollout side: data, generation, evaluation, engines."""
+"""Section [rollout]: how responses are generated and rewarded."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field
-
-from slime_core.config.bounded import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Share
+from slime_core.config.bounded import All, Count, CountOrZero, Name, Positive, Share
 from slime_core.config.section import Section
 
-__all__ = ["DataConfig", "EngineConfig", "EvalConfig", "RolloutConfig"]
-
-
-class DataConfig(Section):
-    """Where prompts come from."""
-
-    prompt_data: Path | None = None
-    """JSON Lines file of prompts. None: the embedded arithmetic problems."""
-    input_key: Name = "prompt"
-    """Field of a row with the prompt: text, or chat messages."""
-    label_key: Name | None = "label"
-    """Field of a row with the ground truth for the reward. None: rows have none."""
-    metadata_key: Name = "metadata"
-    """Field of a row with an object that becomes the sample's metadata; rows may lack it."""
-    apply_chat_template: bool = False
-    """Render prompts with the tokenizer's chat template; a text prompt becomes one user message."""
-    rollout_shuffle: bool = True
-    """Shuffle the prompts anew each epoch, by the seed. False: file order."""
-    rollout_max_prompt_len: Count | None = None
-    """Leave out prompts longer than this many tokens. None: keep all."""
-    data_source: Name = "prompts"
-    """Component that hands out prompts; of kind data_source."""
+__all__ = ["RolloutConfig"]
 
 
 class RolloutConfig(Section):
@@ -85,31 +59,3 @@ class RolloutConfig(Section):
     """Requests in flight an engine; the rest wait in the sampler."""
     rollout_request_timeout_s: Positive = 300.0
     """Seconds after which one generation request counts as failed."""
-
-
-class EvalConfig(Section):
-    """Measuring on held-out prompts."""
-
-    eval_prompt_data: tuple[tuple[Name, Path], ...] = ()
-    """Named files of prompts to evaluate on: NAME FILE. Empty: no evaluation."""
-    eval_interval: Count | None = None
-    """Evaluate after every so many rollouts, and at the end. None: only before the first."""
-    skip_eval_before_train: bool = False
-    """Do not evaluate the start weights."""
-    n_samples_per_eval_prompt: Count = 1
-    """Responses an evaluation prompt; the score is their mean."""
-    eval_temperature: PositiveOrZero = 0.0
-    """Sampling temperature of evaluation. 0: greedy."""
-    eval_max_response_len: Count | None = None
-    """Longest evaluation response in tokens. None: rollout_max_response_len."""
-
-
-class EngineConfig(Section):
-    """The SGLang servers."""
-
-    sglang_mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of an engine's memory for weights and KV cache. None: SGLang decides."""
-    sglang_context_length: Count | None = None
-    """Longest prompt plus response in tokens. None: what the model's config.json says."""
-    engine_start_timeout_s: Positive = 300.0
-    """Seconds until a starting engine must answer."""

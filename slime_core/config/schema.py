@@ -26,9 +26,12 @@ from pydantic import Field
 from slime_core.config.bounded import Count, CountOrZero, Name, Positive, Share
 from slime_core.config.custom import CustomConfig
 from slime_core.config.learning import AlgorithmConfig, CriticConfig, LearnerConfig, OptimizerConfig, ParallelConfig
+from slime_core.config.measuring import EvalConfig
 from slime_core.config.megatron import MegatronConfig
-from slime_core.config.sampling import DataConfig, EngineConfig, EvalConfig, RolloutConfig
+from slime_core.config.prompting import DataConfig
+from slime_core.config.sampling import RolloutConfig
 from slime_core.config.section import Once, Section
+from slime_core.config.serving import EngineConfig
 from slime_core.config.sglang import SGLangConfig
 
 __all__ = [
