@@ -17,7 +17,6 @@ import argparse
 import json
 import math
 import multiprocessing
-import socket
 import sys
 import tempfile
 import time
@@ -38,6 +37,7 @@ from slime_core.learner.layout import ParallelLayout
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import loss_masks, make_shards
 from slime_core.types import Sample, Status, TrainBatch
+from slime_core.weights.group import reserve
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
@@ -335,10 +335,8 @@ def await_all(case: Case, ranks: list[Any]) -> None:
 
 
 def free_address() -> str:
-    """Where nobody listens now, for the ranks to meet."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+    """Where the ranks, which are forked from this process, can meet."""
+    return f"127.0.0.1:{reserve('127.0.0.1')}"
 
 
 def merge(whole: dict[Any, torch.Tensor], part: dict[Any, torch.Tensor], case: Case) -> None:

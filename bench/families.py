@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import socket
 import sys
 import tempfile
 import time
@@ -38,6 +37,7 @@ from slime_core.learner.layout import ParallelLayout
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, Status, TrainBatch
+from slime_core.weights.group import reserve
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.engines.families import FAMILIES, live_run, of_hugging_face, write
@@ -308,8 +308,7 @@ def replay(case: Case, samples: list[Sample], folder: Path, target: Path) -> dic
     Raises:
         SystemExit: a rank failed or hung; its traceback is on standard error.
     """
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    address = f"127.0.0.1:{reserve('127.0.0.1')}"
     context = multiprocessing.get_context("fork")
     files = [target / f"rank-{rank}.pt" for rank in range(case.ranks)]
     ranks = [

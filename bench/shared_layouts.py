@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import socket
 import sys
 import tempfile
 import warnings
@@ -29,6 +28,7 @@ from slime_core.learner.layout import ParallelLayout
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, Status, TrainBatch
+from slime_core.weights.group import reserve
 
 EMBEDDED = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
 ARCHITECTURES = {"dense": "Qwen3ForCausalLM", "experts": "Qwen3MoeForCausalLM"}
@@ -152,9 +152,7 @@ def replay(case: Case, folder: Path) -> dict[str, Any]:
     Raises:
         SystemExit: a rank failed, or did not end in time.
     """
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    address = f"127.0.0.1:{reserve('127.0.0.1')}"
     targets = [folder / f"rank-{rank}.pt" for rank in range(case.ranks)]
     ranks = [
         multiprocessing.get_context("fork").Process(target=train, args=(case, rank, address, folder, target))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import sys
 import time
 import traceback
@@ -15,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from slime_core.weights.group import reserve
 
 __all__ = ["Job", "free_address", "run_jobs"]
 
@@ -44,9 +45,7 @@ class Job:
 
 def free_address() -> str:
     """Where ranks can meet."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+    return f"127.0.0.1:{reserve('127.0.0.1')}"
 
 
 def run_jobs(jobs: Sequence[Job], *, cores: int | None = None) -> None:

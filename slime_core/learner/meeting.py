@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import replace
 
 import ray
 
 from slime_core.cluster.actors import Watched
 from slime_core.learner.process import LearnerSettings
+from slime_core.weights.group import reserve
 
 __all__ = ["Meeting", "numbered"]
 
@@ -17,15 +17,13 @@ class Meeting(Watched):
     """Base of the actors that form a process group: any of them can say where."""
 
     def free_address(self, *, reachable: bool) -> str:
-        """A ``host:port`` of this node where nobody listens now, for the ranks to meet.
+        """A ``host:port`` of this node for the ranks to meet, held for this process until it serves their store.
 
         Arguments:
             reachable: other nodes have to reach it; otherwise it is on loopback.
         """
         host = ray.util.get_node_ip_address() if reachable else "127.0.0.1"
-        with socket.socket() as listener:
-            listener.bind((host, 0))
-            return f"{host}:{listener.getsockname()[1]}"
+        return f"{host}:{reserve(host)}"
 
 
 def numbered(settings: LearnerSettings, count: int, address: str) -> list[LearnerSettings]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-__all__ = ["Backend", "UpdateGroup", "join", "listening_store"]
+__all__ = ["Backend", "UpdateGroup", "join", "listening_store", "reserve"]
 
 Backend = Literal["gloo", "nccl"]
 
@@ -87,6 +87,22 @@ def join(
     return UpdateGroup(name, control, process_group, store)
 
 
+_reserved: dict[tuple[str, int], socket.socket] = {}
+"""Sockets that listen for stores to come, by address and port."""
+
+
+def reserve(address: str) -> int:
+    """A port of ``address`` that no other process can take until this one, or a fork of it, serves a store there.
+
+    Raises:
+        OSError: ``address`` is not of this machine.
+    """
+    listener = socket.create_server((address, 0), family=_family(address))
+    port = int(listener.getsockname()[1])
+    _reserved[address, port] = listener
+    return port
+
+
 def listening_store(address: str, *, world_size: int, timeout: timedelta, port: int = 0) -> TCPStore:
     """The store through which ``world_size`` processes meet, served by this one on ``address`` and no other interface.
 
@@ -96,16 +112,17 @@ def listening_store(address: str, *, world_size: int, timeout: timedelta, port: 
         address: IP address of this process as the others see it.
         world_size: number of processes, this one included.
         timeout: limit of every later wait in the store.
-        port: to listen on; 0: a free one, which no other process can take in between.
+        port: to listen on, such as one that was reserved; 0: a free one.
 
     Raises:
         OSError: ``address`` is not of this machine, or the port is taken.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     # Left to itself the store listens on all interfaces; it takes the socket over, and closes it at its own end.
-    listener = socket.create_server((address, port), family=family, backlog=world_size)
+    listener = _reserved.pop((address, port), None) or socket.create_server(
+        (address, port), family=_family(address), backlog=world_size
+    )
     return TCPStore(
         address,
         listener.getsockname()[1],
@@ -115,6 +132,10 @@ def listening_store(address: str, *, world_size: int, timeout: timedelta, port: 
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _create(name: str, *, backend: Backend, store: Any, world_size: int, timeout: timedelta) -> Any:

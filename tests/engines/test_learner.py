@@ -10,7 +10,6 @@ import math
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -35,6 +34,7 @@ from slime_core.errors import CheckpointError, NonFiniteError, RunError, SlimeEr
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import loss_masks, make_shards
 from slime_core.types import Sample, Status, TrainBatch
+from slime_core.weights.group import reserve
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the children cannot import test files
 
@@ -172,9 +172,8 @@ class Children:
         Raises:
             SlimeError: what rank 0 raised.
         """
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{listener.getsockname()[1]}"
+        # By the process of rank 0, which then serves the meeting on it.
+        address = f"127.0.0.1:{self._pools[0].submit(reserve, '127.0.0.1').result(timeout=60)}"
         calls = [
             pool.submit(cloudpickle.loads, cloudpickle.dumps(InChild(job, rank, world_size, address)))
             for rank, pool in enumerate(self._pools[:world_size])

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -30,6 +29,7 @@ from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import LogProbs, Sample, Status, TokenIds, TrainBatch
 from slime_core.weights.endpoints import EngineControl
+from slime_core.weights.group import reserve
 from tests.engines.families import ROLLOUTS, live_run, write
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the children cannot import test files
@@ -119,8 +119,7 @@ def learn(engine: Any) -> Iterator[Learn]:
     pids = [pool.submit(os.getpid) for pool in pools]
 
     def run(*rollouts: Rollout, lr: float = 0.0, folder: Path = engine.model, **layout: int) -> list[Outcome]:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            address = f"127.0.0.1:{listener.getsockname()[1]}"
+        address = f"127.0.0.1:{pools[0].submit(reserve, '127.0.0.1').result(timeout=60)}"
         ranks = len(rollouts[0].shards)
         jobs = [cloudpickle.dumps(InChild(folder, rollouts, lr, layout, rank, ranks, address)) for rank in range(ranks)]
         calls = [pool.submit(cloudpickle.loads, job) for pool, job in zip(pools, jobs, strict=False)]

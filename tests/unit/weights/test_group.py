@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 
 import psutil
+import pytest
 from torch.distributed import TCPStore
 
-from slime_core.weights.group import listening_store
+from slime_core.weights.group import listening_store, reserve
 
 LIMIT = timedelta(seconds=10)
 
@@ -23,3 +25,13 @@ def test_others_meet_in_a_store_whose_port_was_agreed_on() -> None:
     store = listening_store("127.0.0.1", world_size=2, timeout=LIMIT, port=port)
     TCPStore("127.0.0.1", port, 2, is_master=False, timeout=LIMIT).set("rank", "1")
     assert store.get("rank") == b"1"
+
+
+def test_a_reserved_port_is_taken_by_nobody_but_the_store_it_was_reserved_for() -> None:
+    port = reserve("127.0.0.1")
+    with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+        other.bind(("127.0.0.1", port))
+    store = listening_store("127.0.0.1", world_size=2, timeout=LIMIT, port=port)
+    assert store.port == port
+    TCPStore("127.0.0.1", port, 2, is_master=False, timeout=LIMIT).set("met", "here")
+    assert store.get("met") == b"here"
