@@ -46,9 +46,9 @@ _ALL = (
     Layout("EP2xDP2", 4, ParallelLayout(expert=2)),
     Layout("PP2xEP2", 4, ParallelLayout(pipeline=2, expert=2)),
     Layout("CP2xEP2", 4, ParallelLayout(context=2, expert=2)),
+    Layout("TP2 SPxEP2", 4, ParallelLayout(tensor=2, expert=2, sequence=True)),
 )
 LAYOUTS = {layout.name: layout for layout in _ALL}
-"""Not among them: tensor with expert parallel; ranks then gather unequal numbers of tokens, which gloo refuses."""
 
 _DENSE = ("clipped", "gspo", "divisor", "cispo", "sft", "tokens", "adam", "corrected", "ppo", "tied")
 _MIXED = ("experts", "experts, gspo", "experts, tokens")
@@ -74,5 +74,6 @@ SMALL: Mapping[str, tuple[str, ...]] = {
     "CP2xDP2": ("gspo", "tokens"),
     "TP2xPP2": ("clipped",),
     "PP2xEP2": ("experts",),
+    "TP2 SPxEP2": ("experts",),
 }
 """Each way to cut at least once, each loss whose sums go over ranks where they do."""

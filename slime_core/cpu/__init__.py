@@ -1,6 +1,8 @@
 """What lets Megatron-core and SGLang run on a machine without a GPU.
 
     accelerator.py   which device this process computes on
+    cuda.py          what ``torch.cuda`` means to them
+    gloo.py          collectives over parts of unequal size
     megatron.py      ``install()``: an import hook for Megatron-core and mbridge, in the process that trains
     sglang.py        environment and arguments of an inference server that runs on a CPU
     stand_ins/       packages that only such a server sees, through its PYTHONPATH

@@ -2,7 +2,7 @@
 
 While a source file of ``megatron.core`` or ``mbridge`` is imported, its syntax tree is rewritten:
 
-    torch.cuda.x                      x of :data:`CUDA`, a stand-in that only these files see
+    torch.cuda.x                      x of :data:`slime_core.cpu.cuda.CUDA`, which only these files see
     "cuda"                            "cpu"      (``device="cuda"``)
     "torch.cuda.FloatTensor"          "torch.FloatTensor"      (the optimizers compare ``parameter.type()`` with it)
     x.cuda(...), x.pin_memory()       x.cpu()
@@ -18,7 +18,6 @@ says when it can go. The whole file can go once Megatron-core takes its device f
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib.abc
 import importlib.machinery
 import logging
@@ -30,17 +29,18 @@ import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 
+from slime_core.cpu.cuda import CUDA
+from slime_core.cpu.gloo import all_gather_parts, reduce_scatter_parts
 from slime_core.errors import RunError
 
 __all__ = ["install"]
 
 _PREFIXES = ("megatron.core.", "mbridge.")
 _NAME = "_slime_cuda"
-_CPU = torch.device("cpu")
 
 
 def install() -> None:
@@ -63,109 +63,6 @@ def install() -> None:
             "already imported; call it before anything imports megatron.core or mbridge"
         )
     sys.meta_path.insert(0, _Finder())
-
-
-# --- The stand-in for torch.cuda --------------------------------------------------------------------------------------
-
-
-class _Inert:
-    """A stream, event, graph or memory pool: on a CPU a call returns when its work is done, nothing needs order."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, _: object) -> float:
-        return 0.0
-
-    def record(self, *_: Any) -> None: ...
-
-    def record_event(self, *_: Any) -> _Inert:
-        return _Inert()
-
-    def synchronize(self) -> None: ...
-
-    def wait(self, *_: Any) -> None: ...
-
-    def wait_event(self, *_: Any) -> None: ...
-
-    def wait_stream(self, *_: Any) -> None: ...
-
-
-def _nothing(*_: Any, **__: Any) -> None: ...
-
-
-def _zero(*_: Any, **__: Any) -> int:
-    return 0
-
-
-def _inert(*_: Any, **__: Any) -> _Inert:
-    return _Inert()
-
-
-def _get_rng_state(*_: Any, **__: Any) -> torch.Tensor:
-    return torch.get_rng_state()
-
-
-def _set_rng_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
-    torch.set_rng_state(state)
-
-
-def _manual_seed(seed: int) -> None:
-    torch.manual_seed(seed)
-
-
-def _properties(*_: Any, **__: Any) -> types.SimpleNamespace:
-    return types.SimpleNamespace(name="cpu", major=0, minor=0, total_memory=0, multi_processor_count=1)
-
-
-#: What ``torch.cuda`` means in a rewritten file. A name that is missing here raises AttributeError where it is used.
-CUDA = types.SimpleNamespace(
-    is_available=lambda: False,
-    is_initialized=lambda: False,
-    device_count=lambda: 1,
-    current_device=lambda: _CPU,
-    get_device_capability=lambda *_: (0, 0),
-    get_device_properties=_properties,
-    get_rng_state=_get_rng_state,
-    set_rng_state=_set_rng_state,
-    random=types.SimpleNamespace(get_rng_state=_get_rng_state, set_rng_state=_set_rng_state),
-    manual_seed=_manual_seed,
-    manual_seed_all=_manual_seed,
-    default_generators=(torch.default_generator,),
-    set_device=_nothing,
-    set_stream=_nothing,
-    synchronize=_nothing,
-    empty_cache=_nothing,
-    ipc_collect=_nothing,
-    reset_peak_memory_stats=_nothing,
-    memory_allocated=_zero,
-    memory_reserved=_zero,
-    max_memory_allocated=_zero,
-    max_memory_reserved=_zero,
-    memory_stats=lambda *_, **__: {},
-    current_stream=_inert,
-    default_stream=_inert,
-    stream=lambda *_, **__: contextlib.nullcontext(),
-    device=lambda *_, **__: contextlib.nullcontext(),
-    nvtx=types.SimpleNamespace(range_push=_nothing, range_pop=_nothing),
-    Stream=_Inert,
-    ExternalStream=_Inert,
-    Event=_Inert,
-    CUDAGraph=type("CUDAGraph", (_Inert,), {}),
-    MemPool=type("MemPool", (_Inert,), {}),
-    FloatTensor=torch.FloatTensor,
-    HalfTensor=torch.HalfTensor,
-    BFloat16Tensor=torch.BFloat16Tensor,
-    OutOfMemoryError=torch.cuda.OutOfMemoryError,
-    amp=torch.cuda.amp,
-)
 
 
 # --- The import hook --------------------------------------------------------------------------------------------------
@@ -217,7 +114,8 @@ class _Loader(importlib.machinery.SourceFileLoader):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             super().exec_module(module)
-        _PATCHES.get(module.__name__, _nothing)(module)
+        if module.__name__ in _PATCHES:
+            _PATCHES[module.__name__](module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -248,9 +146,30 @@ def _patch_random(module: Any) -> None:
 
     Goes when they ask for the device type.
     """
-    module._get_cuda_rng_state = _get_rng_state
-    module._set_cuda_rng_state = _set_rng_state
+    module._get_cuda_rng_state = CUDA.get_rng_state
+    module._set_cuda_rng_state = CUDA.set_rng_state
     logging.getLogger(module.__name__).addFilter(lambda record: "CPU RNG state changed" not in record.getMessage())
+
+
+def _patch_mappings(module: Any) -> None:
+    """tensor_parallel/mappings.py:130 and :173 hand torch.distributed parts of unequal size, which gloo refuses.
+
+    Ranks that share an expert's matrices receive unequal numbers of tokens where experts are shared out as well. Goes
+    when gloo takes unequal parts, as NCCL does.
+    """
+    gather, reduce_scatter = module._gather_along_first_dim, module._reduce_scatter_along_first_dim
+
+    def gather_parts(input_: Any, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
+        if output_split_sizes is None or group.size() == 1:
+            return gather(input_, group, output_split_sizes, use_global_buffer)
+        return all_gather_parts(input_, output_split_sizes, group=group)
+
+    def scatter_parts(input_: Any, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
+        if input_split_sizes is None or group.size() == 1:
+            return reduce_scatter(input_, group, input_split_sizes, use_global_buffer)
+        return reduce_scatter_parts(input_, input_split_sizes, group=group)
+
+    module._gather_along_first_dim, module._reduce_scatter_along_first_dim = gather_parts, scatter_parts
 
 
 def _patch_moe_utils(module: Any) -> None:
@@ -383,6 +302,7 @@ def _patch_async(module: Any) -> None:
 _PATCHES: dict[str, Callable[[Any], None]] = {
     "megatron.core.jit": _patch_jit,
     "megatron.core.tensor_parallel.random": _patch_random,
+    "megatron.core.tensor_parallel.mappings": _patch_mappings,
     "megatron.core.transformer.moe.moe_utils": _patch_moe_utils,
     "megatron.core.transformer.multi_latent_attention": _patch_mla,
     "megatron.core.optimizer.distrib_optimizer": _patch_distributed_optimizer,

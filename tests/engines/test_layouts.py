@@ -26,6 +26,7 @@ ROWS = {
     "CP2xDP2": ("gspo", "tokens"),
     "TP2xPP2": ("clipped",),
     "PP2xEP2": ("experts",),
+    "TP2 SPxEP2": ("experts",),
 }
 NAMES = [(layout, case) for layout, cases in ROWS.items() for case in cases]
 MUTANTS = {
