@@ -10,9 +10,10 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from slime_core.cli.activation import architecture_of
 from slime_core.cli.needs import GIB, KIB, MIB, Needs
 from slime_core.cluster.machine import Machine, look
-from slime_core.config.described import context_length, start_weights, whole_number
+from slime_core.config.described import context_length, described, start_weights, whole_number
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.mistakes import Mistake, report
 from slime_core.config.schema import RunConfig
@@ -20,6 +21,7 @@ from slime_core.data.named import offered_to_rows
 from slime_core.data.recorded import RolloutFiles, screen_rollouts
 from slime_core.data.screen import Reading, Room, screen
 from slime_core.plugins.component import Kind
+from slime_core.plugins.refusals import refusals
 from slime_core.plugins.selection import has_critic
 from slime_core.plugins.traits import DataTraits, GenerateTraits
 
@@ -38,21 +40,44 @@ def preflight(config: RunConfig, registry: Registry, *, trains: bool, first: int
 
     Raises:
         DataError: a prompt file, or a saved rollout, with file and line.
-        ConfigError: the start weights cannot be read, or this machine is too small; lists all that it has too little
-            of.
+        PluginError: the model spec's plugin fails to say what it builds.
+        ConfigError: the start weights cannot be read, the model spec does not build all that they ask for, or this
+            machine is too small; lists all that it has too little of.
     """
     check_files(config, registry, trains=trains, first=first)
     check_machine(config, Needs.of(config, trains=trains, critic=trains and has_critic(config, registry)))
 
 
 def check_files(config: RunConfig, registry: Registry, *, trains: bool, first: int = 0) -> None:
-    """Returns if the prompts, or the rollouts that are read in their place, are fit to be trained and measured on;
-    raises ``DataError`` otherwise."""
+    """Returns if the model can be built, and prompts, or rollouts that are read in their place, are fit for it.
+
+    Raises:
+        ConfigError: the model spec does not build something that the checkpoint asks for; lists all of it.
+        PluginError: the model spec's plugin fails to say what it builds.
+        DataError: a prompt file, or a saved rollout, with file and line.
+    """
+    if trains and config.debug.trains:
+        _check_model(config, registry)
     recorded = config.debug.load_debug_rollout_data
     if trains and recorded is not None:
         _screen_rollouts(config, RolloutFiles(recorded, "load_debug_rollout_data"), first=first)
     else:
         _screen_prompts(config, registry, trains=trains)
+
+
+def _check_model(config: RunConfig, registry: Registry) -> None:
+    folder, architecture = start_weights(config), architecture_of(config.model.hf_checkpoint)
+    found = refusals(registry, architecture or "", described(folder) or {})
+    if found:
+        raise report(
+            [
+                Mistake(
+                    f"hf_checkpoint: {folder / 'config.json'} {text}; take a checkpoint that does without, or name a "
+                    "plugin with a model spec that builds it (--plugin)"
+                )
+                for text in found
+            ]
+        )
 
 
 def check_machine(config: RunConfig, needs: Needs) -> None:

@@ -32,6 +32,7 @@ import torch
 from slime_core.cpu.accelerator import accelerator
 from slime_core.errors import CheckpointError, ConfigError, RunError
 from slime_core.learner.layout import ParallelLayout
+from slime_core.learner.unsupported import unsupported
 
 __all__ = ["MBridgeSpec", "ParallelLayout", "local_layers"]
 
@@ -65,8 +66,11 @@ class MBridgeSpec:
         layers: makes the layer spec from ``(config, vp_stage=)``; None: :func:`local_layers`. Set before building.
         provider: makes a chunk from ``(config, pre_process=, post_process=, vp_stage=)``; None: a GPTModel of
             ``layers``.
+        unsupported: what of the object of a ``config.json`` is not built, in words; a family that builds less says
+            so here, and its component names the same function as ``ModelSpecTraits.refuses``.
     """
 
+    unsupported: Callable[[Mapping[str, Any]], Iterator[str]] = staticmethod(unsupported)
     layers: Callable[..., Any] | None = None
     provider: Callable[..., Any] | None = None
 
@@ -96,7 +100,9 @@ class MBridgeSpec:
             ConfigError: the model needs something that is not built here, or an override names no field.
             RunError: Megatron's parallel state is not the one of ``parallel``.
         """
-        _refuse_unsupported(hf_config, parallel)
+        if reasons := list(self.unsupported(hf_config.to_dict())):
+            raise ConfigError(f"the {hf_config.model_type} model {', and '.join(reasons)}")
+        _refuse_uncut(hf_config, parallel)
         _refuse_other_state(parallel)
         bridge_class = _local_bridge(hf_config.model_type)
         _refuse_unknown(overrides or {}, bridge_class.TransformerConfigClass)
@@ -181,15 +187,8 @@ def _share_embedding(bridge: Any) -> None:
 # --- What is refused --------------------------------------------------------------------------------------------------
 
 
-def _refuse_unsupported(hf_config: Any, parallel: ParallelLayout) -> None:
+def _refuse_uncut(hf_config: Any, parallel: ParallelLayout) -> None:
     model = f"{hf_config.model_type} model"
-    rope = (hf_config.rope_parameters or {}).get("rope_type", "default")
-    if rope != "default":
-        raise ConfigError(f"the {model} asks for rotary positions of type {rope!r}; only 'default' is built")
-    if "sliding_attention" in (getattr(hf_config, "layer_types", None) or ()):
-        raise ConfigError(f"the {model} asks for sliding-window attention; only full attention is built")
-    if hf_config.hidden_act != "silu":
-        raise ConfigError(f"the {model} asks for activation {hf_config.hidden_act!r}; only 'silu' is built")
     if hf_config.vocab_size % parallel.tensor:
         raise ConfigError(
             f"the {model} has {hf_config.vocab_size} vocabulary entries, which tensor parallel size "

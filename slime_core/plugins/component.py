@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 
 from slime_core.plugins.traits import (
+    TARGET,
     AdvantageTraits,
     CorrectionTraits,
     DataTraits,
@@ -22,7 +23,6 @@ from slime_core.plugins.traits import (
 __all__ = ["Component", "Kind"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-_TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 class Kind(StrEnum):
@@ -90,6 +90,6 @@ class Component:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"a component's name has letters, digits and . _ + - only; found {self.name!r}")
-        if not _TARGET.fullmatch(self.target):
+        if not TARGET.fullmatch(self.target):
             found = f"component {self.name!r} has the target {self.target!r}"
             raise ValueError(f"{found}; write it as 'package.module:attribute'")

@@ -14,7 +14,7 @@ from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Component
 from slime_core.plugins.discovery import PluginIdentity, PluginSource, Source
 
-__all__ = ["load_plugin", "load_target"]
+__all__ = ["load_attribute", "load_plugin", "load_target"]
 
 
 def load_plugin(source: PluginSource) -> Any:
@@ -26,7 +26,7 @@ def load_plugin(source: PluginSource) -> Any:
     with boundary(source.plugin, "importing it", next_step=_next_step(source)):
         if source.source is Source.FILE:
             return _module_of_bytes(source)
-        return _attribute(source.plugin.entry_point)
+        return load_attribute(source.plugin.entry_point)
 
 
 def load_target(component: Component, plugin: PluginIdentity) -> Any:
@@ -37,10 +37,11 @@ def load_target(component: Component, plugin: PluginIdentity) -> Any:
     """
     step = f"Reinstall {plugin.distribution}, or report this to its author: the target is declared by the plugin."
     with boundary(plugin, f"importing {component.target} of component {component.name!r}", next_step=step):
-        return _attribute(component.target)
+        return load_attribute(component.target)
 
 
-def _attribute(path: str) -> Any:
+def load_attribute(path: str) -> Any:
+    """What ``package.module:attribute`` names, or ``package.module``; whatever the import raises."""
     module, _, attribute = path.partition(":")
     loaded = importlib.import_module(module.strip())
     return reduce(getattr, attribute.strip().split("."), loaded) if attribute.strip() else loaded

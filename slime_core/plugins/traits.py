@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +19,9 @@ __all__ = [
     "Traits",
     "TransformTraits",
 ]
+
+TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+"""How the import path of what a component names is written."""
 
 CORRECTION_SETTINGS = (
     "tis_clip",
@@ -183,11 +187,22 @@ class DataTraits:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpecTraits:
-    """Which checkpoints a model spec fits: ``architectures`` of a Hugging Face ``config.json``."""
+    """Which checkpoints a model spec fits, and what of them it does not build.
+
+    Arguments:
+        architectures: of a Hugging Face ``config.json``.
+        refuses: ``package.module:function``; the function takes the object of a ``config.json`` and returns what of it
+            the spec does not build, one text each, such as ``asks for sliding windows; only full attention is built``.
+            It is called before anything starts and imports nothing heavy. None: the spec speaks when it builds.
+    """
 
     architectures: AbstractSet[str] = frozenset()
+    refuses: str | None = None
 
     def __post_init__(self) -> None:
+        if self.refuses is not None and not TARGET.fullmatch(self.refuses):
+            found = f"ModelSpecTraits.refuses is {self.refuses!r}"
+            raise ValueError(f"{found}; write it as 'package.module:function'")
         object.__setattr__(self, "architectures", frozenset(self.architectures))
 
 

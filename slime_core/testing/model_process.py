@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from slime_core.learner.layout import ParallelLayout, initialize
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.manifest import Manifest, attach
+from slime_core.plugins.refusals import refusals
 
 __all__ = ["PROPERTIES", "TINY", "main"]
 
@@ -74,13 +76,19 @@ def main(task: Path, report: Path) -> None:
     for architecture in sorted(traits.architectures):
         for variant in given["variants"]:
             fields = {**TINY, **given["tiny"], **variant}
-            found = _tested(lambda: target(options), architecture, fields)
+            refuses = partial(refusals, registry, architecture)
+            found = _tested(lambda: target(options), architecture, fields, refuses)
             what = f"{architecture} with {variant}: " if variant else f"{architecture}: "
             findings = {name: what + message for name, message in found.items()} | findings
     report.write_text(json.dumps(findings), encoding="utf-8")
 
 
-def _tested(make: Callable[[], Any], architecture: str, fields: Mapping[str, Any]) -> dict[str, str]:
+def _tested(
+    make: Callable[[], Any],
+    architecture: str,
+    fields: Mapping[str, Any],
+    refuses: Callable[[Mapping[str, Any]], list[str]],
+) -> dict[str, str]:
     """What breaks which property, of one checkpoint."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -92,7 +100,7 @@ def _tested(make: Callable[[], Any], architecture: str, fields: Mapping[str, Any
                 spec.load_weights(chunks, folder)
         except PluginError as failure:
             return {"built": str(failure)}
-        case = _Case(spec, chunks, reference, folder)
+        case = _Case(spec, chunks, reference, folder, refuses)
         return {name: message for name, holds in PROPERTIES.items() if (message := _said(name, holds, case))}
 
 
@@ -104,6 +112,7 @@ class _Case:
     chunks: list[Any]
     reference: Any
     folder: Path
+    refuses: Callable[[Mapping[str, Any]], list[str]]
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The checkpoint's tensors by name."""
@@ -157,6 +166,11 @@ def _reference(architecture: str, fields: Mapping[str, Any], folder: Path) -> An
             parameter.add_(MOVED * torch.randn_like(parameter))
     model.save_pretrained(folder)
     return model
+
+
+def _is_not_refused(case: _Case) -> str | None:
+    found = case.refuses(json.loads((case.folder / "config.json").read_text(encoding="utf-8")))
+    return f"a checkpoint that is built is refused before the start: {'; '.join(found)}" if found else None
 
 
 def _weights_come_back(case: _Case) -> str | None:
@@ -228,6 +242,7 @@ def _both(
 
 
 PROPERTIES: Mapping[str, Callable[[_Case], str | None]] = {
+    "refused": _is_not_refused,
     "exported": _weights_come_back,
     "logits": _logits_agree,
     "packed": _rows_stay_apart,

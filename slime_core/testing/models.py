@@ -49,6 +49,9 @@ class ModelSpecSuite(ComponentSuite):
     def test_the_model_is_built_and_loaded(self) -> None:
         require("built" not in self._tested(), self._tested().get("built", ""))
 
+    def test_what_is_built_is_not_refused_before_the_start(self) -> None:
+        self._require("refused")
+
     def test_weights_come_back_bit_for_bit(self) -> None:
         self._require("exported")
 

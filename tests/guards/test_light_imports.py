@@ -23,6 +23,17 @@ def loaded_by(program: str) -> set[str]:
     return {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
 
 
+ASKED = """
+import sys
+from slime_core.plugins.refusals import refusals
+from slime_core.plugins.registry import activate
+registry = activate(["models"]).registry
+for architecture in ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "Qwen3MoeForCausalLM", "LlamaForCausalLM"):
+    assert refusals(registry, architecture, {"hidden_act": "gelu"})
+print(*sys.modules)
+"""
+
+
 @pytest.mark.parametrize("module", ["slime_core", "slime_core.cli.plugins", "slime_core.plugins.registry"])
 def test_importing_loads_nothing_heavy(module):
     assert not loaded_by(PROGRAM.format(module=module)) & HEAVY
@@ -36,3 +47,7 @@ def test_activating_our_own_plugins_loads_nothing_heavy():
     found = loaded_by(LOADED)
     assert {"slime_grpo", "slime_ppo", "slime_searchr1"} <= found
     assert not found & HEAVY
+
+
+def test_asking_our_own_model_specs_what_they_do_not_build_loads_nothing_heavy():
+    assert not loaded_by(ASKED) & HEAVY

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from slime_core.cli import preflight as room
 from slime_core.cli.needs import ENGINE_BYTES, GIB, RANK_BYTES, RUN_BYTES, SEMAPHORE_BYTES, Needs
 from slime_core.cli.preflight import check_files, machine_mistakes, preflight
 from slime_core.cluster.machine import Machine
+from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, DataError
@@ -203,3 +206,31 @@ def test_how_long_prompts_may_be_is_asked_where_they_are_sent_whole(tmp_path: Pa
     check_files(config(f"{line} summary"), registry, trains=True)
     with pytest.raises(DataError, match="line 1"):
         check_files(config(f"{line} short"), registry, trains=True)
+
+
+YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "attention_bias": True}
+
+
+def test_a_checkpoint_that_the_model_spec_does_not_build_is_refused_with_all_that_it_asks_for(tmp_path: Path) -> None:
+    described = json.loads((ARITHMETIC / "model" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**described, **YARN}))
+    run = config(f"--hf-checkpoint {tmp_path}", estimator="grpo")
+    registry = activate(["grpo", "models"]).registry
+    with pytest.raises(ConfigError) as caught:
+        check_files(run, registry, trains=True)
+    texts = (
+        "asks for rotary positions of type 'yarn'; only 'default' is built by model spec 'qwen3' of plugin 'models' (",
+        "asks for biases in its attention (attention_bias); only models without are mapped by model spec 'qwen3' of",
+        "take a checkpoint that does without, or name a plugin with a model spec that builds it (--plugin)",
+    )
+    for text in texts:
+        assert text in str(caught.value)
+    assert str(caught.value).startswith(f"2 mistakes in the settings:\n  - hf_checkpoint: {tmp_path / 'config.json'} ")
+
+
+def test_a_checkpoint_that_nothing_trains_is_not_asked_about(tmp_path: Path) -> None:
+    shutil.copytree(ARITHMETIC / "model", tmp_path, dirs_exist_ok=True)
+    described = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**described, "attention_bias": True}))
+    run = config(f"--hf-checkpoint {tmp_path} --debug-rollout-only --apply-chat-template", estimator="grpo")
+    check_files(run, activate(["grpo", "models"]).registry, trains=True)

@@ -50,3 +50,8 @@ def test_every_kind_has_its_own_traits_class_with_defaults():
 def test_a_component_survives_pickling():
     component = Component("x", target="a:b", traits=AdvantageTraits(reads={"rewards"}))
     assert pickle.loads(pickle.dumps(component)) == component
+
+
+def test_what_a_model_spec_refuses_is_named_by_an_import_path():
+    with pytest.raises(ValueError, match=r"^ModelSpecTraits.refuses is 'mine'; write it as 'package.module:function'$"):
+        ModelSpecTraits(refuses="mine")

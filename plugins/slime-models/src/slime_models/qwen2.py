@@ -7,9 +7,12 @@ Left out: YaRN positions beyond the trained length and the sliding windows that 
 from __future__ import annotations
 
 from slime_core.learner.spec import MBridgeSpec
+from slime_models import refusals
 
 __all__ = ["Qwen2"]
 
 
 class Qwen2(MBridgeSpec):
     """Builds Qwen2 and Qwen2.5 dense models and maps their weights both ways."""
+
+    unsupported = staticmethod(refusals.qwen2)

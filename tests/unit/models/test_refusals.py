@@ -1,0 +1,107 @@
+"""What of a config.json our model specs refuse before anything starts, with the texts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slime_core.config.embedded import ARITHMETIC
+from slime_models import refusals
+
+FAMILIES = [refusals.qwen2, refusals.qwen3, refusals.qwen3_moe, refusals.llama]
+
+
+@pytest.mark.parametrize("refuses", FAMILIES)
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {},
+        {"rope_scaling": None, "rope_theta": 1e6, "use_sliding_window": False, "sliding_window": 4096},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "hidden_act": "silu"},
+        {"num_hidden_layers": 2, "layer_types": ["full_attention", "full_attention"]},
+        {"mlp_only_layers": None, "decoder_sparse_step": 1, "attention_bias": False, "mlp_bias": False},
+    ],
+)
+def test_plain_models_are_built(refuses, plain):
+    assert list(refuses(plain)) == []
+
+
+def test_the_embedded_model_is_built():
+    config = json.loads((ARITHMETIC / "model" / "config.json").read_text())
+    assert list(refusals.qwen3(config)) == []
+
+
+@pytest.mark.parametrize("refuses", FAMILIES)
+@pytest.mark.parametrize(
+    "scaled",
+    [
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+    ],
+)
+def test_scaled_positions_are_refused_however_they_are_written(refuses, scaled):
+    assert list(refuses(scaled)) == ["asks for rotary positions of type 'yarn'; only 'default' is built"]
+
+
+WINDOWS = ["asks for sliding-window attention; only full attention is built"]
+
+
+@pytest.mark.parametrize("refuses", [refusals.qwen2, refusals.qwen3])
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({"use_sliding_window": True, "max_window_layers": 1, "num_hidden_layers": 2}, WINDOWS),
+        ({"use_sliding_window": True, "num_hidden_layers": 36}, WINDOWS),  # the default is 28
+        ({"use_sliding_window": True, "max_window_layers": 2, "num_hidden_layers": 2}, []),
+        ({"use_sliding_window": True, "sliding_window": None, "num_hidden_layers": 36}, []),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, WINDOWS),
+    ],
+)
+def test_sliding_windows_are_refused_where_a_layer_has_one(refuses, config, found):
+    assert list(refuses(config)) == found
+
+
+def test_windows_are_found_where_transformers_gives_them():
+    from transformers import Qwen2Config, Qwen3Config
+
+    for family, refuses in ((Qwen2Config, refusals.qwen2), (Qwen3Config, refusals.qwen3)):
+        for layers, first in ((4, 3), (4, 4), (4, 5)):
+            given = {"num_hidden_layers": layers, "max_window_layers": first, "use_sliding_window": True}
+            assert list(refuses(given)) == list(refuses(family(**given).to_dict()))
+
+
+@pytest.mark.parametrize("refuses", FAMILIES)
+def test_other_activations_are_refused(refuses):
+    assert list(refuses({"hidden_act": "gelu"})) == ["asks for activation 'gelu'; only 'silu' is built"]
+
+
+@pytest.mark.parametrize(
+    ("refuses", "name", "text"),
+    [
+        (refusals.qwen3, "attention_bias", "asks for biases in its attention (attention_bias)"),
+        (refusals.llama, "attention_bias", "asks for biases in its attention (attention_bias)"),
+        (refusals.llama, "mlp_bias", "asks for biases in its MLP (mlp_bias)"),
+    ],
+)
+def test_biases_that_are_not_mapped_are_refused(refuses, name, text):
+    assert list(refuses({name: True})) == [f"{text}; only models without are mapped"]
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"decoder_sparse_step": 2}, "asks for decoder_sparse_step = 2; only 1 is built"),
+        ({"mlp_only_layers": [0]}, "asks for mlp_only_layers = [0]; only [] is built"),
+        ({"attention_bias": True}, "asks for attention_bias = True; only False is built"),
+        ({"use_sliding_window": True}, "asks for use_sliding_window = True; only False is built"),
+        ({"shared_expert_intermediate_size": 8}, "asks for shared_expert_intermediate_size = 8; only 0 is built"),
+    ],
+)
+def test_more_than_a_plain_stack_of_mixtures_is_refused(config, text):
+    assert list(refusals.qwen3_moe(config)) == [text]
+
+
+def test_all_that_is_refused_is_listed():
+    assert len(list(refusals.llama({"hidden_act": "gelu", "attention_bias": True, "mlp_bias": True}))) == 3

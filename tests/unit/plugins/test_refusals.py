@@ -1,0 +1,62 @@
+"""A model spec's plugin says before the start what of a checkpoint it does not build."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from slime_core.errors import PluginError
+from slime_core.plugins.refusals import refusals
+from slime_core.plugins.registration import Registry
+from slime_core.plugins.registry import activate
+
+PLUGIN = """
+from slime_core import Component, ModelSpecTraits, hookimpl
+
+@hookimpl
+def slime_register_model_specs():
+    traits = ModelSpecTraits(architectures={{"MyForCausalLM"}}, refuses={refuses})
+    yield Component("mine", target=f"{{__name__}}:Mine", traits=traits)
+
+def texts(config):
+    yield f"asks for {{config['layers']}} layers; only 1 is built"
+
+def numbers(config):
+    return [1]
+"""
+NAMED = 'f"{__name__}:texts"'
+
+
+def registry(folder: Path, refuses: str) -> Registry:
+    file = folder / "mine.py"
+    file.write_text(PLUGIN.format(refuses=refuses))
+    return activate([str(file)]).registry
+
+
+def test_each_text_says_whose_spec_it_is(tmp_path):
+    (found,) = refusals(registry(tmp_path, NAMED), "MyForCausalLM", {"layers": 2})
+    text = r"asks for 2 layers; only 1 is built by model spec 'mine' of plugin 'mine' \("
+    assert re.match(text, found), found
+
+
+@pytest.mark.parametrize(("refuses", "architecture"), [("None", "MyForCausalLM"), (NAMED, "OtherForCausalLM")])
+def test_a_spec_that_does_not_say_and_a_spec_of_others_refuse_nothing(tmp_path, refuses, architecture):
+    assert refusals(registry(tmp_path, refuses), architecture, {"layers": 2}) == []
+
+
+@pytest.mark.parametrize(
+    ("refuses", "message"),
+    [
+        (NAMED, "failed with KeyError: 'layers'"),
+        ('f"{__name__}:numbers"', r"failed with TypeError: it returned \[1\]"),
+        ('f"{__name__}:missing"', "failed with AttributeError"),
+    ],
+)
+def test_a_plugin_that_cannot_say_is_named(tmp_path, refuses, message):
+    with pytest.raises(
+        PluginError, match=rf"(?s)mine.*: asking .* model spec 'mine' does not build {message}"
+    ) as caught:
+        refusals(registry(tmp_path, refuses), "MyForCausalLM", {})
+    assert str(caught.value).endswith("it takes the object of a config.json and returns texts.")
