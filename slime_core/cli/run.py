@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from slime_core.config.load import Resolved
     from slime_core.plugins.registry import ActivePlugins
 
-__all__ = ["execute", "expand", "open_record", "options_of", "resumed", "written"]
+__all__ = ["execute", "expand", "open_record", "options_of", "paths", "resumed", "written"]
 
 OUTPUTS = Path("outputs")
 """In the working directory; run folders without a name of their own are made here."""
@@ -88,7 +88,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     with no_trace_if_refused(record, stood), progress, Track(record, trackers=trackers, listeners=listeners) as track:
         run(job, track=track, resume=resume)
     seconds = time.monotonic() - begun_s
-    summary(start=evaluations.first, end=evaluations.last, seconds=seconds, paths=_paths(record))
+    summary(start=evaluations.first, end=evaluations.last, seconds=seconds, paths=paths(record))
     return 0
 
 
@@ -125,12 +125,14 @@ def options_of(resolved: Resolved, active: ActivePlugins) -> dict[str, Any]:
     return options
 
 
-def _paths(record: RunRecord) -> list[tuple[str, Path]]:
+def paths(record: RunRecord) -> list[tuple[str, Path]]:
+    """What the summary names; a run that trains nothing has no checkpoint to point at."""
+    saved = [("checkpoint", record.checkpoints)] if next(record.checkpoints.glob("*"), None) else []
     return [
         ("run", record.directory),
         ("metrics", record.metrics),
         ("samples", record.samples),
-        ("checkpoint", record.checkpoints),
+        *saved,
         ("curves", Path(f"tensorboard --logdir {record.tensorboard}")),
     ]
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -260,11 +259,6 @@ def idle(micro: MicroBatch) -> MicroBatch:
     """The same row with nothing to train: it fills a schedule up and changes no sum."""
     nothing_U = torch.zeros_like(micro.mask_U)
     return replace(micro, mask_U=nothing_U, weights_U=torch.zeros_like(micro.weights_U), scale=0.0)
-
-
-def boundaries(micro: MicroBatch) -> list[tuple[int, int]]:
-    """Start and end of every sample in the row; for messages and tests."""
-    return list(pairwise(micro.cu_seqlens.tolist()))[: micro.num_samples]
 
 
 def packed_sequence(micro: MicroBatch) -> Any:

@@ -28,6 +28,7 @@ def build_objective(
     options: Mapping[str, Any],
     context_group: Any = None,
     custom: Custom | None = None,
+    drawn: bool = True,
 ) -> Objective:
     """The loss of a run.
 
@@ -36,6 +37,7 @@ def build_objective(
         options: plugin name -> its options object.
         context_group: the ranks that share every row, if there are several.
         custom: functions that the run names by path; None: none.
+        drawn: whether engines drew what is trained.
     """
     custom = custom or Custom({})
     named = [
@@ -54,6 +56,7 @@ def build_objective(
         correct=custom.find("custom_tis_function_path"),
         reduce=custom.find("custom_pg_loss_reducer_function_path"),
         of_logits=custom.find("custom_loss_function_path"),
+        drawn=drawn,
     )
 
 

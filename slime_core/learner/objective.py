@@ -30,6 +30,10 @@ from slime_core.plugins.contracts import LossOutput, LossSettings, LossTerms, Po
 __all__ = ["Objective"]
 
 
+DISTANCE, LARGEST_DISTANCE = "train_rollout_logprob_abs_diff", "train_rollout_logprob_max_diff"
+"""Metrics of how far the learner's log-probabilities are from the engines'."""
+
+
 class Objective:
     """Policy loss, plus the divergence from the reference, minus the entropy bonus.
 
@@ -41,6 +45,8 @@ class Objective:
         context_group: the ranks that share every row, if there are several; sums over a sequence reach over them.
         correct, reduce: what a run puts between the corrected policy loss and its sum.
         of_logits: what a run minimises in place of all this; see :meth:`measure`.
+        drawn: engines drew the tokens and said how likely each was; False: how far off those numbers are means nothing,
+            and no metric says so.
     """
 
     def __init__(
@@ -54,7 +60,9 @@ class Objective:
         correct: Correct | None = None,
         reduce: Reduce | None = None,
         of_logits: LogitsLoss | None = None,
+        drawn: bool = True,
     ) -> None:
+        self._drawn = drawn
         self.of_logits = of_logits
         self._correct, self._reduce = correct, reduce
         self._policy_loss, self._who = policy_loss, who
@@ -120,7 +128,7 @@ class Objective:
         per_token = {
             "pg_loss": policy_U,
             "entropy_loss": entropy_U,
-            "train_rollout_logprob_abs_diff": difference_U,
+            **self._distance(difference_U),
         }
         if self.uses_reference:
             per_token["kl_loss"] = self._divergence(log_probs_U, old_U, micro)
@@ -152,9 +160,12 @@ class Objective:
     ) -> Sums:
         """The metrics of a micro-batch whose ``loss`` is that of ``of_logits``."""
         difference_U = (log_probs_U.detach() - micro.rollout_log_probs_U).abs()
-        per_token = {"entropy_loss": entropy_U, "train_rollout_logprob_abs_diff": difference_U}
+        per_token = {"entropy_loss": entropy_U, **self._distance(difference_U)}
         add_metrics(per_token, micro.metrics_U, of="the advantage estimator")
         return _sums(loss, per_token, difference_U, micro, {})
+
+    def _distance(self, difference_U: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {DISTANCE: difference_U} if self._drawn else {}
 
     def _shaped(
         self, policy_U: torch.Tensor, trained_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch
@@ -221,8 +232,9 @@ def _sums(
     sums = {name: _weighted(values_U.detach(), weights_U, trained_U) for name, values_U in per_token.items()}
     sums |= {"loss": loss.detach(), "weight": weights_U.sum(), **faults}
     largest = difference_U.where(trained_U, 0.0).max() if difference_U.numel() else difference_U.sum()
+    measured = {LARGEST_DISTANCE: largest} if DISTANCE in per_token else {}
     fresh_sums, fresh_largest = compare(difference_U, micro)
-    return Sums(sums | fresh_sums, {"train_rollout_logprob_max_diff": largest, **fresh_largest})
+    return Sums(sums | fresh_sums, measured | fresh_largest)
 
 
 def _weighted(values_U: torch.Tensor, weights_U: torch.Tensor, trained_U: torch.Tensor) -> torch.Tensor:

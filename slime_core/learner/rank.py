@@ -126,9 +126,16 @@ class Learner:
         shared = parallel_state.get_context_parallel_group() if settings.layout.context > 1 else None
         replicas = parallel_state.get_data_parallel_group(with_context_parallel=False)
         algorithm, options = settings.config.algorithm, settings.options
+        generates: Any = registry.find(Kind.GENERATE_FUNCTION, settings.config.rollout.generate_function).traits
         return (
             build_objective(
-                registry, settings.policy_loss, algorithm, options=options, context_group=shared, custom=self.custom
+                registry,
+                settings.policy_loss,
+                algorithm,
+                options=options,
+                context_group=shared,
+                custom=self.custom,
+                drawn=generates.draws,
             ),
             build_estimation(registry, algorithm, options=options, data_group=replicas, context_group=shared),
         )

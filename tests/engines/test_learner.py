@@ -163,7 +163,7 @@ class Children:
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pools = [ProcessPoolExecutor(1, mp_context=context) for _ in range(2)]
+        self._pools = [ProcessPoolExecutor(1, mp_context=context, initializer=os.setsid) for _ in range(2)]
         self._pids = [pool.submit(os.getpid) for pool in self._pools]
 
     def run(self, job: Job, *, world_size: int = 1) -> list[Outcome]:
@@ -183,7 +183,7 @@ class Children:
     def stop(self) -> None:
         """Ends both, also one that waits for the other."""
         for pool, pid in zip(self._pools, self._pids, strict=True):
-            os.kill(pid.result(timeout=60), signal.SIGKILL)
+            os.killpg(pid.result(timeout=60), signal.SIGKILL)
             pool.shutdown(cancel_futures=True)
 
 

@@ -115,7 +115,7 @@ Learn = Callable[..., list[Outcome]]
 def learn(engine: Any) -> Iterator[Learn]:
     """Trains rollouts in one child a rank, with the embedded model unless told otherwise; what every rank reports."""
     context = multiprocessing.get_context("spawn")
-    pools = [ProcessPoolExecutor(1, mp_context=context) for _ in range(2)]
+    pools = [ProcessPoolExecutor(1, mp_context=context, initializer=os.setsid) for _ in range(2)]
     pids = [pool.submit(os.getpid) for pool in pools]
 
     def run(*rollouts: Rollout, lr: float = 0.0, folder: Path = engine.model, **layout: int) -> list[Outcome]:
@@ -127,7 +127,7 @@ def learn(engine: Any) -> Iterator[Learn]:
 
     yield run
     for pool, pid in zip(pools, pids, strict=True):
-        os.kill(pid.result(timeout=60), signal.SIGKILL)
+        os.killpg(pid.result(timeout=60), signal.SIGKILL)
         pool.shutdown(cancel_futures=True)
 
 

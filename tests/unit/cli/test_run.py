@@ -9,7 +9,7 @@ import pytest
 from slime_core.checkpoint.folder import RunState, drafted, find, write_state
 from slime_core.cli.evaluate import expand as expand_eval
 from slime_core.cli.main import main
-from slime_core.cli.run import expand, open_record
+from slime_core.cli.run import expand, open_record, paths
 from slime_core.config.load import peek
 from slime_core.config.schema import JobConfig, RunConfig
 from slime_core.errors import ConfigError
@@ -123,3 +123,10 @@ def test_a_config_json_that_is_no_json_is_a_mistake(run: Path, capsys: pytest.Ca
     (run / "config.json").write_text("{")
     assert main(["run", "--plugin", "grpo", "--hf-checkpoint", "run"]) == 2
     assert "config.json is no JSON object" in capsys.readouterr().err
+
+
+def test_the_summary_names_checkpoints_where_there_are_some(tmp_path: Path) -> None:
+    record = open_record(config(tmp_path / "new"), None)
+    assert [label for label, _ in paths(record)] == ["run", "metrics", "samples", "curves"]
+    save(record.checkpoints, 1)
+    assert dict(paths(record))["checkpoint"] == record.checkpoints

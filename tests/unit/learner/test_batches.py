@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from slime_core.learner.batches import boundaries, cut, idle
+from slime_core.learner.batches import cut, idle
 from slime_core.learner.layout import ParallelLayout
 from slime_core.types import StepPlan, TrainBatch
 
@@ -41,7 +41,7 @@ def test_two_samples_in_one_row_by_hand():
     assert micro.rollout_log_probs_U.tolist() == pytest.approx([-0.1, -0.2, -0.3])
     assert (micro.num_tokens, micro.temperature) == (8, 0.7)
     assert (micro.old_log_probs_U, micro.ref_log_probs_U) == (None, None)
-    assert boundaries(micro) == [(0, 5), (5, 8)]
+    assert micro.lengths == [5, 3]
 
 
 def test_the_other_order_moves_everything_along():
@@ -96,7 +96,7 @@ def test_a_row_is_padded_for_sequence_parallelism_with_a_sequence_of_its_own():
     assert micro.position_ids_1T.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 0]]
     assert micro.cu_seqlens.tolist() == [0, 5, 8, 9]
     assert (micro.num_samples, micro.rows_U.tolist()) == (2, [2, 3, 6])
-    assert boundaries(micro) == [(0, 5), (5, 8)]
+    assert micro.lengths == [5, 3]
 
 
 def test_padding_longer_than_every_sample_sets_the_longest_length():

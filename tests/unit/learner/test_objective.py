@@ -406,3 +406,14 @@ def test_a_correction_that_returns_something_else_is_named(output, message):
     with pytest.raises(RunError) as caught:
         evaluate(corrected(lambda terms: output), micro())
     assert str(caught.value).startswith(message)
+
+
+def test_what_no_engine_has_drawn_has_no_distance_from_the_engines():
+    for drawn in (True, False):
+        found = Objective(Clipped(), AlgorithmConfig(), drawn=drawn)
+        log_probs_U, entropy_U = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.zeros(3)
+        loss, both = found(log_probs_U, entropy_U, micro())
+        alone = found.measure(loss, log_probs_U, entropy_U, micro())
+        for sums in (both, alone):
+            assert ("train_rollout_logprob_abs_diff" in sums.sums) is drawn
+            assert ("train_rollout_logprob_max_diff" in sums.largest) is drawn

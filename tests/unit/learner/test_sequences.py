@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slime_core.learner.batches import MicroBatch, boundaries, cut
+from slime_core.learner.batches import MicroBatch, cut
 from slime_core.learner.layout import ParallelLayout
 from slime_core.types import StepPlan, TrainBatch
 
@@ -76,7 +76,7 @@ def test_columns_of_response_tokens_are_those_of_repeated_prompts():
     for name in COLUMNS:
         assert getattr(once, name).tolist() == getattr(repeated, name).tolist(), name
     assert (once.lengths, once.max_seqlen) == (repeated.lengths, repeated.max_seqlen)
-    assert [end - start for start, end in boundaries(repeated)] == repeated.lengths
+    assert repeated.cu_seqlens.diff().tolist() == repeated.lengths
 
 
 def test_a_group_over_two_micro_batches_has_its_prompt_in_both():
