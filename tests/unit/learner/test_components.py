@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
@@ -43,6 +44,13 @@ def test_what_a_component_refuses_itself_is_said_as_it_is(monkeypatch):
     )
     with pytest.raises(ConfigError, match=r"^clip_low must be below 1$"):
         build_objective(registry, "clipped", AlgorithmConfig(), options={})
+
+
+@pytest.mark.parametrize(("generate_function", "drawn"), [(None, True), ("single_turn", True), ("from_label", False)])
+def test_whether_engines_draw_what_is_trained_is_said_by_the_generate_function(generate_function, drawn):
+    registry = activate(()).registry
+    found = build_objective(registry, "clipped", AlgorithmConfig(), options={}, generate_function=generate_function)
+    assert bool(found._distance(torch.zeros(1))) is drawn
 
 
 def model(**fields) -> TrainedModel:
