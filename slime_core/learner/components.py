@@ -12,12 +12,13 @@ from slime_core.learner.advantages import OverShards, TokenEstimation
 from slime_core.learner.corrections import Corrections, NamedCorrection
 from slime_core.learner.custom import Custom
 from slime_core.learner.objective import Objective
+from slime_core.learner.process import LearnerSettings
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import AdvantageSettings, CorrectionSettings
 from slime_core.plugins.registry import Registry
 
-__all__ = ["build_estimation", "build_model_spec", "build_objective", "who_builds"]
+__all__ = ["build_estimation", "build_learning", "build_model_spec", "build_objective", "who_builds"]
 
 
 def build_objective(
@@ -28,7 +29,7 @@ def build_objective(
     options: Mapping[str, Any],
     context_group: Any = None,
     custom: Custom | None = None,
-    drawn: bool = True,
+    generate_function: str | None = None,
 ) -> Objective:
     """The loss of a run.
 
@@ -37,7 +38,7 @@ def build_objective(
         options: plugin name -> its options object.
         context_group: the ranks that share every row, if there are several.
         custom: functions that the run names by path; None: none.
-        drawn: whether engines drew what is trained.
+        generate_function: name of the component that makes the samples; None: one that has engines draw them.
     """
     custom = custom or Custom({})
     named = [
@@ -56,8 +57,33 @@ def build_objective(
         correct=custom.find("custom_tis_function_path"),
         reduce=custom.find("custom_pg_loss_reducer_function_path"),
         of_logits=custom.find("custom_loss_function_path"),
-        drawn=drawn,
+        drawn=generate_function is None or _draws(registry, generate_function),
     )
+
+
+def build_learning(
+    registry: Registry, settings: LearnerSettings, *, custom: Custom
+) -> tuple[Objective, TokenEstimation | None]:
+    """What a rank learns by: the loss, and the estimator of advantages where it works token by token.
+
+    Raises:
+        PluginError: a component cannot be made, or a function that the run names by path does not fit.
+    """
+    from megatron.core import parallel_state
+
+    shared = parallel_state.get_context_parallel_group() if settings.layout.context > 1 else None
+    replicas = parallel_state.get_data_parallel_group(with_context_parallel=False)
+    algorithm, options = settings.config.algorithm, settings.options
+    objective = build_objective(
+        registry,
+        settings.policy_loss,
+        algorithm,
+        options=options,
+        context_group=shared,
+        custom=custom,
+        generate_function=settings.config.rollout.generate_function,
+    )
+    return objective, build_estimation(registry, algorithm, options=options, data_group=replicas, context_group=shared)
 
 
 def build_model_spec(registry: Registry, architecture: str, *, options: Mapping[str, Any], custom: Custom) -> Any:
@@ -108,6 +134,11 @@ def build_estimation(
         reduce=OverShards(data_group),
         context_group=context_group,
     )
+
+
+def _draws(registry: Registry, generate_function: str) -> bool:
+    traits: Any = registry.find(Kind.GENERATE_FUNCTION, generate_function).traits
+    return bool(traits.draws)
 
 
 def _build(registry: Registry, kind: Kind, name: str, options: Mapping[str, Any]) -> Any:

@@ -21,6 +21,7 @@ from slime_core.learner.advantages import OverShards, normalize
 from slime_core.learner.batches import MicroBatch
 from slime_core.learner.cast import Cast
 from slime_core.learner.columns import Columns
+from slime_core.learner.components import build_learning, build_model_spec, who_builds
 from slime_core.learner.critic import Critic
 from slime_core.learner.custom import Custom
 from slime_core.learner.finite import refuse_non_finite_weights
@@ -66,7 +67,7 @@ class Learner:
         self._info = replace(
             self._info, model=tuple(self.actor.model), optimizer=self.actor.optimizer, schedule=self.actor.schedule
         )
-        self._objective, self._estimation = self._components(registry)
+        self._objective, self._estimation = build_learning(registry, settings, custom=self.custom)
         traits: Any = registry.find(Kind.POLICY_LOSS, settings.policy_loss).traits
         distils = config.algorithm.use_opd
         self._columns = Columns(self._objective, self._estimation, loss_reads=traits.reads, distils=distils)
@@ -83,7 +84,6 @@ class Learner:
     # --- Building ----------------------------------------------------------------------------------------------------
 
     def _trained_model(self, registry: Registry) -> TrainedModel:
-        from slime_core.learner.components import build_model_spec, who_builds
         from slime_core.learner.freezing import freeze
 
         settings, config = self._settings, self._config
@@ -102,8 +102,6 @@ class Learner:
         )
 
     def _build_critic(self, registry: Registry) -> Critic:
-        from slime_core.learner.components import build_model_spec, who_builds
-
         settings = self._settings
         spec = build_model_spec(registry, settings.architecture, options=settings.options, custom=self.custom)
         return Critic(spec, builder=who_builds(registry, settings.architecture), settings=settings)
@@ -116,29 +114,6 @@ class Learner:
     def _critic_only(self) -> int:
         """Rollouts at the start that leave the actor as it is."""
         return self._config.critic.num_critic_only_steps
-
-    def _components(self, registry: Registry) -> tuple[Any, Any]:
-        from megatron.core import parallel_state
-
-        from slime_core.learner.components import build_estimation, build_objective
-
-        settings = self._settings
-        shared = parallel_state.get_context_parallel_group() if settings.layout.context > 1 else None
-        replicas = parallel_state.get_data_parallel_group(with_context_parallel=False)
-        algorithm, options = settings.config.algorithm, settings.options
-        generates: Any = registry.find(Kind.GENERATE_FUNCTION, settings.config.rollout.generate_function).traits
-        return (
-            build_objective(
-                registry,
-                settings.policy_loss,
-                algorithm,
-                options=options,
-                context_group=shared,
-                custom=self.custom,
-                drawn=generates.draws,
-            ),
-            build_estimation(registry, algorithm, options=options, data_group=replicas, context_group=shared),
-        )
 
     def _replay(self) -> Any:
         """What keeps a mixture's routes; None: routers choose anew in every pass."""
