@@ -3,6 +3,7 @@
     layout.py      how the model is cut over ranks, and Megatron's parallel state
     spec.py        builds a model from a Hugging Face config and maps its weights both ways (public: model specs use it)
     unsupported.py what of a config.json spec.py does not build, found without torch (public, like spec.py)
+    bridge.py      what mbridge is shown of a config, of weights and of layers
     attention.py   packed sequences: core attention and rotary positions without a loop over sequences
     norm.py        the norm of every layer
     rows.py        where the tokens of a packed row go: padded batches, and context-parallel ranks

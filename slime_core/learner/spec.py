@@ -8,22 +8,15 @@ A family that mbridge knows takes three lines::
 
 and declares its Hugging Face architecture in the traits of its component. A family that mbridge does not know brings
 its own class with the same three methods.
-
-mbridge 0.15.1 was written for transformers 4 and for layers of TransformerEngine. What that takes here: the config it
-sees is a copy in the old form (:func:`_classic_config`), the weights it sees carry TransformerEngine's names
-(:class:`_NamedForMBridge`), and its bridge is subclassed, never patched (:func:`_local_bridge`). All three go when
-mbridge builds the local spec itself.
 """
 
 from __future__ import annotations
 
-import copy
 import difflib
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +24,7 @@ import torch
 
 from slime_core.cpu.accelerator import accelerator
 from slime_core.errors import CheckpointError, ConfigError, RunError
+from slime_core.learner.bridge import NamedForMBridge, classic_config, local_bridge, share_embedding
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.unsupported import unsupported
 
@@ -104,16 +98,16 @@ class MBridgeSpec:
             raise ConfigError(f"the {hf_config.model_type} model {', and '.join(reasons)}")
         _refuse_uncut(hf_config, parallel)
         _refuse_other_state(parallel)
-        bridge_class = _local_bridge(hf_config.model_type)
+        bridge_class = local_bridge(hf_config.model_type)
         _refuse_unknown(overrides or {}, bridge_class.TransformerConfigClass)
         # mbridge would turn sequence parallelism on wherever tensors are split.
         settings = {**PLAIN_LAYERS, "sequence_parallel": parallel.sequence, **(overrides or {})}
         if parallel.pipeline > 1:
             settings.setdefault("pipeline_model_parallel_layout", parallel.stages(hf_config.num_hidden_layers))
-        self._bridge = bridge_class(_classic_config(hf_config), dtype, settings)
+        self._bridge = bridge_class(classic_config(hf_config), dtype, settings)
         self._bridge.layers = self.layers or local_layers
         if hf_config.tie_word_embeddings:
-            _share_embedding(self._bridge)
+            share_embedding(self._bridge)
         _refuse_router_losses(self._bridge.config)
         stages = range(parallel.virtual_pipeline)
         return [_build_chunk(self._bridge, stage, parallel, provider=self.provider) for stage in stages]
@@ -126,7 +120,7 @@ class MBridgeSpec:
             RunError: nothing was built yet.
         """
         bridge = self._built()
-        views = [_NamedForMBridge(chunk) for chunk in chunks]
+        views = [NamedForMBridge(chunk) for chunk in chunks]
         _refuse_mismatch(bridge, views, Path(folder))
         with torch.no_grad():
             bridge.load_weights(views, str(folder))
@@ -141,7 +135,7 @@ class MBridgeSpec:
         Raises:
             RunError: nothing was built yet.
         """
-        views = [_NamedForMBridge(chunk) for chunk in chunks]
+        views = [NamedForMBridge(chunk) for chunk in chunks]
         seen = set()
         with torch.no_grad():
             for name, weight in self._built().export_weights(views):
@@ -176,12 +170,6 @@ def _build_chunk(
     for parameter in chunk.parameters():
         set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
     return chunk.to(accelerator())
-
-
-def _share_embedding(bridge: Any) -> None:
-    """A last pipeline stage has its own copy of a tied embedding; mbridge 0.15.1 says so for Qwen2 and Qwen3 alone."""
-    bridge._DIRECT_MAPPING["output_layer.weight"] = "model.embed_tokens.weight"
-    bridge._get_hf_shared_weight_keys = lambda: ["model.embed_tokens.weight"]
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------
@@ -248,7 +236,7 @@ def _refuse_unknown(overrides: Mapping[str, Any], config_class: Any) -> None:
         raise ConfigError(f"{name!r} was asked for, but {config_class.__name__} has no such field{hint}")
 
 
-def _refuse_mismatch(bridge: Any, views: Iterable[_NamedForMBridge], folder: Path) -> None:
+def _refuse_mismatch(bridge: Any, views: Iterable[NamedForMBridge], folder: Path) -> None:
     """Compare the names of all ranks with those in the folder: mbridge ignores what it has no place for."""
     import torch.distributed as dist
 
@@ -266,7 +254,7 @@ def _refuse_mismatch(bridge: Any, views: Iterable[_NamedForMBridge], folder: Pat
         )
 
 
-def _hf_names(bridge: Any, view: _NamedForMBridge) -> Iterator[str]:
+def _hf_names(bridge: Any, view: NamedForMBridge) -> Iterator[str]:
     for name in bridge._weight_name_mapping_mcore_local_to_global(view).values():
         try:
             yield from bridge._weight_name_mapping_mcore_to_hf(name)
@@ -277,46 +265,7 @@ def _hf_names(bridge: Any, view: _NamedForMBridge) -> Iterator[str]:
             ) from error
 
 
-# --- What mbridge is shown --------------------------------------------------------------------------------------------
-
-
-def _classic_config(hf_config: Any) -> Any:
-    """A copy in the form of transformers 4: transformers 5 moved ``rope_theta`` into ``rope_parameters``."""
-    classic = copy.deepcopy(hf_config)
-    for name, value in (hf_config.rope_parameters or {}).items():
-        if name in ("rope_theta", "partial_rotary_factor"):
-            setattr(classic, name, value)
-    return classic
-
-
-@cache
-def _local_bridge(model_type: str) -> Any:
-    """mbridge's class for ``model_type``, made to build local layers and to keep its name table to itself."""
-    from mbridge.core.bridge import _MODEL_REGISTRY
-
-    if model_type not in _MODEL_REGISTRY:
-        raise ConfigError(
-            f"model type {model_type!r} was asked for, but mbridge maps only {', '.join(sorted(_MODEL_REGISTRY))}; "
-            "another family needs a plugin whose model spec brings its own mapping"
-        )
-    registered: Any = _MODEL_REGISTRY[model_type]
-
-    class LocalBridge(registered):  # type: ignore[misc]
-        has_vp_stage = True
-
-        def __init__(self, hf_config: Any, dtype: torch.dtype, settings: Mapping[str, Any]) -> None:
-            # A tied model writes into the table of its *class* (models/qwen2.py:60), for every later model.
-            self._DIRECT_MAPPING = dict(registered._DIRECT_MAPPING)
-            self._settings = settings
-            super().__init__(hf_config, dtype=dtype)
-
-        def _build_base_config(self, **derived: Any) -> Any:
-            return super()._build_base_config(**{**derived, **self._settings})
-
-        def _get_transformer_layer_spec(self, vp_stage: int | None = None) -> Any:
-            return self.layers(self.config, vp_stage=vp_stage)
-
-    return LocalBridge
+# --- Layers -----------------------------------------------------------------------------------------------------------
 
 
 def local_layers(config: Any, *, vp_stage: int | None = None) -> Any:
@@ -350,38 +299,3 @@ def local_layers(config: Any, *, vp_stage: int | None = None) -> Any:
         if isinstance(mixture, MoESubmodules):
             mixture.router = KeepingRouter
     return block
-
-
-class _NamedForMBridge:
-    """A chunk whose parameters carry the names of TransformerEngine's layers, the only ones that mbridge maps."""
-
-    def __init__(self, chunk: Any) -> None:
-        state = {name: tensor for name, tensor in chunk.state_dict().items() if "_extra_state" not in name}
-        self.decoder = chunk.decoder
-        self._names = {name: _engine_name(name, state) for name in state}
-        self._state = {self._names[name]: tensor for name, tensor in state.items()}
-        self._parameters = [(self._names[name], parameter) for name, parameter in chunk.named_parameters()]
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return self._state
-
-    def named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
-        return self._parameters
-
-
-def _engine_name(name: str, state: Mapping[str, Any]) -> str:
-    """The name a parameter has in TransformerEngine's layers, which fuse a norm into the matrix that follows it."""
-    layer = re.sub(r"^(decoder\.layers\.\d+\.).*", r"\1", name)
-    name = re.sub(r"\.local_experts\.(\d+)\.(linear_fc\d)\.weight$", r".\2.weight\1", name)
-    for norm, matrix in _FUSED_NORMS.items():
-        if name.startswith(f"{layer}{norm}.") and f"{layer}{matrix}.weight" in state:
-            return name.replace(f"{norm}.", f"{matrix}.layer_norm_")
-    return name
-
-
-_FUSED_NORMS: Mapping[str, str] = {
-    "input_layernorm": "self_attention.linear_qkv",
-    "pre_mlp_layernorm": "mlp.linear_fc1",
-    "self_attention.q_layernorm": "self_attention.linear_q_up_proj",
-    "self_attention.kv_layernorm": "self_attention.linear_kv_up_proj",
-}
