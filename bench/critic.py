@@ -16,11 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
 import sys
 import tempfile
-import time
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -32,12 +29,13 @@ import torch.distributed as dist
 
 import slime_core
 from slime_core.config.schema import AlgorithmConfig, ClusterConfig, CriticConfig, OptimizerConfig, RunConfig
-from slime_core.cpu.megatron import install
 from slime_core.learner.layout import ParallelLayout
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import loss_masks, make_shards
 from slime_core.types import Sample, Status, TrainBatch
-from slime_core.weights.group import reserve
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench.ranks import distance, free_address, learner_of, prepare, relative, run_ranks
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
@@ -201,29 +199,22 @@ def make_models(folder: Path) -> None:
 
 def build(case: Case, rank: int, address: str, folder: Path) -> Any:
     """A learner with an actor and a critic whose head has weights."""
-    from slime_core.learner.rank import Learner, LearnerSettings
-    from slime_core.plugins.registry import activate
-
     config = RunConfig(
         cluster=ClusterConfig(device="cpu"),
         algorithm=AlgorithmConfig(advantage_estimator="ppo", gamma=GAMMA, lambd=LAMBD),
         optimizer=OptimizerConfig(**SMOOTH),
         critic=CriticConfig(value_clip=VALUE_CLIP),
     )
-    settings = LearnerSettings(
+    learner = learner_of(
         config,
         folder / case.model,
         ARCHITECTURE,
-        "clipped",
-        {},
-        num_steps=100,
         rank=rank,
-        world_size=case.ranks,
+        ranks=case.ranks,
         address=address,
-        num_threads=1,
         layout=case.layout,
+        plugins=["ppo"],
     )
-    learner = Learner(settings, activate(["ppo"], architecture=ARCHITECTURE).registry)
     head = getattr(learner.critic.trained.chunks[-1], "output_layer", None)
     if head is not None:
         with torch.no_grad():
@@ -298,15 +289,13 @@ def replay(case: Case, task: Task, mutate: Callable[[], None] = lambda: None) ->
         SystemExit: a rank failed or hung.
         Apart: ranks disagree.
     """
-    address, context = free_address(), multiprocessing.get_context("fork")
+    address = free_address()
     targets = [task.models / f"rank-{rank}.pt" for rank in range(case.ranks)]
-    ranks = [
-        context.Process(target=carry_out, args=(case, rank, address, task, target, mutate))
-        for rank, target in enumerate(targets)
-    ]
-    for rank in ranks:
-        rank.start()
-    await_all(case, ranks)
+
+    def run(rank: int) -> None:
+        carry_out(case, rank, address, task, targets[rank], mutate)
+
+    run_ranks(case.name, case.ranks, run, limit_s=TIMEOUT_S)
     parts = [Outcome(**torch.load(target, weights_only=True)) for target in targets]
     whole = Outcome(metrics=parts[0].metrics, gradients=[{} for _ in range(NUM_STEPS)])
     for part in parts:
@@ -317,26 +306,6 @@ def replay(case: Case, task: Task, mutate: Callable[[], None] = lambda: None) ->
         for mine, theirs in zip(whole.gradients, part.gradients, strict=True):
             merge(mine, theirs, case)
     return whole
-
-
-def await_all(case: Case, ranks: list[Any]) -> None:
-    """Returns if every rank ends well within the limit."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while any(rank.is_alive() for rank in ranks) and time.monotonic() < deadline:
-        if any(rank.exitcode for rank in ranks):
-            break
-        time.sleep(0.01)
-    codes = [rank.exitcode for rank in ranks]
-    for rank in ranks:
-        rank.kill()
-        rank.join()
-    if any(code != 0 for code in codes):
-        sys.exit(f"{case.name}: exit codes {codes}; None: was still running")
-
-
-def free_address() -> str:
-    """Where the ranks, which are forked from this process, can meet."""
-    return f"127.0.0.1:{reserve('127.0.0.1')}"
 
 
 def merge(whole: dict[Any, torch.Tensor], part: dict[Any, torch.Tensor], case: Case) -> None:
@@ -412,14 +381,6 @@ def compare(name: str, found: Outcome, expected: Outcome) -> Difference:
     )
 
 
-def relative(found: float, expected: float) -> float:
-    return abs(found - expected) / max(abs(expected), 1e-30)
-
-
-def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
-
-
 def joined(columns: dict[int, torch.Tensor]) -> torch.Tensor:
     return torch.cat([columns[index] for index in sorted(columns)])
 
@@ -493,24 +454,6 @@ def measure(folder: Path) -> list[Difference]:
         compare(DIVIDED.name, replay(DIVIDED, task), in_plain_torch(folder, DIVIDED.divisor)),
         *(broken(name, task, alone, plain) for name in MUTANTS),
     ]
-
-
-def prepare() -> None:
-    """Import what every rank needs, once, before any of them is forked."""
-    install()
-    # Megatron warns about its own calls between its own modules.
-    warnings.filterwarnings("ignore", category=DeprecationWarning, module="megatron")
-    warnings.filterwarnings("ignore", message="The .grad attribute|When using", module="megatron")
-    # torch 2.13 renamed what Megatron calls.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    torch.set_num_threads(1)
-    import mbridge  # noqa: F401
-    import transformers  # noqa: F401
-
-    import slime_core.learner.critic
-    import slime_core.learner.gradients
-    import slime_core.learner.passes
-    import slime_core.learner.rank  # noqa: F401
 
 
 def main() -> None:

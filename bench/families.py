@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -32,14 +30,13 @@ import torch
 
 from slime_core.config.learning import LearnerConfig
 from slime_core.config.schema import ClusterConfig, OptimizerConfig, RunConfig
-from slime_core.cpu.megatron import install
 from slime_core.learner.layout import ParallelLayout
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, Status, TrainBatch
-from slime_core.weights.group import reserve
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench.ranks import distance, free_address, learner_of, prepare, run_ranks
 from tests.engines.families import FAMILIES, live_run, of_hugging_face, write
 
 BOUND = 1e-5
@@ -246,19 +243,15 @@ def shards(samples: Sequence[Sample], num_ranks: int, *, replays: bool) -> list[
 
 
 def build(case: Case, rank: int, address: str, folder: Path) -> Any:
-    from slime_core.learner.rank import Learner, LearnerSettings
-    from slime_core.plugins.registry import activate
-
     architecture = f"{FAMILIES[case.family][0]}ForCausalLM"
     config = RunConfig(
         cluster=ClusterConfig(device="cpu"),
         optimizer=OptimizerConfig(lr=0.0),
         learner=LearnerConfig(use_rollout_routing_replay=case.replays),
     )
-    place = {"rank": rank, "world_size": case.ranks, "address": address, "num_threads": 1, "layout": case.layout}
-    settings = LearnerSettings(config, folder, architecture, "clipped", {}, 100, **place)
+    place = {"rank": rank, "ranks": case.ranks, "address": address, "layout": case.layout}
     with overridden(case.overrides):
-        return Learner(settings, activate([], architecture=architecture).registry)
+        return learner_of(config, folder, architecture, **place)
 
 
 @contextmanager
@@ -308,32 +301,15 @@ def replay(case: Case, samples: list[Sample], folder: Path, target: Path) -> dic
     Raises:
         SystemExit: a rank failed or hung; its traceback is on standard error.
     """
-    address = f"127.0.0.1:{reserve('127.0.0.1')}"
-    context = multiprocessing.get_context("fork")
+    address = free_address()
     files = [target / f"rank-{rank}.pt" for rank in range(case.ranks)]
-    ranks = [
-        context.Process(target=carry_out, args=(case, samples, rank, address, folder, file))
-        for rank, file in enumerate(files)
-    ]
-    for rank in ranks:
-        rank.start()
-    await_all(case, ranks)
+
+    def run(rank: int) -> None:
+        carry_out(case, samples, rank, address, folder, files[rank])
+
+    run_ranks(case.name, case.ranks, run, limit_s=TIMEOUT_S)
     found: dict[str, Any] = torch.load(files[0], weights_only=True)
     return found
-
-
-def await_all(case: Case, ranks: list[Any]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while any(rank.is_alive() for rank in ranks) and time.monotonic() < deadline:
-        if any(rank.exitcode for rank in ranks):
-            break
-        time.sleep(0.01)
-    codes = [rank.exitcode for rank in ranks]
-    for rank in ranks:
-        rank.kill()
-        rank.join()
-    if any(code != 0 for code in codes):
-        sys.exit(f"{case.name}: exit codes {codes}; None: was still running")
 
 
 def compare(case: Case, found: dict[str, Any], expected: Expected, folder: Path, seconds: float) -> Difference:
@@ -341,10 +317,7 @@ def compare(case: Case, found: dict[str, Any], expected: Expected, folder: Path,
 
     if found["gradients"].keys() != expected.gradients.keys():
         sys.exit(f"{case.name}: gradients of other weights: {found['gradients'].keys() ^ expected.gradients.keys()}")
-    apart = [
-        (float((gradient - expected.gradients[name]).norm() / expected.gradients[name].norm()), name)
-        for name, gradient in found["gradients"].items()
-    ]
+    apart = [(distance(gradient, expected.gradients[name]), name) for name, gradient in found["gradients"].items()]
     weights, file = found["weights"], load_file(folder / "model.safetensors")
     different = [name for name in weights.keys() & file.keys() if not torch.equal(weights[name], file[name])]
     metrics = found["metrics"]
@@ -434,12 +407,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.engines:
         sys.exit(not live(options.engines, options.only))
-    # Before anything of Megatron is imported, here and in the forked ranks.
-    warnings.filterwarnings("ignore")
-    install()
-    torch.set_num_threads(1)
-    import slime_core.learner.spec  # noqa: F401  (the ranks are forked from a process that has it)
-
+    prepare()
     found = []
     print("| family and layout | ranks | log-probs apart, mean | largest | gradient | weights that differ |")
     print("|---|---|---|---|---|---|")

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import sys
 import tempfile
-import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +21,13 @@ import torch
 
 import slime_core
 from slime_core.config.schema import AlgorithmConfig, ClusterConfig, LearnerConfig, OptimizerConfig, RunConfig
-from slime_core.cpu.megatron import install
 from slime_core.learner.layout import ParallelLayout
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, Status, TrainBatch
-from slime_core.weights.group import reserve
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench.ranks import distance, free_address, learner_of, prepare, relative, run_ranks
 
 EMBEDDED = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
 ARCHITECTURES = {"dense": "Qwen3ForCausalLM", "experts": "Qwen3MoeForCausalLM"}
@@ -102,8 +101,6 @@ def shards(num_ranks: int, *, share: bool) -> list[TrainBatch]:
 def train(case: Case, rank: int, address: str, folder: Path, target: Path) -> None:
     """Runs in a forked process; writes metrics, gradients and tokens to ``target``."""
     from slime_core.learner.gradients import named_gradients
-    from slime_core.learner.rank import Learner, LearnerSettings
-    from slime_core.plugins.registry import activate
 
     config = RunConfig(
         cluster=ClusterConfig(device="cpu"),
@@ -111,21 +108,15 @@ def train(case: Case, rank: int, address: str, folder: Path, target: Path) -> No
         learner=LearnerConfig(max_tokens_per_gpu=MAX_TOKENS),
         optimizer=OptimizerConfig(lr=1e-4),
     )
-    architecture = ARCHITECTURES[case.model]
-    settings = LearnerSettings(
+    learner = learner_of(
         config,
         folder / case.model,
-        architecture,
-        "clipped",
-        {},
-        num_steps=10,
+        ARCHITECTURES[case.model],
         rank=rank,
-        world_size=case.ranks,
+        ranks=case.ranks,
         address=address,
-        num_threads=1,
         layout=case.layout,
     )
-    learner = Learner(settings, activate([], architecture=architecture).registry)
     found: dict[str, Any] = {}
     finish, cut = learner.actor.optimizer.step, learner._cut
 
@@ -152,21 +143,13 @@ def replay(case: Case, folder: Path) -> dict[str, Any]:
     Raises:
         SystemExit: a rank failed, or did not end in time.
     """
-    address = f"127.0.0.1:{reserve('127.0.0.1')}"
+    address = free_address()
     targets = [folder / f"rank-{rank}.pt" for rank in range(case.ranks)]
-    ranks = [
-        multiprocessing.get_context("fork").Process(target=train, args=(case, rank, address, folder, target))
-        for rank, target in enumerate(targets)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(TIMEOUT_S)
-    codes = [process.exitcode for process in ranks]
-    for process in ranks:
-        process.kill()
-    if any(codes) or None in codes:
-        sys.exit(f"{case.name}: exit codes {codes}; None: was still running")
+
+    def run(rank: int) -> None:
+        train(case, rank, address, folder, targets[rank])
+
+    run_ranks(case.name, case.ranks, run, limit_s=TIMEOUT_S)
     found = [torch.load(target, weights_only=True) for target in targets]
     replicas = case.ranks // case.layout.data_size(case.ranks) // case.layout.context
     return found[0] | {"tokens": sum(one["tokens"] for one in found) // replicas}
@@ -179,10 +162,10 @@ def compare(case: Case, found: dict[str, Any], expected: dict[str, Any]) -> Diff
     pairs = [(gradient, expected["gradients"][name]) for name, gradient in found["gradients"].items()]
     return Difference(
         case.name,
-        loss=abs(mine["train/loss"] / theirs["train/loss"] - 1),
-        grad_norm=abs(mine["train/grad_norm"] / theirs["train/grad_norm"] - 1),
+        loss=relative(mine["train/loss"], theirs["train/loss"]),
+        grad_norm=relative(mine["train/grad_norm"], theirs["train/grad_norm"]),
         metric=max(abs(mine[name] - theirs[name]) / max(abs(theirs[name]), 1) for name in theirs),
-        gradient=max(float((a - b).norm() / b.norm()) for a, b in pairs),
+        gradient=max(distance(a, b) for a, b in pairs),
         once=found["tokens"],
         repeated=expected["tokens"],
     )
@@ -233,19 +216,6 @@ def measure() -> list[Difference]:
                 flush=True,
             )
     return rows
-
-
-def prepare() -> None:
-    """Import what every rank needs, once, before any of them is forked."""
-    install()
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    import mbridge  # noqa: F401
-    import transformers  # noqa: F401
-
-    import slime_core.learner.gradients
-    import slime_core.learner.passes
-    import slime_core.learner.rank  # noqa: F401
 
 
 def main() -> None:

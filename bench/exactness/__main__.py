@@ -14,10 +14,11 @@ from typing import Any
 
 from bench import exactness
 from bench.exactness.layouts import SMALL, WHOLE
-from bench.exactness.matrix import FLOAT64, Matrix, prepare
+from bench.exactness.matrix import FLOAT64, Matrix
 from bench.exactness.mutants import MUTANTS, SMALL_MUTANTS, Mutant
 from bench.exactness.outcome import Difference
 from bench.exactness.report import print_matrix, print_mutants, print_rows
+from bench.ranks import prepare
 
 
 def main() -> None:

@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slime_core.weights.group import reserve
-
-__all__ = ["Job", "free_address", "run_jobs"]
+__all__ = ["Job", "run_jobs"]
 
 LIMIT_S = 300.0
 """Of one job; some seconds on idle cores."""
@@ -41,11 +39,6 @@ class Job:
     failure: str = ""
     processes: list[Any] = field(default_factory=list)
     began: float = 0.0
-
-
-def free_address() -> str:
-    """Where ranks can meet."""
-    return f"127.0.0.1:{reserve('127.0.0.1')}"
 
 
 def run_jobs(jobs: Sequence[Job], *, cores: int | None = None) -> None:

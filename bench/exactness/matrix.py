@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,37 +11,17 @@ import torch
 
 from bench.exactness import models, plain, rank
 from bench.exactness.cases import CASES, Case
-from bench.exactness.jobs import Job, free_address, run_jobs
+from bench.exactness.jobs import Job, run_jobs
 from bench.exactness.layouts import LAYOUTS, ONE, PLAIN, Layout
 from bench.exactness.mutants import Mutant
 from bench.exactness.outcome import Difference, Outcome, compare, failed
 from bench.exactness.rollout import Rollout, make_rollout
+from bench.ranks import free_address
 
-__all__ = ["Matrix", "prepare"]
+__all__ = ["FLOAT64", "Matrix"]
 
 FLOAT64 = "torch, float64"
 """Of the case ``trained`` only: how much float32 itself leaves open."""
-
-
-def prepare() -> None:
-    """Import what every rank needs, once, before any of them is forked."""
-    from slime_core.cpu.megatron import install
-
-    install()
-    # Megatron warns about its own calls between its own modules.
-    warnings.filterwarnings("ignore", category=DeprecationWarning, module="megatron")
-    warnings.filterwarnings("ignore", message="The .grad attribute|When using", module="megatron")
-    # torch 2.13 renamed what Megatron calls.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    torch.set_num_threads(1)
-    import mbridge  # noqa: F401
-    import transformers
-
-    import slime_core.learner.gradients
-    import slime_core.learner.passes
-    import slime_core.learner.rank  # noqa: F401
-
-    transformers.utils.logging.disable_progress_bar()
 
 
 @dataclass

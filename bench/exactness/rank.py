@@ -18,6 +18,7 @@ from bench.exactness.cases import Case
 from bench.exactness.layouts import Layout
 from bench.exactness.outcome import Outcome
 from bench.exactness.rollout import Rollout
+from bench.ranks import learner_of
 
 __all__ = ["train_all"]
 
@@ -72,24 +73,18 @@ def _architecture(case: Case) -> str:
 
 def _build(layout: Layout, case: Case, rank: int, address: str, folder: Path) -> Any:
     from slime_core.learner.corrections import NamedCorrection
-    from slime_core.learner.rank import Learner, LearnerSettings
-    from slime_core.plugins.registry import activate
 
-    architecture = _architecture(case)
-    settings = LearnerSettings(
+    learner = learner_of(
         given.run_config(case, folder),
         folder / "actor",
-        architecture,
-        case.policy_loss,
-        {},
-        num_steps=100,
+        _architecture(case),
         rank=rank,
-        world_size=layout.ranks,
+        ranks=layout.ranks,
         address=address,
-        num_threads=1,
         layout=layout.parallel,
+        plugins=case.plugins,
+        policy_loss=case.policy_loss,
     )
-    learner = Learner(settings, activate(list(case.plugins), architecture=architecture).registry)
     if case.user_loss:
         learner._objective._policy_loss = given.sequence_loss
     if case.estimated:
