@@ -1,8 +1,8 @@
 """The training loop. Start here.
 
 One step is a sentence: sample, train, save, publish, evaluate. Training borrows the devices and gives them back only
-when its weights are published. Overlap of sampling and training is the sampler's business, sharing of devices the
-lending's: neither needs a second loop.
+when its weights are published. Overlap of sampling and training is the sampler's business, which is told what the
+engines serve; sharing of devices is the lending's: neither needs a second loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
 from slime_core.track.track import Track
 
-__all__ = ["Learner", "Rollout", "Sampler", "train"]
+__all__ = ["Learner", "Rollout", "Sampler", "SamplerState", "train"]
 
 
 class Rollout(Protocol):
@@ -31,9 +31,17 @@ class Rollout(Protocol):
     def metrics(self) -> dict[str, float]:
         """What its samples look like."""
 
+
+class SamplerState(Protocol):
+    """What a checkpoint holds of the sampler, all of one moment."""
+
     @property
     def cursor(self) -> dict[str, Any]:
-        """Where the data stands behind it."""
+        """Where the data stands behind the rollouts that were returned, whatever was generated ahead."""
+
+    @property
+    def plugin_states(self) -> PlaceStates:
+        """What the plugins of the sampler want to find in a checkpoint."""
 
 
 class Sampler(Protocol):
@@ -45,8 +53,11 @@ class Sampler(Protocol):
     def evaluate(self, step: int) -> dict[str, float]:
         """Scores of the weights that the engines hold."""
 
-    def plugin_states(self) -> PlaceStates:
-        """What the plugins of the sampler want to find in a checkpoint."""
+    def published(self, version: int) -> None:
+        """The engines serve ``version``; what is generated ahead may go on."""
+
+    def state(self) -> SamplerState:
+        """What a checkpoint holds of the sampler."""
 
 
 class Learner(Protocol):
@@ -76,7 +87,7 @@ def train(
     hold."""
     total = config.rollout.num_rollout
     with devices.lend("learner"):
-        served = publish(learner, track, devices, hooks, version=state.step)
+        served = publish(learner, sampler, track, devices, hooks, version=state.step)
     if config.evaluates and not config.eval.skip_eval_before_train:
         evaluate(sampler, track, step=state.step, served=served)
     for step in range(state.step, total):
@@ -87,29 +98,35 @@ def train(
             with devices.lend("learner"):
                 with track.timer("train"):
                     metrics.update(learner.train(rollout.refs))
-                state = replace(state, step=step + 1, cursor=rollout.cursor)
+                state = replace(state, step=step + 1)
                 if is_due(config.checkpoint.save_interval, state.step) or state.step == total:
                     with track.timer("save"):
-                        save(state, learner, sampler, hooks)
+                        state = save(state, learner, sampler, hooks)
                 if is_due(config.weights.update_weights_interval, state.step):
-                    served = publish(learner, track, devices, hooks, version=state.step)
+                    served = publish(learner, sampler, track, devices, hooks, version=state.step)
             metrics.update(hooks.failures.report(track.warn))
         if is_due(config.eval.eval_interval, state.step) or (config.eval.eval_interval and state.step == total):
             evaluate(sampler, track, step=state.step, served=served)
     return state
 
 
-def save(state: RunState, learner: Learner, sampler: Sampler, hooks: LifecycleHooks) -> None:
-    """Write a checkpoint, with what the plugins of every process want to find in it."""
-    states: dict[str, Any] = {Place.DRIVER: hooks.states(), Place.SAMPLER: sampler.plugin_states()}
-    learner.save(replace(state, plugin_states=states))
+def save(state: RunState, learner: Learner, sampler: Sampler, hooks: LifecycleHooks) -> RunState:
+    """Write a checkpoint, with where the data stands and what the plugins of every process want to find; returns it."""
+    found = sampler.state()
+    states: dict[str, Any] = {Place.DRIVER: hooks.states(), Place.SAMPLER: found.plugin_states}
+    state = replace(state, cursor=found.cursor, plugin_states=states)
+    learner.save(state)
+    return state
 
 
-def publish(learner: Learner, track: Track, devices: Lending, hooks: LifecycleHooks, *, version: int) -> int:
+def publish(
+    learner: Learner, sampler: Sampler, track: Track, devices: Lending, hooks: LifecycleHooks, *, version: int
+) -> int:
     """Hand the learner's weights to every engine; returns the version that the engines now serve."""
     with track.timer("update_weights"):
         devices.make_room_for_weights()
         learner.publish(version)
+        sampler.published(version)
     hooks.call("slime_after_weight_sync", version=version)
     return version
 

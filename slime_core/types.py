@@ -120,6 +120,8 @@ class Sample:
             for this row, see :mod:`slime_core.data.named`.
         generate_function_path: slime's name for the former, which goes before it; a component's name, never a path.
         weight_versions: the versions of the weights that produced the response, oldest first.
+        weight_spans: which of them drew which tokens of the response, ``(version, start, end)`` with ``end`` excluded;
+            tokens that no engine drew are in no span. Empty: not recorded; one version then drew the whole response.
         rollout_log_probs: the engine's log-probability of each response id, after division by the temperature.
         rollout_routed_experts: int16 [tokens - 1, layers, experts a token], which experts of a mixture the engine took;
             None: it was not asked (``use_rollout_routing_replay``).
@@ -145,6 +147,7 @@ class Sample:
     multimodal_inputs: Any = None
     multimodal_train_inputs: Any = None
     weight_versions: list[str] = field(default_factory=list)
+    weight_spans: list[tuple[str, int, int]] = field(default_factory=list)
     rollout_log_probs: list[float] | LogProbs | None = None
     rollout_routed_experts: Any = field(default=None, compare=False)
     remove_sample: bool = False
@@ -224,14 +227,17 @@ class Sample:
         self.response_length += len(ids)
         self.response += text
         if meta_info is not None:
-            self._take_over(meta_info, is_last=update_terminal_info)
+            self._take_over(meta_info, len(ids), is_last=update_terminal_info)
 
     def _mask_so_far(self) -> Iterable[int]:
         return [1] * self.response_length if self.loss_mask is None else self.loss_mask
 
-    def _take_over(self, meta_info: dict[str, Any], *, is_last: bool) -> None:
+    def _take_over(self, meta_info: dict[str, Any], added: int, *, is_last: bool) -> None:
         spans = meta_info.get("weight_versions") or [{"version": meta_info.get("weight_version")}]
         self.weight_versions += [one["version"] for one in spans if one["version"] not in (None, *self.weight_versions)]
+        begin = self.response_length - added
+        places = [(one["version"], one.get("start", 0), one.get("end", added)) for one in spans]
+        self.weight_spans += [(name, begin + start, begin + end) for name, start, end in places if name and end > start]
         if is_last:
             ends = {"length": Status.TRUNCATED, "abort": Status.ABORTED, "stop": Status.COMPLETED}
             reason = meta_info["finish_reason"]
@@ -255,7 +261,8 @@ class Sample:
         """
         counters = SpecInfo(**values.get("spec_info", {}))
         status = Status(values.get("status", Status.PENDING))
-        return Sample(**{**values, "status": status, "spec_info": counters})
+        spans = [(version, start, end) for version, start, end in values.get("weight_spans", ())]
+        return Sample(**{**values, "status": status, "spec_info": counters, "weight_spans": spans})
 
 
 def _nested(numbers: Any) -> Any:

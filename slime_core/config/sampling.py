@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from slime_core.config.bounded import All, Count, CountOrZero, Name, Positive, Share
 from slime_core.config.section import Section
 
@@ -55,6 +57,27 @@ class RolloutConfig(Section):
     """Seconds that scoring may take; beyond, its process is ended and only the sample in question is lost."""
     reward_memory_gib: Positive = 4.0
     """Memory of one such process in GiB; beyond, the same happens."""
+    async_buffer_size: CountOrZero = 0
+    """Rollouts that may be generated ahead while the learner trains. 0: none, generation starts when the loop asks.
+
+    1: one step ahead. What is generated ahead is trained with newer weights than drew it: see max_staleness.
+    """
+    max_staleness: CountOrZero | None = None
+    """How many trained rollouts older the weights that drew a sample's first token may be than those it trains.
+
+    0: exactly on-policy. None: as old as async_buffer_size and update_weights_interval make them, and never refused.
+    """
+    stale_samples: Literal["requeue", "correct", "evict"] = "requeue"
+    """What becomes of samples above max_staleness: the prompt comes again, they are trained, or they are left out.
+
+    correct needs a correction that compares learner and engine, or use_rollout_logprobs; no rollout waits for a slow
+    group then.
+    """
+    pause_generation_mode: Literal["retract", "in_place", "abort"] = "retract"
+    """What becomes of requests in flight when weights are published. retract: they go on, with their cache recomputed.
+
+    in_place: they go on with the cache of the old weights. abort: they end, and their prompts come again.
+    """
     sglang_server_concurrency: Count = 64
     """Requests in flight an engine; the rest wait in the sampler."""
     rollout_request_timeout_s: Positive = 300.0

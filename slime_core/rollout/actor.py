@@ -15,19 +15,17 @@ from slime_core.config.schema import WatchConfig
 from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.rollout.recorded import RecordedSampler
-from slime_core.rollout.sampler import Sampler, SamplerSettings
+from slime_core.rollout.sampler import Sampler, SamplerSettings, SamplerState
 
 __all__ = ["SampledShards", "SamplerActor", "SamplerHandle"]
 
 
 @dataclass(frozen=True, slots=True)
 class SampledShards:
-    """One rollout as the driver sees it: references to one shard a data-parallel rank, metrics, and the cursor behind
-    it."""
+    """One rollout as the driver sees it: references to one shard a data-parallel rank, and metrics."""
 
     refs: list[Any]
     metrics: dict[str, float]
-    cursor: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
     failures: Failures = field(default_factory=Failures)
 
@@ -55,17 +53,21 @@ class SamplerActor(Watched):
         # Wrapped in a list, a reference is passed on as it is; bare, Ray would fetch the shard into the driver.
         refs = [ray.put(shard) for shard in sampled.shards]
         failures = self._sampler.hooks.failures.take()
-        return SampledShards(refs, sampled.metrics, sampled.cursor, sampled.warnings, failures)
+        return SampledShards(refs, sampled.metrics, sampled.warnings, failures)
 
     async def evaluate(self, step: int) -> dict[str, float]:
         """Measure every evaluation set."""
         metrics: dict[str, float] = await self._sampler.evaluate(step)
         return metrics
 
-    async def plugin_states(self) -> PlaceStates:
-        """What the plugins of this process want to find in a checkpoint."""
-        states: PlaceStates = self._sampler.hooks.states()
-        return states
+    async def published(self, version: int) -> None:
+        """The engines serve ``version``."""
+        self._sampler.published(version)
+
+    async def state(self) -> SamplerState:
+        """What a checkpoint holds of the sampler; one call, so that nothing moves between its parts."""
+        state: SamplerState = self._sampler.state()
+        return state
 
     async def restore(self, cursor: dict[str, Any], states: PlaceStates) -> None:
         """Continue the data where ``cursor`` was taken, and the plugins with their states."""
@@ -73,7 +75,7 @@ class SamplerActor(Watched):
         self._sampler.hooks.restore(states)
 
     async def close(self) -> None:
-        """Close connections."""
+        """End what is in flight, and close connections."""
         await self._sampler.close()
 
 
@@ -117,10 +119,14 @@ class SamplerHandle:
         metrics: dict[str, float] = self._call("evaluate", step, what=f"the evaluation after {step} steps")
         return metrics
 
-    def plugin_states(self) -> PlaceStates:
-        """What the plugins of the sampler want to find in a checkpoint."""
-        states: PlaceStates = self._call("plugin_states", what="the plugins' states in the sampler")
-        return states
+    def published(self, version: int) -> None:
+        """The engines serve ``version``; what is generated ahead may go on."""
+        self._call("published", version, what="the sampler to go on")
+
+    def state(self) -> SamplerState:
+        """Where the data stands, and what the plugins of the sampler want to find in a checkpoint."""
+        state: SamplerState = self._call("state", what="the state of the sampler")
+        return state
 
     def restore(self, cursor: dict[str, Any], states: PlaceStates) -> None:
         """Continue the data where ``cursor`` was taken, and the plugins with their states."""

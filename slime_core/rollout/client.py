@@ -102,6 +102,7 @@ class Generation:
         finish_reason: ``stop``: an end token or stop text; ``length``: cut; ``abort``: ended from outside, with what
             there was.
         weight_versions: of the weights that drew the tokens, oldest first, each once.
+        weight_spans: which of them drew which tokens, ``(version, start, end)`` with ``end`` excluded.
         text: decoded by the engine; empty when its tokenizer was left out.
         routed_experts: int16 [prompt + response - 1, layers, k], which experts of a mixture each token took; None: not
             asked for.
@@ -113,6 +114,7 @@ class Generation:
     weight_versions: tuple[str, ...] = ()
     text: str = ""
     routed_experts: NDArray[np.int16] | None = field(default=None, compare=False)
+    weight_spans: tuple[tuple[str, int, int], ...] = ()
 
 
 class GenerateClient:
@@ -304,7 +306,12 @@ def _generation(row: Mapping[str, Any], routes: tuple[int, int] | None) -> Gener
         weight_versions=tuple(dict.fromkeys(span["version"] for span in spans)),
         text=row.get("text") or "",
         routed_experts=None if routes is None else _routed_experts(meta, *routes),
+        weight_spans=tuple(_span(span, len(token_ids)) for span in spans if span["version"]),
     )
+
+
+def _span(span: Mapping[str, Any], count: int) -> tuple[str, int, int]:
+    return span["version"], span.get("start", 0), span.get("end", count)
 
 
 def _routed_experts(meta: Mapping[str, Any], layers: int, experts: int) -> NDArray[np.int16]:

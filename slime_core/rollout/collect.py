@@ -56,6 +56,10 @@ class Collector:
         self._functions = functions or NoFunctions()
         self._failures: Counter[str] = Counter()
 
+    def twin(self) -> Collector:
+        """Another with the same components, which counts failures of its own."""
+        return Collector(self._generators, self._rewards, rollout=self._rollout, functions=self._functions)
+
     async def collect(
         self, context: GenerateContext, groups: Sequence[PromptGroup], sampling: SamplingParams
     ) -> list[PromptGroup]:

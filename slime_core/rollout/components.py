@@ -7,13 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slime_core.config.schema import RunConfig
 from slime_core.data.chat import PromptEncoder
 from slime_core.data.named import GENERATE_FUNCTION, REWARD_MODEL, offered_to_rows
-from slime_core.errors import SlimeError
+from slime_core.errors import RunError, SlimeError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
-from slime_core.plugins.contracts import PromptRequest
+from slime_core.plugins.contracts import GroupedRewards, PromptRequest
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.choice import Choice
 from slime_core.rollout.guard import GuardedSource
@@ -57,6 +60,27 @@ class Components:
         """An advantage estimator; None where its scope is ``token``: the learner's ranks load it."""
         traits: Any = self._registry.find(Kind.ADVANTAGE_ESTIMATOR, name).traits
         return self.make(Kind.ADVANTAGE_ESTIMATOR, name) if traits.scope == "sample" else None
+
+    def advantages(self, estimator: Any, rewards: GroupedRewards) -> NDArray[np.float32] | None:
+        """What ``estimator`` says, float32 [B]; None without one: the learner estimates them.
+
+        Raises:
+            RunError: it failed, or did not return one finite number a sample.
+        """
+        if estimator is None:
+            return None
+        name = str(self._config.algorithm.advantage_estimator)
+        who = f"advantage estimator {name!r} of {self._registry.owner(Kind.ADVANTAGE_ESTIMATOR, name)}"
+        with boundary(who, "estimating advantages", error=RunError, locate=True):
+            found = estimator.estimate(rewards)
+        with boundary(who, "reading what it returned as one number a sample", error=RunError):
+            advantages_B = np.asarray(found, np.float32)
+        if advantages_B.shape != (len(rewards),) or not np.isfinite(advantages_B).all():
+            raise RunError(
+                f"{who} returned shape {advantages_B.shape} for {len(rewards)} samples, or NaN or infinity; accepted "
+                "is one finite number a sample"
+            )
+        return advantages_B
 
     def prompts(self, path: Path, encoder: PromptEncoder) -> GuardedSource:
         """The data source of the training prompts."""

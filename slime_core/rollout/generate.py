@@ -57,7 +57,7 @@ class SingleTurn:
 
 
 GENERATED = (
-    *("tokens", "response", "response_length", "reward", "loss_mask", "status", "weight_versions"),
+    *("tokens", "response", "response_length", "reward", "loss_mask", "status", "weight_versions", "weight_spans"),
     *("rollout_log_probs", "rollout_routed_experts", "multimodal_train_inputs", "remove_sample"),
     *("non_generation_time", "spec_info", "error"),
 )
@@ -82,5 +82,6 @@ def fill(sample: Sample, prompt_ids: list[int], answer: Generation, encoder: Pro
     sample.response_length = len(ids)
     sample.rollout_log_probs = LogProbs(answer.log_probs)
     sample.weight_versions = list(answer.weight_versions)
+    sample.weight_spans = list(answer.weight_spans)
     sample.rollout_routed_experts = answer.routed_experts
     sample.status = FINISHED[answer.finish_reason]

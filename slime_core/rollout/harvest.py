@@ -1,7 +1,8 @@
 """What a rollout has collected so far: groups that are kept, groups that were left out and why, and what is missing.
 
 A group is *aborted* (ended from outside; its prompt comes again), *lost* (none of its samples can be trained on),
-*dropped* (a sample transform left it out; another prompt takes its place) or *kept*.
+*stale* (too old to be trained; another group takes its place), *dropped* (a sample transform left it out; another
+prompt takes its place) or *kept*.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Harvest:
         self._dropped: list[tuple[str, PromptGroup]] = []
         self._late: list[Transformed] = []
         self._num_lost = 0
+        self._stale: list[tuple[str, Sample]] = []
         self.came: list[PromptGroup] = []
         self.aborted: list[PromptGroup] = []
         self.refills = 0
@@ -64,6 +66,11 @@ class Harvest:
             self._rewards.append([sample.reward_value(self._key) for sample in group if sample.reward is not None])
             self._take(group)
         self._late = self._transforms.late([one.samples for one in self._passed])
+
+    def leave_out(self, groups: Sequence[PromptGroup], reason: str) -> None:
+        """Receive finished groups that are too old to be trained, and what becomes of them in a word."""
+        self.came += groups
+        self._stale += [(reason, sample) for group in groups for sample in group]
 
     def _take(self, group: PromptGroup) -> None:
         if any(sample.status is Status.ABORTED for sample in group):
@@ -111,16 +118,21 @@ class Harvest:
         return list(self._rest)
 
     @property
+    def stale(self) -> list[Sample]:
+        """Samples that are not trained on because their group was too old."""
+        return [sample for _, sample in self._stale]
+
+    @property
     def samples(self) -> list[Sample]:
         """Everything that was generated, as the transforms left it."""
         return [*self.written, *(sample for _, sample in self.dropped)]
 
     @property
     def dropped(self) -> list[tuple[str, Sample]]:
-        """Every sample that was left out by a transform, with the reason."""
+        """Every sample that was left out by a transform, or for its age, with the reason."""
         whole = [(reason, sample) for reason, group in self._dropped_groups() for sample in group]
         parts = [(LEFT_OUT, sample) for before, after in self._shrunk() for sample in _gone(before, after)]
-        return whole + parts
+        return whole + parts + self._stale
 
     @property
     def num_dropped(self) -> Counter[str]:
@@ -131,10 +143,12 @@ class Harvest:
         """Why the rollout is not full after so many rounds of replacements, and what to do."""
         dropped = self.num_dropped
         counts = ", ".join(f"{reason} {count}" for reason, count in dropped.most_common())
+        num_stale = len({sample.group_index for sample in self.stale})
+        old = f"; {num_stale} were older than max_staleness" if num_stale else ""
         return (
             f"{len(self.kept)} of {self.wanted} groups are kept after {rounds} rounds of other prompts "
-            f"(rollout_max_refills); sample transforms dropped {dropped.total()}: {counts}. Take other prompts or "
-            "other --sample-transforms, raise --rollout-max-refills, or give 0 to train on what is kept."
+            f"(rollout_max_refills); sample transforms dropped {dropped.total()}: {counts}{old}. Take other "
+            "prompts or other --sample-transforms, raise --rollout-max-refills, or give 0 to train on what is kept."
         )
 
     def warnings(self) -> list[str]:

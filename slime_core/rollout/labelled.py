@@ -47,4 +47,4 @@ def _answer(sample: Sample, prompt_ids: list[int], context: GenerateContext, lon
     sample.tokens = TokenIds([*prompt_ids, *ids])
     sample.response, sample.response_length = context.encoder.decode(ids), len(ids)
     sample.rollout_log_probs = LogProbs([0.0] * len(ids))
-    sample.weight_versions = []
+    sample.weight_versions, sample.weight_spans = [], []

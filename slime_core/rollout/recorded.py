@@ -61,7 +61,10 @@ class RecordedSampler(Sampler):
         return _harvested(found, reward_key=self._config.rollout.reward_key), {}
 
     def _collects(self) -> Any:
-        return _NothingInFlight()
+        return _NothingCollected()
+
+    def _produces(self) -> Any:
+        return _NothingInFlight(self._place)
 
     def _data_source(self) -> Any:
         return self._place
@@ -75,11 +78,39 @@ def _harvested(found: Recorded, *, reward_key: str | None) -> Harvest:
     return harvest
 
 
-class _NothingInFlight:
+class _NothingCollected:
     """The collector where nothing is generated."""
+
+    def twin(self) -> _NothingCollected:
+        return self
 
     def take_failures(self) -> dict[str, float]:
         return {}
+
+
+class _NothingInFlight:
+    """The production where nothing is generated; its state is that of the live run."""
+
+    def __init__(self, place: _Place) -> None:
+        self._place = place
+
+    def check(self) -> None:
+        """Nothing can have failed."""
+
+    def published(self, version: int) -> None:
+        """No engine serves anything."""
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        return self._place.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._place.restore(state)
+
+    async def close(self) -> None:
+        """Nothing was started."""
 
 
 class _Place(DataSource):

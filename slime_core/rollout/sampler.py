@@ -1,6 +1,8 @@
 """Turns prompts into shards: generate, reward, estimate, pack. Runs as one Ray actor with its own event loop.
 
-    collect     groups in flight, rewarded as they finish (:mod:`slime_core.rollout.collect`)
+    production  groups in flight, for this rollout and those after it (:mod:`slime_core.rollout.production`)
+    collect     one group generated, rewarded as it finishes (:mod:`slime_core.rollout.collect`)
+    staleness   which of them are too old to be trained (:mod:`slime_core.rollout.staleness`)
     harvest     which of them are kept, and how many are missing (:mod:`slime_core.rollout.harvest`)
     sample      a whole rollout, packed into one shard a data-parallel rank; only references leave
     evaluate    held-out prompts, measured and never trained on (:mod:`slime_core.rollout.evaluation`)
@@ -18,19 +20,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from slime_core.config.described import routes_shape
 from slime_core.config.schema import RunConfig
 from slime_core.data.chat import PromptEncoder
 from slime_core.data.recorded import Recorded, RolloutFiles, write_rollout
 from slime_core.errors import RunError
-from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
-from slime_core.plugins.contracts import DataSource, GroupedRewards, Place
+from slime_core.plugins.contracts import DataSource, Place
 from slime_core.plugins.discovery import PATHS
-from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.client import GenerateClient
@@ -41,15 +39,17 @@ from slime_core.rollout.functions import AsRewarded, rollout_functions
 from slime_core.rollout.generate import GenerateContext, renew
 from slime_core.rollout.harvest import Harvest, causes
 from slime_core.rollout.plan import BatchPlan, batch_metrics
+from slime_core.rollout.production import Pace, Production
 from slime_core.rollout.rewarding import Rewarding, pool_of
 from slime_core.rollout.sampling import eval_sampling, train_sampling
 from slime_core.rollout.scores import EvalScores
 from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
+from slime_core.rollout.staleness import EVICTED, REQUEUED, Staleness
 from slime_core.rollout.transforms import load_transforms, refuse_unusable
 from slime_core.track.samples import SampleWriter
-from slime_core.types import Sample, TrainBatch
+from slime_core.types import PromptGroup, Sample, TrainBatch
 
-__all__ = ["Sampled", "Sampler", "SamplerSettings"]
+__all__ = ["Sampled", "Sampler", "SamplerSettings", "SamplerState"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +83,28 @@ class SamplerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One rollout: a shard a data-parallel rank, what its samples look like, and where the data stands behind it.
-
-    ``warnings`` are for people.
-    """
+    """One rollout: a shard a data-parallel rank, and what its samples look like; ``warnings`` are for people."""
 
     shards: list[TrainBatch]
     metrics: dict[str, float]
-    cursor: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class SamplerState:
+    """What a checkpoint holds of the sampler, all of one moment.
+
+    Arguments:
+        cursor: the data source, and every group that was taken from it and not trained, JSON-ready.
+        plugin_states: what the plugins of this process want to find again.
+    """
+
+    cursor: dict[str, Any]
+    plugin_states: PlaceStates
+
+
 class Sampler:
-    """See the module; every public coroutine has the whole sampler to itself while it runs."""
+    """See the module; one public coroutine runs at a time, beside the groups in flight."""
 
     def __init__(self, settings: SamplerSettings, registry: Registry, *, manifest: Manifest | None = None) -> None:
         """Load the tokenizer, the data and the components.
@@ -132,6 +141,7 @@ class Sampler:
             pool=pool_of(manifest, config.rollout, settings.options, log_file=settings.rewards_log),
         )
         self._collector = self._collects()
+        self._ended_s: float | None = None
         if settings.trains:
             self._plan = replace(BatchPlan.of(config, settings.folder), num_ranks=settings.num_ranks)
             self._transforms = load_transforms(config.rollout, registry, options=settings.options)
@@ -139,10 +149,12 @@ class Sampler:
             if self._functions.shapes_rewards and self._estimator is not None:
                 self._estimator = AsRewarded()
             self._source = self._data_source()
+            self._production = self._produces()
+            self._staleness = Staleness.of(config)
         self._writer = SampleWriter(settings.samples_folder)
         self.evaluation = Evaluation(
             config,
-            self._collector,
+            self._collector.twin(),
             eval_sampling(config, end_of_sequence=end),
             functions=self._functions,
             writer=self._writer,
@@ -159,18 +171,22 @@ class Sampler:
             RunError: no sample of the rollout can be trained on, or too few groups are kept.
             PluginError: a hook or a sample transform failed.
         """
-        begun_s = time.monotonic()
+        ahead = self._config.rollout.async_buffer_size > 0
+        begun_s = self._ended_s if ahead and self._ended_s is not None else time.monotonic()
         harvest, own_metrics = await self._harvest(rollout)
-        rollout_s = time.monotonic() - begun_s
+        self._ended_s = time.monotonic()
+        rollout_s = self._ended_s - begun_s
         trained = self._trainable(harvest, rollout)
         failed = {f"rollout/reward_failures/{cause}": n for cause, n in self._collector.take_failures().items()}
         metrics = {**harvest.metrics(trained), **failed, **own_metrics}
+        metrics |= self._staleness.metrics(trained, rollout=rollout, left_out=len(harvest.stale))
+        metrics |= self._production.metrics()
         trained = self._functions.trained(trained) or trained
         warnings = harvest.warnings() + self._plan.warnings([len(sample.tokens) for sample in trained])
         rewards = grouped_rewards(trained, loss_masks(trained), key=self._config.rollout.reward_key)
         shards = make_shards(
             trained,
-            self._advantages(rewards),
+            self._components.advantages(self._estimator, rewards),
             self._plan,
             rollout=rollout,
             temperature=self._config.rollout.rollout_temperature,
@@ -181,7 +197,7 @@ class Sampler:
         per_second = metrics["rollout/response_tokens"] / rollout_s
         metrics["perf/tokens_per_gpu_per_sec"] = per_second / self._config.cluster.rollout_num_gpus
         metrics = {} if self._functions.log(rollout, harvest.samples, metrics, rollout_s) else metrics
-        return Sampled(shards, metrics, self._source.state(), warnings)
+        return Sampled(shards, metrics, warnings)
 
     async def _harvest(self, rollout: int) -> tuple[Harvest, dict[str, float]]:
         """A full harvest, written down whatever happens, and the metrics of the run's own function."""
@@ -195,7 +211,7 @@ class Sampler:
         self._source.put_back(harvest.aborted)
         if self._records is not None:
             temperature = self._config.rollout.rollout_temperature
-            found = Recorded(rollout, temperature, harvest.trained, harvest.lost, self._source.state())
+            found = Recorded(rollout, temperature, harvest.trained, harvest.lost, self.cursor())
             write_rollout(self._records.path(rollout), found)
         return harvest, own_metrics
 
@@ -242,36 +258,32 @@ class Sampler:
         return {}
 
     async def _round(self, harvest: Harvest, rollout: int) -> None:
-        groups = self._source.next_groups(harvest.missing)
+        came = await self._production.take(rollout, harvest.missing)
+        fresh, stale = self._staleness.split(came, rollout=rollout)
+        if self._staleness.stale == "requeue":
+            self._source.put_back(stale)
+        harvest.leave_out(stale, EVICTED if self._staleness.stale == "evict" else REQUEUED)
+        harvest.take(fresh)
+
+    def _prepare(self, rollout: int, groups: list[PromptGroup]) -> None:
         for sample in chain.from_iterable(groups):
             renew(sample)
         self.hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
-        context = self._context(rollout, evaluation=False)
-        harvest.take(await self._collector.collect(context, groups, self._sampling))
 
-    def _advantages(self, rewards: GroupedRewards) -> NDArray[np.float32] | None:
-        """None: the learner estimates them."""
-        if self._estimator is None:
-            return None
-        name = str(self._config.algorithm.advantage_estimator)
-        who = f"advantage estimator {name!r} of {self._registry.owner(Kind.ADVANTAGE_ESTIMATOR, name)}"
-        with boundary(who, "estimating advantages", error=RunError, locate=True):
-            found = self._estimator.estimate(rewards)
-        with boundary(who, "reading what it returned as one number a sample", error=RunError):
-            advantages_B = np.asarray(found, np.float32)
-        if advantages_B.shape != (len(rewards),) or not np.isfinite(advantages_B).all():
-            raise RunError(
-                f"{who} returned shape {advantages_B.shape} for {len(rewards)} samples, or NaN or infinity; accepted "
-                "is one finite number a sample"
-            )
-        return advantages_B
+    async def _make(self, rollout: int, group: PromptGroup) -> PromptGroup:
+        context = self._context(rollout, evaluation=False)
+        (made,) = await self._collector.collect(context, [group], self._sampling)
+        return made
 
     # --- Evaluation --------------------------------------------------------------------------------------------------
 
     async def evaluate(self, step: int) -> dict[str, float]:
         """Scores of every evaluation set under the weights the engines hold now, as ``eval/...`` metrics."""
         context = self._context(step, evaluation=True)
-        return await self.evaluation.run(context, self._source if self._settings.trains else None)
+        if not self._settings.trains:
+            return await self.evaluation.run(context, None)
+        self._production.check()
+        return await self.evaluation.run(context, self._source)
 
     async def measure(self, name: str, *, step: int) -> EvalScores:
         """The scores of one evaluation set, overall and by the values of its metadata."""
@@ -279,12 +291,35 @@ class Sampler:
 
     # --- State -------------------------------------------------------------------------------------------------------
 
+    def published(self, version: int) -> None:
+        """The engines serve the weights that ``version`` rollouts have trained.
+
+        Raises:
+            SlimeError: what ended a group in the meantime.
+        """
+        self._production.published(version)
+
+    def cursor(self) -> dict[str, Any]:
+        """Where the data stands, behind the rollouts that were returned, whatever was generated ahead."""
+        return self._production.state()
+
+    def state(self) -> SamplerState:
+        """What a checkpoint holds of the sampler.
+
+        Raises:
+            SlimeError: what ended a group in the meantime; or a plugin cannot say its state.
+        """
+        self._production.check()
+        return SamplerState(self.cursor(), self.hooks.states())
+
     def restore(self, cursor: dict[str, Any]) -> None:
         """Continue the data where ``cursor`` was taken."""
-        self._source.restore(cursor)
+        self._production.restore(cursor)
 
     async def close(self) -> None:
-        """Close connections and files."""
+        """End what is in flight; close connections and files."""
+        if self._settings.trains:
+            await self._production.close()
         await self._client.close()
         await self._rewarding.close()
 
@@ -298,6 +333,9 @@ class Sampler:
             rollout=rollout,
             functions=self._functions,
         )
+
+    def _produces(self) -> Any:
+        return Production(self._source, prepare=self._prepare, make=self._make, pace=Pace.of(self._config))
 
     def _data_source(self) -> DataSource:
         return self._components.prompts(self._settings.prompt_data, self._encoder)

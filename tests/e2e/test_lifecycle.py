@@ -122,7 +122,7 @@ def test_a_checkpoint_holds_the_state_of_each_place_of_the_ranks_that_of_rank_0(
     # Counted by each process: itself included, the last publication and the end of the run not yet.
     rollouts = len(first.saw("before_rollout")) + len(first.saw("after_rollout"))
     assert calls == {"driver": 4, "sampler": rollouts + 1, "rank": 13}
-    assert state["cursor"]["next"] == sum(len(line["samples"]) for line in first.saw("before_rollout"))
+    assert state["cursor"]["source"]["next"] == sum(len(line["samples"]) for line in first.saw("before_rollout"))
 
 
 def test_a_resume_restores_the_state_of_each_place_on_every_rank(resumed: Watched):

@@ -22,7 +22,12 @@ from slime_core.track.track import Track
 class Sampled:
     refs: list[Any]
     metrics: dict[str, float]
+
+
+@dataclass
+class State:
     cursor: dict[str, Any]
+    plugin_states: dict[str, Any]
 
 
 @dataclass
@@ -35,10 +40,13 @@ class Diary:
     saved: list[RunState] = field(default_factory=list)
     fails_at: int | None = None
     states: dict[str, Any] = field(default_factory=dict)
+    sampled: int = 0
+    served: list[int] = field(default_factory=list)
 
     def sample(self, rollout: int) -> Sampled:
         self._note("sample", rollout)
-        return Sampled([f"shard-{rollout}"], {"rollout/raw_reward": float(rollout)}, {"next": 10 * (rollout + 1)})
+        self.sampled = rollout + 1
+        return Sampled([f"shard-{rollout}"], {"rollout/raw_reward": float(rollout)})
 
     def train(self, shards: list[Any]) -> dict[str, float]:
         self._note("train", shards[0])
@@ -57,8 +65,12 @@ class Diary:
         self._note("evaluate", step)
         return {"eval/sums": step / 10}
 
-    def plugin_states(self) -> dict[str, Any]:
-        return self.states
+    def published(self, version: int) -> None:
+        assert self.calls[-1] == f"publish {version}"
+        self.served.append(version)
+
+    def state(self) -> State:
+        return State({"next": 10 * self.sampled}, self.states)
 
     def _note(self, what: str, detail: Any) -> None:
         self.calls.append(f"{what} {detail}")
@@ -103,7 +115,8 @@ def test_three_steps_that_publish_every_step(run):
         *("sample 1", "train shard-1", "save 2", "publish 2", "evaluate 2"),
         *("sample 2", "train shard-2", "save 3", "publish 3", "evaluate 3"),
     ]
-    assert end == RunState(3, cursor={"next": 30})
+    assert end == RunState(3, cursor={"next": 30}, plugin_states={"driver": {}, "sampler": {}})
+    assert diary.served == [0, 1, 2, 3]
 
 
 def test_three_steps_that_publish_every_other_step(run):

@@ -249,13 +249,14 @@ ROLLOUT = """
 async def test_a_rollout_function_stands_in_for_the_sampler(build, engine) -> None:
     text = textwrap.dedent(ROLLOUT) + "\n" + REWARD
     flags = ("--rollout-function-path", "mine.py:generate_rollout", "--custom-rm-path", "mine.py:reward")
-    sampled = await build(text, *flags).sample(1)
+    sampler = build(text, *flags)
+    sampled = await sampler.sample(1)
     assert engine.calls == []
     assert sampled.metrics["mine/answer"] == 2
     # The sample without a reward is scored by the run's reward model.
     assert sampled.metrics["rollout/raw_reward"] == (0 + 11 + 12 + 13) / 4
     assert sampled.shards[0].rollout_log_probs_U.tolist() == [-0.25, -0.5] * 4
-    assert sampled.cursor["next"] == 2
+    assert sampler.cursor()["source"]["next"] == 2
 
 
 async def test_a_rollout_function_may_be_async_and_return_a_bare_list_with_fan_outs(build) -> None:

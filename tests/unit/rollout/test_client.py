@@ -29,7 +29,8 @@ async def client(engine: FakeEngine) -> AsyncIterator[GenerateClient]:
 
 async def test_a_response_comes_back_with_ids_log_probabilities_and_version(client: GenerateClient) -> None:
     (answer,) = await client.generate([3, 4], sampling=SHORT)
-    assert answer == Generation(array("i", [9, 4, 8, 2, 1]), array("f", [-0.5] * 5), "stop", ("default",))
+    ids, log_probs = array("i", [9, 4, 8, 2, 1]), array("f", [-0.5] * 5)
+    assert answer == Generation(ids, log_probs, "stop", ("default",), weight_spans=(("default", 0, 5),))
 
 
 async def test_a_response_that_is_cut_says_so(client: GenerateClient) -> None:

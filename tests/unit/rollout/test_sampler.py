@@ -115,7 +115,8 @@ async def test_a_rollout_becomes_a_shard_with_group_relative_advantages(build):
     assert shard.rollout_log_probs_U.tolist() == [-0.5] * 8
     assert shard.columns_B["advantages"].tolist() == pytest.approx([0.70711, -0.70711] * 2, abs=1e-4)
     assert shard.columns_B["rewards"].tolist() == [1, 0, 1, 0]
-    assert (sampled.cursor["next"], sampled.cursor["returned"]) == (2, [])
+    cursor = sampler.cursor()["source"]
+    assert (cursor["next"], cursor["returned"]) == (2, [])
     assert [(prompt, n) for prompt, _, n in client.asked] == [("1+1", 2), ("2+2", 2)]
 
 
@@ -433,8 +434,9 @@ async def test_an_evaluation_without_any_answer_ends_the_run(build):
 
 async def test_a_restored_sampler_goes_on_with_the_next_prompts(build):
     sampler, _ = build(GOOD)
-    cursor = (await sampler.sample(0)).cursor
-    sampler.restore({**cursor, "next": 6})
+    await sampler.sample(0)
+    cursor = sampler.cursor()
+    sampler.restore({**cursor, "source": {**cursor["source"], "next": 6}})
     assert (await sampler.sample(1)).shards[0].indices_B.tolist() == [12, 13, 14, 15]
 
 

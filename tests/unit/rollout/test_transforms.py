@@ -169,8 +169,9 @@ async def test_groups_without_spread_are_replaced_until_the_rollout_is_full(buil
 async def test_the_cursor_counts_every_prompt_that_was_taken_and_the_next_rollout_goes_on_there(build):
     answers = {"1+1": SAME, "1+2": MIXED, "1+3": MIXED, "1+4": MIXED, "1+5": MIXED}
     sampler, _, _ = build(answers, "drop_zero_std")
-    cursor = (await sampler.sample(0)).cursor
-    assert cursor["next"] == 3
+    await sampler.sample(0)
+    cursor = sampler.cursor()
+    assert cursor["source"]["next"] == 3
     again, _, _ = build(answers, "drop_zero_std")
     again.restore(cursor)
     assert (await again.sample(1)).shards[0].indices_B.tolist() == [6, 7, 8, 9]
@@ -179,10 +180,11 @@ async def test_the_cursor_counts_every_prompt_that_was_taken_and_the_next_rollou
 async def test_an_aborted_group_is_put_back_and_neither_replaced_nor_transformed(build):
     answers = {"1+1": [answer("2"), answer("2", "abort")], "1+2": SAME, "1+3": MIXED}
     sampler, client, toy = build(answers, "log", "drop_zero_std")
-    sampled = await sampler.sample(0)
+    await sampler.sample(0)
     assert [prompt for prompt, _, _ in client.asked] == ["1+1", "1+2", "1+3"]
     assert [call[1] for call in toy.calls if call[0] == "log"] == [1, 2]
-    assert (sampled.cursor["next"], sampled.cursor["returned"]) == (3, [0])
+    cursor = sampler.cursor()["source"]
+    assert (cursor["next"], cursor["returned"]) == (3, [0])
 
 
 async def test_a_group_that_failed_is_not_replaced_and_a_failed_sample_is_not_shown_to_transforms(build):

@@ -1,0 +1,337 @@
+"""Prompt groups between their data source and the learner: taken, in flight, finished, and handed over to be trained.
+
+    admitted   taken from the source; its task generates and rewards it beside all others
+    finished   waits here until a rollout takes it
+    due        has to be trained in the rollout that is being taken, or it would be older than the bound
+
+How much is generated ahead is a number, not another way of working. With 0, groups are admitted when a rollout asks for
+them. With N, as many as N more rollouts need are admitted besides, and go on while the learner trains. No group is
+admitted that could not be trained within the bound on staleness, and rollouts take due groups first, so that age is a
+matter of pacing and samples that are too old are the exception.
+
+Concurrency: everything runs in one event loop. Groups are admitted by :meth:`Production.take` and
+:meth:`Production.published`, and by a task whose group was aborted by an update of the weights; tasks alone move groups
+to the finished ones. What a task raises is kept and raised by the next call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from slime_core.config.schema import RunConfig
+from slime_core.plugins.contracts import DataSource
+from slime_core.rollout.staleness import oldest_of
+from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds
+
+__all__ = ["Pace", "Production"]
+
+ARRAYS = {"tokens": TokenIds, "rollout_log_probs": LogProbs, "loss_mask": Mask}
+"""Fields of a sample that JSON carries as lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How far generation may run ahead of training.
+
+    Example, 8 groups a rollout, one rollout ahead, samples at most 2 trained rollouts old: ``Pace(8, ahead=1,
+    oldest=2)``.
+
+    Arguments:
+        batch: groups a rollout.
+        ahead: rollouts that may be generated, or wait, beyond the one that is being taken. 0: none.
+        oldest: how many trained rollouts older than the learner's weights those may be that drew a group's first token;
+            None: any number.
+        total: rollouts of the run; none beyond is begun.
+        waits: rollouts wait for groups that are due; False: what comes too late is somebody else's to judge.
+        repeats: groups that an update of the weights aborted go back to the source, and others are begun for them.
+    """
+
+    batch: int
+    ahead: int = 0
+    oldest: int | None = None
+    total: int | None = None
+    waits: bool = True
+    repeats: bool = False
+
+    @staticmethod
+    def of(config: RunConfig) -> Pace:
+        """What the settings of a run say."""
+        rollout = config.rollout
+        return Pace(
+            rollout.rollout_batch_size,
+            ahead=rollout.async_buffer_size,
+            oldest=rollout.max_staleness,
+            total=rollout.num_rollout,
+            waits=rollout.stale_samples != "correct",
+            repeats=rollout.pause_generation_mode == "abort",
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """One admitted group: what its source gave, the version that was served then, and what became of it."""
+
+    number: int
+    given: PromptGroup
+    version: int
+    made: PromptGroup | None = None
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True)
+class _Waits:
+    """Seconds that one side had nothing to do because of the other."""
+
+    learner_s: float = 0.0
+    engines_s: float = 0.0
+    idle_since_s: float | None = None
+
+    def take(self) -> tuple[float, float]:
+        taken = self.learner_s, self.engines_s
+        self.learner_s = self.engines_s = 0.0
+        return taken
+
+
+class Production:
+    """Keeps groups in flight; see the module.
+
+    Arguments:
+        source: of the prompts.
+        prepare: called with the number of a rollout and the groups that are begun for it, before they are.
+        make: generates and rewards one group of that rollout.
+        pace: how much at once.
+    """
+
+    def __init__(
+        self,
+        source: DataSource,
+        *,
+        prepare: Callable[[int, list[PromptGroup]], None],
+        make: Callable[[int, PromptGroup], Awaitable[PromptGroup]],
+        pace: Pace,
+    ) -> None:
+        self._source, self._prepare, self._make, self._pace = source, prepare, make, pace
+        self._served, self._asked, self._needed = 0, -1, 0
+        self._number = 0
+        self._open: list[_Group] = []
+        self._finished: list[_Group] = []
+        self._failure: BaseException | None = None
+        self._changed = asyncio.Event()
+        self._waits = _Waits()
+        self._aborted = 0
+
+    # --- What the sampler asks for -----------------------------------------------------------------------------------
+
+    async def take(self, rollout: int, count: int) -> list[PromptGroup]:
+        """``count`` finished groups for ``rollout``, in the order of their admission: those that are due, then those
+        that were finished first.
+
+        Raises:
+            SlimeError: what ended a group, whichever rollout it was begun for.
+        """
+        begun_s = time.monotonic()
+        self._asked, self._needed = rollout, count
+        self._admit()
+        while (chosen := self._chosen(rollout, count)) is None:
+            self._changed.clear()
+            await self._changed.wait()
+            self.check()
+        self._needed = 0
+        for group in chosen:
+            self._open.remove(group)
+            self._finished.remove(group)
+        self._waits.learner_s += time.monotonic() - begun_s
+        self._note_idleness()
+        return [group.made or [] for group in chosen]
+
+    def published(self, version: int) -> None:
+        """The engines serve ``version``, the number of rollouts that the learner has trained."""
+        self.check()
+        self._served, self._asked = version, max(self._asked, version - 1)
+        self._admit()
+
+    def check(self) -> None:
+        """Raise what ended a group since this was last asked, if anything did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def metrics(self) -> dict[str, float]:
+        """How full the buffer is, and who waited for whom since this was last asked; empty where there is no buffer."""
+        learner_s, engines_s = self._waits.take()
+        aborted, self._aborted = self._aborted, 0
+        if not self._pace.ahead:
+            return {}
+        found = {
+            "rollout/buffer/finished": float(len(self._finished)),
+            "rollout/buffer/in_flight": float(self._in_flight),
+            "perf/learner_waited_time": learner_s,
+            "perf/engines_waited_time": engines_s,
+        }
+        return found | ({"rollout/buffer/aborted": float(aborted)} if aborted else {})
+
+    async def close(self) -> None:
+        """Nothing is in flight any more when this returns."""
+        tasks = [group.task for group in self._open if group.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything that :meth:`restore` needs so that no prompt is lost and none is trained twice, JSON-ready.
+
+        The source's own state; groups in flight as the source gave them, whose prompts it will hand out again; and
+        finished groups whole. A group is one text of JSON. A finished group that JSON cannot carry counts as in flight.
+        """
+        finished = {group.number: _text(group.made or [], group.version) for group in self._finished}
+        return {
+            "source": self._source.state(),
+            "in_flight": [_prompts(group) for group in self._open if finished.get(group.number) is None],
+            "finished": [text for text in finished.values() if text is not None],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where :meth:`state` was taken; a mapping without ``source`` is that of a source alone."""
+        self._source.restore(state.get("source", state))
+        if "source" not in state:
+            return
+        given = [_read(text) for text in state["in_flight"]]
+        if given:
+            self._source.put_back([samples for _, samples in given])
+        for version, samples in map(_read, state["finished"]):
+            group = _Group(self._next(), samples, version, made=samples)
+            self._open.append(group)
+            self._finished.append(group)
+
+    # --- Admission ---------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Begin as many groups as the pace allows, for the rollouts that will take them."""
+        while (room := self._room()) > 0:
+            rollout, left = self._planned(len(self._open))
+            if self._pace.total is not None and rollout >= max(self._pace.total, self._asked + 1):
+                return
+            self._begin(rollout, self._source.next_groups(min(room, left)))
+
+    def _room(self) -> int:
+        return self._needed + self._ahead() * self._pace.batch - len(self._open)
+
+    def _ahead(self) -> int:
+        """Rollouts beyond the one asked for last that may be begun with the weights that are served.
+
+        A group of rollout r that weights v draw is trained by weights r, r - v rollouts later.
+        """
+        if self._pace.oldest is None:
+            return self._pace.ahead
+        return max(0, min(self._pace.ahead, self._served + self._pace.oldest - self._asked))
+
+    def _planned(self, place: int) -> tuple[int, int]:
+        """The rollout that a group at ``place`` of the open ones is for, and how many places it still has there."""
+        if place < self._needed:
+            return self._asked, self._needed - place
+        rollouts, within = divmod(place - self._needed, self._pace.batch)
+        return self._asked + 1 + rollouts, self._pace.batch - within
+
+    def _begin(self, rollout: int, groups: list[PromptGroup]) -> None:
+        given = [[_copied(sample) for sample in group] for group in groups]
+        self._prepare(rollout, groups)
+        if self._waits.idle_since_s is not None:
+            self._waits.engines_s += time.monotonic() - self._waits.idle_since_s
+            self._waits.idle_since_s = None
+        for before, samples in zip(given, groups, strict=True):
+            group = _Group(self._next(), before, self._served)
+            self._open.append(group)
+            group.task = asyncio.create_task(self._run(group, rollout, samples))
+            group.task.add_done_callback(self._ended)
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    # --- In flight ---------------------------------------------------------------------------------------------------
+
+    async def _run(self, group: _Group, rollout: int, samples: PromptGroup) -> None:
+        made = await self._make(rollout, samples)
+        if self._pace.repeats and any(sample.status is Status.ABORTED for sample in made):
+            self._aborted += 1
+            self._open.remove(group)
+            self._source.put_back([made])
+            self._admit()
+            return
+        group.made = made
+        self._finished.append(group)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._failure = self._failure or task.exception()
+        self._note_idleness()
+        self._changed.set()
+
+    @property
+    def _in_flight(self) -> int:
+        return len(self._open) - len(self._finished)
+
+    def _note_idleness(self) -> None:
+        if not self._in_flight and not self._needed and self._waits.idle_since_s is None:
+            self._waits.idle_since_s = time.monotonic()
+
+    def _chosen(self, rollout: int, count: int) -> list[_Group] | None:
+        """What ``rollout`` takes; None: it is not there yet."""
+        due = [group for group in self._open if self._is_due(group, rollout)][:count]
+        if any(group.made is None for group in due):
+            return None
+        others = [group for group in self._finished if group not in due]
+        chosen = (due + others)[:count]
+        return None if len(chosen) < count else sorted(chosen, key=lambda group: group.number)
+
+    def _is_due(self, group: _Group, rollout: int) -> bool:
+        oldest = self._pace.oldest
+        return self._pace.waits and oldest is not None and rollout - group.version >= oldest
+
+
+# --- Groups as JSON ---------------------------------------------------------------------------------------------------
+
+
+def _copied(sample: Sample) -> Sample:
+    """``sample`` as it is now: what a generate function will fill, or change in place, is its own."""
+    return Sample(**{one.name: copy.copy(getattr(sample, one.name)) for one in fields(Sample)})
+
+
+def _text(samples: PromptGroup, version: int) -> str | None:
+    """A group as one text; None: JSON cannot carry it."""
+    try:
+        return json.dumps({"version": version, "samples": [sample.to_dict() for sample in samples]})
+    except (TypeError, ValueError):
+        return None
+
+
+def _prompts(group: _Group) -> str:
+    """A group as its source gave it, without what JSON cannot carry: the source finds the prompt by its number."""
+    rows = [{name: value for name, value in one.to_dict().items() if _is_json(value)} for one in group.given]
+    return json.dumps({"version": group.version, "samples": rows})
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _read(text: str) -> tuple[int, PromptGroup]:
+    found = json.loads(text)
+    samples = [Sample.from_dict(values) for values in found["samples"]]
+    for sample in samples:
+        for name, kind in ARRAYS.items():
+            if getattr(sample, name) is not None:
+                setattr(sample, name, kind(getattr(sample, name)))
+    oldest = [age for age in map(oldest_of, samples) if age is not None]
+    return min([found["version"], *oldest]), samples

@@ -1,0 +1,109 @@
+"""How old a sample is when it is trained, and what becomes of one that is too old.
+
+Version v of the weights is what v trained rollouts have made. A token that version v drew and rollout r trains is
+r - v rollouts *stale*: the weights that are trained are those of version r, whether they were published or not. A
+sample is as stale as its oldest token.
+
+What becomes of a group with a sample over the bound is one of three: its prompt goes back to the data source
+(``requeue``), it is left out for good (``evict``), or it is trained, because the run corrects for who drew it
+(``correct``). Each is counted.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slime_core.config.schema import RunConfig
+from slime_core.types import PromptGroup, Sample
+
+__all__ = ["EVICTED", "REQUEUED", "StaleSamples", "Staleness", "oldest_of", "token_versions"]
+
+StaleSamples = Literal["requeue", "correct", "evict"]
+
+REQUEUED, EVICTED = "requeued", "stale"
+"""Why a group is not trained on, in the file of samples."""
+
+UNKNOWN = -1
+
+
+def oldest_of(sample: Sample) -> int | None:
+    """The oldest version that drew a token of ``sample``; None: none is recorded, or it is no number."""
+    versions = [int(version) for version in sample.weight_versions if version.isdecimal()]
+    return min(versions, default=None)
+
+
+def token_versions(sample: Sample) -> NDArray[np.int64]:
+    """int64 [response length]: the version that drew each token; -1: no engine drew it, or which is not known.
+
+    A sample that names one version for its whole response needs no spans.
+    """
+    versions_T = np.full(sample.response_length, UNKNOWN, np.int64)
+    spans = sample.weight_spans
+    if not spans and len(sample.weight_versions) == 1:
+        spans = [(sample.weight_versions[0], 0, sample.response_length)]
+    for version, start, end in spans:
+        versions_T[start:end] = int(version) if version.isdecimal() else UNKNOWN
+    return versions_T
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """The bound of a run.
+
+    Arguments:
+        bound: largest staleness in trained rollouts; None: there is no bound.
+        stale: what becomes of groups above it.
+        measured: whether ``rollout/staleness/...`` is reported; without, all samples are as new as the weights.
+    """
+
+    bound: int | None = None
+    stale: StaleSamples = "requeue"
+    measured: bool = True
+
+    @staticmethod
+    def of(config: RunConfig) -> Staleness:
+        """What the settings of a run say."""
+        rollout = config.rollout
+        ahead = rollout.async_buffer_size > 0 or config.weights.update_weights_interval != 1
+        return Staleness(rollout.max_staleness, rollout.stale_samples, ahead or rollout.max_staleness is not None)
+
+    def split(self, groups: Sequence[PromptGroup], *, rollout: int) -> tuple[list[PromptGroup], list[PromptGroup]]:
+        """The groups that ``rollout`` may train, and those that it may not."""
+        over = [self._is_over(group, rollout) and self.stale != "correct" for group in groups]
+        may = [group for group, is_over in zip(groups, over, strict=True) if not is_over]
+        return may, [group for group, is_over in zip(groups, over, strict=True) if is_over]
+
+    def metrics(self, trained: Sequence[Sample], *, rollout: int, left_out: int) -> dict[str, float]:
+        """How stale the samples of a rollout are.
+
+        Arguments:
+            trained: those that are trained on.
+            left_out: samples that were too old and are not.
+        """
+        if not self.measured:
+            return {}
+        ages = [rollout - oldest for oldest in map(oldest_of, trained) if oldest is not None]
+        found: dict[str, float] = {}
+        if ages:
+            found = {"rollout/staleness/mean": statistics.fmean(ages), "rollout/staleness/max": float(max(ages))}
+        if self.bound is not None:
+            corrected = sum(age > self.bound for age in ages)
+            counts = {"requeue": left_out, "evict": left_out, "correct": corrected}
+            found[f"rollout/staleness/{COUNTED[self.stale]}"] = float(counts[self.stale])
+        return found
+
+    def _is_over(self, group: PromptGroup, rollout: int) -> bool:
+        if self.bound is None:
+            return False
+        ages = [rollout - oldest for oldest in map(oldest_of, group) if oldest is not None]
+        return max(ages, default=0) > self.bound
+
+
+COUNTED = {"requeue": "requeued", "evict": "evicted", "correct": "corrected"}
+"""What becomes of stale samples -> the metric that counts them."""
