@@ -318,12 +318,16 @@ class _Fleet:
             trust_remote_code=config.model.trust_remote_code,
             gives_memory_away=config.cluster.colocate,
             threads=_cores(),
-            extra=(*config.sglang.arguments, *self._routes_wanted()),
+            extra=(*config.sglang.arguments, *self._routes_wanted(), *self._cache_apart()),
             start_timeout_s=config.engine.engine_start_timeout_s,
         )
 
     def _routes_wanted(self) -> tuple[str, ...]:
         return ("--enable-return-routed-experts",) if self._job.config.learner.use_rollout_routing_replay else ()
+
+    def _cache_apart(self) -> tuple[str, ...]:
+        # Paused in place, engines keep what old weights computed; no request may find that of another one.
+        return ("--disable-radix-cache",) if self._job.config.rollout.pause_generation_mode == "in_place" else ()
 
     def _publisher_settings(self, gpus: Sequence[tuple[str, ...]]) -> PublisherSettings:
         config = self._job.config
@@ -337,6 +341,7 @@ class _Fleet:
             transport=config.transport,
             disk_folder=self._job.weights_folder,
             engine_gpus=tuple(gpus) if all(gpus) else (),
+            pause_mode=config.rollout.pause_generation_mode,
             resumes=not config.cluster.colocate,
         )
 

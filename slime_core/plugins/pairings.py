@@ -22,6 +22,7 @@ def check_pairings(config: RunConfig, registry: Registry) -> None:
     if config.custom.rollout_function_path is not None:
         return
     _refuse_unknown_log_probs(config, registry)
+    _refuse_uncorrected(config, registry)
     if config.debug.generates and config.debug.trains:
         _refuse_equal_answers(config, registry)
         if not _learns_from_something_else(config):
@@ -42,6 +43,20 @@ def _refuse_unknown_log_probs(config: RunConfig, registry: Registry) -> None:
             f"generate_function = {name}: the responses of {_named(registry, Kind.GENERATE_FUNCTION, name)} are not "
             "drawn by an engine, so no engine says how likely their tokens were, and it is read by "
             f"{', '.join(given)}. {_without(given)}, or choose another generate function."
+        )
+
+
+def _refuse_uncorrected(config: RunConfig, registry: Registry) -> None:
+    """Refuse to correct stale samples with nothing that knows who drew them; without a list, a rule has spoken."""
+    settings, names = config.algorithm, config.algorithm.corrections
+    knows = settings.use_rollout_logprobs or config.custom.custom_tis_function_path is not None
+    if config.rollout.stale_samples != "correct" or knows or not names:
+        return
+    if not any(_traits(registry, Kind.CORRECTION, name).compares_engine for name in names):
+        raise PluginError(
+            f"stale_samples = correct trains samples above max_staleness, and of corrections = {' '.join(names)} none "
+            "compares the learner with the engine that drew them. Name one that does, such as --corrections tis, or "
+            "choose --stale-samples requeue or evict."
         )
 
 

@@ -301,7 +301,8 @@ class Sampler:
 
     def cursor(self) -> dict[str, Any]:
         """Where the data stands, behind the rollouts that were returned, whatever was generated ahead."""
-        return self._production.state()
+        state: dict[str, Any] = self._production.state()
+        return state
 
     def state(self) -> SamplerState:
         """What a checkpoint holds of the sampler.

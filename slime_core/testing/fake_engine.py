@@ -224,6 +224,8 @@ class FakeEngine:
         return _refusal(NO_MEMORY) if "weights" in self.released else None
 
     def _updated(self, body: dict[str, Any], *, names: list[str]) -> tuple[int, Any]:
+        if body.get("flush_cache", True) and self._in_flight and self._keeps_running:
+            return _refusal("Weights were updated, but the cache was not flushed because requests are still running")
         self.loaded += names
         self.spoiled = False
         self._version = body.get("weight_version") or self._version

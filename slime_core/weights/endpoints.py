@@ -62,6 +62,7 @@ class EngineControl:
         self.urls = tuple(url.rstrip("/") for url in urls)
         self.ranks_per_engine = ranks_per_engine
         self._timeout_s = timeout_s
+        self._keeps_cache = False
         # Two calls an engine: a broadcast may still be on its way when the group is torn down.
         self._threads = ThreadPoolExecutor(2 * len(self.urls), thread_name_prefix="engine-control")
 
@@ -72,7 +73,13 @@ class EngineControl:
     # --- Generation --------------------------------------------------------------------------------------------------
 
     def pause(self, mode: PauseMode = "retract") -> None:
-        """No engine generates from here on; requests are held until :meth:`resume`."""
+        """No engine generates from here on; requests are held until :meth:`resume`.
+
+        Engines that are paused in place keep their cache, and requests in flight go on with it: an update then flushes
+        nothing, whatever it is asked, so run them with ``--disable-radix-cache``, or new requests would find in it
+        what old weights have computed.
+        """
+        self._keeps_cache = mode == "in_place"
         self._all("/pause_generation", {"mode": mode})
 
     def resume(self) -> None:
@@ -132,7 +139,7 @@ class EngineControl:
             group: name of the update group.
             send: starts the broadcast of the flattened bucket from rank 0 and returns at once.
             version: from now on the engines report their tokens under this version; None: unchanged.
-            flush_cache: also forget keys and values.
+            flush_cache: also forget keys and values, unless they are paused in place.
 
         Raises:
             WeightSyncError: an engine refused or died; the broadcast is then not waited for, and the group is of no
@@ -144,7 +151,7 @@ class EngineControl:
             "shapes": bucket.shapes,
             "group_name": group,
             "load_format": "flattened_bucket",
-            "flush_cache": flush_cache,
+            "flush_cache": flush_cache and not self._keeps_cache,
         }
         body |= {} if version is None else {"weight_version": version}
         calls = self._start("/update_weights_from_distributed", [body] * len(self.urls))
@@ -160,19 +167,22 @@ class EngineControl:
         Arguments:
             payloads: for each engine, for each of its processes, what that one deserialises (``tensor.py``).
             version: as in :meth:`update_from_distributed`.
-            flush_cache: also forget keys and values.
+            flush_cache: as in :meth:`update_from_distributed`.
         """
-        common: dict[str, Any] = {"load_format": "flattened_bucket", "flush_cache": flush_cache}
+        flushes = flush_cache and not self._keeps_cache
+        common: dict[str, Any] = {"load_format": "flattened_bucket", "flush_cache": flushes}
         common |= {} if version is None else {"weight_version": version}
         bodies = [common | {"serialized_named_tensors": list(of_engine)} for of_engine in payloads]
         self._each("/update_weights_from_tensor", bodies)
 
     def update_from_disk(self, folder: Path, *, version: str) -> None:
-        """Every engine has loaded the Hugging Face folder ``folder``, reports ``version`` and has forgotten its cache.
+        """Every engine has loaded the Hugging Face folder ``folder``, reports ``version`` and, unless it is paused in
+        place, has forgotten its cache.
 
         Needs no update session. An engine that finds no weights there refuses and keeps what it has.
         """
-        self._all("/update_weights_from_disk", {"model_path": str(folder), "weight_version": version})
+        body = {"model_path": str(folder), "weight_version": version, "flush_cache": not self._keeps_cache}
+        self._all("/update_weights_from_disk", body)
 
     def set_version(self, version: str) -> None:
         """From now on the engines report their tokens under ``version``."""

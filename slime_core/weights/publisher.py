@@ -12,7 +12,7 @@ from slime_core.weights.bucket import Bucket, plan, spec_of
 from slime_core.weights.checksums import SentWeights, agree, refuse_unrestored, refuse_unspoiled
 from slime_core.weights.disk import DiskTransport
 from slime_core.weights.distributed import DistributedTransport
-from slime_core.weights.endpoints import EngineControl
+from slime_core.weights.endpoints import EngineControl, PauseMode
 from slime_core.weights.group import Backend, join
 from slime_core.weights.specs import check, expected_specs, is_tied, num_kv_heads
 from slime_core.weights.tensor import TensorTransport
@@ -42,6 +42,7 @@ class PublisherSettings:
         disk_folder: for ``disk``: a folder that learner and engines see.
         engine_gpus: for ``tensor`` on GPUs: UUID of the GPU of each process of each engine, one tuple an engine; empty:
             they read the weights from the machine's memory, which is slower.
+        pause_mode: what becomes of requests in flight.
         resumes: whether engines generate again after an update; False: they wait, and somebody else resumes them.
     """
 
@@ -55,6 +56,7 @@ class PublisherSettings:
     transport: TransportName = "distributed"
     disk_folder: Path | None = None
     engine_gpus: tuple[tuple[str, ...], ...] = ()
+    pause_mode: PauseMode = "retract"
     resumes: bool = True
 
 
@@ -100,7 +102,7 @@ class Publisher:
         """Every engine holds ``weights``, reports ``version`` and, unless told otherwise, generates again when this
         returns.
 
-        Generation is paused meanwhile: requests in flight are put back and go on afterwards, with the new weights.
+        Generation is paused meanwhile; what becomes of requests in flight, the settings say.
 
         Returns:
             The share of the engines' weights whose bytes were proven equal to what was sent, 1 on a CPU; on GPUs, and
@@ -116,7 +118,7 @@ class Publisher:
             if self._written is not None:
                 self._written(None)
             return 1.0
-        self._control.pause("retract")
+        self._control.pause(self._settings.pause_mode)
         self._transport.begin(version)
         sent = self._send(weights)
         self._transport.end()
