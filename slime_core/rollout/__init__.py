@@ -7,6 +7,9 @@
     router.py        one address for all servers
     router_actor.py  the router as such an actor
     client.py        token ids in, token ids and log-probabilities out
+    production.py    prompt groups in flight, for the rollout that is asked for and those after it
+    held.py          such groups as text, for checkpoints
+    staleness.py     how old a sample is when it is trained, and what becomes of one that is too old
     collect.py       prompt groups become finished, rewarded groups
     generate.py      the default generate function
     scores.py        what an evaluation measured

@@ -2,7 +2,7 @@
 
     admitted   taken from the source; its task generates and rewards it beside all others
     finished   waits here until a rollout takes it
-    due        has to be trained in the rollout that is being taken, or it would be older than the bound
+    due        has to be taken by a rollout now, or it would be older than the bound when another has room for it
 
 How much is generated ahead is a number, not another way of working. With 0, groups are admitted when a rollout asks for
 them. With N, as many as N more rollouts need are admitted besides, and go on while the learner trains. No group is
@@ -17,22 +17,18 @@ to the finished ones. What a task raises is kept and raised by the next call.
 from __future__ import annotations
 
 import asyncio
-import copy
-import json
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from slime_core.config.schema import RunConfig
 from slime_core.plugins.contracts import DataSource
-from slime_core.rollout.staleness import oldest_of
-from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds
+from slime_core.rollout.held import copied, group_text, prompts_text, read_group
+from slime_core.types import PromptGroup, Status
 
 __all__ = ["Pace", "Production"]
-
-ARRAYS = {"tokens": TokenIds, "rollout_log_probs": LogProbs, "loss_mask": Mask}
-"""Fields of a sample that JSON carries as lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +125,13 @@ class Production:
     # --- What the sampler asks for -----------------------------------------------------------------------------------
 
     async def take(self, rollout: int, count: int) -> list[PromptGroup]:
-        """``count`` finished groups for ``rollout``, in the order of their admission: those that are due, then those
-        that were finished first.
+        """``count`` finished groups for ``rollout``, in the order of their admission: those that are due, and besides
+        those that were finished first.
 
         Raises:
             SlimeError: what ended a group, whichever rollout it was begun for.
         """
+        self.check()
         begun_s = time.monotonic()
         self._asked, self._needed = rollout, count
         self._admit()
@@ -190,10 +187,12 @@ class Production:
         The source's own state; groups in flight as the source gave them, whose prompts it will hand out again; and
         finished groups whole. A group is one text of JSON. A finished group that JSON cannot carry counts as in flight.
         """
-        finished = {group.number: _text(group.made or [], group.version) for group in self._finished}
+        finished = {group.number: group_text(group.made or [], group.version) for group in self._finished}
         return {
             "source": self._source.state(),
-            "in_flight": [_prompts(group) for group in self._open if finished.get(group.number) is None],
+            "in_flight": [
+                prompts_text(group.given, group.version) for group in self._open if finished.get(group.number) is None
+            ],
             "finished": [text for text in finished.values() if text is not None],
         }
 
@@ -202,10 +201,10 @@ class Production:
         self._source.restore(state.get("source", state))
         if "source" not in state:
             return
-        given = [_read(text) for text in state["in_flight"]]
+        given = [read_group(text) for text in state["in_flight"]]
         if given:
             self._source.put_back([samples for _, samples in given])
-        for version, samples in map(_read, state["finished"]):
+        for version, samples in map(read_group, state["finished"]):
             group = _Group(self._next(), samples, version, made=samples)
             self._open.append(group)
             self._finished.append(group)
@@ -240,7 +239,7 @@ class Production:
         return self._asked + 1 + rollouts, self._pace.batch - within
 
     def _begin(self, rollout: int, groups: list[PromptGroup]) -> None:
-        given = [[_copied(sample) for sample in group] for group in groups]
+        given = [[copied(sample) for sample in group] for group in groups]
         self._prepare(rollout, groups)
         if self._waits.idle_since_s is not None:
             self._waits.engines_s += time.monotonic() - self._waits.idle_since_s
@@ -283,55 +282,26 @@ class Production:
             self._waits.idle_since_s = time.monotonic()
 
     def _chosen(self, rollout: int, count: int) -> list[_Group] | None:
-        """What ``rollout`` takes; None: it is not there yet."""
-        due = [group for group in self._open if self._is_due(group, rollout)][:count]
-        if any(group.made is None for group in due):
+        """What ``rollout`` takes; None: it is not there yet.
+
+        Groups of one age have a last rollout that may train them. So many of those that share it or have an earlier one
+        are taken now that the rollouts until then have room for the rest; for these the rollout waits.
+        """
+        if len(self._finished) < count:
             return None
-        others = [group for group in self._finished if group not in due]
-        chosen = (due + others)[:count]
-        return None if len(chosen) < count else sorted(chosen, key=lambda group: group.number)
+        chosen: dict[int, _Group] = {}
+        for last in sorted({self._last(group) for group in self._open} - {math.inf}):
+            ready = [one for one in self._finished if self._last(one) <= last and one.number not in chosen]
+            within = sum(self._last(one) <= last for one in self._open)
+            missing = min(count, within - max(0, int(last) - rollout) * self._pace.batch) - len(chosen)
+            if missing > len(ready):
+                return None
+            chosen |= {one.number: one for one in ready[: max(0, missing)]}
+        others = [one for one in self._finished if one.number not in chosen]
+        chosen |= {one.number: one for one in others[: count - len(chosen)]}
+        return [chosen[number] for number in sorted(chosen)]
 
-    def _is_due(self, group: _Group, rollout: int) -> bool:
+    def _last(self, group: _Group) -> float:
+        """The last rollout that may train ``group``."""
         oldest = self._pace.oldest
-        return self._pace.waits and oldest is not None and rollout - group.version >= oldest
-
-
-# --- Groups as JSON ---------------------------------------------------------------------------------------------------
-
-
-def _copied(sample: Sample) -> Sample:
-    """``sample`` as it is now: what a generate function will fill, or change in place, is its own."""
-    return Sample(**{one.name: copy.copy(getattr(sample, one.name)) for one in fields(Sample)})
-
-
-def _text(samples: PromptGroup, version: int) -> str | None:
-    """A group as one text; None: JSON cannot carry it."""
-    try:
-        return json.dumps({"version": version, "samples": [sample.to_dict() for sample in samples]})
-    except (TypeError, ValueError):
-        return None
-
-
-def _prompts(group: _Group) -> str:
-    """A group as its source gave it, without what JSON cannot carry: the source finds the prompt by its number."""
-    rows = [{name: value for name, value in one.to_dict().items() if _is_json(value)} for one in group.given]
-    return json.dumps({"version": group.version, "samples": rows})
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _read(text: str) -> tuple[int, PromptGroup]:
-    found = json.loads(text)
-    samples = [Sample.from_dict(values) for values in found["samples"]]
-    for sample in samples:
-        for name, kind in ARRAYS.items():
-            if getattr(sample, name) is not None:
-                setattr(sample, name, kind(getattr(sample, name)))
-    oldest = [age for age in map(oldest_of, samples) if age is not None]
-    return min([found["version"], *oldest]), samples
+        return group.version + oldest if self._pace.waits and oldest is not None else math.inf
