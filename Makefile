@@ -58,6 +58,10 @@ contracts: setup ## which room may import which
 learn: setup ## every estimator on the embedded task, and what must not learn: the tables of docs/results.md
 	$(BIN)/python bench/learn.py outputs/learn
 
+.PHONY: overlap
+overlap: setup ## generating beside training against one after the other: the tables of docs/rollout.md
+	$(BIN)/python bench/overlap.py outputs/overlap
+
 .PHONY: matrix
 matrix: setup ## a few steps in every layout and over every transport
 	$(BIN)/python bench/matrix.py outputs/matrix

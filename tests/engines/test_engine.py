@@ -136,8 +136,9 @@ async def test_a_request_that_cannot_be_served_is_refused_at_once(client: Genera
 
 
 @pytest.fixture
-def publisher(engine: Any, model: torch.nn.Module) -> Iterator[Publisher]:
-    settings = PublisherSettings(model=engine.model, bytes_limit=64 * 1024, timeout_s=30)
+def publisher(engine: Any, model: torch.nn.Module, request: pytest.FixtureRequest) -> Iterator[Publisher]:
+    mode = getattr(request, "param", "retract")
+    settings = PublisherSettings(model=engine.model, bytes_limit=64 * 1024, timeout_s=30, pause_mode=mode)
     found = Publisher([engine.server.url], settings=settings, weights=weights(model), sends=True)
     yield found
     found.publish(weights(model), version="default")
@@ -156,15 +157,58 @@ async def test_published_weights_are_served_under_their_version(
     assert answer.weight_versions == ("1",)
 
 
-async def test_a_response_goes_on_over_an_update_and_reports_both_versions(
-    publisher: Publisher, client: GenerateClient, control: EngineControl, model: torch.nn.Module
-) -> None:
-    long = SamplingParams(max_new_tokens=110, ignore_eos=True)
-    asking = asyncio.create_task(client.generate(PROMPT, sampling=long, n=2))
+LONG = SamplingParams(max_new_tokens=110, ignore_eos=True)
+
+
+async def over_an_update(publisher: Publisher, client: GenerateClient, model: torch.nn.Module) -> list[Generation]:
+    """Two long responses that were under way when version 2 of ``model`` was published."""
+    asking = asyncio.create_task(client.generate(PROMPT, sampling=LONG, n=2))
     await asyncio.sleep(0.1)
-    await asyncio.to_thread(publisher.publish, changed(model, seed=2), version="2")
-    answers = await asking
-    assert [(len(answer.token_ids), answer.weight_versions) for answer in answers] == [(110, ("default", "2"))] * 2
+    await asyncio.to_thread(publisher.publish, weights(model), version="2")
+    return await asking
+
+
+def other_model(engine: Any, model: torch.nn.Module) -> torch.nn.Module:
+    other = AutoModelForCausalLM.from_pretrained(engine.model, dtype=torch.float32).eval()
+    other.load_state_dict(dict(changed(model, seed=2)))
+    return other
+
+
+@pytest.mark.parametrize(
+    ("publisher", "is_recomputed"), [("retract", True), ("in_place", False)], indirect=["publisher"]
+)
+async def test_a_response_goes_on_over_an_update_and_says_which_version_drew_which_tokens(
+    publisher: Publisher,
+    client: GenerateClient,
+    control: EngineControl,
+    engine: Any,
+    model: torch.nn.Module,
+    is_recomputed: bool,
+) -> None:
+    other = other_model(engine, model)
+    answers = await over_an_update(publisher, client, other)
+    control.pause("retract")
+    control.flush_cache()  # in place, nobody else did
+    control.resume()
+    for answer in answers:
+        change = answer.weight_spans[0][2]
+        assert answer.weight_spans == (("default", 0, change), ("2", change, 110))
+        assert (len(answer.token_ids), answer.weight_versions) == (110, ("default", "2"))
+        before, after = reference(model, PROMPT, answer)[1], reference(other, PROMPT, answer)[1]
+        assert list(answer.log_probs)[:change] == pytest.approx(before[:change], abs=1e-4)
+        # Recomputed, the tokens behind the update are exactly those of the new weights; in place, of neither.
+        assert (list(answer.log_probs)[change:] == pytest.approx(after[change:], abs=1e-4)) is is_recomputed
+
+
+@pytest.mark.parametrize("publisher", ["abort"], indirect=True)
+async def test_a_response_that_an_update_aborts_comes_back_with_what_it_has(
+    publisher: Publisher, client: GenerateClient, engine: Any, model: torch.nn.Module
+) -> None:
+    answers = await over_an_update(publisher, client, other_model(engine, model))
+    for answer in answers:
+        assert (answer.finish_reason, answer.weight_versions) == ("abort", ("default",))
+        assert 0 < len(answer.token_ids) < 110
+        assert list(answer.log_probs) == pytest.approx(reference(model, PROMPT, answer)[1], abs=1e-4)
 
 
 def test_every_weight_of_the_engine_is_proven_equal_to_what_was_sent(

@@ -82,6 +82,17 @@ def test_what_reads_none_of_them_is_accepted(line):
     check(line)
 
 
+def test_stale_samples_are_corrected_by_what_knows_who_drew_them():
+    line = "--advantage-estimator grpo --max-staleness 1 --stale-samples correct"
+    assert refused(f"{line} --corrections opsm") == (
+        "stale_samples = correct trains samples above max_staleness, and of corrections = opsm none compares the "
+        "learner with the engine that drew them. Name one that does, such as --corrections tis, or choose "
+        "--stale-samples requeue or evict."
+    )
+    check(f"{line} --corrections opsm tis")
+    check(f"{line} --corrections opsm --use-rollout-logprobs")
+
+
 ALIKE = f"generate_function = from_label: 'from_label' of {CORE} gives every sample of a group the same response, and "
 
 

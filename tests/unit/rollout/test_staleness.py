@@ -1,0 +1,242 @@
+"""How old samples are, what becomes of those that are too old, and a sampler that generates ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, RolloutConfig, RunConfig
+from slime_core.data.chat import PromptEncoder
+from slime_core.errors import RequestRefused, RunError
+from slime_core.plugins.registry import activate
+from slime_core.rollout import sampler as module
+from slime_core.rollout.client import Generation
+from slime_core.rollout.sampler import Sampler, SamplerSettings
+from slime_core.rollout.staleness import Staleness, oldest_of, token_versions
+from slime_core.types import Sample
+from tests.unit.rollout.test_sampler import FOLDER, FakeClient, answer
+
+# --- One sample -------------------------------------------------------------------------------------------------------
+
+
+def test_a_sample_is_as_old_as_its_oldest_token() -> None:
+    assert oldest_of(Sample(weight_versions=["9", "10"])) == 9
+    assert oldest_of(Sample(weight_versions=["default", "4"])) == 4
+    assert oldest_of(Sample(weight_versions=["default"])) is oldest_of(Sample()) is None
+
+
+def test_versions_stand_at_their_tokens_and_what_no_engine_drew_has_none() -> None:
+    spans = [("3", 0, 2), ("4", 2, 3), ("4", 5, 6), ("start", 6, 7)]
+    sample = Sample(response_length=8, weight_versions=["3", "4", "start"], weight_spans=spans)
+    assert token_versions(sample).tolist() == [3, 3, 4, -1, -1, 4, -1, -1]
+
+
+def test_one_version_without_spans_drew_the_whole_response() -> None:
+    assert token_versions(Sample(response_length=2, weight_versions=["7"])).tolist() == [7, 7]
+    assert token_versions(Sample(response_length=2, weight_versions=["7", "8"])).tolist() == [-1, -1]
+
+
+def test_turns_of_a_conversation_keep_their_versions() -> None:
+    sample = Sample(tokens=[5])
+    first = {"finish_reason": "stop", "weight_version": "3"}
+    second = {"finish_reason": "stop", "weight_versions": [{"version": "3", "start": 0, "end": 1}]}
+    second["weight_versions"].append({"version": "4", "start": 1, "end": 3})
+    sample.append_response_tokens(tokens=[6, 7], log_probs=[-1, -1], meta_info=first)
+    sample.append_response_tokens(tokens=[8], trainable=False)
+    sample.append_response_tokens(tokens=[9, 9, 9], log_probs=[-1, -1, -1], meta_info=second)
+    assert token_versions(sample).tolist() == [3, 3, -1, 3, 4, 4]
+    assert (sample.weight_versions, oldest_of(sample)) == (["3", "4"], 3)
+
+
+# --- The bound --------------------------------------------------------------------------------------------------------
+
+
+def group(*versions: str) -> list[Sample]:
+    return [Sample(weight_versions=[version]) for version in versions]
+
+
+def test_a_group_with_one_sample_over_the_bound_is_over_it() -> None:
+    groups = [group("5", "5"), group("3", "5"), group("4", "5"), group("")]
+    assert Staleness(1).split(groups, rollout=5) == ([groups[0], groups[2], groups[3]], [groups[1]])
+    assert Staleness(2).split(groups, rollout=5) == (groups, [])
+    assert Staleness(None).split(groups, rollout=99) == (groups, [])
+    assert Staleness(1, "correct").split(groups, rollout=5) == (groups, [])
+
+
+def test_staleness_is_measured_in_trained_rollouts() -> None:
+    trained = [*group("5", "4"), *group("1", "")]
+    assert Staleness(2, "correct").metrics(trained, rollout=5, left_out=0) == {
+        "rollout/staleness/mean": 5 / 3,
+        "rollout/staleness/max": 4.0,
+        "rollout/staleness/corrected": 1.0,
+    }
+    assert Staleness(2, "evict").metrics(group("5"), rollout=5, left_out=3)["rollout/staleness/evicted"] == 3.0
+    assert Staleness(2).metrics(group(""), rollout=5, left_out=3) == {"rollout/staleness/requeued": 3.0}
+    assert Staleness(measured=False).metrics(trained, rollout=5, left_out=0) == {}
+
+
+@pytest.mark.parametrize(
+    ("interval", "ahead", "bound", "is_measured"),
+    [(1, 0, None, False), (2, 0, None, True), (1, 1, None, True), (1, 0, 0, True)],
+)
+def test_a_run_that_may_be_off_policy_measures_it(
+    interval: int, ahead: int, bound: int | None, is_measured: bool
+) -> None:
+    config = RunConfig(
+        rollout=RolloutConfig(async_buffer_size=ahead, max_staleness=bound),
+        weights={"update_weights_interval": interval},  # type: ignore[arg-type]
+    )
+    assert Staleness.of(config) == Staleness(bound, "requeue", is_measured)
+
+
+# --- In the sampler ---------------------------------------------------------------------------------------------------
+
+
+def by(version: str) -> list[Generation]:
+    """A right and a wrong answer, drawn by ``version``."""
+    right, wrong = answer("2"), answer("3")
+    return [Generation(array("i", one.token_ids), one.log_probs, "stop", (version,)) for one in (right, wrong)]
+
+
+class Moving(FakeClient):
+    """Answers a prompt with the next of its answers, and with the last one from then on."""
+
+    async def generate(self, input_ids: list[int], **more: Any) -> list[Generation]:
+        found = await super().generate(input_ids, **more)
+        prompt = self.asked[-1][0]
+        if len(self.answers[prompt]) > 2:
+            self.answers[prompt] = self.answers[prompt][2:]
+        return found
+
+
+Build = Callable[..., tuple[Sampler, Moving]]
+
+
+@pytest.fixture(scope="module")
+def encoder() -> PromptEncoder:
+    return PromptEncoder(FOLDER, apply_chat_template=False)
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoder: PromptEncoder) -> Build:
+    """Builds a sampler over the prompts 1+1, 1+2, ... with two groups of two a rollout."""
+    data = tmp_path / "train.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"1+{n}", "label": "2"}) + "\n" for n in range(1, 7)))
+
+    def make(answers: dict[str, list[Generation]], **rollout: Any) -> tuple[Sampler, Moving]:
+        client = Moving(answers)
+        monkeypatch.setattr(module, "GenerateClient", lambda url, **_: client)
+        monkeypatch.setattr(module, "PromptEncoder", lambda folder, **_: encoder)
+        config = RunConfig(
+            data=DataConfig(rollout_shuffle=False),
+            rollout=RolloutConfig(rollout_batch_size=2, n_samples_per_prompt=2, **rollout),
+            algorithm=AlgorithmConfig(advantage_estimator="grpo"),
+            eval=EvalConfig(eval_prompt_data=(("sums", data),)),
+        )
+        settings = SamplerSettings(config, FOLDER, data, "http://unused", samples_folder=tmp_path / "samples")
+        return Sampler(settings, activate(["grpo"]).registry), client
+
+    return make
+
+
+def dropped(folder: Path, rollout: int) -> list[tuple[int, str]]:
+    rows = map(json.loads, (folder / "samples" / f"train-{rollout:06d}.jsonl").read_text().splitlines())
+    return [(row["index"], row["dropped"]) for row in rows if "dropped" in row]
+
+
+OLD = {"1+1": [*by("3"), *by("5")], "1+2": by("5"), "1+3": by("5")}
+"""The first answer to 1+1 is two rollouts old in rollout 5."""
+
+
+async def test_a_group_over_the_bound_comes_again_and_is_trained_when_it_is_new(build: Build, tmp_path: Path) -> None:
+    sampler, _ = build(OLD, max_staleness=1)
+    sampled = await sampler.sample(5)
+    assert sampled.shards[0].indices_B.tolist() == [2, 3, 0, 1]
+    assert sampled.shards[0].weight_version_B is not None
+    assert sampled.shards[0].weight_version_B.tolist() == [5] * 4
+    assert sampled.metrics["rollout/staleness/requeued"] == 2.0
+    assert dropped(tmp_path, 5) == [(0, "requeued"), (1, "requeued")]
+    assert sampler.cursor()["source"]["next"] == 2
+
+
+async def test_a_group_over_the_bound_is_left_out_for_good(build: Build, tmp_path: Path) -> None:
+    sampler, _ = build(OLD, max_staleness=1, stale_samples="evict")
+    sampled = await sampler.sample(5)
+    assert sampled.shards[0].indices_B.tolist() == [2, 3, 4, 5]
+    assert sampled.metrics["rollout/staleness/evicted"] == 2.0
+    assert dropped(tmp_path, 5) == [(0, "stale"), (1, "stale")]
+    cursor = sampler.cursor()["source"]
+    assert (cursor["next"], cursor["returned"]) == (3, [])
+
+
+async def test_a_group_over_the_bound_is_trained_where_it_is_corrected(build: Build, tmp_path: Path) -> None:
+    sampler, _ = build(OLD, max_staleness=1, stale_samples="correct")
+    sampled = await sampler.sample(5)
+    assert sampled.shards[0].indices_B.tolist() == [0, 1, 2, 3]
+    found = {name: value for name, value in sampled.metrics.items() if "staleness" in name}
+    assert found == {
+        "rollout/staleness/mean": 1.0,
+        "rollout/staleness/max": 2.0,
+        "rollout/staleness/corrected": 2.0,
+    }
+    assert dropped(tmp_path, 5) == []
+
+
+async def test_groups_that_are_always_too_old_end_the_run_and_are_named(build: Build) -> None:
+    sampler, _ = build({f"1+{n}": by("1") for n in range(1, 7)}, max_staleness=1, rollout_max_refills=2)
+    with pytest.raises(RunError, match=r"0 of 2 groups are kept after 2 rounds .*; 2 were older than max_staleness"):
+        await sampler.sample(5)
+
+
+async def test_a_sampler_that_runs_ahead_says_so_and_evaluates_beside_it(build: Build) -> None:
+    sampler, client = build({f"1+{n}": by("0") for n in range(1, 7)}, async_buffer_size=1)
+    sampler.published(0)
+    sampled = await sampler.sample(0)
+    assert sampled.metrics["rollout/staleness/max"] == 0.0
+    assert sampled.metrics["rollout/buffer/in_flight"] + sampled.metrics["rollout/buffer/finished"] == 2.0
+    assert (await sampler.evaluate(1))["eval/sums"] == 1.0
+    sampler.published(1)
+    assert (await sampler.sample(1)).metrics["rollout/staleness/max"] == 1.0
+    assert sampler.state().cursor["source"]["next"] == 6
+    await sampler.close()
+    assert client.closed
+
+
+async def asked(sampler: Sampler, call: str) -> None:
+    match call:
+        case "sample":
+            await sampler.sample(1)
+        case "evaluate":
+            await sampler.evaluate(1)
+        case "published":
+            sampler.published(1)
+        case "state":
+            sampler.state()
+
+
+@pytest.mark.parametrize("call", ["sample", "evaluate", "published", "state"])
+async def test_a_failure_ahead_is_what_the_driver_hears_next(build: Build, call: str) -> None:
+    sampler, client = build({f"1+{n}": by("0") for n in range(1, 7)}, async_buffer_size=1)
+    held = asyncio.Event()
+    answering = client.generate
+
+    async def refusing(input_ids: list[int], **more: Any) -> list[Generation]:
+        if input_ids[-1] == 8:  # 1+3, of the rollout that is ahead
+            await held.wait()
+            raise RequestRefused("too long")
+        return await answering(input_ids, **more)
+
+    client.generate = refusing  # type: ignore[method-assign]
+    await sampler.sample(0)
+    held.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    with pytest.raises(RequestRefused, match="too long"):
+        await asked(sampler, call)
+    await sampler.close()
