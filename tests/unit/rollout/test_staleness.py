@@ -130,7 +130,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoder: PromptEncode
     data.write_text("".join(json.dumps({"prompt": f"1+{n}", "label": "2"}) + "\n" for n in range(1, 7)))
 
     def make(answers: dict[str, list[Generation]], **rollout: Any) -> tuple[Sampler, Moving]:
-        client = Moving(answers)
+        client = Moving(dict(answers))
         monkeypatch.setattr(module, "GenerateClient", lambda url, **_: client)
         monkeypatch.setattr(module, "PromptEncoder", lambda folder, **_: encoder)
         config = RunConfig(
