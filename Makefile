@@ -60,6 +60,7 @@ learn: setup ## every estimator on the embedded task, and what must not learn: t
 
 .PHONY: overlap
 overlap: setup ## generating beside training against one after the other: the tables of docs/rollout.md
+	$(BIN)/python bench/halves.py
 	$(BIN)/python bench/overlap.py outputs/overlap
 
 .PHONY: matrix

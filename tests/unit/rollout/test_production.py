@@ -343,13 +343,14 @@ async def test_killed_anywhere_and_resumed_every_prompt_is_trained_exactly_once(
 
 
 async def _one_step(production: Production, engines: Engines, step: int, dice: random.Random) -> list[int]:
-    """One rollout, of groups that end in any order; the engines abort one now and then."""
+    """One rollout, of groups that end in any order, and some that end ahead; the engines abort one now and then."""
     taking = asyncio.create_task(production.take(step, 2))
     await turns()
     while not taking.done():
         aborted = production._pace.repeats and dice.random() < 0.2
         one = dice.choice(sorted(engines.flying))
         await engines.end(one, status=Status.ABORTED if aborted else Status.COMPLETED)
+    await engines.end(*(one for one in sorted(engines.flying) if dice.random() < 0.3))
     return [number(group) for group in await taking]
 
 
