@@ -2,8 +2,8 @@
 
     python bench/overlap.py FOLDER [NAME ...]     without names all runs; finished runs are only read
 
-Generating and training share the cores here, so steps gain little; what the table shows is what training on samples that
-are a rollout or more old costs in accuracy. `bench/halves.py` measures what overlap gives where nothing is shared.
+Generating and training share the cores here, so steps gain little; what the table shows is what training on samples
+that are a rollout or more old costs in accuracy. `bench/halves.py` measures what overlap gives where nothing is shared.
 """
 
 from __future__ import annotations
