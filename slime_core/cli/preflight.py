@@ -15,10 +15,12 @@ from slime_core.cli.needs import GIB, KIB, MIB, Needs
 from slime_core.cluster.machine import Machine, look
 from slime_core.config.described import context_length, described, start_weights, whole_number
 from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.config.mistakes import Mistake, report
 from slime_core.config.schema import RunConfig
 from slime_core.data.named import offered_to_rows
 from slime_core.data.recorded import RolloutFiles, screen_rollouts
+from slime_core.data.row_sampling import drawn
 from slime_core.data.screen import Reading, Room, screen
 from slime_core.plugins.component import Kind
 from slime_core.plugins.refusals import refusals
@@ -172,12 +174,28 @@ def _screen_prompts(config: RunConfig, registry: Registry, *, trains: bool) -> N
     source = registry.find(Kind.DATA_SOURCE, config.data.data_source).traits if trains else None
     if prompts is not None and isinstance(source, DataTraits) and source.reads_prompt_files:
         room = _room(config, registry, response=response, leaves_out=config.data.rollout_max_prompt_len)
-        screen(prompts, rows, room=room, setting="prompt_data", offered=offered)
-    room = _room(config, registry, response=config.eval.eval_max_response_len or response)
-    for name, path in config.eval.eval_prompt_data:
+        screen(prompts, rows, room=room, setting="prompt_data", offered=offered, drawn=drawn(config))
+    for one in eval_sets(config):
         # Ours, for our model: looked through by the tests.
-        if not (embedded and path.is_relative_to(ARITHMETIC)):
-            screen(path, rows, room=room, setting=f"eval_prompt_data {name}", offered=offered)
+        if not (embedded and one.path.is_relative_to(ARITHMETIC)):
+            rows = Reading(input_key=one.input_key, label_key=one.label_key, metadata_key=one.metadata_key)
+            room = _room_of(one, config, registry)
+            screen(one.path, rows, room=room, setting=f"eval_prompt_data {one.name}", offered=offered)
+
+
+def _room_of(one: EvalSet, config: RunConfig, registry: Registry) -> Room | None:
+    """How long the prompts of an evaluation set may be; None: the generate function, or another model, decides."""
+    traits = registry.find(Kind.GENERATE_FUNCTION, one.generate_function).traits
+    if one.model is not None or not (isinstance(traits, GenerateTraits) and traits.sends_prompts_whole):
+        return None
+    folder = start_weights(config)
+    return Room(
+        context=config.engine.sglang_context_length or context_length(folder),
+        response=1 if one.max_context_len else one.max_response_len,
+        folder=folder,
+        apply_chat_template=one.apply_chat_template,
+        leaves_out=one.longest_prompt,
+    )
 
 
 def _room(config: RunConfig, registry: Registry, *, response: int, leaves_out: int | None = None) -> Room | None:

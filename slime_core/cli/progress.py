@@ -240,7 +240,7 @@ def _is_headline(name: str) -> bool:
 
 def _is_detail(name: str) -> bool:
     # eval/aime-truncated_ratio, eval/aime/response_len/mean: written down, not on the front page.
-    written_only = name == "eval/weight_version" or name.endswith("-truncated_ratio")
+    written_only = name == "eval/weight_version" or name.endswith(("-truncated_ratio", "-left_out")) or "-pass@" in name
     return written_only or not name.startswith("eval/") or name.count("/") > 2
 
 

@@ -193,13 +193,13 @@ def _there_is_eval_data(config: RunConfig) -> Iterator[str]:
 
 
 def _eval_names_differ(config: RunConfig) -> Iterator[str]:
-    counts = Counter(name for name, _ in config.eval.eval_prompt_data)
+    counts = Counter(name for name, _ in config.eval.files)
     for name in (name for name, count in counts.items() if count > 1):
         yield f"eval_prompt_data: {counts[name]} files are named {name!r}; metrics carry the name, each needs its own"
 
 
 def _eval_files_are_readable(config: RunConfig) -> Iterator[str]:
-    for name, path in config.eval.eval_prompt_data:
+    for name, path in config.eval.files:
         yield from _unreadable(path, f"eval_prompt_data {name}")
 
 
@@ -279,8 +279,8 @@ _ALWAYS: dict[Rule, str] = {
     _context_fits_the_model: "hf_checkpoint sglang_context_length",
     _responses_fit_the_context: "sglang_context_length rollout_max_response_len eval_max_response_len",
     _waits_warn_first: "wait_warn_s wait_fail_s",
-    _eval_names_differ: "eval_prompt_data",
-    _eval_files_are_readable: "eval_prompt_data",
+    _eval_names_differ: "eval_prompt_data eval_datasets",
+    _eval_files_are_readable: "eval_prompt_data eval_datasets",
     _checkpoint_is_a_model: "hf_checkpoint",
     _load_exists: "load",
     _output_is_writable: "output_dir",
@@ -288,7 +288,7 @@ _ALWAYS: dict[Rule, str] = {
 }
 
 _OF_EVAL: dict[Rule, str] = {
-    _there_is_eval_data: "eval_prompt_data eval_function_path",
+    _there_is_eval_data: "eval_prompt_data eval_datasets eval_function_path",
     _evaluated_responses_fit_the_model: "hf_checkpoint rollout_max_response_len eval_max_response_len",
 }
 
@@ -313,7 +313,7 @@ _OF_RUN: dict[Rule, str] = {
     _disk_folder_is_used: "update_weight_transport update_weight_disk_dir",
     _parity_bounds_are_ordered: "bf16 parity_interval parity_mean_tolerance parity_max_tolerance",
     _responses_fit_the_model: "hf_checkpoint rollout_max_response_len eval_max_response_len",
-    _interval_has_data: "eval_interval eval_prompt_data eval_function_path",
+    _interval_has_data: "eval_interval eval_prompt_data eval_datasets eval_function_path",
     _prompts_are_readable: "prompt_data debug_train_only load_debug_rollout_data",
     _reference_is_a_model: "ref_load",
     _critic_is_a_model: "critic_load",

@@ -140,7 +140,7 @@ def _inputs(config: RunConfig) -> dict[str, Path]:
         "custom_config_path": config.custom.custom_config_path,
         "lock_file": config.run.lock_file,
     }
-    given |= {f"eval_prompt_data {name}": path for name, path in config.eval.eval_prompt_data}
+    given |= {f"eval_prompt_data {name}": path for name, path in config.eval.files}
     return {name: path for name, path in given.items() if path is not None}
 
 
@@ -188,6 +188,7 @@ def _engines_are_there_to_be_evaluated(config: RunConfig) -> Iterator[str]:
     asked = {
         "eval_interval": config.eval.eval_interval,
         "eval_prompt_data": " ".join(name for name, _ in config.eval.eval_prompt_data) or None,
+        "eval_datasets": " ".join(one.name for one in config.eval.eval_datasets) or None,
         "eval_function_path": config.custom.eval_function_path,
     }
     found = [f"{name} = {value}" for name, value in asked.items() if value is not None]
@@ -251,9 +252,11 @@ DEBUG: dict[Rule, str] = {
     _every_rank_has_a_file: "save_debug_train_data actor_num_nodes actor_num_gpus_per_node",
     _nothing_is_pickled: " ".join(FILES),
     _files_can_be_written: " ".join(MARKS),
-    _nothing_else_is_replaced: f"{' '.join(FILES)} prompt_data eval_prompt_data custom_config_path lock_file",
+    _nothing_else_is_replaced: (
+        f"{' '.join(FILES)} prompt_data eval_prompt_data eval_datasets custom_config_path lock_file"
+    ),
     _what_is_saved_happens: f"{_HALVES} save_debug_rollout_data save_debug_train_data",
-    _engines_are_there_to_be_evaluated: f"{_HALVES} eval_interval eval_prompt_data eval_function_path",
+    _engines_are_there_to_be_evaluated: f"{_HALVES} eval_interval eval_prompt_data eval_datasets eval_function_path",
     _learner_and_engines_are_there_to_be_compared: f"{_HALVES} check_weight_update_equal",
     _what_is_trained_was_drawn_in_this_run: f"{_HALVES} true_on_policy_mode",
     _an_old_actor_is_one_that_engines_serve: f"{_HALVES} keep_old_actor",

@@ -99,9 +99,10 @@ def _lines(text: str) -> dict[tuple[str, str], int]:
     table = ""
     found: dict[tuple[str, str], int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
-        if header := re.match(r"\s*\[\s*([\w-]+)\s*\]", line):
+        if header := re.match(r"\s*\[\[?\s*([\w.-]+)\s*\]", line):
             table = header[1]
             found.setdefault((table, ""), number)
+            found.setdefault((table.partition(".")[0], table.partition(".")[2]), number)
         elif key := re.match(r"\s*([\w-]+)\s*=", line):
             found.setdefault((table, key[1]), number)
     return found

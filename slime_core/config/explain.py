@@ -166,6 +166,8 @@ def _toml(value: object) -> str:
             return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
         case list() | tuple():
             return f"[{', '.join(map(_toml, value))}]"
+        case BaseModel():
+            return _toml({name: entry for name, entry in value if entry is not None})
         case dict():
             return f"{{ {', '.join(f'{_toml(key)} = {_toml(entry)}' for key, entry in value.items())} }}"
     raise TypeError(f"a setting of type {type(value).__name__} cannot be written as TOML")
@@ -182,6 +184,8 @@ def _plain(value: Any) -> str:
             return " ".join(map(_plain, value)) or "(empty)"
         case float():
             return f"{value:g}"
+        case BaseModel():
+            return _toml(value)
     return str(value)
 
 

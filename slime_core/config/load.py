@@ -19,6 +19,7 @@ from slime_core.config.custom import STANDS_IN_FOR, CustomConfig, function_paths
 from slime_core.config.document import Document, read_document
 from slime_core.config.embedded import EMBEDDED_DEFAULTS, OF_EVALUATIONS
 from slime_core.config.engine_flags import ENGINES, engine_settings
+from slime_core.config.eval_file import read_eval_config
 from slime_core.config.flags import CommandLine, read_command_line
 from slime_core.config.mistakes import Mistake, nearest, report
 from slime_core.config.schema import RunConfig
@@ -153,6 +154,7 @@ def load(
     reading.read_file(document)
     reading.mistakes += line.mistakes
     reading.read_flags(line)
+    reading.read_eval_config()
     reading.select_paths()
     reading.fill_embedded()
     reading.refuse_contested(presets or {})
@@ -211,6 +213,19 @@ class _Reading:
                 setting = self.settings[key]
                 origin = Provenance("flag", setting.flag)
                 self._put(setting, origin, partial(setting.read_flag, words), setting.flag)
+
+    def read_eval_config(self) -> None:
+        """Evaluation sets of the file that ``eval_config`` names, where no later layer gives some."""
+        path, origin = self.values.get("eval_config"), self.provenance.get("eval_config", DEFAULT)
+        tables = self.provenance.get("eval_datasets", DEFAULT)
+        if path is None or (tables.layer == "flag" and origin.layer != "flag"):
+            return
+        if tables.layer == origin.layer:
+            message = f"eval_config ({origin}) and eval_datasets ({tables}) both give evaluation sets; keep one of them"
+            self.mistakes.append(Mistake(message, "eval_datasets"))
+            return
+        where = f"{origin}: {path}"
+        self._put(self.settings["eval_datasets"], Provenance("file", str(path)), partial(read_eval_config, path), where)
 
     def select_paths(self) -> None:
         """Where code is named by path, select the component that runs it."""

@@ -2,26 +2,179 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from pathlib import Path
+from typing import Annotated, Any
 
-from slime_core.config.bounded import Count, Name, PositiveOrZero
-from slime_core.config.section import Section
+from pydantic import Field, PlainValidator, ValidationError
+from pydantic_core import PydanticCustomError
 
-__all__ = ["EvalConfig"]
+from slime_core.config.bounded import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Share
+from slime_core.config.mistakes import nearest
+from slime_core.config.section import TOLD, Once, Section
+
+__all__ = ["EvalConfig", "EvalDataset", "dataset_of"]
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+NOT_TAKEN = {
+    "custom_rm_path": "a set names a component, rm_type; code by path is for the whole run, --custom-rm-path",
+    "custom_generate_function_path": "a set names a component, generate_function; code by path is for the whole run",
+    "skip_special_tokens": "texts are decoded from the ids here, which are kept whole",
+    "no_stop_trim": "texts are decoded from the ids here, which are kept whole",
+    "metadata_overrides": "not built yet; rows hold their metadata",
+    "multimodal_keys": "not built yet for a single set",
+    "apply_chat_template_kwargs": "not built yet for a single set",
+    "tool_key": "not built yet for a single set",
+}
+"""What an evaluation set of slime may hold besides, and why there is no such key."""
+
+
+class EvalDataset(Section):
+    """One evaluation set with settings of its own; what it leaves out is that of ``eval_*``, then of ``[rollout]`` and
+    ``[data]``.
+
+    Example: ``[[eval.eval_datasets]]`` with ``name = "aime"``, ``path = "aime.jsonl"``, ``temperature = 0.6``.
+    """
+
+    name: Name
+    """What its metrics are called."""
+    path: Path
+    """Prompt file; relative to the file that says so."""
+    n_samples_per_eval_prompt: Count | None = None
+    """Responses a prompt."""
+    temperature: PositiveOrZero | None = None
+    """Sampling temperature. 0: greedy."""
+    top_p: Share | None = None
+    """Keep the likeliest tokens up to this probability mass."""
+    top_k: All | Count | None = None
+    """Keep the k likeliest tokens. -1: all."""
+    max_response_len: Count | None = None
+    """Longest response in tokens."""
+    min_new_tokens: CountOrZero | None = None
+    """No end before that many tokens."""
+    max_prompt_len: Count | None = None
+    """Leave out prompts of more tokens."""
+    max_context_len: Count | None = None
+    """Tokens of prompt and response together."""
+    stop: tuple[Name, ...] | None = None
+    """Texts that end a response."""
+    stop_token_ids: tuple[CountOrZero, ...] | None = None
+    """Token ids that end a response, besides the end of sequence."""
+    repetition_penalty: Positive | None = None
+    """SGLang's; 1 is none."""
+    input_key: Name | None = None
+    """Field of a row with the prompt."""
+    label_key: Name | None = None
+    """Field of a row with the ground truth; "none": rows have none."""
+    metadata_key: Name | None = None
+    """Field of a row with its metadata."""
+    apply_chat_template: bool | None = None
+    """Render prompts with the tokenizer's chat template."""
+    generate_function: Name | None = None
+    """Component that turns a prompt into a response."""
+    rm_type: Name | None = None
+    """Component that rewards responses."""
+    reward_key: Name | None = None
+    """Which of a reward model's named numbers counts; "none": rewards are plain numbers."""
+    pass_threshold: Finite | None = None
+    """Reward from which on a response counts as solved."""
+    model: Name | None = None
+    """Who answers: a model that the run serves beside the policy, or the address of an SGLang server."""
+
+
+def dataset_of(table: object) -> EvalDataset:
+    """The set that a TOML table, or the text of one as a flag gives it, describes.
+
+    Raises:
+        PydanticCustomError: it describes none; says everything that is wrong, of type ``TOLD``.
+    """
+    if isinstance(table, EvalDataset):
+        return table
+    found = _parsed(table) if isinstance(table, str) else table
+    if not isinstance(found, dict):
+        raise _told(f"found {table!r}; accepted: a table such as {{ name = 'aime', path = 'aime.jsonl' }}")
+    problems = [*_unknown(found), *_missing(found)]
+    values = {key: value for key, value in found.items() if key in EvalDataset.model_fields}
+    try:
+        # Through JSON, in which a list is a tuple and a text a path, but "5" is no number.
+        dataset = EvalDataset.model_validate_json(json.dumps(values, default=str), strict=True)
+    except ValidationError as error:
+        problems += [_problem(one, values) for one in error.errors() if one["type"] != "missing"]
+    if problems:
+        raise _told(f"evaluation set {found.get('name', '(without a name)')}: {'; '.join(dict.fromkeys(problems))}")
+    return dataset
+
+
+def _parsed(text: str) -> object:
+    try:
+        return tomllib.loads(f"it = {{ {text.strip().removeprefix('{').removesuffix('}')} }}")["it"]
+    except tomllib.TOMLDecodeError as error:
+        raise _told(f"{text!r} is no TOML table ({error}); accepted: name = 'aime', path = 'aime.jsonl'") from None
+
+
+def _unknown(table: dict[str, Any]) -> list[str]:
+    known = EvalDataset.model_fields
+    return [
+        f"{key}: {NOT_TAKEN[key]}" if key in NOT_TAKEN else f"no such key {key}{nearest(key, known)}"
+        for key in table
+        if key not in known
+    ]
+
+
+def _missing(table: dict[str, Any]) -> list[str]:
+    return [f"{key} is missing" for key in ("name", "path") if key not in table]
+
+
+def _problem(error: Any, table: dict[str, Any]) -> str:
+    key = str(error["loc"][0])
+    return f"{key} = {json.dumps(table.get(key), default=str)}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+
+
+def _told(text: str) -> PydanticCustomError:
+    return PydanticCustomError(TOLD, "{text}", {"text": text})
 
 
 class EvalConfig(Section):
     """Measuring on held-out prompts."""
 
     eval_prompt_data: tuple[tuple[Name, Path], ...] = ()
-    """Named files of prompts to evaluate on: NAME FILE. Empty: no evaluation."""
+    """Named files of prompts to evaluate on: NAME FILE. Empty: no evaluation, but on eval_datasets."""
+    eval_datasets: tuple[Annotated[EvalDataset, PlainValidator(dataset_of)], ...] = ()
+    """Evaluation sets with settings of their own, besides eval_prompt_data: tables with at least name and path."""
+    eval_config: Annotated[Path | None, Once()] = None
+    """YAML or TOML file with evaluation sets and defaults for them, read into eval_datasets. None: there is none."""
     eval_interval: Count | None = None
     """Evaluate after every so many rollouts, and at the end. None: only before the first."""
     skip_eval_before_train: bool = False
     """Do not evaluate the start weights."""
     n_samples_per_eval_prompt: Count = 1
-    """Responses an evaluation prompt; the score is their mean."""
+    """Responses an evaluation prompt; the score is their mean, and pass@k is reckoned up to so many."""
     eval_temperature: PositiveOrZero = 0.0
     """Sampling temperature of evaluation. 0: greedy."""
+    eval_top_p: Share | None = None
+    """Nucleus sampling of evaluation. None: rollout_top_p; greedy, all."""
+    eval_top_k: All | Count | None = None
+    """Keep the k likeliest tokens in evaluation. None: rollout_top_k; greedy, all."""
     eval_max_response_len: Count | None = None
     """Longest evaluation response in tokens. None: rollout_max_response_len."""
+    eval_min_new_tokens: CountOrZero = 0
+    """No evaluation response ends before that many tokens."""
+    eval_max_prompt_len: Count | None = None
+    """Leave out evaluation prompts of more tokens, and count them. None: keep all."""
+    eval_max_context_len: Count | None = None
+    """Tokens of an evaluation prompt and its response; a long prompt has less for its response. None: no such limit."""
+    eval_input_key: Name | None = None
+    """Field of an evaluation row with the prompt. None: input_key."""
+    eval_label_key: Name | None = None
+    """Field of an evaluation row with the ground truth. None: label_key."""
+    eval_reward_key: Name | None = None
+    """Which of a reward model's named numbers evaluations count. None: reward_key."""
+    eval_pass_threshold: Finite = 1.0
+    """Reward from which on a response counts as solved, in pass@k."""
+
+    @property
+    def files(self) -> tuple[tuple[str, Path], ...]:
+        """Name and prompt file of every evaluation set."""
+        return (*self.eval_prompt_data, *((one.name, one.path) for one in self.eval_datasets))

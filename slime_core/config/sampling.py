@@ -37,6 +37,8 @@ class RolloutConfig(Section):
     """Component that rewards responses; of kind reward_model."""
     reward_key: Name | None = None
     """Which of a reward model's named numbers trains. None: rewards are plain numbers."""
+    log_passrate: bool = False
+    """Also log how often one of k responses of a rollout reaches eval_pass_threshold, as rollout/pass@K."""
     sample_transforms: tuple[Name, ...] = ()
     """Components that keep, drop, mask or shape finished groups, in this order; of kind sample_transform. Empty: none.
 

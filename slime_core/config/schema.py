@@ -14,6 +14,9 @@ Example, as a file and as flags::
     lr = 1e-6                         --lr 1e-6
     [eval]
     eval_prompt_data = [["aime", "aime.jsonl"]]      --eval-prompt-data aime aime.jsonl
+    [[eval.eval_datasets]]
+    name = "gpqa"
+    path = "gpqa.jsonl"                              --eval-datasets "name = 'gpqa', path = 'gpqa.jsonl'"
 """
 
 from __future__ import annotations
@@ -247,7 +250,7 @@ class RunConfig(Section):
     @property
     def evaluates(self) -> bool:
         """Whether there is something to evaluate on."""
-        return bool(self.eval.eval_prompt_data or self.custom.eval_function_path)
+        return bool(self.eval.files or self.custom.eval_function_path)
 
     @property
     def num_learner_ranks(self) -> int:

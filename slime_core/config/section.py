@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["EngineSection", "Once", "Section", "Value"]
+__all__ = ["TOLD", "EngineSection", "Once", "Section", "Value"]
+
+TOLD = "told"
+"""Type of a pydantic error whose message says all there is to say about a value: what was found, what is accepted."""
 
 Value = bool | int | float | str | tuple[int | float | str, ...]
 """What a flag of an engine can say."""

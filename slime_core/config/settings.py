@@ -19,12 +19,20 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from slime_core.config.measuring import EvalDataset
 from slime_core.config.schema import RunConfig
-from slime_core.config.section import EngineSection, Once
+from slime_core.config.section import TOLD, EngineSection, Once, Section
 
 __all__ = ["Contested", "InWords", "Setting", "Unacceptable", "core_settings", "core_values", "plugin_settings"]
 
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    EvalDataset: "a table",
+}
 _PLUGINS = "plugins"
 _OWN_FLAGS = {_PLUGINS: "--plugin", "no_plugins": "--no-plugin"}
 """Flags that name one at a time, of settings that hold several."""
@@ -154,7 +162,7 @@ class Setting:
         try:
             return self._placed(_adapter(self).validate_json(as_json, strict=True), base)
         except ValidationError as error:
-            raise Unacceptable(f"found {json.dumps(value, ensure_ascii=False)}; {self._accepted(error)}") from None
+            raise self._unacceptable(json.dumps(value, ensure_ascii=False), error) from None
 
     def read_python(self, value: object) -> Any:
         """The value that a plugin's preset means.
@@ -179,12 +187,16 @@ class Setting:
         try:
             return self._placed(_adapter(self).validate_python(value), Path())
         except ValidationError as error:
-            raise Unacceptable(f"found {found}; {self._accepted(error)}") from None
+            raise self._unacceptable(found, error) from None
 
     def _placed(self, value: Any, base: Path) -> Any:
         if self.key == _PLUGINS:
             return tuple(str(_absolute(Path(name), base)) if name.endswith(".py") else name for name in value)
         return _anchored(value, base)
+
+    def _unacceptable(self, found: str, error: ValidationError) -> Unacceptable:
+        told = "; ".join(one["msg"] for one in error.errors() if one["type"] == TOLD)
+        return Unacceptable(told or f"found {found}; {self._accepted(error)}")
 
     def _accepted(self, error: ValidationError | None = None) -> str:
         words = self.accepts
@@ -230,6 +242,8 @@ def _anchored(value: Any, base: Path) -> Any:
     """``value`` with every path in it absolute."""
     if isinstance(value, Path):
         return _absolute(value, base)
+    if isinstance(value, Section):
+        return value.model_copy(update={name: _anchored(entry, base) for name, entry in value})
     return tuple(_anchored(entry, base) for entry in value) if isinstance(value, tuple) else value
 
 
@@ -282,4 +296,4 @@ def _placeholder(annotation: Any) -> str:
         return "|".join(map(str, arguments))
     if origin is tuple:
         return "NAME FILE ..." if get_origin(arguments[0]) is tuple else f"{_placeholder(arguments[0])} ..."
-    return {bool: "", int: "N", float: "X", Path: "PATH"}.get(annotation, "NAME")
+    return {bool: "", int: "N", float: "X", Path: "PATH", EvalDataset: "TABLE"}.get(annotation, "NAME")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.data.named import GENERATE_FUNCTION, Offered, refuse_unknown
+from slime_core.data.row_sampling import Drawn, refuse_unusable
 from slime_core.data.rows import PromptRow, read_numbered
 from slime_core.errors import DataError
 from slime_core.plugins.boundary import boundary
@@ -68,7 +69,15 @@ class Room:
         return float("inf") if self.context is None else self.context - self.response
 
 
-def screen(path: Path, reading: Reading, *, room: Room | None, setting: str, offered: Offered | None = None) -> None:
+def screen(
+    path: Path,
+    reading: Reading,
+    *,
+    room: Room | None,
+    setting: str,
+    offered: Offered | None = None,
+    drawn: Drawn | None = None,
+) -> None:
     """Returns if nothing wrong was found in the prompts of ``path``.
 
     Arguments:
@@ -77,6 +86,7 @@ def screen(path: Path, reading: Reading, *, room: Room | None, setting: str, off
             their own have no limit here.
         setting: which setting named the file.
         offered: what rows may name for themselves; None: what they name is not looked at.
+        drawn: of a run that trains on them, what rows may not change; None: they are only measured.
 
     Raises:
         DataError: the file is missing, empty or malformed, a prompt is too long, or a row names what no active plugin
@@ -91,6 +101,7 @@ def screen(path: Path, reading: Reading, *, room: Room | None, setting: str, off
     )
     for number, row in rows:
         refuse_unknown(row.metadata, offered or {}, where=f"{path}, line {number}")
+        refuse_unusable(row.metadata, drawn=drawn, where=f"{path}, line {number}")
     rows = [(number, row) for number, row in rows if not row.metadata.get(GENERATE_FUNCTION)]
     if room is not None:
         if not room.apply_chat_template:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_core.config.custom import function_paths
+from slime_core.config.eval_sets import eval_sets
 from slime_core.config.routing_rules import recomputes
 from slime_core.config.schema import CriticConfig, RunConfig
 from slime_core.errors import PluginError
@@ -76,6 +77,11 @@ def selected(config: RunConfig, registry: Registry, *, trains: bool, architectur
         if trains or setting not in FOR_TRAINING:
             for name in _named(config, setting):
                 yield _selected(registry, kind, name, setting)
+    for one in eval_sets(config):
+        for setting in ("generate_function", "rm_type"):
+            name = str(getattr(one, setting))
+            if name not in _named(config, setting):
+                yield _selected(registry, SELECTED_BY[setting], name, f"evaluation set {one.name}")
     for name in registry.names(Kind.TRACKER):
         yield _selected(registry, Kind.TRACKER, name, "its plugin is named")
     if trains:

@@ -23,6 +23,7 @@ from slime_core.rollout.functions import NoFunctions, RolloutFunctions
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.guard import guarded, made_by
 from slime_core.rollout.reward_pool import RewardFailure
+from slime_core.rollout.sampling import of_row
 from slime_core.types import PromptGroup, Sample, Status
 
 __all__ = ["TRAINABLE", "Collector"]
@@ -79,6 +80,7 @@ class Collector:
     async def _group(self, context: GenerateContext, group: PromptGroup, sampling: SamplingParams) -> PromptGroup:
         # The samples of a prompt share its row, and so what the row names.
         generator, reward = self._generators.of(group[0]), self._rewards.of(group[0])
+        sampling = of_row(group[0], sampling, evaluation=context.evaluation)
         if generator.takes_groups:
             made = await self._whole(generator, context, group, sampling)
             return await self._rewarded(reward, await self._hooked(context, made), evaluation=context.evaluation)

@@ -1,52 +1,91 @@
-"""Held-out prompts: generated and rewarded as in training, measured and written down, never trained on."""
+"""Held-out prompts: generated and rewarded as in training, measured and written down, never trained on.
+
+Each set has its own settings (:mod:`slime_core.config.eval_sets`): how responses are drawn, by which generate function,
+who rewards them, and who answers: the policy, or another model.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from slime_core.config.eval_sets import EvalSet, eval_sets
+from slime_core.config.mistakes import nearest
 from slime_core.config.schema import RunConfig
+from slime_core.data.chat import PromptEncoder
 from slime_core.data.prompts import PromptFiles
-from slime_core.errors import RunError
+from slime_core.errors import ConfigError, RunError
 from slime_core.plugins.contracts import DataSource, PromptRequest
-from slime_core.rollout.client import SamplingParams
+from slime_core.rollout.client import GenerateClient
 from slime_core.rollout.collect import Collector
 from slime_core.rollout.functions import RolloutFunctions, eval_columns
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.harvest import causes
+from slime_core.rollout.sampling import eval_sampling
 from slime_core.rollout.scores import EvalScores, score
 from slime_core.track.samples import SampleWriter
 from slime_core.types import PromptGroup, Sample
 
-__all__ = ["Evaluation"]
+__all__ = ["Evaluation", "Measures"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """What an evaluation works with.
+
+    Arguments:
+        encoder: prompt to ids, by whether prompts are rendered with the chat template.
+        collector: generates and rewards a set.
+        functions: those of the run, which may take its place.
+        writer: receives the samples.
+        models: name -> URL of every model that the run serves beside the policy.
+    """
+
+    encoder: Callable[[bool], PromptEncoder]
+    collector: Callable[[EvalSet], Collector]
+    functions: RolloutFunctions
+    writer: SampleWriter
+    models: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """A set with its prompts.
+
+    Arguments:
+        groups: never generated themselves; copies are.
+        rooms: tokens that the responses of each group may have.
+        left_out: prompts that were too long.
+        client: None: the policy answers.
+    """
+
+    settings: EvalSet
+    groups: list[PromptGroup]
+    rooms: list[int]
+    left_out: int
+    encoder: PromptEncoder
+    collector: Collector
+    client: GenerateClient | None
 
 
 class Evaluation:
     """All evaluation sets of a run.
 
-    Arguments:
-        config: the run's settings.
-        collector: generates and rewards.
-        sampling: how responses are drawn.
-        functions: those of the run, which may take its place.
-        writer: receives the samples.
-
     Raises:
         DataError: the prompts of a set cannot be read.
+        ConfigError: the run serves no model that a set names.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        collector: Collector,
-        sampling: SamplingParams,
-        *,
-        functions: RolloutFunctions,
-        writer: SampleWriter,
-    ) -> None:
-        self._config, self._collector, self._sampling = config, collector, sampling
-        self._functions, self._writer = functions, writer
-        self.sets = {name: self._groups(path) for name, path in config.eval.eval_prompt_data}
+    def __init__(self, config: RunConfig, measures: Measures) -> None:
+        self._config, self._measures = config, measures
+        self._loaded = {one.name: self._load(one) for one in eval_sets(config)}
+
+    @property
+    def sets(self) -> dict[str, list[PromptGroup]]:
+        """The prompt groups of every set."""
+        return {name: one.groups for name, one in self._loaded.items()}
 
     async def run(self, context: GenerateContext, source: DataSource | None) -> dict[str, float]:
         """Scores of every set under the weights that the engines hold now, as ``eval/...`` metrics.
@@ -58,44 +97,102 @@ class Evaluation:
         Raises:
             RunError: no sample of a set was answered.
         """
-        own = await self._functions.evaluation(context.rollout, source)
+        own = await self._measures.functions.evaluation(context.rollout, source)
         if own is not None:
             return own
         metrics: dict[str, float] = {}
         data = {}
-        key = self._config.rollout.reward_key
-        for name in self.sets:
-            samples = await self._measured(name, context)
-            metrics |= score(samples, key=key).metrics(f"eval/{name}")
-            metrics |= {f"eval/{name}-failed/{cause}": n for cause, n in self._collector.take_failures().items()}
-            data[name] = eval_columns(samples, key=key)
-        return {} if self._functions.log_evaluation(context.rollout, data, metrics) else metrics
+        for name, one in self._loaded.items():
+            samples = await self._measured(one, context)
+            metrics |= _score(one, samples).metrics(f"eval/{name}")
+            metrics |= {f"eval/{name}-failed/{cause}": n for cause, n in one.collector.take_failures().items()}
+            metrics |= {f"eval/{name}-left_out": float(one.left_out)} if one.settings.longest_prompt else {}
+            data[name] = eval_columns(samples, key=one.settings.reward_key)
+        return {} if self._measures.functions.log_evaluation(context.rollout, data, metrics) else metrics
 
     async def measure(self, name: str, context: GenerateContext) -> EvalScores:
         """The scores of one set, overall and by the values of its metadata."""
-        return score(await self._measured(name, context), key=self._config.rollout.reward_key)
+        one = self._loaded[name]
+        return _score(one, await self._measured(one, context))
 
-    async def _measured(self, name: str, context: GenerateContext) -> list[Sample]:
-        groups = copy.deepcopy(self.sets[name])
-        finished = await self._collector.collect(context, groups, self._sampling)
+    async def close(self) -> None:
+        """Close connections to other models."""
+        for one in self._loaded.values():
+            if one.client is not None:
+                await one.client.close()
+
+    async def _measured(self, one: _Loaded, context: GenerateContext) -> list[Sample]:
+        name = one.settings.name
+        finished = await self._finished(one, replace(context, encoder=one.encoder, client=one.client or context.client))
         samples = [sample for group in finished for sample in group]
         failed = [sample for sample in samples if sample.reward is None]
         if len(failed) < len(samples):
-            self._collector.unanswered(failed)
-        self._writer.write(f"eval-{name}", context.rollout, samples)
+            one.collector.unanswered(failed)
+        self._measures.writer.write(f"eval-{name}", context.rollout, samples)
         if len(failed) == len(samples):
             raise RunError(f"evaluation {name!r}: none of {len(samples)} samples was answered: {causes(failed)}")
         return samples
 
-    def _groups(self, path: Path) -> list[PromptGroup]:
-        data = self._config.data
+    async def _finished(self, one: _Loaded, context: GenerateContext) -> list[PromptGroup]:
+        """All groups of a set, rewarded; those with the same room for a response go together."""
+        sampling = eval_sampling(one.settings, end_of_sequence=one.encoder.end_of_sequence)
+        groups = copy.deepcopy(one.groups)
+        finished: list[PromptGroup] = [[] for _ in groups]
+
+        async def collect(room: int) -> None:
+            places = [place for place, its in enumerate(one.rooms) if its == room]
+            drawn = replace(sampling, max_new_tokens=room, min_new_tokens=min(room, sampling.min_new_tokens))
+            made = await one.collector.collect(context, [groups[place] for place in places], drawn)
+            for place, group in zip(places, made, strict=True):
+                finished[place] = group
+
+        await asyncio.gather(*map(collect, sorted(set(one.rooms))))
+        return finished
+
+    def _load(self, one: EvalSet) -> _Loaded:
+        encoder = self._measures.encoder(one.apply_chat_template)
+        kept: list[bool] = []
+
+        def keeps(prompt: object) -> bool:
+            kept.append(len(encoder.encode(prompt)) <= (one.longest_prompt or 0))
+            return kept[-1]
+
         request = PromptRequest(
-            path=path,
-            input_key=data.input_key,
-            label_key=data.label_key,
-            metadata_key=data.metadata_key,
-            n_samples_per_prompt=self._config.eval.n_samples_per_eval_prompt,
+            path=one.path,
+            input_key=one.input_key,
+            label_key=one.label_key,
+            metadata_key=one.metadata_key,
+            n_samples_per_prompt=one.n_samples,
             shuffle=False,
+            keeps=None if one.longest_prompt is None else keeps,
         )
         source = PromptFiles(request=request)
-        return source.next_groups(len(source))
+        groups = source.next_groups(len(source))
+        rooms = [_room(one, group, encoder) for group in groups]
+        return _Loaded(one, groups, rooms, kept.count(False), encoder, self._measures.collector(one), self._client(one))
+
+    def _client(self, one: EvalSet) -> GenerateClient | None:
+        """Of a model that is not the policy, which answers to token ids of the policy's tokenizer."""
+        if one.model is None:
+            return None
+        models, rollout = self._measures.models, self._config.rollout
+        url = one.model if "://" in one.model else models.get(one.model)
+        if url is None:
+            raise ConfigError(
+                f"evaluation set {one.name}: model = {one.model!r}, and beside the policy the run serves "
+                f"{', '.join(sorted(models)) or 'none'}{nearest(one.model, models)}. Accepted: one of them, the "
+                "address of an SGLang server, or nothing, which is the policy."
+            )
+        limits = {"max_in_flight": rollout.sglang_server_concurrency, "timeout_s": rollout.rollout_request_timeout_s}
+        return GenerateClient(url, **limits)
+
+
+def _score(one: _Loaded, samples: Sequence[Sample]) -> EvalScores:
+    return score(samples, key=one.settings.reward_key, threshold=one.settings.pass_threshold)
+
+
+def _room(one: EvalSet, group: PromptGroup, encoder: PromptEncoder) -> int:
+    """Tokens that the responses of a group may have."""
+    if one.max_context_len is None:
+        return one.max_response_len
+    return min(one.max_response_len, one.max_context_len - len(encoder.encode(group[0].prompt)))

@@ -139,6 +139,10 @@ class Harvest:
         """Reason -> groups that were dropped for it."""
         return Counter(reason for reason, _ in self._dropped_groups())
 
+    def solved(self, threshold: float) -> list[list[bool]]:
+        """Of each group that came, which of its rewarded samples reach ``threshold``, before any transform."""
+        return [[value >= threshold for value in values] for values in self._rewards]
+
     def shortage(self, rounds: int) -> str:
         """Why the rollout is not full after so many rounds of replacements, and what to do."""
         dropped = self.num_dropped

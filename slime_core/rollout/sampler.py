@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from slime_core.config.described import routes_shape
+from slime_core.config.eval_sets import EvalSet
 from slime_core.config.schema import RunConfig
 from slime_core.data.chat import PromptEncoder
 from slime_core.data.recorded import Recorded, RolloutFiles, write_rollout
@@ -34,15 +35,15 @@ from slime_core.plugins.registry import Registry
 from slime_core.rollout.client import GenerateClient
 from slime_core.rollout.collect import Collector
 from slime_core.rollout.components import Components
-from slime_core.rollout.evaluation import Evaluation
+from slime_core.rollout.evaluation import Evaluation, Measures
 from slime_core.rollout.functions import AsRewarded, rollout_functions
 from slime_core.rollout.generate import GenerateContext, renew
 from slime_core.rollout.harvest import Harvest, causes
 from slime_core.rollout.plan import BatchPlan, batch_metrics
 from slime_core.rollout.production import Pace, Production
 from slime_core.rollout.rewarding import Rewarding, pool_of
-from slime_core.rollout.sampling import eval_sampling, train_sampling
-from slime_core.rollout.scores import EvalScores
+from slime_core.rollout.sampling import train_sampling
+from slime_core.rollout.scores import EvalScores, pass_rates
 from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
 from slime_core.rollout.staleness import EVICTED, REQUEUED, Staleness
 from slime_core.rollout.transforms import load_transforms, refuse_unusable
@@ -140,6 +141,8 @@ class Sampler:
             make=partial(self._components.make, Kind.REWARD_MODEL),
             pool=pool_of(manifest, config.rollout, settings.options, log_file=settings.rewards_log),
         )
+        self._generators = cache(self._components.generators)
+        self._rewards = cache(partial(self._components.rewards, make=self._rewarding))
         self._collector = self._collects()
         self._ended_s: float | None = None
         if settings.trains:
@@ -152,13 +155,10 @@ class Sampler:
             self._production = self._produces()
             self._staleness = Staleness.of(config)
         self._writer = SampleWriter(settings.samples_folder)
-        self.evaluation = Evaluation(
-            config,
-            self._collector.twin(),
-            eval_sampling(config, end_of_sequence=end),
-            functions=self._functions,
-            writer=self._writer,
+        measures = Measures(
+            encoder=self._encoder_of, collector=self._collects, functions=self._functions, writer=self._writer
         )
+        self.evaluation = Evaluation(config, measures)
         saved = config.debug.save_debug_rollout_data
         self._records = None if saved is None else RolloutFiles(saved, "save_debug_rollout_data")
 
@@ -181,6 +181,9 @@ class Sampler:
         metrics = {**harvest.metrics(trained), **failed, **own_metrics}
         metrics |= self._staleness.metrics(trained, rollout=rollout, left_out=len(harvest.stale))
         metrics |= self._production.metrics()
+        if self._config.rollout.log_passrate:
+            rates = pass_rates(harvest.solved(self._config.eval.eval_pass_threshold))
+            metrics |= {f"rollout/pass@{k}": rate for k, rate in rates.items()}
         trained = self._functions.trained(trained) or trained
         warnings = harvest.warnings() + self._plan.warnings([len(sample.tokens) for sample in trained])
         rewards = grouped_rewards(trained, loss_masks(trained), key=self._config.rollout.reward_key)
@@ -322,21 +325,31 @@ class Sampler:
         if self._settings.trains:
             await self._production.close()
         await self._client.close()
+        await self.evaluation.close()
         await self._rewarding.close()
 
     # --- Parts -------------------------------------------------------------------------------------------------------
 
-    def _collects(self) -> Collector:
+    def _collects(self, one: EvalSet | None = None) -> Collector:
+        """Of an evaluation set; None: of the rollouts."""
         rollout = self._config.rollout
+        if one is not None:
+            own = {"generate_function": one.generate_function, "rm_type": one.rm_type, "reward_key": one.reward_key}
+            rollout = rollout.model_copy(update=own)
         return Collector(
-            self._components.generators(rollout.generate_function),
-            self._components.rewards(rollout.rm_type, self._rewarding),
+            self._generators(rollout.generate_function),
+            self._rewards(rollout.rm_type),
             rollout=rollout,
             functions=self._functions,
         )
 
     def _produces(self) -> Any:
         return Production(self._source, prepare=self._prepare, make=self._make, pace=Pace.of(self._config))
+    def _encoder_of(self, templated: bool) -> PromptEncoder:
+        if templated == self._config.data.apply_chat_template:
+            return self._encoder
+        trusts = self._config.model.trust_remote_code
+        return PromptEncoder(self._settings.folder, apply_chat_template=templated, trust_remote_code=trusts)
 
     def _data_source(self) -> DataSource:
         return self._components.prompts(self._settings.prompt_data, self._encoder)

@@ -1,13 +1,20 @@
-"""How responses are sampled: for training, and for an evaluation."""
+"""How responses are sampled: for training, for an evaluation set, and for a row that wants its own."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
 
+from slime_core.config.eval_sets import EvalSet
 from slime_core.config.schema import RunConfig
+from slime_core.data.row_sampling import own_sampling
 from slime_core.rollout.client import SamplingParams
+from slime_core.types import Sample
 
-__all__ = ["eval_sampling", "train_sampling"]
+__all__ = ["eval_sampling", "of_row", "train_sampling"]
+
+NAMED = frozenset(one.name for one in fields(SamplingParams)) - {"extra"}
 
 
 def train_sampling(config: RunConfig, *, end_of_sequence: int | None) -> SamplingParams:
@@ -19,19 +26,46 @@ def train_sampling(config: RunConfig, *, end_of_sequence: int | None) -> Samplin
         top_k=rollout.rollout_top_k,
         max_new_tokens=rollout.rollout_max_response_len,
         stop=rollout.rollout_stop,
-        stop_token_ids=(*rollout.rollout_stop_token_ids, *(() if end_of_sequence is None else (end_of_sequence,))),
+        stop_token_ids=_ids(rollout.rollout_stop_token_ids, end_of_sequence),
     )
 
 
-def eval_sampling(config: RunConfig, *, end_of_sequence: int | None) -> SamplingParams:
-    """The same with what ``[eval]`` says; at temperature 0 nothing is left to choose from."""
-    chosen = config.eval
-    greedy = chosen.eval_temperature == 0
-    sampling = train_sampling(config, end_of_sequence=end_of_sequence)
-    return replace(
-        sampling,
-        temperature=chosen.eval_temperature,
-        max_new_tokens=chosen.eval_max_response_len or config.rollout.rollout_max_response_len,
-        top_p=1.0 if greedy else sampling.top_p,
-        top_k=-1 if greedy else sampling.top_k,
+def eval_sampling(one: EvalSet, *, end_of_sequence: int | None) -> SamplingParams:
+    """What an evaluation set asks for."""
+    penalty = one.repetition_penalty
+    return SamplingParams(
+        temperature=one.temperature,
+        top_p=one.top_p,
+        top_k=one.top_k,
+        max_new_tokens=one.max_response_len,
+        min_new_tokens=one.min_new_tokens,
+        stop=one.stop,
+        stop_token_ids=_ids(one.stop_token_ids, end_of_sequence),
+        extra={} if penalty is None else {"repetition_penalty": penalty},
     )
+
+
+def of_row(sample: Sample, sampling: SamplingParams, *, evaluation: bool) -> SamplingParams:
+    """``sampling`` with what the sample's row wants instead; see :mod:`slime_core.data.row_sampling`.
+
+    Ids of the row that end a response do so besides those of ``sampling``, among which is the end of sequence.
+
+    Raises:
+        DataError: it wants what does not exist, or what cannot be trained on.
+    """
+    drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+    where = f"sample {sample.index} of group {sample.group_index}"
+    own = own_sampling(sample.metadata, drawn=None if evaluation else drawn, where=where)
+    return _with(sampling, own) if own else sampling
+
+
+def _with(sampling: SamplingParams, own: Mapping[str, Any]) -> SamplingParams:
+    named = {key: value for key, value in own.items() if key in NAMED}
+    extra = {key: value for key, value in own.items() if key not in NAMED}
+    if "stop_token_ids" in named:
+        named["stop_token_ids"] = (*named["stop_token_ids"], *sampling.stop_token_ids)
+    return replace(sampling, **named, extra={**sampling.extra, **extra})
+
+
+def _ids(wanted: tuple[int, ...], end_of_sequence: int | None) -> tuple[int, ...]:
+    return (*wanted, *(() if end_of_sequence is None else (end_of_sequence,)))

@@ -19,8 +19,9 @@ from pydantic.fields import FieldInfo
 
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.engine_flags import engine_settings
-from slime_core.config.explain import to_toml
+from slime_core.config.explain import _plain, to_toml
 from slime_core.config.load import Resolved, load, peek
+from slime_core.config.measuring import EvalDataset
 from slime_core.config.settings import InWords, Setting, core_settings
 from slime_core.plugins.registry import activate
 
@@ -100,6 +101,17 @@ def test_the_first_workflow_runs_as_written_and_equals_its_toml_twin(tmp_path: P
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(lambda text: text != "none")
 PATH = TEXT.map(lambda text: Path(os.path.abspath("/data/" + text.lstrip("/"))))
 
+DATASETS = st.builds(
+    EvalDataset,
+    name=TEXT,
+    path=PATH,
+    temperature=st.none() | st.floats(0, 2),
+    top_k=st.none() | st.integers(1, 9),
+    stop=st.none() | st.lists(TEXT, max_size=2).map(tuple),
+    apply_chat_template=st.none() | st.booleans(),
+    rm_type=st.none() | TEXT,
+)
+
 UNDER_TEST = [
     setting
     for setting in [
@@ -131,7 +143,7 @@ def values(annotation: Any, metadata: Any = ()) -> st.SearchStrategy[Any]:
         return st.lists(values(arguments[0]), max_size=3).map(tuple)
     if origin is tuple:
         return st.tuples(*map(values, arguments))
-    simple = {NoneType: st.none(), bool: st.booleans(), str: TEXT, Path: PATH}
+    simple = {NoneType: st.none(), bool: st.booleans(), str: TEXT, Path: PATH, EvalDataset: DATASETS}
     return simple[annotation] if annotation in simple else numbers(annotation, metadata)
 
 
@@ -163,7 +175,7 @@ def as_flags(setting: Setting, value: Any) -> list[str]:
         case tuple() if setting.is_pairs:
             return [word for name, path in value for word in (setting.flag, name, str(path))]
         case tuple():
-            return [f"{setting.flag}={entry}" for entry in value]
+            return [f"{setting.flag}={_plain(entry)}" for entry in value]
     return [f"{setting.flag}={value}"]
 
 
@@ -175,6 +187,8 @@ def as_toml(value: Any) -> Any:
             return str(value)
         case tuple():
             return list(map(as_toml, value))
+        case EvalDataset():
+            return {name: as_toml(entry) for name, entry in value if entry is not None}
     return value
 
 

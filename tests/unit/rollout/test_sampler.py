@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 import json
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,18 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slime_core.config.measuring import EvalDataset
 from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, LearnerConfig, RolloutConfig, RunConfig
 from slime_core.data.chat import PromptEncoder
-from slime_core.errors import EngineError, PluginError, RequestRefused, RunError
+from slime_core.errors import ConfigError, DataError, EngineError, PluginError, RequestRefused, RunError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.registry import Registry, activate
 from slime_core.rollout import sampler as module
 from slime_core.rollout.choice import Choice, Chosen
 from slime_core.rollout.client import Generation, SamplingParams
 from slime_core.rollout.collect import Collector
+from slime_core.rollout.evaluation import Evaluation
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.rewarding import InSampler
 from slime_core.rollout.sampler import Sampler, SamplerSettings
+from slime_core.testing.fake_engine import FakeEngine
 from slime_core.types import Sample, Status
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
@@ -85,7 +88,9 @@ def build(tmp_path, registry, shared_encoder, monkeypatch):
             data=DataConfig(rollout_shuffle=False),
             rollout=overrides.pop("rollout", RolloutConfig(rollout_batch_size=2, n_samples_per_prompt=2)),
             algorithm=AlgorithmConfig(advantage_estimator=overrides.pop("estimator", "grpo")),
-            eval=EvalConfig(eval_prompt_data=(("sums", data),), eval_max_response_len=5),
+            eval=EvalConfig(
+                **{"eval_prompt_data": (("sums", data),), "eval_max_response_len": 5, **overrides.pop("eval", {})}
+            ),
             **overrides,
         )
         settings = SamplerSettings(
@@ -372,11 +377,100 @@ async def test_an_evaluation_is_the_mean_reward_overall_and_by_metadata(build, t
     assert await sampler.evaluate(8) == {
         "eval/sums": 0.5,
         "eval/sums-truncated_ratio": 0.5,
+        "eval/sums-pass@1": 0.5,
+        "eval/sums/response_len/mean": 2.0,
+        "eval/sums/response_len/max": 2.0,
         "eval/sums/carries=0": 1.0,
         "eval/sums/carries=1": 0.0,
     }
     assert [n for _, _, n in client.asked] == [1, 1]
     assert (tmp_path / "samples" / "eval-sums-000008.jsonl").is_file()
+
+
+async def test_each_set_is_drawn_rewarded_and_read_by_its_own_settings(build, tmp_path):
+    rows = [{"q": "1+1", "a": "3"}, {"q": "2+2", "a": "4"}, {"q": "1+1+1", "a": "3"}]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    own = EvalDataset(
+        name="own",
+        path=tmp_path / "own.jsonl",
+        n_samples_per_eval_prompt=2,
+        temperature=0.5,
+        max_response_len=3,
+        max_context_len=5,
+        max_prompt_len=4,
+        input_key="q",
+        label_key="a",
+        rm_type="random",
+    )
+    sampler, client = build(GOOD, eval={"eval_datasets": (own,)})
+    scores = await sampler.evaluate(0)
+    assert [(prompt, n) for prompt, _, n in client.asked] == [("1+1", 1), ("2+2", 1), ("1+1", 2), ("2+2", 2)]
+    greedy, drawn = client.asked[0][1], client.asked[2][1]
+    assert (greedy.temperature, greedy.max_new_tokens) == (0.0, 5)
+    # A prompt of 3 tokens leaves 2 of 5 for its response.
+    assert drawn == SamplingParams(0.5, max_new_tokens=2, stop_token_ids=(END,))
+    # One prompt has 5 tokens.
+    assert scores["eval/own-left_out"] == 1.0
+    assert "eval/own-pass@2" in scores
+    assert "eval/sums-left_out" not in scores
+    assert (scores["eval/sums"], scores["eval/sums-pass@1"]) == (1.0, 1.0)
+
+
+async def test_a_row_decides_how_its_responses_are_drawn_in_training_and_evaluation(build, tmp_path):
+    sampler, client = build(GOOD)
+    rows = [{"prompt": "1+1", "label": "2", "metadata": {"sampling_params": {"temperature": 0.7, "min_p": 0.1}}}]
+    (tmp_path / "own.jsonl").write_text(json.dumps(rows[0]))
+    config = RunConfig(eval=EvalConfig(eval_prompt_data=(("own", tmp_path / "own.jsonl"),)))
+    await Evaluation(config, sampler.evaluation._measures).run(sampler._context(0, evaluation=True), None)
+    assert client.asked[-1][1] == SamplingParams(0.7, max_new_tokens=1024, stop_token_ids=(END,), extra={"min_p": 0.1})
+    groups = sampler._source.next_groups(2)
+    for sample in groups[0]:
+        sample.metadata["sampling_params"] = {"max_new_tokens": 2, "stop_token_ids": [9]}
+    await sampler._collector.collect(
+        sampler._context(0, evaluation=False), groups, SamplingParams(stop_token_ids=(END,))
+    )
+    own, usual = [sampling for _, sampling, _ in client.asked[-2:]]
+    assert (own.max_new_tokens, own.stop_token_ids) == (2, (9, END))
+    assert (usual.max_new_tokens, usual.stop_token_ids) == (1024, (END,))
+    groups[1][0].metadata["sampling_params"] = {"temperature": 0.5}
+    with pytest.raises(DataError, match="sample 2 of group 1: metadata sampling_params: temperature = 0.5 cannot be"):
+        await sampler._collector.collect(sampler._context(0, evaluation=False), groups, SamplingParams())
+
+
+async def test_a_model_beside_the_policy_answers_a_set_that_names_it(build, tmp_path):
+    sampler, client = build(GOOD)
+    (tmp_path / "own.jsonl").write_text(json.dumps({"prompt": "1+1", "label": "2"}))
+
+    def evaluation(model: str, models: dict[str, str]) -> Evaluation:
+        own = EvalDataset(name="own", path=tmp_path / "own.jsonl", model=model, max_response_len=8, rm_type="random")
+        measures = replace(sampler.evaluation._measures, models=models)
+        return Evaluation(RunConfig(eval=EvalConfig(eval_datasets=(own,))), measures)
+
+    with FakeEngine() as engine:
+        for model, models in ((engine.url, {}), ("judge", {"judge": engine.url})):
+            made = evaluation(model, models)
+            await made.run(sampler._context(0, evaluation=True), None)
+            await made.close()
+        assert engine.calls.count("/generate") == 2
+    assert client.asked == []
+    with pytest.raises(ConfigError) as caught:
+        evaluation("juge", {"judge": "http://x"})
+    assert str(caught.value) == (
+        "evaluation set own: model = 'juge', and beside the policy the run serves judge; did you mean judge?. "
+        "Accepted: one of them, the address of an SGLang server, or nothing, which is the policy."
+    )
+
+
+async def test_pass_rates_of_a_rollout_are_of_what_came_and_only_where_asked_for(build):
+    rollout = RolloutConfig(rollout_batch_size=2, n_samples_per_prompt=2, log_passrate=True)
+    sampler, _ = build(GOOD, rollout=rollout)
+    metrics = (await sampler.sample(0)).metrics
+    assert {name: value for name, value in metrics.items() if "pass@" in name} == {
+        "rollout/pass@1": 0.5,
+        "rollout/pass@2": 1.0,
+    }
+    sampler, _ = build(GOOD)
+    assert not [name for name in (await sampler.sample(0)).metrics if "pass@" in name]
 
 
 async def test_an_evaluation_starts_from_clean_samples_every_time(build):

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from slime_core.config.schema import AlgorithmConfig, DataConfig, RolloutConfig, RunConfig
+from slime_core.config.eval_sets import eval_sets
+from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, RolloutConfig, RunConfig
 from slime_core.data.chat import PromptEncoder
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.registry import activate
@@ -295,7 +296,8 @@ async def test_truncated_samples_are_masked_counted_and_keep_their_reward(build,
 
 async def test_evaluations_are_not_transformed(build, tmp_path):
     sampler, _, toy = build(dict.fromkeys(PROMPTS, SAME), "log", "drop_zero_std")
-    sampler.evaluation.sets = {"sums": sampler.evaluation._groups(tmp_path / "train.jsonl")}
+    (one,) = eval_sets(RunConfig(eval=EvalConfig(eval_prompt_data=(("sums", tmp_path / "train.jsonl"),))))
+    sampler.evaluation._loaded = {"sums": sampler.evaluation._load(one)}
     assert (await sampler.evaluate(0))["eval/sums"] == 1.0
     assert toy.calls == []
 

@@ -1,0 +1,91 @@
+"""Reads the file of ``--eval-config``: evaluation sets, and defaults for all of them, in slime's form.
+
+    defaults:                        [defaults]
+      temperature: 0.6               temperature = 0.6
+    datasets:                        [[datasets]]
+      - name: aime                   name = "aime"
+        path: aime.jsonl             path = "aime.jsonl"
+
+All of it may stand under ``eval``, and ``datasets`` may map names to sets. A name that ends in ``.toml`` is read as
+TOML, any other as YAML. Paths are relative to the folder of the file.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from slime_core.config.measuring import EvalDataset, dataset_of
+from slime_core.config.mistakes import nearest
+from slime_core.config.settings import Unacceptable
+
+__all__ = ["read_eval_config"]
+
+TABLES = ("defaults", "datasets")
+OF_ONE = ("name", "path")
+"""Keys that no default can give."""
+
+
+def read_eval_config(path: Path) -> tuple[EvalDataset, ...]:
+    """The evaluation sets of the file, with its defaults filled in.
+
+    Raises:
+        Unacceptable: it cannot be read, or describes none; lists everything that is wrong.
+    """
+    content = _content(path)
+    content = content["eval"] if list(content) == ["eval"] and isinstance(content["eval"], dict) else content
+    defaults, problems = content.get("defaults") or {}, _misplaced(content)
+    entries = _entries(content.get("datasets"))
+    if entries is None or not isinstance(defaults, dict):
+        raise Unacceptable("found no evaluation sets; accepted: datasets, a list of tables, and defaults, a table")
+    problems += [f"defaults: {key} is of one set, not of all" for key in defaults if key in OF_ONE]
+    found = []
+    for entry in entries:
+        try:
+            found.append(_placed(dataset_of({**defaults, **entry} if isinstance(entry, dict) else entry), path.parent))
+        except PydanticCustomError as error:
+            problems.append(error.message())
+    if problems:
+        raise Unacceptable("; ".join(problems))
+    return tuple(found)
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = tomllib.loads(text) if path.suffix == ".toml" else _yaml(text)
+    except OSError as error:
+        raise Unacceptable(f"{error.strerror}; accepted: the path of a YAML or TOML file") from None
+    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are
+        raise Unacceptable(f"cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise Unacceptable(f"found {type(found).__name__}; accepted: a table with datasets")
+    return found
+
+
+def _yaml(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
+
+
+def _misplaced(content: dict[str, Any]) -> list[str]:
+    return [f"no such key {key}{nearest(str(key), TABLES)}" for key in content if key not in TABLES]
+
+
+def _entries(datasets: object) -> list[Any] | None:
+    """The sets as a list of tables; a map's keys are their names. None: there are none."""
+    if isinstance(datasets, dict):
+        datasets = [{"name": name, **entry} if isinstance(entry, dict) else entry for name, entry in datasets.items()]
+    return datasets if isinstance(datasets, list) and datasets else None
+
+
+def _placed(one: EvalDataset, base: Path) -> EvalDataset:
+    return one.model_copy(update={"path": Path(os.path.abspath(base / one.path.expanduser()))})

@@ -1,0 +1,233 @@
+"""Evaluation sets: where each setting of one comes from, and what is wrong with a table, a file, or several together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slime_core.config.check import mistakes
+from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.eval_sets import EvalSet, eval_sets
+from slime_core.config.explain import explain, to_toml
+from slime_core.config.load import load
+from slime_core.errors import ConfigError
+
+NONE = "--eval-prompt-data none"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with two prompt files."""
+    for name in ("aime.jsonl", "gpqa.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"prompt": "1+1", "label": "2"}) + "\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def sets(*argv: str) -> dict[str, EvalSet]:
+    return {one.name: one for one in eval_sets(load(argv, check_rules=False).config)}
+
+
+def broken(line: str, *more: str) -> list[str]:
+    config = load([*NONE.split(), *line.split(), *more], check_rules=False).config
+    return [one.message for one in mistakes(config, purpose="eval")]
+
+
+def refused(*argv: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(argv, check_rules=False)
+    (line,) = str(caught.value).splitlines()[1:-1]
+    return line.removeprefix("  - ")
+
+
+def test_a_setting_is_the_set_s_own_then_that_of_evaluations_then_the_run_s(folder: Path) -> None:
+    found = sets(
+        *("--eval-prompt-data", "plain", "gpqa.jsonl", "--eval-datasets", "name='aime', path='aime.jsonl', top_k=5"),
+        *("--eval-temperature", "0.6", "--eval-top-p", "0.9", "--rollout-top-p", "0.8", "--rollout-top-k", "7"),
+        *(
+            "--rollout-stop",
+            "X",
+            "--eval-label-key",
+            "answer",
+            "--reward-key",
+            "acc",
+            "--rollout-max-response-len",
+            "9",
+        ),
+    )
+    aime, plain = found["aime"], found["plain"]
+    assert (aime.path, plain.path) == (folder / "aime.jsonl", folder / "gpqa.jsonl")
+    assert (aime.temperature, aime.top_p, aime.top_k) == (0.6, 0.9, 5)
+    assert (plain.temperature, plain.top_p, plain.top_k) == (0.6, 0.9, 7)
+    assert (aime.label_key, aime.reward_key, aime.stop, aime.max_response_len) == ("answer", "acc", ("X",), 9)
+
+
+def test_a_greedy_set_has_nothing_to_choose_from_and_none_takes_a_key_away(folder: Path) -> None:
+    one = sets(
+        *("--eval-datasets", "name='a', path='aime.jsonl', temperature=0, reward_key='none', stop=[]"),
+        *("--eval-temperature", "1", "--rollout-top-p", "0.8", "--reward-key", "acc", "--rollout-stop", "X"),
+    )["a"]
+    assert (one.temperature, one.top_p, one.top_k, one.reward_key, one.stop) == (0.0, 1.0, -1, None, ())
+
+
+def test_the_longest_prompt_leaves_room_for_a_token(folder: Path) -> None:
+    table = "name='a', path='aime.jsonl', max_context_len=20"
+    assert sets("--eval-datasets", table)["a"].longest_prompt == 19
+    assert sets("--eval-datasets", f"{table}, max_prompt_len=7")["a"].longest_prompt == 7
+    assert sets("--eval-prompt-data", "a", "aime.jsonl")["a"].longest_prompt is None
+
+
+CONFIGS = {
+    "eval.yaml": "eval:\n  defaults: {temperature: 0.6}\n  datasets:\n    - {name: aime, path: aime.jsonl}\n"
+    "    - {name: gpqa, path: gpqa.jsonl, temperature: 1.0, rm_type: exact_match}\n",
+    "by_name.yaml": "defaults: {temperature: 0.6}\ndatasets:\n  aime: {path: aime.jsonl}\n"
+    "  gpqa: {path: gpqa.jsonl, temperature: 1.0, rm_type: exact_match}\n",
+    "eval.toml": '[defaults]\ntemperature = 0.6\n[[datasets]]\nname = "aime"\npath = "aime.jsonl"\n'
+    '[[datasets]]\nname = "gpqa"\npath = "gpqa.jsonl"\ntemperature = 1.0\nrm_type = "exact_match"\n',
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_file_of_sets_is_read_in_every_form_and_written_down_with_the_run(name: str, folder: Path) -> None:
+    (folder / name).write_text(CONFIGS[name])
+    resolved = load([*NONE.split(), "--eval-config", name], purpose="eval")
+    aime, gpqa = eval_sets(resolved.config)
+    assert (aime.temperature, aime.path, gpqa.temperature, gpqa.rm_type) == (
+        0.6,
+        folder / "aime.jsonl",
+        1.0,
+        "exact_match",
+    )
+    (folder / "config.toml").write_text(to_toml(resolved))
+    (folder / name).unlink()
+    again = load(["--config", "config.toml"], purpose="eval")
+    assert again.config.eval.eval_datasets == resolved.config.eval.eval_datasets
+    assert '"temperature" = 0.6' in explain("eval_datasets", again)
+
+
+def test_sets_of_a_flag_take_the_place_of_those_of_a_file(folder: Path) -> None:
+    (folder / "run.toml").write_text('[[eval.eval_datasets]]\nname = "old"\npath = "aime.jsonl"\n')
+    (folder / "eval.yaml").write_text(CONFIGS["eval.yaml"])
+    argv = ("--config", "run.toml", *NONE.split())
+    assert list(sets(*argv)) == ["old"]
+    assert list(sets(*argv, "--eval-config", "eval.yaml")) == ["aime", "gpqa"]
+    (folder / "run.toml").write_text('[eval]\neval_config = "eval.yaml"\n')
+    assert list(sets(*argv, "--eval-datasets", "name='x', path='x.jsonl'")) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ("name='a', path='x', temprature=1", "evaluation set a: no such key temprature; did you mean temperature?"),
+        ("name='a'", "evaluation set a: path is missing"),
+        (
+            "name='a', path='x', top_p='5', n_samples_per_eval_prompt=0",
+            'evaluation set a: n_samples_per_eval_prompt = 0: input should be greater than or equal to 1; top_p = "5": '
+            "input should be a valid number",
+        ),
+        (
+            "name='a', path='x', custom_rm_path='m.f'",
+            "evaluation set a: custom_rm_path: a set names a component, rm_type; code by path is for the whole run, "
+            "--custom-rm-path",
+        ),
+    ],
+)
+def test_a_table_that_is_wrong_is_told_so(table: str, told: str, folder: Path) -> None:
+    assert refused("--eval-datasets", table) == f"--eval-datasets: {told}"
+    (folder / "run.toml").write_text(f"[eval]\neval_datasets = [{{ {table} }}]\n")
+    assert refused("--config", "run.toml") == f"run.toml:2 [eval] eval_datasets: {told}"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("datasets: []", "found no evaluation sets; accepted: datasets, a list of tables, and defaults, a table"),
+        ("[1]", "found list; accepted: a table with datasets"),
+        ("a: [", "cannot be read: not YAML: while parsing a flow node expected the node content, but found "),
+        (
+            "dataset: 1\ndefaults: {path: x, topk: 3}\ndatasets: {a: {path: aime.jsonl}}",
+            "no such key dataset; did you mean datasets?; defaults: path is of one set, not of all; evaluation set a: "
+            "no such key topk; did you mean top_k?",
+        ),
+    ],
+)
+def test_a_file_of_sets_that_is_wrong_is_told_so(text: str, told: str, folder: Path) -> None:
+    (folder / "eval.yaml").write_text(text)
+    message = refused("--eval-config", "eval.yaml")
+    assert message.startswith(f"flag --eval-config: {folder}/eval.yaml: {told}")
+
+
+def test_sets_are_given_in_one_place(folder: Path) -> None:
+    (folder / "eval.yaml").write_text(CONFIGS["eval.yaml"])
+    assert refused("--eval-config", "eval.yaml", "--eval-datasets", "name='x', path='x'") == (
+        "eval_config (flag --eval-config) and eval_datasets (flag --eval-datasets) both give evaluation sets; keep one "
+        "of them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "line", "told"),
+    [
+        ("name='a/b', path='aime.jsonl'", "", "evaluation set 'a/b': metrics and files are named after it; accepted: "),
+        (
+            "name='a', path='aime.jsonl', max_response_len=128",
+            "",
+            "evaluation set a: max_response_len = 128, and the model reads at most 128 tokens, prompt and response "
+            "together; give less than 128",
+        ),
+        (
+            "name='a', path='aime.jsonl', max_context_len=129",
+            "",
+            "evaluation set a: prompt and response may have 129 tokens (max_context_len), and the model reads at most "
+            "128; give at most 128, or leave it out",
+        ),
+        (
+            "name='a', path='aime.jsonl', max_context_len=1",
+            "",
+            "evaluation set a: max_context_len = 1 has no room for a prompt and a token; give 2 or more",
+        ),
+        (
+            "name='a', path='aime.jsonl', max_response_len=4",
+            "--eval-min-new-tokens 5",
+            "evaluation set a: no response may end before 5 tokens (min_new_tokens), and the longest has 4; give at "
+            "most 4",
+        ),
+        (
+            "name='a', path='aime.jsonl', top_p=0.9",
+            "",
+            "evaluation set a: top_p = 0.9 has no effect at temperature 0, which always takes the likeliest token; "
+            "give it a temperature, or leave one of them out",
+        ),
+        (
+            "name='a', path='aime.jsonl'",
+            "--eval-top-k 5",
+            "eval_top_k = 5 has no effect: every evaluation set is drawn at temperature 0, which always takes the "
+            "likeliest token; add --eval-temperature, or leave it out",
+        ),
+        (
+            "name='a', path='aime.jsonl', model='models/judge'",
+            "",
+            "evaluation set a: model = 'models/judge'; accepted: the name of a model that the run serves beside the "
+            "policy, or the address of an SGLang server, such as http://127.0.0.1:30000",
+        ),
+        ("name='a', path='missing.jsonl'", "", "eval_prompt_data a: "),
+    ],
+)
+def test_sets_that_cannot_be_measured_are_refused(table: str, line: str, told: str, folder: Path) -> None:
+    (message,) = broken(line, "--eval-datasets", table)
+    assert message.startswith(told)
+
+
+def test_names_differ_over_both_kinds_of_sets(folder: Path) -> None:
+    argv = ["--eval-prompt-data", "a", "aime.jsonl", "--eval-datasets", "name='a', path='gpqa.jsonl'"]
+    (one,) = mistakes(load(argv, check_rules=False).config, purpose="eval")
+    assert one.message == "eval_prompt_data: 2 files are named 'a'; metrics carry the name, each needs its own"
+
+
+def test_sets_with_settings_are_something_to_evaluate_on(folder: Path) -> None:
+    table = "name='a', path='aime.jsonl'"
+    model = f"--hf-checkpoint {ARITHMETIC / 'model'} --rollout-max-response-len 8"
+    assert broken(model, "--eval-datasets", table) == []
+    assert broken(model) == ["eval_prompt_data: there is nothing to evaluate on; add --eval-prompt-data NAME FILE"]
