@@ -149,14 +149,26 @@ def _restore(resume: Checkpoint, learner: LearnerHandle, sampler: SamplerHandle,
     hooks.restore(states.get(Place.DRIVER, {}))
 
 
-def evaluate(job: Job, *, warn: Warn) -> dict[str, float]:
-    """The scores of the weights in ``job.model`` on every evaluation set; no learner is started."""
-    with _cluster(job, learner_ranks=0, warn=warn, failures=Failures()) as fleet:
+def evaluate(job: Job, *, warn: Warn, held: Checkpoint | None = None) -> dict[str, float]:
+    """The scores of the weights in ``job.model`` on every evaluation set; no learner is started.
+
+    Arguments:
+        held: a checkpoint whose weights are measured instead; a learner loads it and publishes them.
+    """
+    ranks = 0 if held is None else job.config.num_learner_ranks
+    with _cluster(job, learner_ranks=ranks, warn=warn, failures=Failures()) as fleet:
         fleet.start_engines()
+        learner, devices = fleet.start_learner(job.logs)
         sampler = fleet.start_sampler(trains=False)
-        fleet.join(None)
+        fleet.join(learner)
+        if held is not None and isinstance(learner, LearnerHandle):
+            with devices.lend("learner"):
+                learner.load(held)
+                devices.make_room_for_weights()
+                learner.publish(held.state.step)
         scores = sampler.evaluate(0)
         sampler.close()
+        learner.close()
         return scores
 
 

@@ -1,65 +1,194 @@
-"""``slime eval``: measures a model, or what a run or a checkpoint holds, on held-out prompts."""
+"""``slime eval``: measures a model, or what a run or a checkpoint holds, on held-out prompts.
+
+    slime eval RUN | CHECKPOINT | HUGGING_FACE_FOLDER [--json] [--output-dir FOLDER] [flags of slime run]
+
+A checkpoint with an ``hf`` folder is read by the engines as it is. One without (``--save-hf false``) is loaded by a
+learner laid out as the run's, which publishes its weights to the engines, as a resumed run does.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from slime_core.checkpoint.folder import find
-from slime_core.cli.preflight import preflight
+from slime_core.checkpoint.folder import Checkpoint, find
+from slime_core.cli.needs import Needs
+from slime_core.cli.preflight import check_machine, preflight
 from slime_core.cli.run import options_of
-from slime_core.config.schema import DebugConfig
+from slime_core.config.eval_sets import eval_sets
+from slime_core.config.schema import DebugConfig, RunConfig
 from slime_core.errors import ConfigError
+from slime_core.plugins.selection import has_critic
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
     from slime_core.plugins.registry import ActivePlugins
 
-__all__ = ["execute", "expand"]
+__all__ = ["JSON_FLAG", "execute", "expand", "table"]
+
+JSON_FLAG = "--json"
+"""Asks for JSON instead of a table; the only flag of ``slime eval`` that is no setting."""
+
+SCORES, SAMPLES, LOGS = "scores.json", "samples", "logs"
+"""What an output folder gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """Where logs and samples go; ``samples`` None: nowhere."""
+
+    logs: Path
+    samples: Path | None = None
 
 
 def expand(argv: Sequence[str]) -> list[str]:
-    """Flags for what a leading run folder or checkpoint means: that run's own settings, and the checkpoint's weights.
+    """Flags for what a leading folder means: the settings of the run that it belongs to, and its weights.
 
     Raises:
-        ConfigError: the folder holds no checkpoint, or one without Hugging Face weights.
+        ConfigError: the folder holds neither a checkpoint nor a model, or a checkpoint that nobody can load.
     """
     if not argv or argv[0].startswith("-"):
         return list(argv)
-    checkpoint = find(Path(argv[0]))
-    if not checkpoint.hf.is_dir():
-        raise ConfigError(
-            f"{checkpoint.path} has no hf folder (it was saved with --save-hf false), so engines cannot load it"
-        )
+    folder = Path(argv[0])
+    if (folder / "config.json").is_file() and not (folder / "state.json").is_file():
+        return ["--hf-checkpoint", str(folder), *argv[1:]]
+    checkpoint = _found(folder)
     known = [] if checkpoint.home is None else ["--config", str(checkpoint.home / "config.toml")]
-    return [*known, "--hf-checkpoint", str(checkpoint.hf), *argv[1:]]
+    if checkpoint.hf.is_dir():
+        return [*known, "--hf-checkpoint", str(checkpoint.hf), *argv[1:]]
+    if not known and "--config" not in argv:
+        raise ConfigError(
+            f"{checkpoint.path} has no hf folder (it was saved with --save-hf false) and lies in no run folder, so "
+            "nothing says how a learner has to load it; add --config with the config.toml of its run"
+        )
+    return [*known, "--load", str(checkpoint.path), *argv[1:]]
 
 
-def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> int:
-    """Print the scores; returns the exit code."""
+def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str, as_json: bool = False) -> int:
+    """Print the scores, as a table and one a line or as JSON; returns the exit code.
+
+    Raises:
+        ConfigError: the folder that samples are asked for in holds a run.
+    """
+    held = _held(resolved)
     # A run of one half alone is evaluated as any other.
     resolved = replace(resolved, config=resolved.config.model_copy(update={"debug": DebugConfig()}))
+    folder = _asked_folder(resolved)
     preflight(resolved.config, active.registry, trains=False)
+    if held is not None:
+        needs = Needs.of(resolved.config, trains=True, critic=has_critic(resolved.config, active.registry))
+        check_machine(resolved.config, needs)
     from slime_core.launch import Job, evaluate
 
-    with tempfile.TemporaryDirectory(prefix="slime-eval-") as logs:
+    with _output(folder) as output:
         job = Job(
             config=resolved.config,
             registry=active.registry,
             manifest=active.manifest,
             architecture=architecture,
-            logs=Path(logs),
+            logs=output.logs,
+            samples=output.samples,
             options=options_of(resolved, active),
         )
-        print(f"model: {job.model}", flush=True)
-        scores = evaluate(job, warn=_warn)
-    for name, value in scores.items():
-        print(f"{name}: {value:.4f}")
+        model = job.model if held is None else held.path
+        print(f"model: {model}", file=sys.stderr if as_json else sys.stdout, flush=True)
+        scores = evaluate(job, warn=_warn, held=held)
+    report = {"model": str(model), "metrics": scores, "sets": _sets(resolved.config, scores)}
+    if folder is not None:
+        (folder / SCORES).write_text(f"{json.dumps(report, indent=2)}\n", encoding="utf-8")
+    print(json.dumps(report, indent=2) if as_json else "\n".join(_lines(resolved.config, scores, folder)))
     return 0
+
+
+def table(names: Sequence[str], scores: Mapping[str, float]) -> list[str]:
+    """One row a set: its score, pass@k, share of truncated responses, their mean length, failed samples.
+
+    Example::
+
+        set           score  pass@1  truncated  length  failed
+        arithmetic   0.3940  0.3940     0.0000     3.2       0
+    """
+    found = [name for name in names if f"eval/{name}" in scores]
+    passed = sorted({int(one.rpartition("@")[2]) for name in found for one in scores if _passes(one, name)})
+    header = ["set", "score", *(f"pass@{k}" for k in passed), "truncated", "length", "failed"]
+    rows = [header] + [_row(name, scores, passed) for name in found]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows if found]
+
+
+def _found(folder: Path) -> Checkpoint:
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{folder} is no folder; accepted: a run folder, one of its checkpoints, or a Hugging Face folder"
+        )
+    try:
+        return find(folder)
+    except ConfigError as nothing:
+        raise ConfigError(f"{nothing} A Hugging Face folder holds config.json.") from None
+
+
+def _held(resolved: Resolved) -> Checkpoint | None:
+    """The checkpoint that a learner has to load; what a run's own settings say it resumed from is of no concern."""
+    load = resolved.config.model.load
+    return find(load) if load is not None and resolved.provenance["load"].layer == "flag" else None
+
+
+def _asked_folder(resolved: Resolved) -> Path | None:
+    """Where samples are to be written; the folder in a run's own settings is the run's."""
+    folder = resolved.config.run.output_dir
+    if folder is None or resolved.provenance["output_dir"].layer != "flag":
+        return None
+    if (folder / "config.toml").exists() or (folder / "metrics.jsonl").exists():
+        raise ConfigError(f"output_dir: {folder} holds a run, whose samples would be replaced; name another folder")
+    return folder
+
+
+@contextmanager
+def _output(folder: Path | None) -> Iterator[_Output]:
+    if folder is not None:
+        (folder / LOGS).mkdir(parents=True, exist_ok=True)
+        yield _Output(folder / LOGS, folder / SAMPLES)
+        return
+    with tempfile.TemporaryDirectory(prefix="slime-eval-") as logs:
+        yield _Output(Path(logs))
+
+
+def _sets(config: RunConfig, scores: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """Set -> what it was measured with, for those that the core has measured."""
+    found = (one for one in eval_sets(config) if f"eval/{one.name}" in scores)
+    return {one.name: {**asdict(one), "path": str(one.path)} for one in found}
+
+
+def _lines(config: RunConfig, scores: Mapping[str, float], folder: Path | None) -> Iterator[str]:
+    rows = table([one.name for one in eval_sets(config)], scores)
+    yield from ["", *rows, ""] if rows else []
+    yield from (f"{name}: {value:.4f}" for name, value in scores.items())
+    if folder is not None:
+        yield from ["", f"samples: {folder / SAMPLES}", f"scores: {folder / SCORES}"]
+
+
+def _passes(metric: str, name: str) -> bool:
+    return metric.startswith(f"eval/{name}-pass@")
+
+
+def _row(name: str, scores: Mapping[str, float], passed: Sequence[int]) -> list[str]:
+    own = f"eval/{name}"
+    failed = sum(value for metric, value in scores.items() if metric.startswith(f"{own}-failed/"))
+    length = scores.get(f"{own}/response_len/mean")
+    return [
+        name,
+        f"{scores[own]:.4f}",
+        *(f"{scores[f'{own}-pass@{k}']:.4f}" if f"{own}-pass@{k}" in scores else "" for k in passed),
+        f"{scores[f'{own}-truncated_ratio']:.4f}" if f"{own}-truncated_ratio" in scores else "",
+        "" if length is None else f"{length:.1f}",
+        f"{failed:.0f}",
+    ]
 
 
 def _warn(message: str) -> None:

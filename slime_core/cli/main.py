@@ -51,8 +51,9 @@ WHAT_TO_EVALUATE = """\
 eval: nothing says what to evaluate; give one of
   slime eval RUN                            the newest checkpoint of a run folder, on that run's prompts
   slime eval RUN/checkpoints/step-000040    one checkpoint
-  slime eval --hf-checkpoint FOLDER --eval-prompt-data NAME FILE.jsonl
-  slime eval --eval-temperature 0           with settings alone: the small embedded model on the embedded prompts"""
+  slime eval FOLDER --eval-prompt-data NAME FILE.jsonl    a Hugging Face folder
+  slime eval --eval-temperature 0           with settings alone: the small embedded model on the embedded prompts
+Each prints a table, or JSON with --json; --output-dir FOLDER keeps samples, scores and logs."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,9 +124,11 @@ def _eval(argv: list[str]) -> int:
         raise UserError(WHAT_TO_EVALUATE)
     from slime_core.cli import evaluate
 
-    resolved, active = _resolve(evaluate.expand(argv), purpose="eval")
+    settings = [word for word in argv if word != evaluate.JSON_FLAG]
+    resolved, active = _resolve(evaluate.expand(settings), purpose="eval")
     _check_targets(resolved, active, trains=False)
-    return evaluate.execute(resolved, active, architecture=architecture_of(resolved.config.model.hf_checkpoint) or "")
+    architecture = architecture_of(resolved.config.model.hf_checkpoint) or ""
+    return evaluate.execute(resolved, active, architecture=architecture, as_json=len(settings) < len(argv))
 
 
 def _check(argv: list[str]) -> int:

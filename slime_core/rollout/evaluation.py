@@ -10,6 +10,7 @@ import asyncio
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.config.mistakes import nearest
@@ -153,7 +154,7 @@ class Evaluation:
         encoder = self._measures.encoder(one.apply_chat_template)
         kept: list[bool] = []
 
-        def keeps(prompt: object) -> bool:
+        def keeps(prompt: str | list[dict[str, Any]]) -> bool:
             kept.append(len(encoder.encode(prompt)) <= (one.longest_prompt or 0))
             return kept[-1]
 
@@ -183,8 +184,8 @@ class Evaluation:
                 f"{', '.join(sorted(models)) or 'none'}{nearest(one.model, models)}. Accepted: one of them, the "
                 "address of an SGLang server, or nothing, which is the policy."
             )
-        limits = {"max_in_flight": rollout.sglang_server_concurrency, "timeout_s": rollout.rollout_request_timeout_s}
-        return GenerateClient(url, **limits)
+        at_once, timeout_s = rollout.sglang_server_concurrency, rollout.rollout_request_timeout_s
+        return GenerateClient(url, max_in_flight=at_once, timeout_s=timeout_s)
 
 
 def _score(one: _Loaded, samples: Sequence[Sample]) -> EvalScores:

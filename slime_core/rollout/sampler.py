@@ -22,7 +22,7 @@ from typing import Any
 
 from slime_core.config.described import routes_shape
 from slime_core.config.eval_sets import EvalSet
-from slime_core.config.schema import RunConfig
+from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.data.chat import PromptEncoder
 from slime_core.data.recorded import Recorded, RolloutFiles, write_rollout
 from slime_core.errors import RunError
@@ -156,7 +156,7 @@ class Sampler:
             self._staleness = Staleness.of(config)
         self._writer = SampleWriter(settings.samples_folder)
         measures = Measures(
-            encoder=self._encoder_of, collector=self._collects, functions=self._functions, writer=self._writer
+            encoder=self._encoder_of, collector=self._collects_for, functions=self._functions, writer=self._writer
         )
         self.evaluation = Evaluation(config, measures)
         saved = config.debug.save_debug_rollout_data
@@ -330,12 +330,14 @@ class Sampler:
 
     # --- Parts -------------------------------------------------------------------------------------------------------
 
-    def _collects(self, one: EvalSet | None = None) -> Collector:
-        """Of an evaluation set; None: of the rollouts."""
-        rollout = self._config.rollout
-        if one is not None:
-            own = {"generate_function": one.generate_function, "rm_type": one.rm_type, "reward_key": one.reward_key}
-            rollout = rollout.model_copy(update=own)
+    def _collects(self) -> Collector:
+        return self._collector_of(self._config.rollout)
+
+    def _collects_for(self, one: EvalSet) -> Collector:
+        own = {"generate_function": one.generate_function, "rm_type": one.rm_type, "reward_key": one.reward_key}
+        return self._collector_of(self._config.rollout.model_copy(update=own))
+
+    def _collector_of(self, rollout: RolloutConfig) -> Collector:
         return Collector(
             self._generators(rollout.generate_function),
             self._rewards(rollout.rm_type),

@@ -1,4 +1,4 @@
-"""Evaluation sets: where each setting of one comes from, and what is wrong with a table, a file, or several together."""
+"""Evaluation sets: where each setting comes from, and what is wrong with a table, a file, or several together."""
 
 from __future__ import annotations
 

@@ -1,0 +1,144 @@
+"""``slime eval``: what a leading folder means, what is refused, and what is printed and written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core import launch
+from slime_core.checkpoint.folder import RunState, drafted, write_state
+from slime_core.cli.evaluate import expand, table
+from slime_core.cli.main import main
+from slime_core.errors import ConfigError
+
+SCORES = {
+    "eval/arithmetic": 0.5,
+    "eval/arithmetic-truncated_ratio": 0.25,
+    "eval/arithmetic-pass@1": 0.5,
+    "eval/arithmetic/response_len/mean": 3.25,
+    "eval/arithmetic-failed/engine": 2.0,
+}
+TABLE = """\
+set          score  pass@1  truncated  length  failed
+arithmetic  0.5000  0.5000     0.2500     3.2       2"""
+
+
+def checkpoint(folder: Path, *, hf: bool) -> Path:
+    with drafted(folder, 4) as draft:
+        if hf:
+            (draft / "hf").mkdir()
+        write_state(draft, RunState(4))
+    return folder / "step-000004"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run folder with a checkpoint that has no hf folder; the working directory is beside it."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text(f'[run]\nplugins = ["grpo"]\noutput_dir = "{tmp_path / "run"}"\n')
+    checkpoint(tmp_path / "run" / "checkpoints", hf=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
+    """The jobs that were started, with the checkpoints that a learner would have loaded."""
+    started: list[tuple[Any, Any]] = []
+
+    def evaluate(job: Any, *, warn: Any, held: Any = None) -> dict[str, float]:
+        started.append((job, held))
+        return SCORES
+
+    monkeypatch.setattr(launch, "evaluate", evaluate)
+    return started
+
+
+def test_a_hugging_face_folder_is_the_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert expand([str(tmp_path), "--eval-temperature", "1"]) == [
+        "--hf-checkpoint",
+        str(tmp_path),
+        "--eval-temperature",
+        "1",
+    ]
+
+
+def test_a_checkpoint_without_hf_is_loaded_by_a_learner_with_the_settings_of_its_run(run: Path) -> None:
+    assert expand(["run"]) == ["--config", f"{run}/config.toml", "--load", "run/checkpoints/step-000004"]
+    lone = checkpoint(run.parent / "kept", hf=False)
+    assert expand([str(lone), "--config", "x.toml"]) == ["--load", str(lone), "--config", "x.toml"]
+    with pytest.raises(ConfigError) as caught:
+        expand([str(lone)])
+    assert str(caught.value) == (
+        f"{lone} has no hf folder (it was saved with --save-hf false) and lies in no run folder, so nothing says how a "
+        "learner has to load it; add --config with the config.toml of its run"
+    )
+
+
+def test_a_folder_that_holds_nothing_to_measure_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        expand([str(tmp_path)])
+    assert str(caught.value) == (
+        f"{tmp_path} holds no checkpoint: neither state.json nor a folder step-NNNNNN. Give a run folder, its "
+        "checkpoints folder, or one checkpoint. A Hugging Face folder holds config.json."
+    )
+    with pytest.raises(ConfigError, match=r"missing is no folder; accepted: a run folder, one of its checkpoints, or"):
+        expand([str(tmp_path / "missing")])
+
+
+def test_scores_are_printed_as_a_table_and_one_a_line(
+    evaluated: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "--eval-temperature", "0"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("model: ")
+    assert f"\n\n{TABLE}\n\neval/arithmetic: 0.5000\neval/arithmetic-truncated_ratio: 0.2500\n" in shown
+    ((job, held),) = evaluated
+    assert (job.samples, held) == (None, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_scores_are_printed_as_json_and_kept_where_asked(
+    evaluated: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "measured"
+    words = ["--n-samples-per-eval-prompt", "2", "--output-dir", str(folder)]
+    assert main(["eval", "--json", *words]) == 0
+    shown = capsys.readouterr()
+    report = json.loads(shown.out)
+    assert report["metrics"] == SCORES
+    assert (report["sets"]["arithmetic"]["n_samples"], report["sets"]["arithmetic"]["temperature"]) == (2, 0.0)
+    assert shown.err.startswith("model: ")
+    assert json.loads((folder / "scores.json").read_text()) == report
+    ((job, _),) = evaluated
+    assert (job.samples, job.logs) == (folder / "samples", folder / "logs")
+
+
+def test_the_samples_of_a_run_are_not_replaced(
+    run: Path, evaluated: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The run's own settings name its folder; only a flag asks for samples.
+    assert main(["eval", "run"]) == 0
+    ((job, held),) = evaluated
+    assert job.samples is None
+    assert held.path == Path("run/checkpoints/step-000004").absolute()
+    assert main(["eval", "run", "--output-dir", "run"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"slime: output_dir: {run} holds a run, whose samples would be replaced; name another folder"
+    )
+    assert len(evaluated) == 1
+
+
+def test_a_table_has_a_column_for_every_k_and_only_sets_that_were_measured() -> None:
+    more = {"eval/b": 1.0, "eval/b-pass@1": 1.0, "eval/b-pass@2": 1.0}
+    assert table(["arithmetic", "b", "c"], {**SCORES, **more}) == [
+        "set          score  pass@1  pass@2  truncated  length  failed",
+        "arithmetic  0.5000  0.5000             0.2500     3.2       2",
+        "b           1.0000  1.0000  1.0000                          0",
+    ]
+    assert table(["c"], SCORES) == []
