@@ -53,8 +53,9 @@ def expand(argv: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: the folder holds neither a checkpoint nor a model, or a checkpoint that nobody can load.
     """
+    argv = [word for word in argv if word != JSON_FLAG]
     if not argv or argv[0].startswith("-"):
-        return list(argv)
+        return argv
     folder = Path(argv[0])
     if (folder / "config.json").is_file() and not (folder / "state.json").is_file():
         return ["--hf-checkpoint", str(folder), *argv[1:]]

@@ -124,11 +124,10 @@ def _eval(argv: list[str]) -> int:
         raise UserError(WHAT_TO_EVALUATE)
     from slime_core.cli import evaluate
 
-    settings = [word for word in argv if word != evaluate.JSON_FLAG]
-    resolved, active = _resolve(evaluate.expand(settings), purpose="eval")
+    resolved, active = _resolve(evaluate.expand(argv), purpose="eval")
     _check_targets(resolved, active, trains=False)
     architecture = architecture_of(resolved.config.model.hf_checkpoint) or ""
-    return evaluate.execute(resolved, active, architecture=architecture, as_json=len(settings) < len(argv))
+    return evaluate.execute(resolved, active, architecture=architecture, as_json=evaluate.JSON_FLAG in argv)
 
 
 def _check(argv: list[str]) -> int:

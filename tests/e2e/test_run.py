@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -99,10 +100,23 @@ def test_the_summary_shows_start_and_end(trained: Finished):
     assert str(trained.folder) in trained.output
 
 
-def test_eval_of_a_run_gives_the_same_accuracy_again(trained: Finished):
-    again = slime(trained.folder, "eval", trained.folder)
+def test_eval_of_a_run_gives_the_same_accuracy_again_and_measures_sets_with_settings_of_their_own(
+    trained: Finished, tmp_path: Path
+):
+    rows = [{"prompt": f"{n}+1", "label": str(n + 1)} for n in range(6)]
+    rows += [{"prompt": "5+5", "label": "10", "metadata": {"sampling_params": {"max_new_tokens": 1}}}]
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    own = f"name = 'sums', path = '{tmp_path}/sums.jsonl', n_samples_per_eval_prompt = 4, temperature = 1.0, top_k = 3"
+    again = slime(tmp_path, "eval", trained.folder, "--eval-datasets", own, "--output-dir", tmp_path)
     assert again.code == 0, again.errors
     assert f"eval/arithmetic: {trained.rows[-1]['eval/arithmetic']:.4f}" in again.output
+    scores = json.loads((tmp_path / "scores.json").read_text())["metrics"]
+    assert scores["eval/arithmetic"] == trained.rows[-1]["eval/arithmetic"] == scores["eval/arithmetic-pass@1"]
+    assert 0 < scores["eval/sums-pass@1"] == scores["eval/sums"] <= scores["eval/sums-pass@4"] <= 1
+    samples = tmp_path.joinpath("samples", "eval-sums-000000.jsonl").read_text().splitlines()
+    short = [json.loads(line) for line in samples][-4:]
+    assert len(samples) == 28
+    assert [(one["prompt"], one["response_length"]) for one in short] == [("5+5", 1)] * 4
 
 
 def test_a_resumed_run_continues_steps_data_and_schedule(trained: Finished, tmp_path: Path):

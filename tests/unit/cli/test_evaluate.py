@@ -134,6 +134,24 @@ def test_the_samples_of_a_run_are_not_replaced(
     assert len(evaluated) == 1
 
 
+def test_each_set_is_looked_through_by_its_own_settings(
+    evaluated: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "x.jsonl").write_text('{"q": "1+1"}\n{"q": "%s"}\n' % ("1" * 150))
+    own = f"name='a', path='{tmp_path}/x.jsonl'"
+    asked = {
+        own: "line 1: no field 'prompt', found q.",
+        f"{own}, input_key='q'": "line 1: no field 'label', found q.",
+        f"{own}, input_key='q', label_key='none'": "line 2: a prompt of ",
+        f"{own}, rm_type='exact_mach'": "a reward model called 'exact_mach' (did you mean 'exact_match'?)",
+    }
+    for table_, told in asked.items():
+        assert main(["eval", "--eval-datasets", table_]) != 0
+        assert told in capsys.readouterr().err
+    assert evaluated == []
+    assert main(["eval", "--eval-datasets", f"{own}, input_key='q', label_key='none', max_prompt_len=50"]) == 0
+
+
 def test_a_table_has_a_column_for_every_k_and_only_sets_that_were_measured() -> None:
     more = {"eval/b": 1.0, "eval/b-pass@1": 1.0, "eval/b-pass@2": 1.0}
     assert table(["arithmetic", "b", "c"], {**SCORES, **more}) == [
