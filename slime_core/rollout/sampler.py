@@ -347,6 +347,7 @@ class Sampler:
 
     def _produces(self) -> Any:
         return Production(self._source, prepare=self._prepare, make=self._make, pace=Pace.of(self._config))
+
     def _encoder_of(self, templated: bool) -> PromptEncoder:
         if templated == self._config.data.apply_chat_template:
             return self._encoder
