@@ -5,6 +5,6 @@ for the one that the run would use otherwise; ``options`` carries the settings a
 ``args`` that such functions expect.
 """
 
-from slime_core.adapters.inside import Answer, GenerateState, generate_single, post
+from slime_core.adapters.inside import Answer, GenerateState, generate_single, get_model_url, post
 
-__all__ = ["Answer", "GenerateState", "generate_single", "post"]
+__all__ = ["Answer", "GenerateState", "generate_single", "get_model_url", "post"]

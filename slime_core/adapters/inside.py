@@ -1,6 +1,6 @@
 """What a custom generate function may import: works inside the call that the adapter makes, in its tasks and threads.
 
-    from slime_core.adapters import GenerateState, generate_single, post
+    from slime_core.adapters import GenerateState, generate_single, get_model_url, post
 
 Importing this loads no engine client and no tokenizer.
 """
@@ -12,8 +12,9 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from slime_core.errors import PluginError
+from slime_core.rollout.models import model_url
 
-__all__ = ["CALL", "Answer", "GenerateState", "InsideCall", "generate_single", "post"]
+__all__ = ["CALL", "Answer", "GenerateState", "InsideCall", "generate_single", "get_model_url", "post"]
 
 Conversation = str | Sequence[Mapping[str, Any]]
 
@@ -116,6 +117,20 @@ async def post(url: str, payload: Any, headers: Mapping[str, str] | None = None)
     async with aiohttp.ClientSession() as session, session.post(url, json=payload, headers=headers) as response:
         response.raise_for_status()
         return await response.json(content_type=None)
+
+
+def get_model_url(args: Any, name: str, endpoint: str = "/generate") -> str:
+    """Where model ``name``, one of ``[[engine.engine_models]]``, takes requests.
+
+    Arguments:
+        args: as the function was handed it.
+        endpoint: what follows the address.
+
+    Raises:
+        ConfigError: the run serves no such model.
+    """
+    routers: Mapping[str, tuple[str, int]] = args.sglang_model_routers
+    return model_url({known: f"http://{host}:{port}" for known, (host, port) in routers.items()}, name, endpoint)
 
 
 def _inside(name: str) -> InsideCall:

@@ -31,15 +31,17 @@ class PathFunctions:
 
     Arguments:
         router_url: becomes ``args.sglang_router_ip`` and ``args.sglang_router_port``.
+        model_urls: of the models beside the policy, become ``args.sglang_model_routers``, name -> (host, port).
 
     Raises:
         PluginError: a function cannot be imported or called.
     """
 
-    def __init__(self, options: PathOptions, *, router_url: str) -> None:
+    def __init__(self, options: PathOptions, *, router_url: str, model_urls: Mapping[str, str] | None = None) -> None:
         self._forms = rollout_forms(options.config)
         router = urlsplit(router_url)
         options.derived.update(sglang_router_ip=router.hostname, sglang_router_port=router.port)
+        options.derived.update(sglang_model_routers=_addresses(model_urls or {}))
         self._options, self._args = options, options.arguments
         self._rollout = self._loaded("rollout_function_path")
         self._evaluation = self._loaded("eval_function_path")
@@ -199,3 +201,8 @@ def _numbers(metrics: Any) -> dict[str, float]:
 
 def _shown(value: Any) -> str:
     return f"{value!r:.80}"
+
+
+def _addresses(urls: Mapping[str, str]) -> dict[str, tuple[str | None, int | None]]:
+    parts = {name: urlsplit(url) for name, url in urls.items()}
+    return {name: (part.hostname, part.port) for name, part in parts.items()}

@@ -112,7 +112,9 @@ class AsRewarded:
         return batch.rewards_B
 
 
-def rollout_functions(options: Any, *, router_url: str) -> RolloutFunctions:
+def rollout_functions(
+    options: Any, *, router_url: str, model_urls: Mapping[str, str] | None = None
+) -> RolloutFunctions:
     """The functions that ``options`` of plugin ``paths`` carry; None: there are none.
 
     Raises:
@@ -121,7 +123,9 @@ def rollout_functions(options: Any, *, router_url: str) -> RolloutFunctions:
     if options is None:
         return NoFunctions()
     module, _, name = TARGET.partition(":")
-    made: RolloutFunctions = getattr(importlib.import_module(module), name)(options, router_url=router_url)
+    made: RolloutFunctions = getattr(importlib.import_module(module), name)(
+        options, router_url=router_url, model_urls=model_urls or {}
+    )
     return made
 
 

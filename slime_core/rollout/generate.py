@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from slime_core.data.chat import PromptEncoder
 from slime_core.errors import RunError
 from slime_core.rollout.client import GenerateClient, Generation, SamplingParams
+from slime_core.rollout.models import model_url
 from slime_core.types import LogProbs, PromptGroup, Sample, Status, TokenIds
 
 __all__ = ["GenerateContext", "SingleTurn", "renew"]
@@ -23,12 +25,22 @@ class GenerateContext:
         encoder: prompt to ids, ids to text.
         evaluation: whether the samples are only measured.
         rollout: number of the rollout; of an evaluation, the steps done.
+        models: name -> URL of every model beside the policy.
     """
 
     client: GenerateClient
     encoder: PromptEncoder
     evaluation: bool = False
     rollout: int = 0
+    models: Mapping[str, str] = field(default_factory=dict)
+
+    def model_url(self, name: str, endpoint: str = "") -> str:
+        """Where model ``name`` answers: a judge, say, that a generate function asks.
+
+        Raises:
+            ConfigError: the run serves no such model.
+        """
+        return model_url(self.models, name, endpoint)
 
 
 class SingleTurn:

@@ -67,6 +67,7 @@ class SamplerSettings:
         samples_folder: where readable samples are written; None: nowhere.
         rewards_log: receives what reward models print; None: nothing does.
         num_engines: servers behind the router, for the number of requests in flight.
+        model_urls: name -> URL of every model beside the policy.
         trains: False: only evaluations are asked for, so neither prompts nor an advantage estimator are needed.
     """
 
@@ -80,6 +81,7 @@ class SamplerSettings:
     rewards_log: Path | None = None
     num_engines: int = 1
     trains: bool = True
+    model_urls: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,9 @@ class Sampler:
             vocab_size=self._encoder.vocab_size,
             routes=routes_shape(settings.folder) if config.learner.use_rollout_routing_replay else None,
         )
-        self._functions = rollout_functions(settings.options.get(PATHS.name), router_url=settings.router_url)
+        self._functions = rollout_functions(
+            settings.options.get(PATHS.name), router_url=settings.router_url, model_urls=settings.model_urls
+        )
         self._components = Components(config, registry, settings.options)
         self._rewarding = Rewarding(
             registry,
@@ -358,4 +362,4 @@ class Sampler:
         return self._components.prompts(self._settings.prompt_data, self._encoder)
 
     def _context(self, number: int, *, evaluation: bool) -> GenerateContext:
-        return GenerateContext(self._client, self._encoder, evaluation, number)
+        return GenerateContext(self._client, self._encoder, evaluation, number, self._settings.model_urls)

@@ -23,6 +23,9 @@ from aiohttp import web
 
 __all__ = ["FakeEngine"]
 
+ROUTING_KEY = "x-smg-routing-key"
+"""The header by which a router keeps a session with one engine."""
+
 END = 1
 ANSWER_LENGTH = 4
 MEMORY = ("kv_cache", "weights", "cuda_graph")
@@ -60,6 +63,9 @@ class FakeEngine:
         fail_with: statuses that the next generate requests are answered with, first one first.
         delay_s: seconds that every generate request takes.
         most_in_flight: generate requests that were under way at once.
+        info: further fields of its server info.
+        meta: further fields of every answer's ``meta_info``.
+        keys: the routing key of each generate request, in order; None: it had none.
     """
 
     def __init__(self, *, vocab_size: int = 16, context_length: int = 128, version: str = "default") -> None:
@@ -74,6 +80,9 @@ class FakeEngine:
         self.fail_with: list[int] = []
         self.delay_s = 0.0
         self.most_in_flight = 0
+        self.info: dict[str, Any] = {}
+        self.meta: dict[str, Any] = {}
+        self.keys: list[str | None] = []
         self._vocab_size, self._context_length = vocab_size, context_length
         self._in_flight = 0
         self._keeps_running = False
@@ -152,6 +161,7 @@ class FakeEngine:
             "finish_reason": reason,
             "weight_versions": [{"version": self._version, "start": 0, "end": len(ids)}],
             "output_token_logprobs": [[LOG_PROB, one, None] for one in ids],
+            **self.meta,
         }
         return {"text": "", "output_ids": ids, "meta_info": meta}
 
@@ -161,6 +171,9 @@ class FakeEngine:
 
     async def _model_info(self, _: dict[str, Any]) -> tuple[int, Any]:
         return 200, {"weight_version": self._version}
+
+    async def _server_info(self, _: dict[str, Any]) -> tuple[int, Any]:
+        return 200, {"weight_version": self._version, **self.info}
 
     async def _pause(self, body: dict[str, Any]) -> tuple[int, Any]:
         self._running.clear()
@@ -269,8 +282,9 @@ class FakeEngine:
     def _handlers(self) -> dict[str, Handler]:
         return {
             "/generate": self._generate,
+            "/health": self._nothing,  # a router looks there once, to learn that the engine speaks HTTP
             "/model_info": self._model_info,
-            "/server_info": self._model_info,
+            "/server_info": self._server_info,
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,
             "/flush_cache": self._nothing,
@@ -290,6 +304,8 @@ class FakeEngine:
 
     async def _answer(self, request: web.Request) -> web.Response:
         self.calls.append(request.path)
+        if request.path == "/generate":
+            self.keys.append(request.headers.get(ROUTING_KEY))
         handler = self._handlers().get(request.path)
         if handler is None:
             return web.json_response({"error": "not found"}, status=404)
