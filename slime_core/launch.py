@@ -19,23 +19,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from slime_core.checkpoint.folder import Checkpoint, RunState
-from slime_core.cluster.actors import Actor, Call, start_actor
+from slime_core.cluster.actors import Call, start_actor
+from slime_core.cluster.asked import asked_layout, device_of, refuse_on_device
 from slime_core.cluster.group import ActorGroup
 from slime_core.cluster.inspection import inspect_nodes
-from slime_core.cluster.layout import Device, Layout
+from slime_core.cluster.layout import Device
 from slime_core.cluster.lending import Lending, Sharing
 from slime_core.cluster.placement import Placement, place
-from slime_core.cluster.session import Session, cluster_has_gpus, head_address
+from slime_core.cluster.session import Session, head_address
 from slime_core.cluster.waiting import wait
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_values
-from slime_core.errors import ConfigError, RemoteError, WaitTimeout
+from slime_core.errors import RemoteError, WaitTimeout
 from slime_core.learner.absent import AbsentLearner, UnpublishedLearner
 from slime_core.learner.actor import LearnerActor, LearnerHandle, Saving, manifest_record
 from slime_core.learner.critic_actor import CriticActor, CriticGroup
@@ -48,10 +48,7 @@ from slime_core.plugins.lifecycle import Failures, LifecycleHooks, lifetime, unc
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.actor import SamplerActor, SamplerHandle
-from slime_core.rollout.engine import EngineSettings
-from slime_core.rollout.engine_actor import start_engine
-from slime_core.rollout.router import RouterSettings
-from slime_core.rollout.router_actor import start_router
+from slime_core.rollout.fleet import Servers, Site
 from slime_core.rollout.sampler import SamplerSettings
 from slime_core.track.track import Track
 from slime_core.weights.publisher import PublisherSettings
@@ -172,28 +169,6 @@ def evaluate(job: Job, *, warn: Warn, held: Checkpoint | None = None) -> dict[st
         return scores
 
 
-class _Engines:
-    """All engines, for whoever shares devices with them; every wait is watched."""
-
-    def __init__(self, actors: Sequence[Actor], wait: Callable[..., list[Any]]) -> None:
-        self._actors, self._wait = actors, wait
-
-    def pause(self, mode: str) -> None:
-        self._all("pause", mode, what="the engines to pause")
-
-    def resume(self) -> None:
-        self._all("resume", what="the engines to go on")
-
-    def release_memory(self, *tags: str) -> None:
-        self._all("release_memory", *tags, what=f"the engines to give {' and '.join(tags)} away")
-
-    def resume_memory(self, *tags: str) -> None:
-        self._all("resume_memory", *tags, what=f"the engines to get {' and '.join(tags)} back")
-
-    def _all(self, method: str, *arguments: str, what: str) -> None:
-        self._wait([actor.start(method, *arguments) for actor in self._actors], what=what)
-
-
 class _Fleet:
     """Everything that runs in other processes, with the calls that are still starting it."""
 
@@ -203,25 +178,24 @@ class _Fleet:
         self._watch = job.config.watch
         self._learner_calls: list[Call] = []
         self._monitors: list[Call] = []
-        self._engines: list[Actor] = []
-        self._are_in = False
-        self._engine_calls: list[Call] = []
-        self._router_calls: list[Call] = []
         self._address = head_address()
-        self._router: Actor | None = None
+        site = Site(
+            model=job.model,
+            logs=job.logs,
+            on_gpus=device == "gpu",
+            reachable=self._address is not None,
+            slots=placement.engines,
+            beside=placement.beside,
+        )
+        self._servers = Servers(job.config, site, wait=self._wait, monitors=self._monitors)
 
     def start_engines(self) -> None:
-        """Begin to start every engine, and the router if there are any."""
-        if not self._placement.engines:
-            return
-        log_file = self._job.logs / "router.log"
-        self._router = start_router(RouterSettings(log_file=log_file), reachable=self._address is not None)
-        self._engines = [
-            start_engine(self._engine_settings(number), slot=slot, reachable=self._address is not None)
-            for number, slot in enumerate(self._placement.engines)
-        ]
-        self._engine_calls = [engine.start("start") for engine in self._engines]
-        self._router_calls = [self._router.start("start")]
+        """Begin to start every engine, of the policy and of models beside it, and the routers.
+
+        Raises:
+            ConfigError: an engine that somebody else started cannot serve this run.
+        """
+        self._servers.start()
 
     def start_learner(self, checkpoints: Path) -> tuple[LearnerHandle | AbsentLearner, Lending]:
         """Begin to start every rank of the learner, if there are any; returns it, and who lends the devices to it."""
@@ -235,7 +209,7 @@ class _Fleet:
         )
         config = self._job.config
         layout = ParallelLayout.of(config.parallel)
-        learner = (LearnerHandle if self._engines else UnpublishedLearner)(
+        learner = (LearnerHandle if self._servers.are_there else UnpublishedLearner)(
             ActorGroup(ranks),
             watch=self._watch,
             saving=Saving(checkpoints, self._job.model, save_hf=config.checkpoint.save_hf),
@@ -246,7 +220,7 @@ class _Fleet:
             failures=self._failures,
             critic=self._critic_apart(),
         )
-        devices = self._share_devices(learner) if config.cluster.colocate and self._engines else Lending()
+        devices = self._share_devices(learner) if config.cluster.colocate and self._servers.are_there else Lending()
         self._learner_calls = learner.setup(self._learner_settings(), reachable=self._address is not None)
         return learner, devices
 
@@ -264,46 +238,32 @@ class _Fleet:
         return CriticGroup(ActorGroup(ranks), replace(self._learner_settings(), layout=layout))
 
     def _share_devices(self, learner: LearnerHandle) -> Sharing:
-        self._take_in(self._wait(self._engine_calls, what="the engines to start"))
-        devices = Sharing(_Engines(self._engines, self._wait), learner)
+        self._servers.take_in()
+        devices = Sharing(self._servers, learner)
         devices.vacate()
         return devices
 
     def start_sampler(self, *, trains: bool) -> SamplerHandle:
-        """Begin to start the sampler, which needs the router's address, not yet the engines."""
-        router_url = ""
-        if self._router is not None:
-            router_url = self._wait(self._router_calls, what="the router to start")[0]
-            self._monitors.append(self._router.start("watch"))
+        """Begin to start the sampler, which needs the router's address, and those of models beside the policy."""
+        settings = self._sampler_settings(trains=trains)
         actor = start_actor(SamplerActor, self._job.manifest, label="sampler", env=self._cpu_environment())
         sampler = SamplerHandle(actor, watch=self._watch, also=self._monitors, warn=self._warn, failures=self._failures)
-        self._sampler_call = sampler.setup(self._sampler_settings(router_url, trains=trains))
+        self._sampler_call = sampler.setup(settings)
         return sampler
 
     def join(self, learner: LearnerHandle | AbsentLearner | None) -> None:
         """Everything has started, and learner and engines know each other, when this returns."""
-        calls = [*self._engine_calls, self._sampler_call, *self._learner_calls]
-        started = self._wait(calls, what="engines, learner and sampler to start")
-        urls: list[str] = started[: len(self._engines)]
-        self._take_in(urls)
-        if isinstance(learner, LearnerHandle) and self._engines:
-            gpus = self._wait([engine.start("gpus") for engine in self._engines], what="the engines' GPUs")
-            learner.connect(urls, self._publisher_settings(gpus))
-
-    def _take_in(self, urls: Sequence[str]) -> None:
-        """Engines that have started are watched, and the router sends them requests. It takes in only those that are
-        not paused, so shared devices are left after this."""
-        if self._are_in or self._router is None:
-            return
-        self._are_in = True
-        self._monitors += [engine.start("watch") for engine in self._engines]
-        self._wait([self._router.start("add", list(urls))], what="the router to see the engines")
+        calls = [*self._servers.calls(), self._sampler_call, *self._learner_calls]
+        self._wait(calls, what="engines, learner and sampler to start")
+        self._servers.take_in()
+        if isinstance(learner, LearnerHandle) and self._servers.are_there:
+            gpus = self._wait([engine.start("gpus") for engine in self._servers.actors], what="the engines' GPUs")
+            learner.connect(self._servers.urls(), self._publisher_settings(gpus))
 
     def stop(self) -> None:
         """Stop servers in their own time; whatever does not answer dies with its Ray actor."""
-        calls = [server.start("stop") for server in [*self._engines, self._router] if server is not None]
         with suppress(WaitTimeout, RemoteError):
-            wait(calls, what="the engines to stop", fail_after_s=STOP_LIMIT_S)
+            wait(self._servers.stop_calls(), what="the engines to stop", fail_after_s=STOP_LIMIT_S)
 
     def _wait(self, calls: Sequence[Call], *, what: str) -> list[Any]:
         return wait(
@@ -315,32 +275,6 @@ class _Fleet:
             on_warn=lambda late: self._warn(str(late)),
         )
 
-    def _engine_settings(self, number: int) -> EngineSettings:
-        config = self._job.config
-        return EngineSettings(
-            model=self._job.model,
-            log_file=self._job.logs / f"engine-{number}.log",
-            name=f"engine {number}",
-            device="cuda" if self._device == "gpu" else "cpu",
-            dtype=self._dtype,
-            seed=config.run.seed + number,
-            context_length=config.engine.sglang_context_length,
-            mem_fraction=config.engine.sglang_mem_fraction_static,
-            tensor_parallel=config.cluster.rollout_num_gpus_per_engine,
-            trust_remote_code=config.model.trust_remote_code,
-            gives_memory_away=config.cluster.colocate,
-            threads=_cores(),
-            extra=(*config.sglang.arguments, *self._routes_wanted(), *self._cache_apart()),
-            start_timeout_s=config.engine.engine_start_timeout_s,
-        )
-
-    def _routes_wanted(self) -> tuple[str, ...]:
-        return ("--enable-return-routed-experts",) if self._job.config.learner.use_rollout_routing_replay else ()
-
-    def _cache_apart(self) -> tuple[str, ...]:
-        # Paused in place, engines keep what old weights computed; no request may find that of another one.
-        return ("--disable-radix-cache",) if self._job.config.rollout.pause_generation_mode == "in_place" else ()
-
     def _publisher_settings(self, gpus: Sequence[tuple[str, ...]]) -> PublisherSettings:
         config = self._job.config
         return PublisherSettings(
@@ -348,11 +282,11 @@ class _Fleet:
             dtype=self._dtype,
             bytes_limit=config.weights.update_weight_buffer_size,
             backend="nccl" if self._device == "gpu" else "gloo",
-            devices_per_engine=config.cluster.rollout_num_gpus_per_engine,
+            devices_per_engine=self._servers.ranks,
             address=self._address or "127.0.0.1",
             transport=config.transport,
             disk_folder=self._job.weights_folder,
-            engine_gpus=tuple(gpus) if all(gpus) else (),
+            engine_gpus=tuple(gpus) if all(gpus) and len(gpus) == len(self._servers.ranks) else (),
             pause_mode=config.rollout.pause_generation_mode,
             resumes=not config.cluster.colocate,
         )
@@ -376,19 +310,21 @@ class _Fleet:
             num_threads=_cores() if self._device == "cpu" else 0,
         )
 
-    def _sampler_settings(self, router_url: str, *, trains: bool) -> SamplerSettings:
+    def _sampler_settings(self, *, trains: bool) -> SamplerSettings:
         job = self._job
         return SamplerSettings(
             config=job.config,
             folder=job.model,
             prompt_data=job.prompts,
-            router_url=router_url,
+            router_url=self._servers.router_url(),
             num_ranks=self._job.config.num_data_ranks,
             options=dict(job.options),
             samples_folder=job.samples,
             rewards_log=job.logs / "rewards.log",
             num_engines=job.config.num_engines,
             trains=trains,
+            model_urls=self._servers.model_urls(),
+            engine_urls=self._servers.asked_directly(),
         )
 
     def _resolved_device(self) -> RunConfig:
@@ -413,36 +349,15 @@ def _cluster(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) ->
     with ExitStack() as stack:
         stack.enter_context(Session(cluster.ray_address, namespace=f"slime-{os.getpid()}-{time.time_ns()}"))
         inspect_nodes(job.manifest)
-        device: Device = "gpu" if cluster.device == "cuda" or (cluster.device == "auto" and _can_use_gpus()) else "cpu"
-        layout = Layout(
-            learner_ranks,
-            job.config.num_engines,
-            cluster.rollout_num_gpus_per_engine,
-            device,
-            colocated=cluster.colocate and learner_ranks > 0 and job.config.num_engines > 0,
-            critic_ranks=job.config.num_critic_ranks if learner_ranks else 0,
-        )
-        if layout.colocated:
-            _refuse_shared_nccl(job.config, device)
+        device = device_of(job.config)
+        layout = asked_layout(job.config, device, learner_ranks=learner_ranks)
+        refuse_on_device(job.config, layout)
         if job.config.transport == "disk":
             stack.callback(shutil.rmtree, job.weights_folder, ignore_errors=True)
         placement = stack.enter_context(place(layout))
         fleet = _Fleet(job, placement, device=device, warn=warn, failures=failures)
         stack.callback(fleet.stop)
         yield fleet
-
-
-def _refuse_shared_nccl(config: RunConfig, device: Device) -> None:
-    if device == "gpu" and config.transport == "distributed":
-        raise ConfigError(
-            "update_weight_transport = distributed with colocate on GPUs: NCCL takes no two processes on one GPU, and "
-            "the first learner rank shares its GPU with an engine. Choose tensor, disk or auto."
-        )
-
-
-def _can_use_gpus() -> bool:
-    # The CPU build of torch says so in its version; importing torch to ask would cost the driver seconds.
-    return cluster_has_gpus() and not metadata.version("torch").endswith("+cpu")
 
 
 def _cores() -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
+from uuid import uuid4
 
 from slime_core.adapters.inside import Answer, Conversation
 from slime_core.rollout.client import Generation, SamplingParams
 from slime_core.rollout.generate import FINISHED, GenerateContext
-from slime_core.types import LogProbs, Mask, Sample, TokenIds
+from slime_core.rollout.speculation import added
+from slime_core.types import LogProbs, Mask, Sample, SpecInfo, TokenIds
 
 __all__ = ["Call", "Trajectory", "sampling_fields"]
 
@@ -27,6 +30,7 @@ class Trajectory:
         ids, log_probs, mask: of the response: answers (mask 1), and what came between them (mask 0, log-prob 0).
         answers: in order.
         added: ids that came after the last answer, while the next turn is drawn; None: nobody draws one.
+        session: what keeps its turns with one engine, where the router's policy does that.
     """
 
     prompt_ids: list[int]
@@ -36,6 +40,7 @@ class Trajectory:
     mask: list[int] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     added: list[int] | None = None
+    session: str = field(default_factory=lambda: uuid4().hex)
 
     @property
     def seen(self) -> list[int]:
@@ -69,6 +74,7 @@ class Trajectory:
         versions = [version for answer in self.answers for version in answer.weight_versions]
         sample.weight_versions = list(dict.fromkeys(versions))
         sample.rollout_routed_experts = self.answers[-1].routed_experts
+        sample.spec_info = reduce(added, (answer.spec_info for answer in self.answers), None) or SpecInfo()
         sample.status = FINISHED[self.answers[-1].finish_reason]
 
 
@@ -115,7 +121,7 @@ class Call:
             return _answer("", Generation(TokenIds(), LogProbs(), "length"))
         extra = {name: value for name, value in sampling_params.items() if name not in ("n", "max_new_tokens")}
         sampling = replace(self._sampling, max_new_tokens=room, extra={**self._sampling.extra, **extra})
-        (drawn,) = await self._context.client.generate(trajectory.seen, sampling=sampling)
+        (drawn,) = await self._context.client.generate(trajectory.seen, sampling=sampling, session=trajectory.session)
         return _answer(self._context.encoder.decode(list(drawn.token_ids)), drawn)
 
     def _begun(self, messages: str | list[dict[str, Any]]) -> Trajectory:
@@ -168,5 +174,5 @@ def _answer(text: str, drawn: Generation) -> Answer:
     answer = Answer(text)
     answer.token_ids, answer.log_probs = list(drawn.token_ids), list(drawn.log_probs)
     answer.finish_reason, answer.weight_versions = drawn.finish_reason, drawn.weight_versions
-    answer.routed_experts = drawn.routed_experts
+    answer.routed_experts, answer.spec_info = drawn.routed_experts, drawn.spec_info
     return answer

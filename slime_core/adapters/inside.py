@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from slime_core.errors import PluginError
 from slime_core.rollout.models import model_url
+from slime_core.types import SpecInfo
 
 __all__ = ["CALL", "Answer", "GenerateState", "InsideCall", "generate_single", "get_model_url", "post"]
 
@@ -28,6 +29,7 @@ class Answer(str):
         finish_reason: ``stop``, ``length`` or ``abort``.
         weight_versions: of the weights that drew it.
         routed_experts: which experts every token so far took; None: not asked for.
+        spec_info: counters of speculative decoding; None: the engine does none.
     """
 
     token_ids: list[int]
@@ -35,6 +37,7 @@ class Answer(str):
     finish_reason: str
     weight_versions: tuple[str, ...]
     routed_experts: Any
+    spec_info: SpecInfo | None
 
     @property
     def text(self) -> str:

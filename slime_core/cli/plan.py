@@ -13,6 +13,7 @@ from pathlib import Path
 
 from slime_core.cli.needs import GIB, Needs
 from slime_core.cli.preflight import joins_a_cluster
+from slime_core.cluster.asked import asked_layout
 from slime_core.cluster.layout import Assignment, Capacity, Device, Layout, Plan, Seat, assign, plan
 from slime_core.cluster.machine import Machine
 from slime_core.config.schema import RunConfig
@@ -57,14 +58,7 @@ def layout_of(config: RunConfig, machine: Machine) -> Layout:
     cluster = config.cluster
     auto: Device = "gpu" if joins_a_cluster(config) or machine.can_use_gpus else "cpu"
     device: Device = {"auto": auto, "cuda": "gpu", "cpu": "cpu"}[cluster.device]
-    return Layout(
-        config.num_started_ranks,
-        config.num_engines,
-        cluster.rollout_num_gpus_per_engine,
-        device,
-        colocated=cluster.colocate and config.debug.trains and config.debug.generates,
-        critic_ranks=config.num_critic_ranks if config.debug.trains else 0,
-    )
+    return asked_layout(config, device, learner_ranks=config.num_started_ranks)
 
 
 def expected_machines(config: RunConfig, layout: Layout, machine: Machine) -> Machines:
@@ -134,6 +128,11 @@ def _rows(config: RunConfig, layout: Layout, seats: Assignment) -> Iterator[str]
         shares = f", shares with learner rank{_shared(seats, block)}" if layout.colocated else ""
         size = f"tensor parallel over {len(block)}" if len(block) > 1 else "whole"
         yield f"  {f'engine {number}':<16} {_place(*block):<28} {size}{shares}"
+    models = config.engine.engine_models
+    names = [model.name for model in models for group in model.groups for _ in range(group.num_engines)]
+    for name, block in zip(names, seats.beside, strict=True):
+        size = f"tensor parallel over {len(block)}" if len(block) > 1 else "whole"
+        yield f"  {name:<16} {_place(*block):<28} {size}, its own weights"
 
 
 def _ranks(name: str, cut: ParallelLayout, seats: Sequence[Seat]) -> Iterator[str]:
@@ -159,7 +158,7 @@ def _memory(needs: Needs, layout: Layout) -> Iterator[str]:
     if layout.device == "cpu":
         yield f"memory, at least, in GiB: {needs.memory_sum}; activations and the KV cache come on top"
         return
-    engine, critic = needs.of_engine / layout.devices_per_engine, ""
+    engine, critic = needs.of_engine / min(layout.sizes, default=1), ""
     if layout.critic_ranks:
         critic = f"{needs.of_critic_rank / GIB:.1f} GiB on that of a critic rank, "
     yield (

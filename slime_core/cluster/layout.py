@@ -38,6 +38,8 @@ class Layout:
         device: ``"cpu"`` or ``"gpu"``.
         colocated: engines sit on the learner's devices.
         critic_ranks: processes of a critic that trains apart, one device each, which nobody shares.
+        groups: further engines of the policy, as pairs of their number and the devices of each.
+        beside: engines of models beside the policy, as such pairs; nobody shares their devices.
     """
 
     learner_ranks: int
@@ -46,20 +48,41 @@ class Layout:
     device: Device = "cpu"
     colocated: bool = False
     critic_ranks: int = 0
+    groups: tuple[tuple[int, int], ...] = ()
+    beside: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Devices of each engine of the policy."""
+        return _each(((self.engines, self.devices_per_engine), *self.groups))
+
+    @property
+    def sizes_beside(self) -> tuple[int, ...]:
+        """Devices of each engine of a model beside the policy."""
+        return _each(self.beside)
 
     @property
     def bundles(self) -> int:
         """Number of bundles."""
-        generating = self.engines * self.devices_per_engine
+        generating = sum(self.sizes)
         shared = max(self.learner_ranks, generating) if self.colocated else self.learner_ranks + generating
-        return shared + self.critic_ranks
+        return shared + self.critic_ranks + sum(self.sizes_beside)
 
     def __str__(self) -> str:
         learner = f"{self.learner_ranks} (learner ranks)"
-        engines = f"{self.engines} x {self.devices_per_engine} (engines x devices)"
+        engines = f"{_products(((self.engines, self.devices_per_engine), *self.groups))} (engines x devices)"
         needed = f"the larger of {learner} and {engines}" if self.colocated else f"{learner} + {engines}"
         apart = f" + {self.critic_ranks} (critic ranks)" if self.critic_ranks else ""
+        apart += f" + {_products(self.beside)} (engines of other models x devices)" if self.beside else ""
         return f"{needed}{apart} = {self.bundles}"
+
+
+def _each(groups: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    return tuple(size for count, size in groups for _ in range(count))
+
+
+def _products(groups: Sequence[tuple[int, int]]) -> str:
+    return " + ".join(f"{count} x {size}" for count, size in groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +141,12 @@ class Seat:
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """Whose seat is whose: one for each rank of the learner and of a critic apart, in rank order, and a row for each
-    engine."""
+    engine, of the policy and of models beside it."""
 
     learner: tuple[Seat, ...]
     engines: tuple[tuple[Seat, ...], ...]
     critic: tuple[Seat, ...] = ()
+    beside: tuple[tuple[Seat, ...], ...] = ()
 
 
 def plan(layout: Layout, *, capacity: Capacity) -> Plan:
@@ -159,9 +183,10 @@ def _gpu_plan(layout: Layout, capacity: Capacity) -> Plan:
             f"Asked for {layout} GPUs; the cluster has {capacity.gpus:g}, {needed - capacity.gpus:g} too few. "
             f"Lower {flags}, or add nodes to the cluster."
         )
-    if layout.engines and layout.devices_per_engine > capacity.largest_node_gpus:
+    largest = max([*layout.sizes, *layout.sizes_beside], default=0)
+    if largest > capacity.largest_node_gpus:
         raise PlacementError(
-            f"Asked for engines of {layout.devices_per_engine} GPUs; the largest node has "
+            f"Asked for engines of {largest} GPUs; the largest node has "
             f"{capacity.largest_node_gpus:g}, and an engine stays on one node. Lower --rollout-num-gpus-per-engine."
         )
     if needed > capacity.cpus:
@@ -177,34 +202,43 @@ def assign(layout: Layout, *, seats: Sequence[Seat]) -> Assignment:
 
     Engines choose first because they must not straddle nodes, and from the end so that the learner's ranks stay
     together. Colocated, the learner takes the first seats of all, and engines whole blocks from the first node on. A
-    critic apart has the last of the seats that the engines leave, and is nobody's neighbour.
+    critic apart has the last of the seats that the engines leave, and is nobody's neighbour. Engines of models beside
+    the policy choose before all others, from the end.
 
     Raises:
         PlacementError: the free seats of the nodes do not add up to whole engines.
     """
     ordered = sorted(seats, key=_order)
+    beside = _blocks(ordered, layout.sizes_beside)
+    ordered = [seat for seat in ordered if not any(seat in block for block in beside)]
     if layout.colocated:
         ordered, alone = ordered[: len(ordered) - layout.critic_ranks], ordered[len(ordered) - layout.critic_ranks :]
-    free: dict[str, list[Seat]] = {}
-    for seat in reversed(ordered) if layout.colocated else ordered:
-        free.setdefault(seat.node, []).append(seat)
-    engines = [_take(free, layout) for _ in range(layout.engines)]
-    if layout.colocated:
-        return Assignment(tuple(ordered[: layout.learner_ranks]), tuple(engines), critic=tuple(alone))
-    left = tuple(seat for node in free.values() for seat in node)
+        engines = _blocks(ordered[::-1], layout.sizes[::-1])
+        return Assignment(tuple(ordered[: layout.learner_ranks]), engines[::-1], critic=tuple(alone), beside=beside)
+    engines = _blocks(ordered, layout.sizes)
+    taken = {seat for block in engines for seat in block}
+    left = tuple(seat for seat in ordered if seat not in taken)
     count = layout.learner_ranks
-    return Assignment(left[:count], tuple(reversed(engines)), critic=left[count:])
+    return Assignment(left[:count], engines, critic=left[count:], beside=beside)
 
 
-def _take(free: dict[str, list[Seat]], layout: Layout) -> tuple[Seat, ...]:
-    size = layout.devices_per_engine
+def _blocks(ordered: Sequence[Seat], sizes: Sequence[int]) -> tuple[tuple[Seat, ...], ...]:
+    """A block of seats on one node for each of ``sizes``, the last of them from the end."""
+    free: dict[str, list[Seat]] = {}
+    for seat in ordered:
+        free.setdefault(seat.node, []).append(seat)
+    return tuple([_take(free, size, sizes) for size in reversed(sizes)][::-1])
+
+
+def _take(free: dict[str, list[Seat]], size: int, sizes: Sequence[int]) -> tuple[Seat, ...]:
     for node in reversed(free.values()):
         if len(node) >= size:
             block, node[-size:] = node[-size:], []
             return tuple(sorted(block, key=_order))
     found = ", ".join(f"{node[0].address}: {len(node)}" for node in free.values() if node)
     raise PlacementError(
-        f"Asked for {layout.engines} engines of {size} GPUs, each on one node; the devices left are {found or 'none'}. "
+        f"Asked for {sizes.count(size)} engines of {size} GPUs, each on one node; the devices left are "
+        f"{found or 'none'}. "
         "Choose --rollout-num-gpus-per-engine and --actor-num-gpus-per-node so that they divide a node's devices."
     )
 

@@ -36,14 +36,15 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One slot a rank of the learner and of a critic apart, in rank order, and one an engine; as a context manager it
-    gives them back at the end."""
+    """One slot a rank of the learner and of a critic apart, in rank order, and one an engine, of the policy and of
+    models beside it; as a context manager it gives them back at the end."""
 
     plan: Plan
     learner: tuple[Slot, ...]
     engines: tuple[Slot, ...]
     group: PlacementGroup
     critic: tuple[Slot, ...] = ()
+    beside: tuple[Slot, ...] = ()
 
     def __enter__(self) -> Placement:
         return self
@@ -74,7 +75,8 @@ def place(layout: Layout, *, timeout_s: float = 60.0) -> Placement:
     learner = tuple(_slot(group, wanted, (seat,)) for seat in seats.learner)
     engines = tuple(_slot(group, wanted, block) for block in seats.engines)
     critic = tuple(_slot(group, wanted, (seat,)) for seat in seats.critic)
-    return Placement(wanted, learner, engines, group, critic)
+    beside = tuple(_slot(group, wanted, block) for block in seats.beside)
+    return Placement(wanted, learner, engines, group, critic, beside)
 
 
 def capacity() -> Capacity:

@@ -31,6 +31,7 @@ from slime_core.config.reward_rules import REWARDS
 from slime_core.config.role_rules import ROLES
 from slime_core.config.routing_rules import ROUTING
 from slime_core.config.schema import PARITY_BOUNDS, RunConfig
+from slime_core.config.serving_rules import SERVING, SERVING_OF_EVAL, SERVING_OF_RUN
 
 __all__ = ["mistakes"]
 
@@ -53,12 +54,6 @@ def _estimator_is_named(config: RunConfig) -> Iterator[str]:
             "advantage_estimator: nothing says how rewards become advantages; name a plugin that does, "
             "--plugin grpo, or a component, --advantage-estimator NAME"
         )
-
-
-def _engines_fill_their_gpus(config: RunConfig) -> Iterator[str]:
-    gpus, each = config.cluster.rollout_num_gpus, config.cluster.rollout_num_gpus_per_engine
-    if gpus % each:
-        yield f"rollout_num_gpus = {gpus} is no multiple of rollout_num_gpus_per_engine = {each}; choose one"
 
 
 def _responses_fit_the_context(config: RunConfig) -> Iterator[str]:
@@ -272,7 +267,7 @@ def _too_long(config: RunConfig, name: str, longest: int | None) -> Iterator[str
 
 
 _ALWAYS: dict[Rule, str] = {
-    _engines_fill_their_gpus: "rollout_num_gpus rollout_num_gpus_per_engine",
+    **SERVING,
     **ENGINE_LAYOUT,
     **EVALUATION,
     **REWARDS,
@@ -288,11 +283,13 @@ _ALWAYS: dict[Rule, str] = {
 }
 
 _OF_EVAL: dict[Rule, str] = {
+    **SERVING_OF_EVAL,
     _there_is_eval_data: "eval_prompt_data eval_datasets eval_function_path",
     _evaluated_responses_fit_the_model: "hf_checkpoint rollout_max_response_len eval_max_response_len",
 }
 
 _OF_RUN: dict[Rule, str] = {
+    **SERVING_OF_RUN,
     _estimator_is_named: "advantage_estimator plugins",
     **LEARNER_LAYOUT,
     _overlong_fits_the_response: "overlong_buffer_len rollout_max_response_len",

@@ -167,7 +167,7 @@ def _toml(value: object) -> str:
         case list() | tuple():
             return f"[{', '.join(map(_toml, value))}]"
         case BaseModel():
-            return _toml({name: entry for name, entry in value if entry is not None})
+            return _toml({name: entry for name, entry in value if entry != type(value).model_fields[name].default})
         case dict():
             return f"{{ {', '.join(f'{_toml(key)} = {_toml(entry)}' for key, entry in value.items())} }}"
     raise TypeError(f"a setting of type {type(value).__name__} cannot be written as TOML")

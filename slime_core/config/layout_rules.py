@@ -56,8 +56,12 @@ def _heads_and_vocabulary_divide(config: RunConfig) -> Iterator[str]:
 
 
 def _engine_heads_divide(config: RunConfig) -> Iterator[str]:
-    size = config.cluster.rollout_num_gpus_per_engine
-    yield from _uneven(config, "rollout_num_gpus_per_engine", size, "num_attention_heads")
+    asked = config.cluster.rollout_num_gpus_per_engine
+    if config.engine.engine_groups:
+        asked = 1  # each group says its own
+    yield from _uneven(config, "rollout_num_gpus_per_engine", asked, "num_attention_heads")
+    for size in sorted({group.num_gpus_per_engine or asked for group in config.engine.engine_groups}):
+        yield from _uneven(config, "engine_groups: num_gpus_per_engine", size, "num_attention_heads")
 
 
 def _every_chunk_has_a_layer(config: RunConfig) -> Iterator[str]:
@@ -179,5 +183,5 @@ LEARNER_LAYOUT: dict[Rule, str] = {
     _experts_lie_in_the_replicas: f"expert_model_parallel_size {_RANKS} {_SIZES}",
 }
 
-ENGINE_LAYOUT: dict[Rule, str] = {_engine_heads_divide: "hf_checkpoint rollout_num_gpus_per_engine"}
+ENGINE_LAYOUT: dict[Rule, str] = {_engine_heads_divide: "hf_checkpoint rollout_num_gpus_per_engine engine_groups"}
 """Rule -> the settings it reads."""

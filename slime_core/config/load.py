@@ -25,6 +25,7 @@ from slime_core.config.mistakes import Mistake, nearest, report
 from slime_core.config.schema import RunConfig
 from slime_core.config.section import EngineSection, Value
 from slime_core.config.settings import Contested, Setting, Unacceptable, core_settings, plugin_settings
+from slime_core.config.slime_engines import stand_ins
 from slime_core.errors import ConfigError
 
 __all__ = ["Peek", "Provenance", "Resolved", "load", "named_plugins", "peek"]
@@ -157,6 +158,7 @@ def load(
     reading.read_eval_config()
     reading.select_paths()
     reading.fill_embedded()
+    reading.read_engines()
     reading.refuse_contested(presets or {})
     config, plugins = reading.build(options)
     if check_rules and not reading.file_is_unreadable:
@@ -242,6 +244,17 @@ class _Reading:
             else:
                 self.values[key] = path
             self.provenance[key] = self.provenance[path]
+
+    def read_engines(self) -> None:
+        """What a file of slime's says of engines stands in for the settings that say it here."""
+        try:
+            found = stand_ins(self.values)
+        except ConfigError as error:
+            self.mistakes += [Mistake(str(error), key) for key in ("sglang_config", "engine_groups", "engine_models")]
+            return
+        origin = self.provenance.get("sglang_config", DEFAULT)
+        self.values |= found
+        self.provenance |= dict.fromkeys(found.keys() - {"sglang_config"}, origin)
 
     def refuse_contested(self, presets: Presets) -> None:
         for key, (value, _) in presets.items():

@@ -33,13 +33,12 @@ def _routes_come_from_one_place(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _routes_reach_the_sampler(config: RunConfig) -> Iterator[str]:
-    # sglang-router 0.3.2 knows the fields of a request by name and leaves out this one. Can go when it passes it on.
-    if config.learner.use_rollout_routing_replay and not config.debug.debug_train_only:
+def _routes_come_from_whole_engines(config: RunConfig) -> Iterator[str]:
+    if config.learner.use_rollout_routing_replay and config.splits_prefill:
         yield (
-            "use_rollout_routing_replay needs engines that return their routes, and sglang-router, through which they "
-            "are asked, does not pass on return_routed_experts; write --use-routing-replay, or replay recorded samples "
-            "with debug_train_only"
+            "use_rollout_routing_replay asks engines directly, because sglang-router does not pass on "
+            "return_routed_experts, and prefill and decode apart can be asked through the router only; leave one of "
+            "the two out"
         )
 
 
@@ -59,7 +58,10 @@ def recomputes(config: RunConfig) -> bool:
 
 ROUTING: dict[Rule, str] = {
     _a_mixture_is_there: "use_routing_replay use_rollout_routing_replay hf_checkpoint",
-    _routes_reach_the_sampler: "use_rollout_routing_replay debug_train_only",
+    _routes_come_from_whole_engines: (
+        "use_rollout_routing_replay prefill_num_servers engine_groups rollout_num_gpus rollout_num_gpus_per_engine "
+        "rollout_external_engine_addrs debug_train_only load_debug_rollout_data"
+    ),
     _a_pass_before_training_records: "use_routing_replay use_rollout_logprobs",
     _routes_come_from_one_place: "use_routing_replay use_rollout_routing_replay",
 }

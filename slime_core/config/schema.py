@@ -34,7 +34,7 @@ from slime_core.config.megatron import MegatronConfig
 from slime_core.config.prompting import DataConfig
 from slime_core.config.sampling import RolloutConfig
 from slime_core.config.section import Once, Section
-from slime_core.config.serving import EngineConfig
+from slime_core.config.serving import EngineConfig, EngineGroup
 from slime_core.config.sglang import SGLangConfig
 
 __all__ = [
@@ -306,7 +306,36 @@ class RunConfig(Section):
 
     @property
     def num_engines(self) -> int:
-        """Inference servers; none where rollouts are read."""
+        """Inference servers of the policy, whoever started them; none where rollouts are read."""
         if not self.debug.generates:
             return 0
-        return self.cluster.rollout_num_gpus // self.cluster.rollout_num_gpus_per_engine
+        external = len(self.engine.rollout_external_engine_addrs)
+        return external or sum(group.num_engines for group in self.engine_groups)
+
+    @property
+    def engine_groups(self) -> tuple[EngineGroup, ...]:
+        """Groups of the policy's engines that the run starts, sizes resolved."""
+        if not self.debug.generates or self.engine.rollout_external_engine_addrs:
+            return ()
+        asked = self.cluster
+        return self.engine.groups(
+            num_gpus=asked.rollout_num_gpus, num_gpus_per_engine=asked.rollout_num_gpus_per_engine
+        )
+
+    @property
+    def num_rollout_gpus(self) -> int:
+        """GPUs of the policy's engines, whoever started them."""
+        external = len(self.engine.rollout_external_engine_addrs) * self.cluster.rollout_num_gpus_per_engine
+        return external or self.cluster.rollout_num_gpus
+
+    @property
+    def splits_prefill(self) -> bool:
+        """Whether some engines compute prompts and others what follows them."""
+        return any(group.worker_type != "regular" for group in self.engine_groups)
+
+    @property
+    def beside_groups(self) -> tuple[EngineGroup, ...]:
+        """Groups of the engines of all models beside the policy, model after model."""
+        if not self.debug.generates:
+            return ()
+        return tuple(group for model in self.engine.engine_models for group in model.groups)

@@ -1,15 +1,90 @@
-"""Section [engine]: the SGLang servers."""
+"""Section [engine]: the SGLang servers, those of the policy and those of models beside it."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import ItemsView, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from slime_core.config.bounded import Count, Positive
-from slime_core.config.section import Section
+from slime_core.config.bounded import Count, Name, Positive
+from slime_core.config.section import Section, Value
 
-__all__ = ["EngineConfig"]
+__all__ = ["EngineConfig", "EngineGroup", "EngineModel", "RouterPolicy", "WorkerType"]
+
+WorkerType = Literal["regular", "prefill", "decode"]
+"""What an engine does: whole requests, only prompts, or only what follows them."""
+
+RouterPolicy = Literal[
+    "cache_aware", "consistent_hashing", "manual", "power_of_two", "prefix_hash", "random", "round_robin"
+]
+"""How sglang-router 0.3.2 chooses among engines."""
+
+
+def _pairs(value: Any) -> Any:
+    """A table as pairs of a name and a value, which can be hashed."""
+    found = value.items() if isinstance(value, Mapping) else value
+    return tuple(map(_pairs, found)) if isinstance(found, list | tuple | ItemsView) else found
+
+
+Overrides = Annotated[tuple[tuple[str, Value], ...], BeforeValidator(_pairs)]
+"""SGLang's flags for some engines only, by SGLang's names; in a file a table."""
+
+
+class EngineGroup(Section):
+    """Engines with the same settings.
+
+    Example, two engines of two GPUs each: ``EngineGroup(num_gpus=4, num_gpus_per_engine=2)``.
+    """
+
+    num_gpus: Count
+    """GPUs of the group; on a CPU, one a server process."""
+    num_gpus_per_engine: Count | None = None
+    """GPUs one engine spans. None: as its model says, or rollout_num_gpus_per_engine."""
+    worker_type: WorkerType = "regular"
+    """Whole requests, only prompts (prefill), or only what follows them (decode)."""
+    overrides: Overrides = ()
+    """SGLang's flags for these engines, by SGLang's names; they win over [sglang]."""
+
+    @property
+    def size(self) -> int:
+        """GPUs of one engine."""
+        return self.num_gpus_per_engine or 1
+
+    @property
+    def num_engines(self) -> int:
+        """Engines of the group."""
+        return self.num_gpus // self.size
+
+
+class EngineModel(Section):
+    """A model beside the policy, whose weights stay as they are.
+
+    Example: ``EngineModel(name="judge", model_path=Path("Qwen3-8B"), num_gpus=2, num_gpus_per_engine=2)``.
+    """
+
+    name: Name
+    """What functions and reward models ask for it by."""
+    model_path: Path
+    """Hugging Face folder with weights and tokenizer."""
+    num_gpus: Count | None = None
+    """GPUs over all its engines, besides those of the policy. None: what its groups add up to, or 1."""
+    num_gpus_per_engine: Count | None = None
+    """GPUs one engine spans. None: 1."""
+    is_embedding: bool = False
+    """Serve scores or vectors instead of texts, as a reward model does."""
+    overrides: Overrides = ()
+    """SGLang's flags for this model's engines; they win over [sglang]."""
+    engine_groups: tuple[EngineGroup, ...] = ()
+    """Groups of its engines. Empty: one."""
+
+    @property
+    def groups(self) -> tuple[EngineGroup, ...]:
+        """Every group with the size of its engines and the model's flags resolved."""
+        each = self.num_gpus_per_engine or 1
+        stated = self.engine_groups or (EngineGroup(num_gpus=self.num_gpus or each),)
+        return tuple(_resolved(group, each, self.overrides) for group in stated)
 
 
 class EngineConfig(Section):
@@ -21,3 +96,54 @@ class EngineConfig(Section):
     """Longest prompt plus response in tokens. None: what the model's config.json says."""
     engine_start_timeout_s: Positive = 300.0
     """Seconds until a starting engine must answer."""
+    engine_groups: tuple[EngineGroup, ...] = ()
+    """Groups of the policy's engines with settings of their own; together they have rollout_num_gpus. Empty: all alike.
+
+    A file has one table [[engine.engine_groups]] a group: num_gpus, num_gpus_per_engine, worker_type, overrides.
+    """
+    engine_models: tuple[EngineModel, ...] = ()
+    """Models beside the policy, with engines and GPUs of their own: a teacher, a judge, a reward model. Empty: none.
+
+    A file has one table [[engine.engine_models]] a model: name, model_path, num_gpus, num_gpus_per_engine,
+    is_embedding, overrides, engine_groups.
+    """
+    sglang_config: Path | None = None
+    """YAML file with groups and models in slime's form; they are recorded as engine_groups and engine_models.
+
+    None: there is none.
+    """
+    prefill_num_servers: Count | None = None
+    """Engines that compute prompts only; the others compute only what follows. Needs GPUs. None: all do both."""
+    rollout_external_engine_addrs: tuple[Name, ...] = ()
+    """Engines that somebody else started and ends, as host:port. Empty: the run starts its own."""
+    sglang_router_ip: Name | None = None
+    """Host of a router that somebody else started. None: the run starts its own."""
+    sglang_router_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Port of that router."""
+    sglang_router_policy: RouterPolicy = "cache_aware"
+    """How the router chooses an engine; consistent_hashing and manual keep a sample's session_id with one engine."""
+
+    def groups(self, *, num_gpus: int, num_gpus_per_engine: int) -> tuple[EngineGroup, ...]:
+        """Groups of the policy's engines, the size of each resolved, prefill before decode.
+
+        Arguments:
+            num_gpus: of all of them together, where no group says its own.
+            num_gpus_per_engine: of an engine whose group does not say.
+        """
+        stated = self.engine_groups or self._unstated(num_gpus, num_gpus_per_engine)
+        return tuple(_resolved(group, num_gpus_per_engine, ()) for group in stated)
+
+    def _unstated(self, num_gpus: int, each: int) -> tuple[EngineGroup, ...]:
+        if self.prefill_num_servers is None:
+            return (EngineGroup(num_gpus=num_gpus),)
+        prefill = self.prefill_num_servers * each
+        # A rule refuses what leaves nothing for decoding; it still has to be representable.
+        decode = max(each, num_gpus - prefill)
+        return EngineGroup(num_gpus=prefill, worker_type="prefill"), EngineGroup(num_gpus=decode, worker_type="decode")
+
+
+def _resolved(group: EngineGroup, each: int, overrides: tuple[tuple[str, Value], ...]) -> EngineGroup:
+    merged = tuple(sorted({**dict(overrides), **dict(group.overrides)}.items()))
+    return group.model_copy(
+        update={"num_gpus_per_engine": group.num_gpus_per_engine or each, "overrides": merged},
+    )

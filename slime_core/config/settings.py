@@ -181,6 +181,8 @@ class Setting:
     def _shaped(self, words: Sequence[str]) -> object:
         if self.is_pairs:
             return list(zip(words[::2], words[1::2], strict=True))
+        if self.is_sequence and _is_table(get_args(self.info.annotation)[0]):
+            return [_table(word) for word in words]
         return list(words) if self.is_sequence else words[0]
 
     def _read(self, value: object, *, found: str) -> Any:
@@ -242,7 +244,7 @@ def _anchored(value: Any, base: Path) -> Any:
     """``value`` with every path in it absolute."""
     if isinstance(value, Path):
         return _absolute(value, base)
-    if isinstance(value, Section):
+    if isinstance(value, BaseModel):
         return value.model_copy(update={name: _anchored(entry, base) for name, entry in value})
     return tuple(_anchored(entry, base) for entry in value) if isinstance(value, tuple) else value
 
@@ -265,12 +267,26 @@ def _in_words(annotation: Any, metadata: Sequence[object] = ()) -> str:
         return "one of " + ", ".join(map(str, arguments))
     if origin is tuple and get_origin(arguments[0]) is tuple:
         return "pairs of a name and a path, or none"
+    if origin is tuple and _is_table(arguments[0]):
+        return f"tables with {', '.join(arguments[0].model_fields)}; as a flag each a JSON object"
     if origin is tuple:
         return f"any number of values, each {_in_words(arguments[0])}"
     match _flat(metadata):
         case [Ge(ge=int(low)), Le(le=int(high))] if low == high:
             return str(low)
     return " ".join(filter(None, [_WORDS.get(annotation, ""), _bounds(metadata)]))
+
+
+def _is_table(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _table(word: str) -> object:
+    """What a JSON object says, for pydantic to judge; anything else as it is."""
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
 
 
 def _flat(metadata: Sequence[object]) -> list[object]:
@@ -295,5 +311,8 @@ def _placeholder(annotation: Any) -> str:
     if origin is Literal:
         return "|".join(map(str, arguments))
     if origin is tuple:
-        return "NAME FILE ..." if get_origin(arguments[0]) is tuple else f"{_placeholder(arguments[0])} ..."
+        pairs = get_origin(arguments[0]) is tuple
+        return (
+            "NAME FILE ..." if pairs else "JSON ..." if _is_table(arguments[0]) else f"{_placeholder(arguments[0])} ..."
+        )
     return {bool: "", int: "N", float: "X", Path: "PATH", EvalDataset: "TABLE"}.get(annotation, "NAME")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
 from slime_core.config.section import EngineSection, Value
 from slime_core.config.tables import Row, sglang_rows
 
-__all__ = ["SGLangConfig", "owned", "rows_by_name"]
+__all__ = ["SGLangConfig", "owned", "rows_by_name", "server_arguments"]
 
 _OWNED: Mapping[str, str] = {
     "write --hf-checkpoint": "model_path model tokenizer_path revision",
@@ -22,7 +22,8 @@ _OWNED: Mapping[str, str] = {
     "write --colocate": "enable_memory_saver",
     "write --config FILE.toml, with a table [sglang]": "config",
     "an engine's addresses are chosen where it is started": """
-        host port nccl_port dist_init_addr nccl_init_addr gated_launch_port grpc_port smg_http_sidecar_port
+        host port disaggregation_bootstrap_port
+        nccl_port dist_init_addr nccl_init_addr gated_launch_port grpc_port smg_http_sidecar_port
         grpc_http_sidecar_port fastapi_root_path
     """,
     "Ray decides where an engine runs, and an engine stays on one node": """
@@ -35,12 +36,11 @@ _OWNED: Mapping[str, str] = {
     "the version of the weights is counted by the run": "weight_version",
     "the learner publishes weights when an engine is up": "checkpoint_engine_wait_weights_before_ready",
     "a server is started without its warm-up request": "skip_server_warmup",
-    "responses are read as text and as tokens": "skip_tokenizer_init is_embedding",
+    "responses are read as text and as tokens": "skip_tokenizer_init",
+    "write is_embedding in [[engine.engine_models]]": "is_embedding",
     "engines that span pipeline stages are not built yet": "pp_size pipeline_parallel_size",
-    "prefill and decode apart are not built yet": """
-        disaggregation_mode disaggregation_transfer_backend disaggregation_bootstrap_port disaggregation_ib_device
-        encoder_only language_only
-    """,
+    "write --prefill-num-servers, or worker_type in [[engine.engine_groups]]": "disaggregation_mode",
+    "encoders apart from their models are not built yet": "encoder_only language_only",
     "write --use-rollout-routing-replay": "enable_return_routed_experts",
     "a help page": "help",
 }
@@ -62,17 +62,22 @@ def rows_by_name() -> Mapping[str, Row]:
     return {name: row for row in sglang_rows() for name in (*row.also, row.name)}
 
 
+def server_arguments(given: Iterable[tuple[str, Value]]) -> tuple[str, ...]:
+    """Arguments of ``sglang.launch_server`` for pairs of a name and its value.
+
+    Example: ``(("chunked_prefill_size", 512), ("disable_radix_cache", True))`` gives
+    ``("--chunked-prefill-size=512", "--disable-radix-cache")``.
+    """
+    return tuple(word for name, value in given for word in _words(rows_by_name()[name], value))
+
+
 class SGLangConfig(EngineSection):
     """SGLang's own flags, under SGLang's names."""
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Arguments of ``sglang.launch_server``.
-
-        Example: ``given = (("chunked_prefill_size", 512), ("disable_radix_cache", True))`` gives
-        ``("--chunked-prefill-size=512", "--disable-radix-cache")``.
-        """
-        return tuple(word for name, value in self.given for word in _words(rows_by_name()[name], value))
+        """Arguments of ``sglang.launch_server``, as :func:`server_arguments`."""
+        return server_arguments(self.given)
 
 
 def _words(row: Row, value: Value) -> Iterator[str]:

@@ -22,6 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slime_core.errors import EngineError, RequestRefused
+from slime_core.rollout.speculation import spec_info
+from slime_core.rollout.targets import Targets, session_headers
+from slime_core.types import SpecInfo
 
 __all__ = ["FinishReason", "GenerateClient", "Generation", "SamplingParams"]
 
@@ -106,6 +109,7 @@ class Generation:
         text: decoded by the engine; empty when its tokenizer was left out.
         routed_experts: int16 [prompt + response - 1, layers, k], which experts of a mixture each token took; None: not
             asked for.
+        spec_info: counters of speculative decoding; None: the engine does none.
     """
 
     token_ids: array[int]
@@ -115,6 +119,7 @@ class Generation:
     text: str = ""
     routed_experts: NDArray[np.int16] | None = field(default=None, compare=False)
     weight_spans: tuple[tuple[str, int, int], ...] = ()
+    spec_info: SpecInfo | None = None
 
 
 class GenerateClient:
@@ -128,6 +133,7 @@ class GenerateClient:
         vocab_size: ids must be below it; None: unchecked. An id beyond the embedding kills the server, so check.
         routes: layers of the model, and experts a token, of a mixture whose engines are asked for the routes of each
             token; None: they are not.
+        engines: URLs of engines to send to directly, the least busy first; empty: ``url`` chooses.
     """
 
     def __init__(
@@ -138,8 +144,10 @@ class GenerateClient:
         timeout_s: float = 300.0,
         vocab_size: int | None = None,
         routes: tuple[int, int] | None = None,
+        engines: Sequence[str] = (),
     ) -> None:
         self.url = url.rstrip("/")
+        self._targets = Targets([one.rstrip("/") for one in engines] or [self.url])
         self._timeout_s = timeout_s
         self._vocab_size = vocab_size
         self._routes = routes
@@ -154,6 +162,7 @@ class GenerateClient:
         n: int = 1,
         timeout_s: float | None = None,
         extra: Mapping[str, Any] | None = None,
+        session: str | None = None,
     ) -> list[Generation]:
         """``n`` responses to one prompt.
 
@@ -163,12 +172,13 @@ class GenerateClient:
             n: number of responses.
             timeout_s: instead of the client's own limit.
             extra: further fields of SGLang's request (``image_data``, ``lora_path``).
+            session: of a conversation, whose turns stay with one engine where ``sglang_router_policy`` says so.
 
         Raises:
             EngineError: an id is out of range, the engine refused the request, or no engine answered in time.
         """
         fields = {**({ROUTES: True} if self._routes else {}), **(extra or {})}
-        answers = await self._request([list(input_ids)], sampling, n, timeout_s, fields)
+        answers = await self._request([list(input_ids)], sampling, n, timeout_s, fields, session)
         return answers[0]
 
     async def generate_many(
@@ -215,13 +225,15 @@ class GenerateClient:
         n: int,
         timeout_s: float | None,
         extra: Mapping[str, Any],
+        session: str | None = None,
     ) -> list[list[Generation]]:
         self._check_ids(prompts)
         # A single prompt goes flat: the router's cache-aware policy reads it, and errors are reported plainly.
         ids: Any = prompts if len(prompts) > 1 else prompts[0]
         body = {"input_ids": ids, "sampling_params": sampling.fields(n=n), "return_logprob": True, **extra}
         async with self._room:
-            answer = await self._post(json.dumps(body).encode(), self._timeout_s if timeout_s is None else timeout_s)
+            limit_s = self._timeout_s if timeout_s is None else timeout_s
+            answer = await self._post(json.dumps(body).encode(), limit_s, session)
         rows = answer if isinstance(answer, list) else [answer]
         if len(rows) != n * len(prompts):
             raise EngineError(f"Asked for {n} responses to each of {len(prompts)} prompts; {self.url} sent {len(rows)}")
@@ -240,26 +252,30 @@ class GenerateClient:
                     "Encode prompts with the tokenizer of the model's folder."
                 )
 
-    async def _post(self, body: bytes, timeout_s: float) -> Any:
+    async def _post(self, body: bytes, timeout_s: float, session: str | None) -> Any:
         deadline_s = time.monotonic() + timeout_s
         attempts = 0
+        failed: list[str] = []
         while True:
             attempts += 1
-            failure = await self._attempt(body, deadline_s)
+            with self._targets.one(session=session, failed=failed) as url:
+                failure = await self._attempt(url, body, deadline_s, session)
+            failed.append(url)
             if not isinstance(failure, _Failure):
                 return failure
             pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempts - 1)) * random.uniform(0.5, 1.0)
             if time.monotonic() + pause_s >= deadline_s:
                 raise EngineError(
-                    f"{self.url}/generate gave no answer within {timeout_s:g} s and {attempts} attempts; "
+                    f"{url}/generate gave no answer within {timeout_s:g} s and {attempts} attempts; "
                     f"the last one failed with {failure.reason}. Are the engines alive?"
                 )
             await asyncio.sleep(pause_s)
 
-    async def _attempt(self, body: bytes, deadline_s: float) -> Any:
+    async def _attempt(self, url: str, body: bytes, deadline_s: float, session: str | None) -> Any:
         limit = aiohttp.ClientTimeout(total=max(0.001, deadline_s - time.monotonic()))
         try:
-            async with self._open().post("/generate", data=body, timeout=limit) as response:
+            headers = session_headers(session)
+            async with self._open().post(f"{url}/generate", data=body, timeout=limit, headers=headers) as response:
                 content = await response.read()
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
             return _Failure(repr(error))
@@ -268,7 +284,7 @@ class GenerateClient:
         text = content.decode(errors="replace")[:BODY_SHOWN]
         if response.status in REFUSED and response.status not in OVERLOADED:
             raise RequestRefused(
-                f"{self.url}/generate refused the request with status {response.status}: {text}\n"
+                f"{url}/generate refused the request with status {response.status}: {text}\n"
                 "Leave out long prompts with --rollout-max-prompt-len, or lower --rollout-max-response-len."
             )
         return _Failure(f"status {response.status}: {text}")
@@ -276,7 +292,6 @@ class GenerateClient:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                self.url,
                 connector=aiohttp.TCPConnector(limit=0),  # the semaphore is the bound
                 headers={"Content-Type": "application/json"},
             )
@@ -307,6 +322,7 @@ def _generation(row: Mapping[str, Any], routes: tuple[int, int] | None) -> Gener
         text=row.get("text") or "",
         routed_experts=None if routes is None else _routed_experts(meta, *routes),
         weight_spans=tuple(_span(span, len(token_ids)) for span in spans if span["version"]),
+        spec_info=spec_info(meta),
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from slime_core.config.serving import WorkerType
 from slime_core.cpu import sglang as cpu
 from slime_core.errors import EngineError
 from slime_core.rollout.process import ServerProcess, free_ports
@@ -59,6 +60,7 @@ class EngineSettings:
         trust_remote_code: run Python code of the model folder.
         skip_tokenizer: leave the tokenizer out: no texts, no stop texts; 5 to 10% less work a request on a CPU.
         threads: CPU threads of one server.
+        worker_type: what it does of a request; all of it, or, on GPUs, prefill or decode alone.
         extra: further arguments of ``sglang.launch_server``; they win.
         start_timeout_s: seconds until it has to answer.
     """
@@ -79,6 +81,7 @@ class EngineSettings:
     gives_memory_away: bool = False
     skip_tokenizer: bool = False
     threads: int = 1
+    worker_type: WorkerType = "regular"
     extra: tuple[str, ...] = field(default=())
     start_timeout_s: float = 300.0
 
@@ -95,6 +98,7 @@ class EngineSettings:
             "max-total-tokens": self.max_total_tokens or (CPU_TOTAL_TOKENS if on_cpu else None),
             "mem-fraction-static": self.mem_fraction,
             "tensor-parallel-size": self.tensor_parallel,
+            "disaggregation-mode": None if self.worker_type == "regular" else self.worker_type,
             # One line a request drowns what a person looks for after a crash.
             "log-level-http": "warning",
         }
@@ -118,21 +122,28 @@ class EngineSettings:
             return dict(os.environ)
         return {**os.environ, **cpu.server_environment(threads=self.threads, processes=self.tensor_parallel)}
 
-    def command(self, port: int) -> list[str]:
-        """Program and arguments."""
+    def command(self, port: int, *, bootstrap_port: int = 0) -> list[str]:
+        """Program and arguments.
+
+        Arguments:
+            bootstrap_port: where a prefill engine hands the cache over; 0: it is none.
+        """
         module = CPU_MODULE if self.device == "cpu" else GPU_MODULE
-        return [sys.executable, "-m", module, *self.arguments(), f"--port={port}"]
+        bootstrap = [f"--disaggregation-bootstrap-port={bootstrap_port}"] if bootstrap_port else []
+        return [sys.executable, "-m", module, *self.arguments(), f"--port={port}", *bootstrap]
 
 
 class SGLangServer:
     """One server, from :meth:`start` to :meth:`stop`; it dies with this process, whatever ends it.
 
-    ``url`` is where it listens, known when :meth:`wait_ready` has returned.
+    ``url`` is where it listens, and ``bootstrap_port`` where a prefill engine hands the cache over (0: it is none);
+    both are known when :meth:`wait_ready` has returned.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self.url = ""
+        self.bootstrap_port = 0
         # It leaves sockets in the folder for temporary files. Short: a socket's path has at most 107 characters.
         self._scratch = tempfile.mkdtemp(prefix="slime-")
         self._left_behind: set[Path] = set()
@@ -141,9 +152,10 @@ class SGLangServer:
 
     def start(self) -> None:
         """The program runs; :meth:`wait_ready` says when it answers."""
-        (port,) = free_ports(1, host=self.settings.host)
+        port, second = free_ports(2, host=self.settings.host)
         self.url = f"http://{self.settings.host}:{port}"
-        self._process.start(self.settings.command(port))
+        self.bootstrap_port = second if self.settings.worker_type == "prefill" else 0
+        self._process.start(self.settings.command(port, bootstrap_port=self.bootstrap_port))
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
         """The server takes requests: it listens only after its scheduler has loaded the model.

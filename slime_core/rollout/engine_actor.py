@@ -45,6 +45,10 @@ class EngineActor(ServerActor):
         self._server.wait_ready()
         return self._server.url
 
+    def bootstrap_port(self) -> int:
+        """Where a prefill engine that has started hands the cache over; 0: it is none."""
+        return self._server.bootstrap_port
+
     def pause(self, mode: PauseMode) -> None:
         """The server generates nothing from here on; see :meth:`EngineControl.pause`."""
         self._control().pause(mode)

@@ -9,7 +9,7 @@ from slime_core.data.chat import PromptEncoder
 from slime_core.errors import RunError
 from slime_core.rollout.client import GenerateClient, Generation, SamplingParams
 from slime_core.rollout.models import model_url
-from slime_core.types import LogProbs, PromptGroup, Sample, Status, TokenIds
+from slime_core.types import LogProbs, PromptGroup, Sample, SpecInfo, Status, TokenIds
 
 __all__ = ["GenerateContext", "SingleTurn", "renew"]
 
@@ -96,4 +96,5 @@ def fill(sample: Sample, prompt_ids: list[int], answer: Generation, encoder: Pro
     sample.weight_versions = list(answer.weight_versions)
     sample.weight_spans = list(answer.weight_spans)
     sample.rollout_routed_experts = answer.routed_experts
+    sample.spec_info = answer.spec_info or SpecInfo()
     sample.status = FINISHED[answer.finish_reason]

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slime_core.config.serving import RouterPolicy, WorkerType
 from slime_core.errors import EngineError
 from slime_core.rollout.process import ServerProcess, free_ports
 
-__all__ = ["Router", "RouterSettings"]
+__all__ = ["Router", "RouterSettings", "Worker"]
 
 # The launcher imports sglang, and with it torch, for a tracing mode that is not used, and goes without where there is
 # none (sglang_router 0.3.2, mini_lb.py:21). Without: 0.7 s instead of 2 s to start.
@@ -47,7 +48,8 @@ class RouterSettings:
         log_file: receives what the router prints.
         host: address to listen on.
         policy: how engines are chosen. ``cache_aware`` sends what shares a beginning to the same engine, as long as
-            loads are even.
+            loads are even; ``consistent_hashing`` and ``manual`` what has the same header ``x-smg-routing-key``.
+        splits_prefill: its engines do either prefill or decode, and each request goes to one of both.
         health_endpoint: what an engine is asked; see the module for why not ``/health``.
         health_interval_s: seconds between two looks at each engine.
         health_failures: looks in a row that must fail before an engine gets no more requests.
@@ -58,7 +60,8 @@ class RouterSettings:
 
     log_file: Path
     host: str = "127.0.0.1"
-    policy: str = "cache_aware"
+    policy: RouterPolicy = "cache_aware"
+    splits_prefill: bool = False
     health_endpoint: str = "/model_info"
     health_interval_s: int = 5
     health_failures: int = 2
@@ -87,8 +90,32 @@ class RouterSettings:
         }
         return [
             *(f"--{name}={value}" for name, value in valued.items()),
+            *(["--pd-disaggregation"] if self.splits_prefill else []),
             *(["--worker-urls", *workers] if workers else []),
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """An engine as a router knows it.
+
+    Arguments:
+        url: its address.
+        worker_type: what it does of a request.
+        bootstrap_port: of a prefill engine, where decode engines fetch the cache; 0: it is none.
+    """
+
+    url: str
+    worker_type: WorkerType = "regular"
+    bootstrap_port: int = 0
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """What the router is told; of an engine that does whole requests the address alone."""
+        if self.worker_type == "regular":
+            return {"url": self.url}
+        port = {"bootstrap_port": self.bootstrap_port} if self.worker_type == "prefill" else {}
+        return {"url": self.url, "worker_type": self.worker_type, **port}
 
 
 class Router:
@@ -130,15 +157,16 @@ class Router:
             self._wait_alive()
         self._wait_workers(deadline_s)
 
-    def add(self, *workers: str) -> None:
-        """The engines at ``workers`` get requests too.
+    def add(self, *workers: str | Worker) -> None:
+        """The engines ``workers``, or at these addresses, get requests too.
 
         Raises:
             EngineError: the router refused one, or did not take all in within ``start_timeout_s``.
         """
         for worker in workers:
-            self._call("POST", "/workers", {"url": worker})
-            self._workers.append(worker)
+            one = Worker(worker) if isinstance(worker, str) else worker
+            self._call("POST", "/workers", one.entry)
+            self._workers.append(one.url)
         self._wait_workers(time.monotonic() + self.settings.start_timeout_s)
 
     def remove(self, worker: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import ray
 
 from slime_core.cluster.actors import Actor, start_actor
-from slime_core.rollout.router import Router, RouterSettings
+from slime_core.rollout.router import Router, RouterSettings, Worker
 from slime_core.rollout.server_actor import ServerActor
 
 __all__ = ["RouterActor", "start_router"]
@@ -37,13 +37,13 @@ class RouterActor(ServerActor):
         self._router.wait_ready()
         return self._router.url
 
-    def add(self, urls: Sequence[str]) -> None:
-        """The engines at ``urls`` get requests.
+    def add(self, workers: Sequence[str | Worker]) -> None:
+        """The engines ``workers``, or at these addresses, get requests.
 
         Raises:
             EngineError: the router died, refused one, or did not take all in within ``start_timeout_s``.
         """
-        self._router.add(*urls)
+        self._router.add(*workers)
 
 
 def start_router(settings: RouterSettings, *, reachable: bool = False) -> Actor:

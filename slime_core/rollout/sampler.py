@@ -45,6 +45,7 @@ from slime_core.rollout.rewarding import Rewarding, pool_of
 from slime_core.rollout.sampling import train_sampling
 from slime_core.rollout.scores import EvalScores, pass_rates
 from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
+from slime_core.rollout.speculation import spec_metrics
 from slime_core.rollout.staleness import EVICTED, REQUEUED, Staleness
 from slime_core.rollout.transforms import load_transforms, refuse_unusable
 from slime_core.track.samples import SampleWriter
@@ -68,6 +69,7 @@ class SamplerSettings:
         rewards_log: receives what reward models print; None: nothing does.
         num_engines: servers behind the router, for the number of requests in flight.
         model_urls: name -> URL of every model beside the policy.
+        engine_urls: of engines that are asked directly; empty: the router is.
         trains: False: only evaluations are asked for, so neither prompts nor an advantage estimator are needed.
     """
 
@@ -82,6 +84,7 @@ class SamplerSettings:
     num_engines: int = 1
     trains: bool = True
     model_urls: dict[str, str] = field(default_factory=dict)
+    engine_urls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,7 @@ class Sampler:
             timeout_s=config.rollout.rollout_request_timeout_s,
             vocab_size=self._encoder.vocab_size,
             routes=routes_shape(settings.folder) if config.learner.use_rollout_routing_replay else None,
+            engines=settings.engine_urls,
         )
         self._functions = rollout_functions(
             settings.options.get(PATHS.name), router_url=settings.router_url, model_urls=settings.model_urls
@@ -200,9 +204,9 @@ class Sampler:
             rewards_B=rewards.rewards_B,
             with_routes=self._config.learner.use_rollout_routing_replay,
         )
-        metrics |= batch_metrics(shards, self._plan)
+        metrics |= batch_metrics(shards, self._plan) | spec_metrics(harvest.samples)
         per_second = metrics["rollout/response_tokens"] / rollout_s
-        metrics["perf/tokens_per_gpu_per_sec"] = per_second / self._config.cluster.rollout_num_gpus
+        metrics["perf/tokens_per_gpu_per_sec"] = per_second / self._config.num_rollout_gpus
         metrics = {} if self._functions.log(rollout, harvest.samples, metrics, rollout_s) else metrics
         return Sampled(shards, metrics, warnings)
 

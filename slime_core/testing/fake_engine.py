@@ -65,7 +65,7 @@ class FakeEngine:
         most_in_flight: generate requests that were under way at once.
         info: further fields of its server info.
         meta: further fields of every answer's ``meta_info``.
-        keys: the routing key of each generate request, in order; None: it had none.
+        bodies, keys: what each generate request said, and its routing key (None: it had none), in order.
     """
 
     def __init__(self, *, vocab_size: int = 16, context_length: int = 128, version: str = "default") -> None:
@@ -82,6 +82,7 @@ class FakeEngine:
         self.most_in_flight = 0
         self.info: dict[str, Any] = {}
         self.meta: dict[str, Any] = {}
+        self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self._vocab_size, self._context_length = vocab_size, context_length
         self._in_flight = 0
@@ -118,6 +119,7 @@ class FakeEngine:
     # --- What is answered --------------------------------------------------------------------------------------------
 
     async def _generate(self, body: dict[str, Any]) -> tuple[int, Any]:
+        self.bodies.append(body)
         if self.fail_with:
             return self.fail_with.pop(0), {"error": {"message": "asked to fail"}}
         ids, sampling = body["input_ids"], body["sampling_params"]

@@ -47,13 +47,14 @@ SHOWN = 4
 
 
 def agree(held: Sequence[HeldWeights]) -> None:
-    """Returns if all engines hold the same weights.
+    """Returns if all engines hold the same weights. Those that cut them over as many processes can be compared.
 
     Raises:
         WeightSyncError: names the first engine that differs, and the weights it differs in.
     """
-    first = held[0]
-    for other in held[1:]:
+    firsts: dict[int, HeldWeights] = {}
+    for other in held:
+        first = firsts.setdefault(len(other.ranks), other)
         if other.total != first.total:
             raise WeightSyncError(
                 f"After the update {other.url} holds other weights than {first.url}: "

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
@@ -53,14 +54,18 @@ class EngineControl:
     Arguments:
         urls: all engines, in the order of their ranks in an update group.
         timeout_s: limit of one call.
-        ranks_per_engine: processes of one engine that join an update group (its tensor parallel size).
+        ranks_per_engine: processes of one engine that join an update group (its tensor parallel size); one number for
+            all engines, or one for each. ``ranks`` holds one for each.
     """
 
-    def __init__(self, urls: Sequence[str], *, timeout_s: float = 120.0, ranks_per_engine: int = 1) -> None:
+    def __init__(
+        self, urls: Sequence[str], *, timeout_s: float = 120.0, ranks_per_engine: int | Sequence[int] = 1
+    ) -> None:
         if not urls:
             raise WeightSyncError("Asked to control engines; no engine URL was given")
         self.urls = tuple(url.rstrip("/") for url in urls)
-        self.ranks_per_engine = ranks_per_engine
+        each = [ranks_per_engine] * len(self.urls) if isinstance(ranks_per_engine, int) else ranks_per_engine
+        self.ranks = tuple(each)
         self._timeout_s = timeout_s
         self._keeps_cache = False
         # Two calls an engine: a broadcast may still be on its way when the group is torn down.
@@ -104,19 +109,19 @@ class EngineControl:
     def init_group(
         self, *, master_address: str, master_port: int, group: str, backend: str, rank_offset: int = 1
     ) -> None:
-        """Every engine has joined the update group; engine ``i`` takes ranks ``rank_offset + i * ranks_per_engine`` and
-        up.
+        """Every engine has joined the update group; the first takes ranks from ``rank_offset`` on, the next those
+        behind.
 
         Rank 0 has to join at the same time: :func:`slime_core.weights.group.join` does both.
         """
         common = {
             "master_address": master_address,
             "master_port": master_port,
-            "world_size": rank_offset + len(self.urls) * self.ranks_per_engine,
+            "world_size": rank_offset + sum(self.ranks),
             "group_name": group,
             "backend": backend,
         }
-        offsets = [rank_offset + position * self.ranks_per_engine for position in range(len(self.urls))]
+        offsets = [rank_offset + before for before in accumulate((0, *self.ranks[:-1]))]
         self._each("/init_weights_update_group", [common | {"rank_offset": offset} for offset in offsets])
 
     def destroy_group(self, group: str) -> None:

@@ -71,7 +71,7 @@ def join(
     """
     control.check_alive()  # rank 0 cannot be called back while it waits for a member that will not come
     limit = timedelta(seconds=timeout_s)
-    world_size = 1 + len(control.urls) * control.ranks_per_engine
+    world_size = 1 + sum(control.ranks)
     store = listening_store(address, world_size=world_size, timeout=limit)
     name = f"{name}-{store.port}"
     with ThreadPoolExecutor(1, thread_name_prefix="update-group") as thread:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ class PublisherSettings:
         dtype: what engines keep their weights in, torch's name.
         bytes_limit: largest bucket.
         backend: ``nccl`` where learner and engines have GPUs, else ``gloo``.
-        devices_per_engine: processes of one engine.
+        devices_per_engine: processes of one engine; one number for all engines, or one for each.
         address: of the learner's first rank as the engines see it.
         timeout_s: limit of every call.
         transport: how weights travel; ``tensor`` only to engines on the learner's machine.
@@ -50,7 +50,7 @@ class PublisherSettings:
     dtype: str = "float32"
     bytes_limit: int = 512 * 1024**2
     backend: Backend = "gloo"
-    devices_per_engine: int = 1
+    devices_per_engine: int | tuple[int, ...] = 1
     address: str = "127.0.0.1"
     timeout_s: float = 120.0
     transport: TransportName = "distributed"
@@ -152,30 +152,33 @@ class Publisher:
             self._transport.close()
             self._control.close()
 
-    def _send(self, weights: NamedWeights) -> SentWeights | None:
+    def _send(self, weights: NamedWeights) -> dict[int, SentWeights]:
+        """Processes of an engine -> what engines of that size must hold; empty: nobody can say."""
         settings = self._settings
         # Engines on GPUs report another digest than the one that can be computed here; see checksums.py.
-        sent = None
-        if settings.backend == "gloo":
+        sent: dict[int, SentWeights] = {}
+        if settings.backend == "gloo" and self._control is not None:
             heads = num_kv_heads(settings.model)
-            sent = SentWeights(dtype=settings.dtype, ranks=settings.devices_per_engine, kv_heads=heads)
+            for ranks in set(self._control.ranks):
+                sent[ranks] = SentWeights(dtype=settings.dtype, ranks=ranks, kv_heads=heads)
         for number, (bucket, tensors) in enumerate(_filled(self._buckets, weights), start=1):
             for name, tensor in zip(bucket.names, tensors, strict=True):
                 _refuse_non_finite(name, tensor)
-                if sent is not None:
-                    sent.add(name, tensor)
+                for one in sent.values():
+                    one.add(name, tensor)
             self._transport.send(bucket, tensors, last=number == len(self._buckets))
         return sent
 
-    def _prove(self, control: EngineControl, sent: SentWeights | None, version: str) -> float:
+    def _prove(self, control: EngineControl, sent: Mapping[int, SentWeights], version: str) -> float:
         found = control.version()
         if found != version:
             raise WeightSyncError(f"Weights of version {version} were sent; the engines report version {found}")
         held = control.checksum()
         agree(held)
-        if sent is None:
+        if not sent:
             return 1.0
-        return min(sent.verify(engine) / sum(map(len, engine.ranks)) for engine in held)
+        pairs = zip(held, control.ranks, strict=True)
+        return min(sent[ranks].verify(engine) / sum(map(len, engine.ranks)) for engine, ranks in pairs)
 
 
 def _transport(

@@ -62,7 +62,7 @@ class TensorTransport:
     def __init__(self, control: EngineControl, *, gpus: Sequence[Sequence[str]] = ()) -> None:
         _refuse_distant(control.urls)
         self._control = control
-        self._gpus = gpus or [[""] * control.ranks_per_engine for _ in control.urls]
+        self._gpus = gpus or [[""] * ranks for ranks in control.ranks]
         self._version = ""
 
     def begin(self, version: str) -> None:

@@ -120,6 +120,20 @@ def test_after_a_publication_an_engine_answers_like_one_that_was_started_from_th
     assert (shared(), list(tmp_path.iterdir())) == ([], [])
 
 
+def test_engines_of_different_sizes_take_one_publication_and_each_is_proven(
+    servers: dict[int, str], transport: Any, weights: Weights, changed: Weights, tmp_path: Path
+) -> None:
+    urls, fresh = [servers[1], servers[2]], generated(servers[0])
+    settings = PublisherSettings(
+        MODEL, devices_per_engine=(1, 2), timeout_s=60, transport=transport, disk_folder=tmp_path
+    )
+    sender = Publisher(urls, settings=settings, weights=weights.items(), sends=True)
+    assert sender.publish(changed.items(), version="7") == 1
+    assert [difference(generated(url), fresh) <= LARGEST_DIFFERENCE for url in urls] == [True, True]
+    sender.publish(weights.items(), version="default")
+    sender.close()
+
+
 def test_a_process_may_have_several_groups(servers: dict[int, str], weights: Weights, tmp_path: Path) -> None:
     senders = [publisher(servers[width], width, "distributed", tmp_path, weights) for width in (1, 1, 2)]
     assert [sender.publish(weights.items(), version="default") for sender in senders] == [1, 1, 1]

@@ -29,7 +29,7 @@ class Client:
         self.asked: list[list[int]] = []
         self.failing, self.error = failing, error or EngineError("gone")
 
-    async def generate(self, ids: list[int], *, sampling: SamplingParams) -> list[Generation]:
+    async def generate(self, ids: list[int], *, sampling: SamplingParams, session: str) -> list[Generation]:
         self.asked.append(list(ids))
         number = len(self.asked)
         await asyncio.sleep(0)

@@ -19,10 +19,9 @@ def broken_rules(line: str) -> list[str]:
     return [mistake.message for mistake in mistakes(config)]
 
 
-ROUTER = (
-    "use_rollout_routing_replay needs engines that return their routes, and sglang-router, through which they are "
-    "asked, does not pass on return_routed_experts; write --use-routing-replay, or replay recorded samples with "
-    "debug_train_only"
+HALVES = (
+    "use_rollout_routing_replay asks engines directly, because sglang-router does not pass on return_routed_experts, "
+    "and prefill and decode apart can be asked through the router only; leave one of the two out"
 )
 
 
@@ -34,14 +33,15 @@ def test_a_model_without_experts_has_no_routes(name: str) -> None:
     )
 
 
-def test_routes_come_from_one_place_and_engines_behind_a_router_send_none(tmp_path: Path) -> None:
+def test_routes_come_from_one_place_and_from_engines_that_do_whole_requests(tmp_path: Path) -> None:
     config = {"architectures": ["X"], "num_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 3}
     (tmp_path / "config.json").write_text(json.dumps(config))
     line = f"--hf-checkpoint {tmp_path} --rollout-max-response-len 8"
     assert broken_rules(f"{line} --use-routing-replay") == []
-    assert broken_rules(f"{line} --use-rollout-routing-replay") == [ROUTER]
+    assert broken_rules(f"{line} --use-rollout-routing-replay") == []
+    split = "--prefill-num-servers 1 --rollout-num-gpus 2"
+    assert broken_rules(f"{line} --use-rollout-routing-replay {split}") == [HALVES]
     assert broken_rules(f"{line} --use-rollout-routing-replay --use-routing-replay") == [
-        ROUTER,
         "use_routing_replay takes routes from the learner's first pass, and use_rollout_routing_replay takes them from "
         "the engine, for all passes; leave use_routing_replay out",
     ]

@@ -24,6 +24,13 @@ def test_engines_that_hold_the_same_agree() -> None:
     agree([held("http://a", w="1"), held("http://b", w="1")])
 
 
+def test_engines_that_cut_weights_differently_are_compared_among_their_like() -> None:
+    cut = [HeldWeights(f"http://{name}", total, ({}, {})) for name, total in (("c", "x"), ("d", "y"))]
+    agree([held("http://a", w="1"), cut[0]])
+    with pytest.raises(WeightSyncError, match="http://d holds other weights than http://c"):
+        agree([held("http://a", w="1"), *cut])
+
+
 def test_an_engine_that_differs_is_named_with_the_weight() -> None:
     with pytest.raises(WeightSyncError, match=r"http://b holds other weights than http://a: norm"):
         agree([held("http://a", norm="1", w="1"), held("http://b", norm="2", w="1")])

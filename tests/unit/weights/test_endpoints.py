@@ -101,6 +101,12 @@ def test_engines_of_several_processes_get_consecutive_ranks(engines: tuple[FakeE
     assert [engine.joined for engine in engines] == [(1, 5), (3, 5)]
 
 
+def test_engines_of_different_sizes_get_as_many_ranks_as_they_have(engines: tuple[FakeEngine, ...]) -> None:
+    control = EngineControl([engine.url for engine in engines], ranks_per_engine=(4, 1))
+    control.init_group(master_address="127.0.0.1", master_port=1, group="g", backend="nccl")
+    assert [engine.joined for engine in engines] == [(1, 6), (5, 6)]
+
+
 def test_no_engines_is_an_error() -> None:
     with pytest.raises(WeightSyncError, match="no engine URL"):
         EngineControl([])

@@ -1,0 +1,112 @@
+"""The real router before stand-ins of engines; real engines that a run finds, asks directly, and takes routes of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slime_core.errors import ConfigError
+from slime_core.learner.batches import cut, packed_sequence
+from slime_core.rollout.client import GenerateClient, Generation, SamplingParams
+from slime_core.rollout.engine import EngineSettings, SGLangServer
+from slime_core.rollout.external import External, Needs, discover
+from slime_core.rollout.plan import BatchPlan
+from slime_core.rollout.router import Router, RouterSettings, Worker
+from slime_core.rollout.shards import make_shards
+from slime_core.testing.fake_engine import FakeEngine
+from slime_core.types import Sample
+from tests.engines.families import build, write
+
+# Megatron warns about its own calls between its own modules.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
+
+SHORT = SamplingParams(max_new_tokens=2)
+FAMILY, LAYERS, CHOSEN = "qwen3_moe", 3, 2
+PROMPT = [3, 8, 12, 15, 9, 10, 4]
+
+
+@pytest.fixture
+def engines() -> Iterator[list[FakeEngine]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(FakeEngine()) for _ in range(3)]
+
+
+async def test_turns_of_a_conversation_stay_with_one_engine(engines: list[FakeEngine], tmp_path: Path) -> None:
+    with Router(RouterSettings(tmp_path / "log", policy="consistent_hashing")) as router:
+        router.wait_ready()
+        router.add(*(engine.url for engine in engines))
+        async with GenerateClient(router.url) as client:
+            for turn in range(4):
+                for session in "abcdefgh":
+                    await client.generate([3, turn + 2], sampling=SHORT, session=session)
+    homes = [set(engine.keys) for engine in engines]
+    assert sum(len(engine.keys) for engine in engines) == 32
+    assert sum(map(len, homes)) == 8, "a session has turns on two engines"
+    assert sum(map(bool, homes)) > 1, "all sessions are on one engine"
+
+
+async def test_each_request_goes_to_a_prefill_and_a_decode_engine_that_know_where_to_meet(
+    engines: list[FakeEngine], tmp_path: Path
+) -> None:
+    prefill, *decode = engines
+    with Router(RouterSettings(tmp_path / "log", policy="round_robin", splits_prefill=True)) as router:
+        router.wait_ready()
+        router.add(Worker(prefill.url, "prefill", 8998), *(Worker(engine.url, "decode") for engine in decode))
+        async with GenerateClient(router.url) as client:
+            for _ in range(4):
+                await client.generate([3, 4], sampling=SHORT)
+    assert [len(engine.bodies) for engine in engines] == [4, 2, 2]
+    met = sorted(body["bootstrap_room"] for engine in decode for body in engine.bodies)
+    assert met == sorted(body["bootstrap_room"] for body in prefill.bodies)
+    assert {body["bootstrap_port"] for engine in engines for body in engine.bodies} == {8998}
+
+
+def test_a_run_finds_an_engine_that_somebody_else_started(engine: Any) -> None:
+    address, needs = engine.server.url.removeprefix("http://"), Needs(engine.model, "float32", 1)
+    assert discover([address], needs) == [External(engine.server.url, 1)]
+    with pytest.raises(ConfigError, match=r"tp_size = 1, but rollout_num_gpus_per_engine = 2"):
+        discover([address], replace(needs, ranks=2))
+    with pytest.raises(ConfigError, match=r"dtype = float32, but the learner computes in bfloat16"):
+        discover([address], replace(needs, dtype="bfloat16"))
+    with pytest.raises(ConfigError, match=r"start it with --enable-return-routed-experts"):
+        discover([address], replace(needs, routes=True))
+
+
+async def test_the_routes_of_an_engine_are_those_that_the_learner_takes(megatron: Any, tmp_path: Path) -> None:
+    folder = write(FAMILY, tmp_path / "model")
+    arguments = ("--enable-return-routed-experts",)
+    with SGLangServer(EngineSettings(folder, tmp_path / "log", dtype="float32", extra=arguments)) as server:
+        server.wait_ready()
+        async with GenerateClient("http://router", engines=[server.url], routes=(LAYERS, CHOSEN)) as client:
+            answers = await client.generate(PROMPT, sampling=SamplingParams(max_new_tokens=12, ignore_eos=True), n=4)
+    taken = learner_routes(megatron, folder, answers)
+    assert len({answer.token_ids.tobytes() for answer in answers}) > 1
+    for answer, layers in zip(answers, taken, strict=True):
+        assert answer.routed_experts is not None
+        assert answer.routed_experts.shape == (len(PROMPT) + 12 - 1, LAYERS, CHOSEN)
+        assert np.array_equal(np.sort(answer.routed_experts, axis=-1), np.sort(layers, axis=-1))
+
+
+def learner_routes(megatron: Any, folder: Path, answers: list[Generation]) -> list[Any]:
+    """The experts that a free pass of the learner takes for each answer, int16 [tokens - 1, layers, k]."""
+    from slime_core.learner.routing import Routing
+
+    _, (chunk,) = build(FAMILY, folder, megatron)
+    found = []
+    for answer in answers:
+        ids = [*PROMPT, *answer.token_ids]
+        sample = Sample(index=0, tokens=ids, response_length=12, rollout_log_probs=list(answer.log_probs))
+        (shard,) = make_shards([sample], np.ones(1, np.float32), BatchPlan(max_tokens=64), rollout=0, temperature=1.0)
+        (((micro,)),) = cut(shard)
+        with torch.no_grad(), Routing([chunk]).kept([micro]):
+            chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=packed_sequence(micro))
+        routes = torch.stack([micro.routes[layer] for layer in range(1, LAYERS + 1)], dim=1)
+        found.append(routes[: len(ids) - 1].numpy())
+    return found

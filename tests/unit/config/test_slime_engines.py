@@ -1,0 +1,102 @@
+"""``--sglang-config FILE``: slime's YAML form of groups and models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.load import Resolved, load
+from slime_core.errors import ConfigError
+
+MODEL = ARITHMETIC / "model"
+POLICY = """
+sglang:
+  - name: actor
+    num_gpus_per_engine: 2
+    server_groups:
+      - {worker_type: regular, num_gpus: 4, overrides: {chunked_prefill_size: 512}}
+      - {num_gpus: 1, num_gpus_per_engine: 1}
+"""
+JUDGE = """
+  - name: judge
+    model_path: judge
+    engine_groups: [{num_gpus: 2}]
+"""
+
+
+def read(folder: Path, text: str, *line: str) -> Resolved:
+    file = folder / "engines.yaml"
+    file.write_text(text)
+    flags = ["--advantage-estimator", "toy", "--hf-checkpoint", str(MODEL), "--sglang-config", str(file)]
+    return load([*flags, *line], check_rules=False)
+
+
+def test_groups_and_models_stand_in_for_the_file(tmp_path):
+    found = read(tmp_path, POLICY + JUDGE, "--rollout-num-gpus", "7")
+    config = found.config
+    assert [(group.num_engines, group.size) for group in config.engine_groups] == [(2, 2), (1, 1)]
+    assert dict(config.engine_groups[0].overrides) == {"chunked_prefill_size": 512}
+    (judge,) = config.engine.engine_models
+    assert (judge.name, judge.model_path) == ("judge", tmp_path / "judge")
+    assert [(group.num_engines, group.size) for group in config.beside_groups] == [(2, 1)]
+    assert (config.cluster.rollout_num_gpus, config.engine.sglang_config) == (5, None)
+    assert str(found.provenance["engine_groups"]) == "flag --sglang-config"
+
+
+def test_the_number_of_gpus_may_be_left_out(tmp_path):
+    assert read(tmp_path, POLICY).config.cluster.rollout_num_gpus == 5
+
+
+WRONG = {
+    POLICY + JUDGE: (
+        "its groups have 5 (policy) + 2 (other models) = 7 GPUs, but rollout_num_gpus = 8, which counts those of all "
+        "its models; make the two equal"
+    ),
+    "sglang: 5": "accepted is a list of models under the key sglang; found none",
+    "sglang: [": "cannot be read",
+    "sglang: [{server_groups: [{num_gpus: 8}]}]": "sglang[0]: has no name; give each model one of its own",
+    "sglang: [{name: a, groups: []}]": (
+        "sglang[0]: knows no groups; accepted: engine_groups, model_path, name, num_gpus_per_engine, server_groups, "
+        "update_weights"
+    ),
+    "sglang: [{name: a}]": "sglang[0] (a): has no server_groups or engine_groups; say num_gpus in one of them",
+    "sglang: [{name: a, server_groups: [{num_gpus: 0}]}]": (
+        "sglang[0] (a), group 0: num_gpus = 0: Input should be greater than or equal to 1"
+    ),
+    "sglang: [{name: a, server_groups: [{num_gpus: 8, worker_type: placeholder}]}]": (
+        "sglang[0] (a), group 0: worker_type = placeholder: GPUs that nobody uses need not be reserved; leave the "
+        "group out"
+    ),
+    "sglang: [{name: a, server_groups: [{num_gpus: 8, worker_type: encoder}]}]": (
+        "sglang[0] (a), group 0: worker_type = encoder: encoders apart from their models are not built yet"
+    ),
+    "sglang: [{name: a, update_weights: false, server_groups: [{num_gpus: 8}]}]": (
+        "the weights of one model are updated, the policy's; found none. Say update_weights: true for that one and "
+        "false for the others."
+    ),
+    "sglang: [{name: a, model_path: b, update_weights: true, server_groups: [{num_gpus: 8}]}]": (
+        f"sglang[0] (a): update_weights with model_path = b, and the weights that the run trains are those of "
+        f"hf_checkpoint = {MODEL}; leave model_path out, or say update_weights: false"
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG.items())
+def test_a_file_that_is_wrong_is_told_where(tmp_path, text, message):
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, text, "--rollout-num-gpus", "8")
+    assert message in str(caught.value).replace("\n    ", " ")
+    assert f"--sglang-config {tmp_path / 'engines.yaml'}" in str(caught.value)
+
+
+def test_engines_are_said_once(tmp_path):
+    message = "says what engines there are, and so does prefill_num_servers; leave one out"
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, POLICY, "--prefill-num-servers", "1")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=f"--sglang-config {tmp_path}/none.yaml: cannot be read"):
+        load(["--advantage-estimator", "toy", "--sglang-config", str(tmp_path / "none.yaml")], check_rules=False)
