@@ -17,7 +17,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from slime_core.cluster.waiting import wait
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_values
-from slime_core.errors import RemoteError, WaitTimeout
 from slime_core.learner.absent import AbsentLearner, UnpublishedLearner
 from slime_core.learner.actor import LearnerActor, LearnerHandle, Saving, manifest_record
 from slime_core.learner.critic_actor import CriticActor, CriticGroup
@@ -262,8 +261,7 @@ class _Fleet:
 
     def stop(self) -> None:
         """Stop servers in their own time; whatever does not answer dies with its Ray actor."""
-        with suppress(WaitTimeout, RemoteError):
-            wait(self._servers.stop_calls(), what="the engines to stop", fail_after_s=STOP_LIMIT_S)
+        self._servers.stop()
 
     def _wait(self, calls: Sequence[Call], *, what: str) -> list[Any]:
         return wait(
@@ -336,10 +334,6 @@ class _Fleet:
     def _cpu_environment(self) -> dict[str, str]:
         # A CPU run on a machine with GPUs must not see them: torch would choose them.
         return {"OMP_NUM_THREADS": str(_cores()), "CUDA_VISIBLE_DEVICES": ""} if self._device == "cpu" else {}
-
-
-STOP_LIMIT_S = 6.0
-"""Seconds for servers to stop by themselves; Ctrl-C promises an end within ten."""
 
 
 @contextmanager

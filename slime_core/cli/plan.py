@@ -128,6 +128,8 @@ def _rows(config: RunConfig, layout: Layout, seats: Assignment) -> Iterator[str]
         shares = f", shares with learner rank{_shared(seats, block)}" if layout.colocated else ""
         size = f"tensor parallel over {len(block)}" if len(block) > 1 else "whole"
         yield f"  {f'engine {number}':<16} {_place(*block):<28} {size}{shares}"
+    if config.engine.rollout_external_engine_addrs:
+        yield f"  engines of others: {', '.join(config.engine.rollout_external_engine_addrs)}"
     models = config.engine.engine_models
     names = [model.name for model in models for group in model.groups for _ in range(group.num_engines)]
     for name, block in zip(names, seats.beside, strict=True):

@@ -204,6 +204,9 @@ class Setting:
         words = self.accepts
         if not words and error is not None:  # a plugin's own type: only pydantic can say
             return error.errors()[0]["msg"]
+        if error is not None and self.is_sequence and _is_table(get_args(self.info.annotation)[0]):
+            first = error.errors()[0]
+            return f"{'.'.join(map(str, first['loc']))}: {first['msg']}; accepted: {words}"
         return f"accepted: {words}"
 
 

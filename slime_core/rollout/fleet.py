@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,18 +18,24 @@ from typing import Any
 
 from slime_core.cluster.actors import Actor, Call
 from slime_core.cluster.placement import Slot
+from slime_core.cluster.waiting import wait
 from slime_core.config.schema import RunConfig
 from slime_core.config.serving import EngineGroup, EngineModel
 from slime_core.config.sglang import server_arguments
+from slime_core.errors import EngineError, RemoteError, WaitTimeout
 from slime_core.rollout.engine import EngineSettings
 from slime_core.rollout.engine_actor import start_engine
 from slime_core.rollout.external import External, Needs, discover
+from slime_core.rollout.remote_router import RemoteRouter
 from slime_core.rollout.router import RouterSettings, Worker
 from slime_core.rollout.router_actor import start_router
 
 __all__ = ["Servers", "Site"]
 
 Wait = Callable[..., list[Any]]
+
+STOP_LIMIT_S = 6.0
+"""Seconds for servers to stop by themselves; Ctrl-C promises an end within ten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +79,9 @@ class Servers:
         self._external: list[External] = []
         self._policy: _Served | None = None
         self._models: dict[str, _Served] = {}
-        self._starting: list[Call] = []
         self._router_url = ""
+        engine = config.engine
+        self._remote = RemoteRouter(f"http://{engine.sglang_router_ip}:{engine.sglang_router_port}")
         self._urls: list[str] = []
 
     def start(self) -> None:
@@ -93,7 +101,6 @@ class Servers:
         for model in config.engine.engine_models:
             settings = list(self._model_settings(model))
             self._models[model.name] = self._serve(model.name, settings, [next(slots) for _ in settings])
-        self._starting = [call for one in self._all() for call in one.calls]
 
     @property
     def are_there(self) -> bool:
@@ -105,8 +112,15 @@ class Servers:
         """Of the policy's engines that the run started."""
         return self._policy.engines if self._policy else []
 
-    def stop_calls(self) -> list[Call]:
-        """Begin to stop every server that the run started; those of others go on."""
+    def stop(self) -> None:
+        """Stop every server that the run started in its own time; those of others go on, and a router of somebody else
+        knows the run's engines no more."""
+        with suppress(EngineError):
+            self._remote.leave()
+        with suppress(WaitTimeout, RemoteError):
+            wait(self._stopping(), what="the engines to stop", fail_after_s=STOP_LIMIT_S)
+
+    def _stopping(self) -> list[Call]:
         routers = (one.router for one in self._all() if one.router is not None)
         return [actor.start("stop") for actor in chain((e for one in self._all() for e in one.engines), routers)]
 
@@ -134,9 +148,8 @@ class Servers:
         """Where requests for the policy go; waits for the router alone, not for the engines. Empty: none is there."""
         if self._policy is None:
             return ""
-        engine = self._config.engine
-        if engine.sglang_router_ip is not None:
-            return f"http://{engine.sglang_router_ip}:{engine.sglang_router_port}"
+        if self._config.engine.sglang_router_ip is not None:
+            return self._remote.url
         if not self._router_url:
             self._router_url = self._started_router(self._policy)
         return self._router_url
@@ -223,6 +236,8 @@ class Servers:
         served.is_in = True
         self._monitors += [engine.start("watch") for engine in served.engines]
         if served.router is None:
+            if served is self._policy:
+                self._remote.add(urls)
             return
         ports: list[int] = self._wait(
             [engine.start("bootstrap_port") for engine in served.engines], what="the engines' bootstrap ports"

@@ -12,8 +12,6 @@ limits of the waits on top of it end that.
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import sys
 import time
@@ -25,6 +23,7 @@ from typing import Any
 from slime_core.config.serving import RouterPolicy, WorkerType
 from slime_core.errors import EngineError
 from slime_core.rollout.process import ServerProcess, free_ports
+from slime_core.rollout.remote_router import ask_router
 
 __all__ = ["Router", "RouterSettings", "Worker"]
 
@@ -37,7 +36,6 @@ LAUNCH = (
     "launcher.launch_router(arguments)"
 )
 REGISTRATION_POLL_S = 0.05
-CALL_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,15 +223,4 @@ class Router:
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         self.check_alive()
-        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=CALL_LIMIT_S)
-        try:
-            connection.request(method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            text = response.read().decode(errors="replace")
-        except (OSError, http.client.HTTPException) as error:
-            raise EngineError(f"The router at {self.url} did not answer {method} {path}: {error!r}") from error
-        finally:
-            connection.close()
-        if response.status >= http.client.BAD_REQUEST:
-            raise EngineError(f"The router at {self.url} refused {method} {path} with status {response.status}: {text}")
-        return json.loads(text) if text else None
+        return ask_router(self.url, method, path, body)

@@ -94,8 +94,10 @@ def test_what_a_run_writes_down_gives_the_same_groups_again(tmp_path):
 def test_a_group_as_a_flag_is_a_json_object():
     found = load([*TOY, "--engine-groups", '{"num_gpus": 2}', '{"num_gpus": 1}'], check_rules=False).config
     assert [group.num_gpus for group in found.engine.engine_groups] == [2, 1]
-    with pytest.raises(ConfigError, match=r"--engine-groups: found 'two'; accepted: tables with num_gpus, .* JSON"):
+    with pytest.raises(ConfigError, match=r"--engine-groups: found 'two'; 0: .*; accepted: tables with num_gpus, "):
         load([*TOY, "--engine-groups", "two"])
+    with pytest.raises(ConfigError, match=r"0\.num_gpu: Extra inputs are not permitted; accepted: tables with "):
+        load([*TOY, "--engine-groups", '{"num_gpus": 1, "num_gpu": 2}'])
 
 
 def test_prefill_servers_come_first_and_the_others_decode():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
+from slime_core.errors import EngineError
 from slime_core.rollout import fleet
 from slime_core.rollout.engine import EngineSettings
 from slime_core.rollout.fleet import Servers, Site
@@ -18,6 +21,51 @@ from slime_core.rollout.router import RouterSettings, Worker
 from slime_core.testing.fake_engine import FakeEngine
 
 MODEL = ARITHMETIC / "model"
+
+
+class FakeRouter(ThreadingHTTPServer):
+    """Takes engines in and out, as sglang-router does."""
+
+    daemon_threads = True
+
+    def __init__(self, *workers: str) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.workers = list(workers)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self) -> FakeRouter:
+        Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class Answer(BaseHTTPRequestHandler):
+    """One request to a :class:`FakeRouter`; an engine's id is its address."""
+
+    server: FakeRouter
+
+    def do_GET(self) -> None:
+        workers = self.server.workers
+        self.say({"workers": [{"url": url, "id": url.replace("/", "_"), "is_healthy": True} for url in workers]})
+
+    def do_POST(self) -> None:
+        self.server.workers.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["url"])
+        self.say({})
+
+    def do_DELETE(self) -> None:
+        self.server.workers.remove(self.path.removeprefix("/workers/").replace("_", "/"))
+        self.say({})
+
+    def say(self, answer: object) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
 
 
 class Stand:
@@ -34,7 +82,7 @@ class Stand:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Stand]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stand]:
     """Name -> stand-in of everything that was started."""
     stands: dict[str, Stand] = {}
 
@@ -46,7 +94,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Stand]]:
 
     monkeypatch.setattr(fleet, "start_engine", engine)
     monkeypatch.setattr(fleet, "start_router", router)
-    yield stands
+    monkeypatch.setattr(fleet, "wait", lambda calls, **_: calls)
+    return stands
 
 
 def servers(config: RunConfig, tmp_path: Path, *, on_gpus: bool = False) -> Servers:
@@ -138,10 +187,23 @@ def test_engines_that_return_routes_are_asked_directly(started, tmp_path):
 
 
 def test_a_router_of_somebody_else_is_used_and_not_started(started, tmp_path):
-    found = servers(settings("--sglang-router-ip", "10.0.0.9", "--sglang-router-port", "3000"), tmp_path)
-    assert found.router_url() == "http://10.0.0.9:3000"
-    found.take_in()
-    assert sorted(started) == ["engine 0"]
+    with FakeRouter("http://older") as router:
+        port = router.url.rpartition(":")[2]
+        found = servers(settings("--sglang-router-ip", "127.0.0.1", "--sglang-router-port", port), tmp_path)
+        assert found.router_url() == router.url
+        found.take_in()
+        assert (sorted(started), router.workers) == (["engine 0"], ["http://older", "http://engine-0"])
+        found.stop()
+        assert router.workers == ["http://older"]
+    found.stop()
+
+
+def test_an_address_without_a_router_is_named(started, tmp_path):
+    with FakeEngine() as engine:
+        port = engine.url.rpartition(":")[2]
+        found = servers(settings("--sglang-router-ip", "127.0.0.1", "--sglang-router-port", port), tmp_path)
+        with pytest.raises(EngineError, match=f"The router at {engine.url} refused GET /workers with status 404"):
+            found.take_in()
 
 
 def test_the_policy_of_the_router_is_that_of_the_run(started, tmp_path):
@@ -157,7 +219,8 @@ def test_engines_of_others_are_used_and_not_stopped(started, tmp_path):
         found.router_url()
         found.take_in()
         assert ("add", ([Worker(engine.url)],)) in started["router"].called
-        assert len(found.stop_calls()) == 1
+        found.stop()
+        assert started["router"].called[-1] == ("stop", ())
     assert sorted(started) == ["router"]
 
 
