@@ -103,7 +103,9 @@ def learner_routes(megatron: Any, folder: Path, answers: list[Generation]) -> li
     for answer in answers:
         ids = [*PROMPT, *answer.token_ids]
         sample = Sample(index=0, tokens=ids, response_length=12, rollout_log_probs=list(answer.log_probs))
-        (shard,) = make_shards([sample], np.ones(1, np.float32), BatchPlan(max_tokens=64), rollout=0, temperature=1.0)
+        (shard,) = make_shards(
+            [sample], np.ones(1, np.float32), BatchPlan(num_ranks=1, max_tokens=64), rollout=0, temperature=1.0
+        )
         (((micro,)),) = cut(shard)
         with torch.no_grad(), Routing([chunk]).kept([micro]):
             chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=packed_sequence(micro))

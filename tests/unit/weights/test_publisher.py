@@ -21,7 +21,7 @@ OUTPUT = "model.layers.0.self_attn.o_proj.weight"
 class Engines:
     """Plays control, group and engines in one: what is sent is held, and every call is written down."""
 
-    name = "fake"
+    name, ranks = "fake", (1,)
 
     def __init__(self) -> None:
         self.calls: list[str] = []
