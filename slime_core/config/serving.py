@@ -119,7 +119,7 @@ class EngineConfig(Section):
     sglang_router_ip: Name | None = None
     """Host of a router that somebody else started. None: the run starts its own."""
     sglang_router_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Port of that router."""
+    """Port of that router. None: the run starts its own."""
     sglang_router_policy: RouterPolicy = "cache_aware"
     """How the router chooses an engine; consistent_hashing and manual keep a sample's session_id with one engine."""
 
