@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 
 from slime_core.config.measuring import EvalDataset
 from slime_core.config.schema import RunConfig
-from slime_core.config.section import TOLD, EngineSection, Once, Section
+from slime_core.config.section import TOLD, EngineSection, Once
 
 __all__ = ["Contested", "InWords", "Setting", "Unacceptable", "core_settings", "core_values", "plugin_settings"]
 
