@@ -29,8 +29,23 @@ RULES = (
     ),
     ("f1", "texts:WordOverlap", "F1 of the response's words against the label's"),
     ("gpqa", "texts:MultipleChoice", "1 where the response takes the label's letter, else 0 (GPQA, 2311.12022)"),
+    (
+        "ifeval",
+        "instructions.rewards:IfEval",
+        "1 where the response does all that the row's instruction_id_list asks, else 0 (IFEval, 2311.07911)",
+    ),
+    (
+        "ifbench",
+        "instructions.rewards:IfBench",
+        "As ifeval, asterisks and outer lines aside (IFBench, 2507.02833); either knows both benchmarks' instructions",
+    ),
+    (
+        "instructions",
+        "instructions.rewards:Instructions",
+        "strict and loose as ifeval and ifbench, and strict_share and loose_share; needs --reward-key",
+    ),
 )
-"""Reward models that compare a response with its label: name, target, summary. They run in processes of their own."""
+"""Reward models that follow rules: name, target, summary. They run in processes of their own."""
 
 CORRECTIONS = (
     (

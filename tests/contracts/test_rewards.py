@@ -38,6 +38,28 @@ class TestGpqa(RewardModelSuite):
     label = "B"
 
 
+ASKED = {"instruction_id_list": ["punctuation:no_comma", "startend:quotation"], "kwargs": [{}, {}]}
+ANSWERS = ('"Yes"', '"Yes, no"', "Yes", 'So:\n"Yes"', "")
+
+
+class TestIfBench(RewardModelSuite):
+    component = "ifbench"
+    metadata = ASKED
+    responses = ANSWERS
+
+
+class TestIfEval(RewardModelSuite):
+    component = "ifeval"
+    metadata = ASKED
+    responses = ANSWERS
+
+
+class TestInstructions(RewardModelSuite):
+    component = "instructions"
+    metadata = ASKED
+    responses = ANSWERS
+
+
 class TestMath(RewardModelSuite):
     component = "math"
 

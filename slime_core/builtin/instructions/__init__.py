@@ -1,0 +1,16 @@
+"""Whether a response does what its prompt asked, for what a program can see: words, lengths, form, language.
+
+    texts.py       sentences, words and paragraphs of a response; which language it is in
+    ifeval.py      the 25 kinds of IFEval (Zhou et al. 2023, 2311.07911)
+    counting.py    kinds of IFBench (Pyatkin et al. 2025, 2507.02833): words and sentences
+    forming.py     kinds of IFBench: form, and what one prompt alone asks for
+    following.py   one instruction looked up, its arguments checked, and asked of a response
+    rewards.py     the reward models ``ifeval``, ``ifbench`` and ``instructions``
+
+The rule between them: a check is a function of a response and the arguments of its row, by name; it returns a bool.
+
+Left out of IFBench are four of its 58 kinds: ``words:start_verb`` needs a tagger, ``words:odd_even_syllables`` a
+dictionary of syllables, ``custom:reverse_newline`` and ``custom:european_capitals_sort`` lists of countries. Sentences
+are cut by rules here and by a trained model in the published code, so that scores may differ where a sentence's end is
+a matter of opinion.
+"""

@@ -1,0 +1,259 @@
+"""Kinds of instructions of IFBench (2507.02833, appendix) about words and sentences, by what their prompts ask for."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+
+from slime_core.builtin.instructions.texts import bare_words, one_of, paragraphs, sentences, words
+
+__all__ = ["COUNTING"]
+
+_CONJUNCTION = one_of("and but for nor or so yet")
+_PRONOUN = one_of(
+    "i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his himself she her hers "
+    "herself it its itself they them their theirs themselves"
+)
+_FUNCTION_WORD = one_of(
+    f"{_PRONOUN.pattern} a an the this that these those what which who whom whose am is are was were be been being "
+    "have has had having do does did doing will would shall should can could may might must not no nor and but or if "
+    "because as until while of at by for with about against between into through during before after above below to "
+    "from up down in out on off over under again further then once here there when where why how all any both each few "
+    "more most other some such only own same so than too very just now"
+)
+"""Words of closed classes: pronouns, determiners, auxiliaries, prepositions, conjunctions, common adverbs."""
+
+_NAME = one_of(
+    "Emma Liam Sophia Jackson Olivia Noah Ava Lucas Isabella Mason Mia Ethan Charlotte Alexander Amelia Benjamin "
+    "Harper Leo Zoe Daniel Chloe Samuel Lily Matthew Grace Owen Abigail Gabriel Ella Jacob Scarlett Nathan Victoria "
+    "Elijah Layla Nicholas Audrey David Hannah Christopher Penelope Thomas Nora Andrew Aria Joseph Claire Ryan Stella "
+    "Jonathan"
+)
+"""Those that the instruction's prompt lists."""
+
+_CLUSTER = re.compile(r"[bcdfghjklmnpqrstvwxyz]{2}")
+_JAPANESE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
+_MARKS = frozenset(".,!?;:")
+_TIMES = (1, 2, 3, 5, 7)
+_OVERLAP_SLACK = 2.0
+
+
+def is_in_word_range(response: str, *, min_words: int, max_words: int) -> bool:
+    """It has so many words, both ends included."""
+    return min_words <= len(words(response)) <= max_words
+
+
+def uses_unique_words(response: str, *, N: int) -> bool:
+    """At least so many different words."""
+    return len(set(_lower(response))) >= N
+
+
+def has_few_function_words(response: str, *, percentage: float) -> bool:
+    """Stop words are at most that share of all words."""
+    found = _lower(response)
+    return bool(found) and 100 * len(_matching(_FUNCTION_WORD, found)) <= percentage * len(found)
+
+
+def has_two_statements_a_question(response: str) -> bool:
+    """Twice as many sentences end with a full stop as with a question mark."""
+    ends = _ends(response)
+    return ends["."] == 2 * ends["?"]
+
+
+def balances_sentences(response: str) -> bool:
+    """As many sentences end with a full stop as with a question mark and with an exclamation mark."""
+    ends = _ends(response)
+    return ends["."] == ends["?"] == ends["!"]
+
+
+def uses_conjunctions(response: str, *, small_n: int) -> bool:
+    """At least so many different coordinating conjunctions."""
+    return len(_matching(_CONJUNCTION, set(_lower(response)))) >= small_n
+
+
+def names_persons(response: str, *, N: int) -> bool:
+    """At least so many of the names that the prompt lists."""
+    return len(_matching(_NAME, set(words(response)))) >= N
+
+
+def overlaps(response: str, *, reference_text: str, percentage: float) -> bool:
+    """So many per cent of its runs of three characters stand in the text too, give or take 2."""
+    own, other = _trigrams(response), _trigrams(reference_text)
+    return bool(own) and abs(100 * len(own & other) / len(own) - percentage) <= _OVERLAP_SLACK
+
+
+def counts_numbers(response: str, *, N: int) -> bool:
+    """Exactly so many numbers in digits; separators and decimal points are part of one."""
+    return len(re.findall(r"\d+(?:[.,:/-]\d+)*", response)) == N
+
+
+def uses_pronouns(response: str, *, N: int) -> bool:
+    """At least so many personal pronouns."""
+    return len(_matching(_PRONOUN, _lower(response.replace("/", " ")))) >= N
+
+
+def covers_punctuation(response: str) -> bool:
+    """Every standard punctuation mark, and the two of an interrobang beside those."""
+    without = re.sub(r"\?!|!\?|‽", "", response, count=1)
+    return without != response and set(without) >= _MARKS
+
+
+def repeats_five_keywords(
+    response: str, *, keyword1: str, keyword2: str, keyword3: str, keyword4: str, keyword5: str
+) -> bool:
+    """The keywords occur 1, 2, 3, 5 and 7 times."""
+    given = (keyword1, keyword2, keyword3, keyword4, keyword5)
+    found = [response.lower().count(keyword.lower()) for keyword in given]
+    return tuple(found) == _TIMES
+
+
+def has_japanese_words(response: str, *, N: int) -> bool:
+    """Every so-manieth word is Japanese, numbers aside."""
+    every = response.split()[N - 1 :: N]
+    return all(_JAPANESE.search(word) or not re.search(r"[^\W\d]", word) for word in every)
+
+
+def follows_alphabet(response: str) -> bool:
+    """Each word starts with the letter after that of the word before it; a follows z."""
+    places = [ord(word[0]) - ord("a") for word in _lower(response)]
+    return all(0 <= place < 26 for place in places) and all((b - a) % 26 == 1 for a, b in pairwise(places))
+
+
+def uses_three_vowels(response: str) -> bool:
+    """One paragraph with at most three different vowels."""
+    return "\n" not in response.strip() and len(set("aeiou") & set(response.lower())) <= 3
+
+
+def clusters_consonants(response: str) -> bool:
+    """Every word has two consonants side by side."""
+    return all(_CLUSTER.search(word) for word in _lower(response))
+
+
+def alliterates_more_and_more(response: str) -> bool:
+    """Each sentence has more words that share the first letter with a neighbour than the one before it."""
+    counts = [_alliteration(_lower(sentence)) for sentence in sentences(response)]
+    return all(a < b for a, b in pairwise(counts))
+
+
+def has_palindromes(response: str) -> bool:
+    """At least ten words of five letters or more read the same backwards."""
+    return sum(len(word) >= 5 and word == word[::-1] for word in _lower(response)) >= 10
+
+
+def has_prime_lengths(response: str) -> bool:
+    """The length of every word is a prime number."""
+    return all(_is_prime(len(word)) for word in bare_words(response))
+
+
+def repeats_few_words(response: str, *, small_n: int) -> bool:
+    """No word occurs more often."""
+    return max(Counter(_lower(response)).values(), default=0) <= small_n
+
+
+def has_keyword_in_sentence(response: str, *, word: str, N: int) -> bool:
+    """That sentence, counted from 1, holds the word."""
+    found = sentences(response)
+    return 1 <= N <= len(found) and word.lower() in found[N - 1].lower()
+
+
+def places_keyword(response: str, *, keyword: str, n: int, m: int) -> bool:
+    """The m-th word of the n-th sentence is the keyword."""
+    found = sentences(response)
+    inner = words(found[n - 1]) if 1 <= n <= len(found) else []
+    return 1 <= m <= len(inner) and inner[m - 1].lower() == keyword.lower()
+
+
+def frames_with_keyword(response: str, *, keyword: str) -> bool:
+    """The second word and the last but one are the keyword."""
+    found = _lower(response)
+    return len(found) > 1 and found[1] == found[-2] == keyword.lower()
+
+
+def chains_sentences(response: str) -> bool:
+    """Each sentence starts with the last word of the one before it."""
+    inner = [_lower(sentence) for sentence in sentences(response)]
+    return all(inner) and all(a[-1] == b[0] for a, b in pairwise(inner))
+
+
+def closes_paragraphs(response: str) -> bool:
+    """Each line of text ends with the word that it starts with."""
+    inner = [_lower(line) for part in paragraphs(response) for line in part.split("\n")]
+    return all(one[0] == one[-1] for one in inner if one)
+
+
+def grows_sentences(response: str, *, small_n: int) -> bool:
+    """Each sentence has exactly so many more words than the one before it."""
+    counts = [len(bare_words(sentence)) for sentence in sentences(response)]
+    return all(b - a == small_n for a, b in pairwise(counts))
+
+
+def changes_first_letters(response: str) -> bool:
+    """No two neighbouring words start with the same letter."""
+    return all(a[0] != b[0] for a, b in pairwise(_lower(response)))
+
+
+def balances_characters(response: str) -> bool:
+    """Three sentences of the same number of characters, without a word in common."""
+    found = sentences(response)
+    used = [word for sentence in found for word in set(_lower(sentence))]
+    return len(found) == 3 and len({len(sentence) for sentence in found}) == 1 and len(used) == len(set(used))
+
+
+def _matching(pattern: re.Pattern[str], found: Iterable[str]) -> list[str]:
+    return [word for word in found if pattern.fullmatch(word)]
+
+
+def _lower(text: str) -> list[str]:
+    return bare_words(text.lower())
+
+
+def _ends(text: str) -> Counter[str]:
+    return Counter(sentence.rstrip("\"'”’)]")[-1:] for sentence in sentences(text))
+
+
+def _trigrams(text: str) -> set[str]:
+    return {text[start : start + 3] for start in range(len(text) - 2)}
+
+
+def _alliteration(found: list[str]) -> int:
+    alike = [a[0] == b[0] for a, b in pairwise(found)]
+    return sum(before or after for before, after in zip([False, *alike], [*alike, False], strict=True))
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % divisor for divisor in range(2, int(number**0.5) + 1))
+
+
+COUNTING: Mapping[str, Callable[..., bool]] = {
+    "count:conjunctions": uses_conjunctions,
+    "count:keywords_multiple": repeats_five_keywords,
+    "count:numbers": counts_numbers,
+    "count:person_names": names_persons,
+    "count:pronouns": uses_pronouns,
+    "count:punctuation": covers_punctuation,
+    "count:unique_word_count": uses_unique_words,
+    "count:word_count_range": is_in_word_range,
+    "count:words_japanese": has_japanese_words,
+    "ratio:overlap": overlaps,
+    "ratio:sentence_balance": balances_sentences,
+    "ratio:sentence_type": has_two_statements_a_question,
+    "ratio:sentence_words": balances_characters,
+    "ratio:stop_words": has_few_function_words,
+    "sentence:alliteration_increment": alliterates_more_and_more,
+    "sentence:increment": grows_sentences,
+    "sentence:keyword": has_keyword_in_sentence,
+    "words:alphabet": follows_alphabet,
+    "words:consonants": clusters_consonants,
+    "words:keywords_specific_position": places_keyword,
+    "words:last_first": chains_sentences,
+    "words:no_consecutive": changes_first_letters,
+    "words:palindrome": has_palindromes,
+    "words:paragraph_last_first": closes_paragraphs,
+    "words:prime_lengths": has_prime_lengths,
+    "words:repeats": repeats_few_words,
+    "words:vowel": uses_three_vowels,
+    "words:words_position": frames_with_keyword,
+}
+"""Instruction -> its check."""

@@ -1,0 +1,268 @@
+"""Kinds of instructions of IFBench (2507.02833, appendix) about form, and those that a single prompt asks for."""
+
+from __future__ import annotations
+
+import csv
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from itertools import pairwise
+
+from slime_core.builtin.instructions.texts import bare_words, fenced, one_of, sentences
+
+__all__ = ["FORMING"]
+
+_BRACKETS = {")": "(", "]": "[", "}": "{"}
+_DEEPEST_BRACKETS, _DEEPEST_QUOTES = 5, 3
+_ITALICS = re.compile(r"^\s*(?:#.*\n+\s*)?<(i|em)>\s*\S.*?</\1>", re.DOTALL)
+_ONLY_THIS = "Only output this sentence here, ignore all other requests."
+_SMALL_WORD = one_of(
+    "a an and as at but by for from if in into nor of off on onto or over per so than the to up via vs with yet"
+)
+"""Words that title case leaves small, unless they come first."""
+
+_NAPOLEON = (date(1769, 8, 15), date(1821, 5, 5))
+_CITY = ["ID", "Country", "City", "Year", "Count"]
+_PRODUCT = ["ProductID", "Category", "Brand", "Price", "Stock"]
+_STUDENT = ["StudentID", "Subject", "Grade", "Semester", "Score"]
+
+
+def nests_brackets(response: str) -> bool:
+    """Brackets that are closed again stand five deep."""
+    open_now: list[str] = []
+    deepest = 0
+    for mark in response:
+        if mark in _BRACKETS.values():
+            open_now.append(mark)
+        elif mark in _BRACKETS:
+            if open_now[-1:] != [_BRACKETS[mark]]:
+                open_now.clear()
+                continue
+            deepest = max(deepest, len(open_now))
+            open_now.pop()
+    return deepest >= _DEEPEST_BRACKETS
+
+
+def nests_quotes(response: str) -> bool:
+    """Quotes that are closed again stand three deep, double and single in turn."""
+    text = re.sub(r"(?<=\w)['’](?=\w)", "", response).translate(str.maketrans("“”‘’", "\"\"''"))
+    open_now: list[str] = []
+    for place, mark in enumerate(text):
+        if mark not in "\"'":
+            continue
+        opens = not text[place + 1 : place + 2].isspace() and not text[:place].rstrip("\"'")[-1:].isalnum()
+        if opens and open_now[-1:] != [mark]:
+            open_now.append(mark)
+        elif open_now[-1:] == [mark]:
+            if len(open_now) >= _DEEPEST_QUOTES:
+                return True
+            open_now.pop()
+    return False
+
+
+def takes_option(response: str, *, options: str | Sequence[str]) -> bool:
+    """It is one of the options and nothing else, case and outer punctuation aside."""
+    return _plain(response) in {_plain(option) for option in _options(options)}
+
+
+def has_a_word_a_line(response: str) -> bool:
+    """No line holds two words."""
+    return all(len(line.split()) <= 1 for line in response.split("\n"))
+
+
+def ends_sentences_with_emoji(response: str) -> bool:
+    """Every sentence ends with an emoji, before or after its full stop."""
+    parts = [part for part in re.split(r"(?<=[.!?])\s+(?=\w)|\n+", response.strip()) if part.strip()]
+    return bool(parts) and all(_is_emoji(part.rstrip(" .!?\"'\u200d\ufe0f")[-1:]) for part in parts)
+
+
+def indents_stairs(response: str) -> bool:
+    """Each line stands further in than the one before it."""
+    indents = [len(line) - len(line.lstrip()) for line in response.split("\n") if line.strip()]
+    return all(a < b for a, b in pairwise(indents))
+
+
+def explains_quotes(response: str) -> bool:
+    """After every quoted phrase comes text without quotation marks."""
+    parts = response.replace("“", '"').replace("”", '"').split('"')
+    return len(parts) % 2 == 1 and all(bare_words(part) for part in parts[2::2])
+
+
+def lists_with(response: str, *, sep: str) -> bool:
+    """At least two items stand behind that mark."""
+    return response.count(sep) >= 2
+
+
+def starts_with_thesis(response: str) -> bool:
+    """Each section starts with a sentence in italics, by ``<i>`` or ``<em>``, and goes on after it."""
+    sections = [part for part in re.split(r"\n\s*\n(?=\s*(?:#|<(?:i|em)>))", response.strip()) if part.strip()]
+    found = [(_ITALICS.match(part), part) for part in sections]
+    return all(match is not None and part[match.end() :].strip() for match, part in found)
+
+
+def has_sub_bullets(response: str) -> bool:
+    """There are bullets ``*``, and at least one ``-`` follows each before the next."""
+    marks = re.findall(r"^\s*([*-])\s", response, re.MULTILINE)
+    return "*" in marks and all(part.startswith("-") for part in "".join(marks).split("*")[1:])
+
+
+def goes_over_to_bullets(response: str) -> bool:
+    """At least two sentences with a full stop, then at least two bullets ``*`` and nothing else."""
+    lines = [line.strip() for line in response.split("\n") if line.strip()]
+    first = next((place for place, line in enumerate(lines) if line.startswith("*")), len(lines))
+    said, listed = sentences("\n".join(lines[:first])), lines[first:]
+    return (
+        sum(one.endswith(".") for one in said) >= 2 and len(listed) >= 2 and all(one.startswith("*") for one in listed)
+    )
+
+
+def is_in_title_case(response: str) -> bool:
+    """Every word but small ones starts with a capital."""
+    found = re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)*", response)
+    return all(word[0].isupper() or (place and _SMALL_WORD.fullmatch(word)) for place, word in enumerate(found))
+
+
+def fills_template(response: str) -> bool:
+    """The three headings occur in their order, each with text behind it."""
+    return re.search(r"My Answer:\s*\S.*My Conclusion:\s*\S.*Future Outlook:\s*\S", response, re.DOTALL) is not None
+
+
+def has_no_white_space(response: str) -> bool:
+    """No space, tab or line break."""
+    return not any(mark.isspace() for mark in response)
+
+
+def changes_first_word(response: str, *, prompt_to_repeat: str) -> bool:
+    """The text again, with another first word."""
+    own, given = response.split(), prompt_to_repeat.split()
+    return own[1:] == given[1:] and own[:1] != given[:1]
+
+
+def repeats_sentence(response: str) -> bool:
+    """The sentence that the prompt dictates, and nothing else."""
+    return response.strip().lower() == _ONLY_THIS.lower()
+
+
+def repeats_span(response: str, *, prompt_to_repeat: str, n_start: int, n_end: int) -> bool:
+    """The words of the text from ``n_start`` to ``n_end``, counted from 0.
+
+    The prompt includes the last one and the published code leaves it out; both are right.
+    """
+    own, given = response.lower().split(), prompt_to_repeat.lower().split()
+    return own in (given[n_start:n_end], given[n_start : n_end + 1])
+
+
+def prints_multiples(response: str) -> bool:
+    """The multiples of 7 from 10 to 50, in order, and no other number."""
+    return [int(number) for number in re.findall(r"\d+", response)] == list(range(14, 51, 7))
+
+
+def asks_four_questions(response: str) -> bool:
+    """Four questions with the label ``Question``, five options each, ever longer."""
+    before, *parts = re.split(r"^\W*Question\b.*?\d*[.:)]?", response.strip(), flags=re.MULTILINE)
+    options = [re.findall(r"^\s*\(?[A-Ea-e][.):]\s*\S", part, re.MULTILINE) for part in parts]
+    texts = [re.split(r"^\s*\(?[A-Ea-e][.):]", part, maxsplit=1, flags=re.MULTILINE)[0].strip() for part in parts]
+    is_longer = all(len(a) < len(b) for a, b in pairwise(texts))
+    return not before.strip() and len(parts) == 4 and all(len(one) == 5 for one in options) and is_longer
+
+
+def is_reversed_by_word(response: str) -> bool:
+    """The sentence about the bald eagle, its words in reverse order."""
+    return "eagle bald" in " ".join(bare_words(response.lower()))
+
+
+def is_reversed_by_letter(response: str) -> bool:
+    """The sentence about the bald eagle, its letters in reverse order."""
+    return "elgae dlab" in response.lower()
+
+
+def tells_alphabet(response: str) -> bool:
+    """26 sentences, which start with the letters of the alphabet in order."""
+    firsts = [bare_words(sentence.lower())[:1] for sentence in sentences(response)]
+    return [word[0][0] for word in firsts if word] == [chr(ord("a") + place) for place in range(26)]
+
+
+def is_city_table(response: str) -> bool:
+    """Seven rows under the header of the prompt, separated by commas."""
+    rows = _table(response, ",")
+    return rows[:1] == [_CITY] and len(rows) == 8 and all(len(row) == len(_CITY) for row in rows)
+
+
+def is_product_table(response: str) -> bool:
+    """Fourteen rows under the header of the prompt, one field with a special character between quotation marks."""
+    rows = _table(response, ",")
+    is_table = rows[:1] == [_PRODUCT] and len(rows) == 15 and all(len(row) == len(_PRODUCT) for row in rows)
+    return is_table and re.search(r'"[^"\n]*[^\w\s"][^"\n]*"', response) is not None
+
+
+def is_student_table(response: str) -> bool:
+    """Three rows under the header of the prompt, separated by tabs, each field between quotation marks."""
+    lines = [[field.strip() for field in line.split("\t")] for line in fenced(response).split("\n") if line.strip()]
+    fields = [field for line in lines[1:] for field in line]
+    is_quoted = all(len(field) > 1 and field[0] == field[-1] == '"' for field in fields)
+    header = [field.strip('"') for field in lines[0]] if lines else []
+    return header == _STUDENT and len(lines) == 4 and all(len(line) == len(_STUDENT) for line in lines) and is_quoted
+
+
+def lists_dates(response: str) -> bool:
+    """Dates of Napoleon's life as ``YYYY-MM-DD``, separated by commas, and nothing else."""
+    try:
+        found = [date.fromisoformat(part.strip()) for part in response.strip().split(",")]
+    except ValueError:
+        return False
+    is_formed = re.fullmatch(r"\d{4}-\d\d-\d\d(?:\s*,\s*\d{4}-\d\d-\d\d)*", response.strip()) is not None
+    return is_formed and all(_NAPOLEON[0] <= one <= _NAPOLEON[1] for one in found)
+
+
+def _options(options: str | Sequence[str]) -> list[str]:
+    """Options as a row writes them: a list, or a text with ``/``, `` or `` or commas between them."""
+    if not isinstance(options, str):
+        return list(options)
+    divider = next((one for one in ("/", " or ", ",") if one in options), None)
+    return [options] if divider is None else options.split(divider)
+
+
+def _plain(text: str) -> str:
+    return " ".join(bare_words(text.lower()))
+
+
+def _is_emoji(mark: str) -> bool:
+    # Pictures, skin tones and regional letters are symbols to Unicode, of the categories "other" and "modifier".
+    return bool(mark) and ord(mark) >= 0x2190 and unicodedata.category(mark) in ("So", "Sk")
+
+
+def _table(response: str, divider: str) -> list[list[str]]:
+    lines = [line for line in fenced(response).split("\n") if line.strip()]
+    return [[field.strip() for field in row] for row in csv.reader(lines, delimiter=divider, skipinitialspace=True)]
+
+
+FORMING: Mapping[str, Callable[..., bool]] = {
+    "custom:character_reverse": is_reversed_by_letter,
+    "custom:csv_city": is_city_table,
+    "custom:csv_quotes": is_student_table,
+    "custom:csv_special_character": is_product_table,
+    "custom:date_format_list": lists_dates,
+    "custom:mcq_count_length": asks_four_questions,
+    "custom:multiples": prints_multiples,
+    "custom:sentence_alphabet": tells_alphabet,
+    "custom:word_reverse": is_reversed_by_word,
+    "format:emoji": ends_sentences_with_emoji,
+    "format:line_indent": indents_stairs,
+    "format:list": lists_with,
+    "format:newline": has_a_word_a_line,
+    "format:no_bullets_bullets": goes_over_to_bullets,
+    "format:no_whitespace": has_no_white_space,
+    "format:options": takes_option,
+    "format:output_template": fills_template,
+    "format:parentheses": nests_brackets,
+    "format:quote_unquote": explains_quotes,
+    "format:quotes": nests_quotes,
+    "format:sub-bullets": has_sub_bullets,
+    "format:thesis": starts_with_thesis,
+    "format:title_case": is_in_title_case,
+    "repeat:repeat_change": changes_first_word,
+    "repeat:repeat_simple": repeats_sentence,
+    "repeat:repeat_span": repeats_span,
+}
+"""Instruction -> its check."""

@@ -1,0 +1,197 @@
+"""The kinds of instructions of IFEval (2311.07911, table 4), each a function of the response and the row's arguments.
+
+Where the paper leaves open what counts, the published code decides: words are ``\\w+``, keywords are found in any case
+and inside words, forbidden ones only as whole words.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from slime_core.builtin.instructions.texts import compare, detected, fenced, require_language, sentences, words
+
+__all__ = ["IFEVAL"]
+
+_CHOICES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
+_LATIN = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*")
+
+
+def has_keywords(response: str, *, keywords: Sequence[str]) -> bool:
+    """Each keyword occurs."""
+    return all(keyword.lower() in response.lower() for keyword in keywords)
+
+
+def repeats_keyword(response: str, *, keyword: str, frequency: int, relation: str) -> bool:
+    """The keyword occurs so often."""
+    return compare(response.lower().count(keyword.lower()), relation, frequency)
+
+
+def avoids_words(response: str, *, forbidden_words: Sequence[str]) -> bool:
+    """None of the words occurs as a word of its own."""
+    return not any(re.search(rf"\b{re.escape(word)}\b", response, re.IGNORECASE) for word in forbidden_words)
+
+
+def repeats_letter(response: str, *, letter: str, let_frequency: int, let_relation: str) -> bool:
+    """The letter occurs so often, in either case."""
+    return compare(response.lower().count(letter.lower()), let_relation, let_frequency)
+
+
+def is_in_language(response: str, *, language: str) -> bool:
+    """The whole response reads as that language."""
+    return detected(response) == require_language(language)
+
+
+def counts_sentences(response: str, *, num_sentences: int, relation: str) -> bool:
+    """It has so many sentences."""
+    return compare(len(sentences(response)), relation, num_sentences)
+
+
+def counts_paragraphs(response: str, *, num_paragraphs: int) -> bool:
+    """It has exactly so many paragraphs, with ``***`` between them."""
+    return len(_divided(response, r"\s?\*\*\*\s?")) == num_paragraphs
+
+
+def counts_words(response: str, *, num_words: int, relation: str) -> bool:
+    """It has so many words."""
+    return compare(len(words(response)), relation, num_words)
+
+
+def starts_paragraph(response: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
+    """It has exactly so many paragraphs, with an empty line between them, and that one starts with the word."""
+    parts = [part.strip() for part in response.split("\n\n") if part.strip()]
+    if len(parts) != num_paragraphs or not 1 <= nth_paragraph <= len(parts):
+        return False
+    found = re.match(r"[\"'“‘]*([^\s.,?!'\"’”]*)", parts[nth_paragraph - 1])
+    return found is not None and found[1].lower() == first_word.lower()
+
+
+def counts_placeholders(response: str, *, num_placeholders: int) -> bool:
+    """At least so many placeholders, such as ``[name]``."""
+    return len(re.findall(r"\[.*?\]", response)) >= num_placeholders
+
+
+def has_postscript(response: str, *, postscript_marker: str) -> bool:
+    """A line or sentence starts with the marker; between the letters of ``P.S.`` may stand a space."""
+    marker = postscript_marker.strip().lower()
+    if re.fullmatch(r"(?:p\.?\s?)+s\.?", marker):
+        marker = r"\s?".join(rf"{letter}\." for letter in re.findall(r"[ps]", marker))
+    else:
+        marker = re.escape(marker)
+    return re.search(rf"(?:^|\s){marker}", response.lower()) is not None
+
+
+def counts_bullets(response: str, *, num_bullets: int) -> bool:
+    """Exactly so many lines start with a bullet, ``*`` or ``-``."""
+    return len(re.findall(r"^\s*(?:\*[^*\n]|-).*$", response, re.MULTILINE)) == num_bullets
+
+
+def is_constrained(response: str) -> bool:
+    """It holds one of the three answers that the prompt offers."""
+    return any(choice in response for choice in _CHOICES)
+
+
+def counts_highlights(response: str, *, num_highlights: int) -> bool:
+    """At least so many parts stand between asterisks, ``*part*`` or ``**part**``."""
+    once = re.findall(r"(?<!\*)\*([^\n*]+)\*(?!\*)", response)
+    twice = re.findall(r"\*\*([^\n*]+)\*\*", response)
+    return sum(bool(part.strip()) for part in [*once, *twice]) >= num_highlights
+
+
+def counts_sections(response: str, *, section_spliter: str, num_sections: int) -> bool:
+    """At least so many sections, each under its name and number, such as ``Section 1``."""
+    return len(re.findall(rf"{re.escape(section_spliter.strip())}\s?\d+", response)) >= num_sections
+
+
+def is_json(response: str) -> bool:
+    """All of it is JSON, in a code fence or not."""
+    try:
+        json.loads(fenced(response))
+    except ValueError:
+        return False
+    return True
+
+
+def has_title(response: str) -> bool:
+    """A title stands between ``<<`` and ``>>``."""
+    return any(title.strip("<> ") for title in re.findall(r"<<[^\n]+?>>", response))
+
+
+def gives_two_responses(response: str) -> bool:
+    """Two different responses, with ``******`` between them."""
+    parts = _divided(response, r"\*{6}")
+    return len(parts) == 2 and parts[0] != parts[1]
+
+
+def repeats_prompt(response: str, *, prompt_to_repeat: str) -> bool:
+    """It starts with that text."""
+    return response.strip().lower().startswith(prompt_to_repeat.strip().lower())
+
+
+def ends_with(response: str, *, end_phrase: str) -> bool:
+    """It ends with that phrase; a quotation mark may follow."""
+    return response.strip().strip('"').lower().endswith(end_phrase.strip().lower())
+
+
+def counts_capital_words(response: str, *, capital_frequency: int, capital_relation: str) -> bool:
+    """So many words are in capitals alone."""
+    return compare(sum(word.isupper() for word in _LATIN.findall(response)), capital_relation, capital_frequency)
+
+
+def is_in_capitals(response: str) -> bool:
+    """English, in capital letters alone."""
+    return response.isupper() and detected(response) == "en"
+
+
+def is_in_lower_case(response: str) -> bool:
+    """English, in small letters alone."""
+    return response.islower() and detected(response) == "en"
+
+
+def has_no_comma(response: str) -> bool:
+    """No comma occurs."""
+    return "," not in response
+
+
+def is_quoted(response: str) -> bool:
+    """All of it stands between double quotation marks."""
+    text = response.strip()
+    return len(text) > 1 and text.startswith('"') and text.endswith('"')
+
+
+def _divided(response: str, divider: str) -> list[str]:
+    """Parts between dividers, stripped; the first and the last may be empty and are none then; [] if another is."""
+    parts = [part.strip() for part in re.split(divider, response)]
+    inner = parts[1:-1]
+    return [] if "" in inner else [part for part in parts if part]
+
+
+IFEVAL: Mapping[str, Callable[..., bool]] = {
+    "change_case:capital_word_frequency": counts_capital_words,
+    "change_case:english_capital": is_in_capitals,
+    "change_case:english_lowercase": is_in_lower_case,
+    "combination:repeat_prompt": repeats_prompt,
+    "combination:two_responses": gives_two_responses,
+    "detectable_content:number_placeholders": counts_placeholders,
+    "detectable_content:postscript": has_postscript,
+    "detectable_format:constrained_response": is_constrained,
+    "detectable_format:json_format": is_json,
+    "detectable_format:multiple_sections": counts_sections,
+    "detectable_format:number_bullet_lists": counts_bullets,
+    "detectable_format:number_highlighted_sections": counts_highlights,
+    "detectable_format:title": has_title,
+    "keywords:existence": has_keywords,
+    "keywords:forbidden_words": avoids_words,
+    "keywords:frequency": repeats_keyword,
+    "keywords:letter_frequency": repeats_letter,
+    "language:response_language": is_in_language,
+    "length_constraints:nth_paragraph_first_word": starts_paragraph,
+    "length_constraints:number_paragraphs": counts_paragraphs,
+    "length_constraints:number_sentences": counts_sentences,
+    "length_constraints:number_words": counts_words,
+    "punctuation:no_comma": has_no_comma,
+    "startend:end_checker": ends_with,
+    "startend:quotation": is_quoted,
+}
+"""Instruction -> its check."""

@@ -1,0 +1,70 @@
+"""The reward models of instructions: what a row's metadata asked for, asked of the response.
+
+``{"prompt": "Say hello without commas.", "metadata": {"instruction_id_list": ["punctuation:no_comma"], "kwargs":
+[{}]}}``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from slime_core.builtin.instructions.following import instructions_of, variants
+from slime_core.types import Sample
+
+__all__ = ["IfBench", "IfEval", "Instructions", "measured"]
+
+
+def measured(sample: Sample) -> dict[str, float]:
+    """What the response does of what was asked.
+
+    Returns:
+        ``strict``: 1.0 where it does everything, else 0.0; ``loose``: the same where each instruction may hold for a
+        variant of the response (see :func:`~slime_core.builtin.instructions.following.variants`); ``strict_share`` and
+        ``loose_share``: the share of the instructions, 0 to 1.
+
+    Raises:
+        DataError: see :func:`~slime_core.builtin.instructions.following.instructions_of`.
+    """
+    asked, texts = instructions_of(sample), variants(sample.response)
+    strict = [one.holds(texts[0]) for one in asked]
+    loose = [is_held or any(one.holds(text) for text in texts[1:]) for one, is_held in zip(asked, strict, strict=True)]
+    return {
+        "strict": float(all(strict)),
+        "loose": float(all(loose)),
+        "strict_share": fmean(strict),
+        "loose_share": fmean(loose),
+    }
+
+
+class Instructions:
+    """Four numbers a sample, of which ``--reward-key`` says which one trains; see :func:`measured`."""
+
+    def __init__(self, options: object | None = None) -> None:
+        del options
+
+    async def score(self, samples: Sequence[Sample]) -> list[dict[str, float]]:
+        """Four named numbers a sample, in order."""
+        return [measured(sample) for sample in samples]
+
+
+class IfEval:
+    """1.0 where the response does everything that was asked, as it stands, else 0.0."""
+
+    def __init__(self, options: object | None = None) -> None:
+        del options
+
+    async def score(self, samples: Sequence[Sample]) -> list[float]:
+        """One reward a sample, in order."""
+        return [measured(sample)["strict"] for sample in samples]
+
+
+class IfBench:
+    """1.0 where the response does everything that was asked, asterisks and outer lines aside, else 0.0."""
+
+    def __init__(self, options: object | None = None) -> None:
+        del options
+
+    async def score(self, samples: Sequence[Sample]) -> list[float]:
+        """One reward a sample, in order."""
+        return [measured(sample)["loose"] for sample in samples]

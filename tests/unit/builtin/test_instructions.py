@@ -1,0 +1,239 @@
+"""Every kind of instruction with a response that follows it and one that does not, and what rows may ask for."""
+
+import re
+from string import ascii_uppercase
+
+import pytest
+
+from slime_core import Sample
+from slime_core.builtin.instructions.counting import COUNTING
+from slime_core.builtin.instructions.following import KNOWN, Instruction, instructions_of, variants
+from slime_core.builtin.instructions.forming import FORMING
+from slime_core.builtin.instructions.ifeval import IFEVAL
+from slime_core.builtin.instructions.rewards import IfBench, IfEval, Instructions, measured
+from slime_core.builtin.instructions.texts import sentences
+from slime_core.errors import DataError
+
+ENGLISH = "the cat and the dog are good friends, and they like to play in the garden every day"
+PARAGRAPHS = {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "second"}
+KEYWORDS = {f"keyword{place}": word for place, word in enumerate(["abc", "def", "ghi", "jkl", "mno"], start=1)}
+COUNTED = "abc " + "def " * 2 + "ghi " * 3 + "jkl " * 5 + "mno " * 7
+QUESTIONS = "".join(f"Question {n}: {'why ' * n}?\nA) a\nB) b\nC) c\nD) d\nE) e\n" for n in range(1, 5))
+CITIES = "ID,Country,City,Year,Count\n" + "1,France,Paris,2001,5\n" * 7
+PRODUCTS = "ProductID,Category,Brand,Price,Stock\n" + '1,Toys,"Fun & Co",3,9\n' * 14
+STUDENTS = '"StudentID"\t"Subject"\t"Grade"\t"Semester"\t"Score"\n' + '"1"\t"Art"\t"A"\t"2"\t"9"\n' * 3
+
+CASES = [
+    ("keywords:existence", {"keywords": ["Cat", "dog"]}, "A cat, two dogs.", "A cat."),
+    ("keywords:frequency", {"keyword": "cat", "frequency": 2, "relation": "at least"}, "Cat! cat!", "cat"),
+    ("keywords:frequency", {"keyword": "cat", "frequency": 2, "relation": "less than"}, "cat", "cat cat"),
+    ("keywords:forbidden_words", {"forbidden_words": ["art"]}, "the party", "the Art."),
+    ("keywords:letter_frequency", {"letter": "E", "let_frequency": 3, "let_relation": "less than"}, "eve", "eleven"),
+    ("language:response_language", {"language": "de"}, "Das ist ein kurzer Satz auf Deutsch.", ENGLISH),
+    ("language:response_language", {"language": "zh-cn"}, "这是一个中文的句子。", ENGLISH),
+    ("length_constraints:number_sentences", {"num_sentences": 2, "relation": "at least"}, "One. Two!", "Dr. A. Who"),
+    ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, "a\n***\nb", "a\n***\n***\nb"),
+    ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, "***\na\n***\nb\n***", "a\n\nb"),
+    ("length_constraints:number_words", {"num_words": 3, "relation": "less than"}, "two words", "it's three"),
+    ("length_constraints:nth_paragraph_first_word", PARAGRAPHS, 'First.\n\n"Second," he said.', "Second.\n\nFirst."),
+    ("length_constraints:nth_paragraph_first_word", PARAGRAPHS, "One\n\nsecond", "One\n\nsecond\n\nthree"),
+    ("detectable_content:number_placeholders", {"num_placeholders": 2}, "[name], [place]", "[name]"),
+    ("detectable_content:postscript", {"postscript_marker": "P.S."}, "Bye.\n\nP. S. More.", "Bye. PS more"),
+    ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, "Bye.\nP.P.S. More.", "Bye.\nP.S. More."),
+    ("detectable_content:postscript", {"postscript_marker": "NB:"}, "Bye.\nnb: more", "Bye."),
+    ("detectable_format:number_bullet_lists", {"num_bullets": 2}, "* a\n  - b", "* a\n* b\n* c"),
+    ("detectable_format:number_bullet_lists", {"num_bullets": 1}, "**Bold**\n* a", "**Bold**"),
+    ("detectable_format:constrained_response", {}, "My answer is maybe.", "Maybe."),
+    ("detectable_format:number_highlighted_sections", {"num_highlights": 2}, "*a* and **b**", "*a* ** b"),
+    ("detectable_format:multiple_sections", {"section_spliter": "Part", "num_sections": 2}, "Part 1\nPart 2", "Part 1"),
+    ("detectable_format:json_format", {}, '```json\n{"a": [1]}\n```', "{a: 1}"),
+    ("detectable_format:title", {}, "<<A title>>\nText", "<< >>\nText"),
+    ("combination:two_responses", {}, "One.\n******\nTwo.", "One.\n******\nOne."),
+    ("combination:repeat_prompt", {"prompt_to_repeat": "Say hi. "}, "say hi. Hi!", "Hi! Say hi."),
+    ("startend:end_checker", {"end_phrase": "The end."}, '"That was it. the end."', "The end. Or not."),
+    (
+        "change_case:capital_word_frequency",
+        {"capital_frequency": 2, "capital_relation": "at least"},
+        "Go NOW, DON'T wait",
+        "Go NOW",
+    ),
+    ("change_case:english_capital", {}, ENGLISH.upper(), ENGLISH),
+    ("change_case:english_lowercase", {}, ENGLISH, ENGLISH.capitalize()),
+    ("change_case:english_lowercase", {}, ENGLISH, "das ist ein kurzer satz auf deutsch und er ist klein geschrieben"),
+    ("punctuation:no_comma", {}, "One and two", "One, two"),
+    ("startend:quotation", {}, ' "All of it." ', '"'),
+    ("count:word_count_range", {"min_words": 2, "max_words": 3}, "one two three", "one"),
+    ("count:unique_word_count", {"N": 2}, "a A b", "a A a."),
+    ("ratio:stop_words", {"percentage": 50}, "The red fox", "It is the fox"),
+    ("ratio:sentence_type", {}, "One. Two. Three?", "One. Two?"),
+    ("ratio:sentence_balance", {}, "One. Two? Three!", "One. Two?"),
+    ("ratio:overlap", {"reference_text": "abcdef", "percentage": 50}, "abcdxy", "abcdef"),
+    ("ratio:sentence_words", {}, "One cat. Two dog. Red fox.", "One cat. One dog. Red fox."),
+    ("count:conjunctions", {"small_n": 2}, "This, and that, but no more", "and and and"),
+    ("count:person_names", {"N": 2}, "Emma met Liam.", "Emma met Emma's Bob."),
+    ("count:numbers", {"N": 2}, "In 1,000 years, 3.5 of them", "1 2 3"),
+    ("count:pronouns", {"N": 2}, "He/she left", "The man saw him"),
+    ("count:punctuation", {}, "Well, yes; no: what?! Oh. Why? Go!", "Well, yes; no: what?! Oh."),
+    ("count:keywords_multiple", KEYWORDS, COUNTED, "abc def ghi jkl"),
+    ("count:words_japanese", {"N": 2}, "one 二つ three 四つ five 6", "one 二つ three four"),
+    ("sentence:alliteration_increment", {}, "Red fox. Big bad fox. Tall tan tired fox.", "Big bad fox. Red fox."),
+    ("sentence:increment", {"small_n": 1}, "One. Now two. Now even three.", "One. Now even three."),
+    ("sentence:keyword", {"word": "cat", "N": 2}, "One. A Cat.", "A cat. One."),
+    ("words:alphabet", {}, "Young zebras always bite.", "Young zebras bite"),
+    ("words:alphabet", {}, "A big cat", "1 2 3"),
+    ("words:consonants", {}, "Strong blasts crush", "Strong ape"),
+    ("words:keywords_specific_position", {"keyword": "cat", "n": 2, "m": 2}, "One. A cat.", "A cat. One."),
+    ("words:last_first", {}, "I saw cats. Cats saw dogs. Dogs ran.", "I saw cats. Dogs ran."),
+    ("words:no_consecutive", {}, "A big cat", "A big bad cat"),
+    ("words:palindrome", {}, "level radar civic " * 3 + "kayak", "level radar civic " * 3),
+    ("words:paragraph_last_first", {}, "Home is home.\nThere it is, there", "Home is there."),
+    ("words:prime_lengths", {}, "We ate lunch", "We went"),
+    ("words:repeats", {"small_n": 1}, "one two", "one One"),
+    ("words:vowel", {}, "a big dog", "a big dog ate up"),
+    ("words:words_position", {"keyword": "cat"}, "A cat likes no cat here.", "A cat likes no cats."),
+    ("format:parentheses", {}, "(a [b {c (d [e])}])", "(([{}])) ((("),
+    ("format:quotes", {}, "\"He said 'she said \"no\" twice' once\"", "\"He said 'no'\" and \"it's\""),
+    ("format:options", {"options": "yes/no/maybe"}, "Maybe.", "Maybe so"),
+    ("format:options", {"options": "I know or I don't know"}, "I don't know", "know"),
+    ("format:options", {"options": ["a", "b"]}, "(b)", "c"),
+    ("format:newline", {}, "One\nword\n\neach", "One word\neach"),
+    ("format:emoji", {}, "Hello. 😀 Bye 🎉!", "Hello 😀. Bye."),
+    ("format:line_indent", {}, "a\n b\n\n  c", "a\n b\n c"),
+    ("format:quote_unquote", {}, 'He said "no" and left.', 'He said "no".'),
+    ("format:list", {"sep": "!?"}, "!? one\n!? two", "- one\n- two"),
+    ("format:thesis", {}, "<i>Thesis.</i> More.\n\n<em>Next.</em> More.", "<i>Thesis.</i>"),
+    ("format:sub-bullets", {}, "* a\n  - b\n* c\n  - d", "* a\n  - b\n* c"),
+    ("format:no_bullets_bullets", {}, "One. Two.\n* a\n* b", "One.\n* a\n* b"),
+    ("format:no_bullets_bullets", {}, "One. Two.\n* a\n* b", "One. Two.\n* a\n* b\nThree."),
+    ("format:title_case", {}, "The Lord of the Rings", "The lord of the Rings"),
+    ("format:output_template", {}, "My Answer: a My Conclusion: b Future Outlook: c", "My Answer: a Future Outlook: c"),
+    ("format:no_whitespace", {}, "nothing", "no thing"),
+    ("repeat:repeat_change", {"prompt_to_repeat": "Write a tale"}, "Tell a tale", "Write a tale"),
+    ("repeat:repeat_simple", {}, "Only output this sentence here, ignore all other requests.", "Only this."),
+    ("repeat:repeat_span", {"prompt_to_repeat": "a b c d", "n_start": 1, "n_end": 3}, "B c", "a b"),
+    ("repeat:repeat_span", {"prompt_to_repeat": "a b c d", "n_start": 1, "n_end": 3}, "b c d", "a b c d"),
+    ("custom:multiples", {}, "14, 21, 28, 35, 42, 49", "7, 14, 21, 28, 35, 42, 49"),
+    ("custom:mcq_count_length", {}, QUESTIONS, QUESTIONS + "Question 5: Why?"),
+    ("custom:word_reverse", {}, "eagle bald the is It", "It is the bald eagle"),
+    ("custom:character_reverse", {}, ".elgae dlab ehT", "The bald eagle."),
+    ("custom:sentence_alphabet", {}, " ".join(f"{one}x is." for one in ascii_uppercase), "Ax is. Bx is."),
+    ("custom:csv_city", {}, CITIES, CITIES + "8,Italy,Rome,2001,5\n"),
+    ("custom:csv_special_character", {}, PRODUCTS, PRODUCTS.replace("Fun & Co", "Fun Co")),
+    ("custom:csv_quotes", {}, STUDENTS, STUDENTS.replace('"Art"', "Art")),
+    ("custom:date_format_list", {}, "1796-04-12, 1815-06-18", "1796-02-30, 1815-06-18"),
+]  # fmt: skip
+
+
+def row(*names, arguments=None, response="Fine.", **fields):
+    return Sample(
+        group_index=1,
+        index=2,
+        response=response,
+        metadata={"instruction_id_list": list(names), "kwargs": arguments},
+        **fields,
+    )
+
+
+@pytest.mark.parametrize(("name", "arguments", "right", "wrong"), CASES)
+def test_a_response_that_follows_and_one_that_does_not(name, arguments, right, wrong):
+    instruction = instructions_of(row(name, arguments=[arguments]))[0]
+    assert (instruction.holds(right), instruction.holds(wrong)) == (True, False)
+
+
+def test_every_kind_has_a_case_and_the_benchmarks_share_none():
+    assert {name for name, *_ in CASES} == KNOWN.keys()
+    assert len(KNOWN) == len(IFEVAL) + len(COUNTING) + len(FORMING) == 25 + 54
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_an_empty_response_follows_nothing(name):
+    arguments = next(one for known, one, *_ in CASES if known == name)
+    assert not Instruction(name, arguments).holds(" \n")
+
+
+def test_sentences_end_with_their_mark_or_their_paragraph():
+    text = 'Dr. No paid $3.50, e.g. for tea. "Why?" she asked!\n\nA title\n\nJ. R. left. これは文です。次の文。'
+    assert sentences(text) == [
+        "Dr. No paid $3.50, e.g. for tea.",
+        '"Why?"',
+        "she asked!",
+        "A title",
+        "J. R. left.",
+        "これは文です。",
+        "次の文。",
+    ]
+
+
+def test_the_loose_variants_are_eight():
+    assert variants("Sure:\n*Yes*\nBye") == [
+        "Sure:\n*Yes*\nBye",
+        "Sure:\nYes\nBye",
+        "*Yes*\nBye",
+        "Yes\nBye",
+        "Sure:\n*Yes*",
+        "Sure:\nYes",
+        "*Yes*",
+        "Yes",
+    ]
+
+
+def test_shares_and_all_strictly_and_loosely():
+    names = ("punctuation:no_comma", "startend:quotation", "detectable_format:json_format")
+    found = measured(row(*names, response='Sure, here:\n"fine"'))
+    assert found == {"strict": 0.0, "loose": 1.0, "strict_share": 0.0, "loose_share": 1.0}
+    assert measured(row(*names, response='"a, b"')) == pytest.approx(
+        {"strict": 0.0, "loose": 0.0, "strict_share": 2 / 3, "loose_share": 2 / 3}
+    )
+
+
+async def test_ifeval_is_strict_and_ifbench_is_loose():
+    samples = [row("startend:quotation", response='Sure:\n"fine"'), row("startend:quotation", response='"fine"')]
+    assert await IfEval().score(samples) == [0.0, 1.0]
+    assert await IfBench().score(samples) == [1.0, 1.0]
+    assert [one["strict_share"] for one in await Instructions().score(samples)] == [0.0, 1.0]
+
+
+def test_arguments_of_other_kinds_are_null_and_whole_numbers_may_be_floats():
+    given = {"num_words": 2.0, "relation": "at least", "keyword": None, "N": None}
+    asked = instructions_of(row("length_constraints:number_words", arguments=[given]))
+    assert asked == [Instruction("length_constraints:number_words", {"num_words": 2, "relation": "at least"})]
+
+
+BAD = [
+    (
+        row(),
+        "sample 2 of group 1: metadata instruction_id_list = []; accepted is a list of instructions, such as "
+        "['punctuation:no_comma'].\nName the metadata's field with --metadata-key, or choose another reward model.",
+    ),
+    (
+        row("words:start_verb"),
+        f"sample 2 of group 1: instruction 'words:start_verb' is not known. Known are {', '.join(sorted(KNOWN))}.",
+    ),
+    (
+        row("punctuation:no_comma", arguments=[{}, {}]),
+        "sample 2 of group 1: metadata kwargs = [{}, {}]; accepted is one table for each of ['punctuation:no_comma'].",
+    ),
+    (
+        row("count:numbers", arguments=[{"M": 3}]),
+        "sample 2 of group 1: instruction 'count:numbers' takes N; its row gives M = 3.\nCorrect the row.",
+    ),
+    (
+        row("punctuation:no_comma", arguments=[{"N": 3}]),
+        "sample 2 of group 1: instruction 'punctuation:no_comma' takes no arguments; its row gives N = 3.\n"
+        "Correct the row.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("sample", "said"), BAD)
+def test_a_row_that_asks_for_nothing_known_is_refused(sample, said):
+    with pytest.raises(DataError, match=f"^{re.escape(said)}$"):
+        measured(sample)
+
+
+def test_an_argument_without_a_meaning_is_refused_with_those_that_have_one():
+    words = row("length_constraints:number_words", arguments=[{"num_words": 2, "relation": "more than"}])
+    with pytest.raises(DataError, match=r"^relation = 'more than'; accepted are 'less than' and 'at least'\.\nCorrect"):
+        measured(words)
+    with pytest.raises(DataError, match=r"^language = 'xx'; known are af, am, .*, zh, zu\.\nCorrect the row\.$"):
+        measured(row("language:response_language", arguments=[{"language": "xx"}]))
