@@ -34,7 +34,7 @@ class RolloutConfig(Section):
     generate_function: Name = "single_turn"
     """Component that turns a prompt into a response; of kind generate_function."""
     rm_type: Name = "exact_match"
-    """Component that rewards responses; of kind reward_model."""
+    """Component that rewards responses; of kind reward_model. Or a sum of several: 0.7*math+0.3*f1."""
     reward_key: Name | None = None
     """Which of a reward model's named numbers trains. None: rewards are plain numbers."""
     log_passrate: bool = False

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slime_core.config.reward_sum import reward_names
 from slime_core.config.schema import RunConfig
 from slime_core.errors import DataError
 from slime_core.plugins.component import Kind
@@ -68,10 +69,17 @@ def refuse_unknown(metadata: Mapping[str, Any], offered: Offered, *, where: str)
     """
     for key, names in offered.items():
         name = metadata.get(key)
-        if name and name not in names:
+        if name and not _is_offered(name, KINDS[key], names):
             found = f"{where}: metadata {key} = {name!r} names no {KINDS[key].words} of the run's plugins"
             close = nearest(name, names) if isinstance(name, str) else ""
             raise DataError(
                 f"{found}{close}. They offer: {', '.join(names)}.\nCorrect the row, or name the plugin that has it "
                 "with --plugin NAME. Rows name components; a path to code is given as a flag."
             )
+
+
+def _is_offered(name: Any, kind: Kind, names: Sequence[str]) -> bool:
+    """A row may also name a weighted sum of reward models."""
+    if kind is Kind.REWARD_MODEL and isinstance(name, str):
+        return all(part in names for part in reward_names(name))
+    return name in names

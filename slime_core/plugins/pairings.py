@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from slime_core.config.reward_sum import reward_names
 from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.component import Kind
@@ -134,10 +135,12 @@ def _refuse_groups_of_one(config: RunConfig, registry: Registry) -> None:
 
 def _refuse_equal_rewards(config: RunConfig, registry: Registry) -> None:
     rewards, estimator = config.rollout.rm_type, str(config.algorithm.advantage_estimator)
-    judged = _traits(registry, Kind.REWARD_MODEL, rewards).judges or _may_be_rewarded_otherwise(config, registry)
+    names = reward_names(rewards)
+    judges = any(_traits(registry, Kind.REWARD_MODEL, name).judges for name in names)
+    judged = judges or _may_be_rewarded_otherwise(config, registry)
     if not judged and "rewards" in _traits(registry, Kind.ADVANTAGE_ESTIMATOR, estimator).reads:
         raise PluginError(
-            f"rm_type = {rewards}: {_named(registry, Kind.REWARD_MODEL, rewards)} gives every response the same "
+            f"rm_type = {rewards}: {_named(registry, Kind.REWARD_MODEL, names[0])} gives every response the same "
             f"reward, and {_named(registry, Kind.ADVANTAGE_ESTIMATOR, estimator)} has nothing else to learn from. "
             "Choose a reward model with --rm-type, distil a teacher with --use-opd, or choose an estimator that reads "
             "no rewards, such as --advantage-estimator sft. A generate function that rewards its samples says so with "

@@ -8,6 +8,7 @@ from typing import Any
 
 from slime_core.config.custom import function_paths
 from slime_core.config.eval_sets import eval_sets
+from slime_core.config.reward_sum import reward_names
 from slime_core.config.routing_rules import recomputes
 from slime_core.config.schema import CriticConfig, RunConfig
 from slime_core.errors import PluginError
@@ -278,7 +279,9 @@ def check_targets(
 def _named(config: RunConfig, setting: str) -> tuple[str, ...]:
     """The names that a setting holds, wherever among the sections it stands."""
     value = next(dict(section)[setting] for _, section in config if setting in type(section).model_fields)
-    return value if isinstance(value, tuple) else (str(value),)
+    if isinstance(value, tuple):
+        return value
+    return reward_names(value) if SELECTED_BY[setting] is Kind.REWARD_MODEL else (str(value),)
 
 
 def _selected(registry: Registry, kind: Kind, name: str, by: str) -> Selected:

@@ -12,6 +12,8 @@
     staleness.py     how old a sample is when it is trained, and what becomes of one that is too old
     collect.py       prompt groups become finished, rewarded groups
     generate.py      the default generate function
+    rewarding.py     where each reward model runs
+    weighted.py      sums of several reward models
     scores.py        what an evaluation measured
     shards.py        finished groups become one shard a data-parallel rank
     sampler.py       generate, reward, estimate, pack

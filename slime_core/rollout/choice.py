@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from slime_core.config.reward_sum import reward_names
 from slime_core.data.named import Offered, name_of
 from slime_core.plugins.component import Kind
 from slime_core.plugins.discovery import CORE, PluginIdentity
@@ -56,7 +57,9 @@ class Choice:
 
     def _get(self, name: str) -> Chosen:
         if name not in self._made:
-            traits: Any = self._registry.find(self._kind, name).traits
-            owner = self._registry.owner(self._kind, name)
-            self._made[name] = Chosen(name, self._make(name), traits.scope == "group", owner)
+            parts = reward_names(name) if self._kind is Kind.REWARD_MODEL else (name,)
+            traits: list[Any] = [self._registry.find(self._kind, part).traits for part in parts]
+            takes_groups = any(one.scope == "group" for one in traits)
+            owner = self._registry.owner(self._kind, parts[0])
+            self._made[name] = Chosen(name, self._make(name), takes_groups, owner)
         return self._made[name]

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from slime_core.plugins.contracts import Transformed
 from slime_core.rollout.collect import TRAINABLE
 from slime_core.rollout.transforms import Transforms
+from slime_core.rollout.weighted import part_metrics
 from slime_core.types import PromptGroup, Sample, Status
 
 __all__ = ["Harvest", "causes"]
@@ -172,6 +173,7 @@ class Harvest:
             **{f"rollout/dropped/{reason}": float(count) for reason, count in self.num_dropped.items()},
             **{f"rollout/changed/{reason}": float(count) for reason, count in changed.items()},
             **({"rollout/refills": float(self.refills)} if self._transforms else {}),
+            **part_metrics(self.samples, "rollout/reward_parts"),
         }
 
     @property

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from slime_core.config.reward_sum import reward_terms
 from slime_core.config.schema import RolloutConfig
 from slime_core.errors import RunError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.reward_pool import Reward, RewardFailure, RewardPool, RewardPoolSettings
+from slime_core.rollout.weighted import Scorer, WeightedSum
 from slime_core.types import Sample
 
 __all__ = ["InPool", "InSampler", "Rewarding", "pool_of"]
@@ -32,9 +34,19 @@ class Rewarding:
 
     def __init__(self, registry: Registry, *, make: Callable[[str], Any], pool: RewardPool | None) -> None:
         self._registry, self._make, self._pool = registry, make, pool
+        self._made: dict[str, Scorer] = {}
 
-    def __call__(self, name: str) -> InSampler | InPool:
-        """The reward model of that name."""
+    def __call__(self, name: str) -> Scorer:
+        """The reward model of that name, or the weighted sum of several; parts of sums are made once."""
+        terms = reward_terms(name)
+        return self._one(name) if terms is None else WeightedSum(name, [(term, self._one(term.name)) for term in terms])
+
+    def _one(self, name: str) -> Scorer:
+        if name not in self._made:
+            self._made[name] = self._make_one(name)
+        return self._made[name]
+
+    def _make_one(self, name: str) -> Scorer:
         traits: Any = self._registry.find(Kind.REWARD_MODEL, name).traits
         if self._pool is None or traits.runs_in == "sampler":
             return InSampler(name, self._make(name))

@@ -51,6 +51,16 @@ class Constant:
         return Sample(tokens=[6, 7, 1], response_length=2, rollout_log_probs=[-1.0, -1.0], status=Status.COMPLETED)
 
 
+class Forked:
+    def __init__(self, options):
+        pass
+
+    async def __call__(self, context, sample, sampling):
+        # One generation, two samples that are trained on: they share a rollout.
+        made = dict(rollout_id=sample.index, response_length=2, rollout_log_probs=[-1.0, -1.0])
+        return [Sample(tokens=[6, last, 1], status=Status.COMPLETED, **made) for last in (7, 8)]
+
+
 @hookimpl
 def slime_register_reward_models():
     yield Component("ranked", target=f"{__name__}:Ranked", traits=RewardTraits(scope="group"))
@@ -60,6 +70,7 @@ def slime_register_reward_models():
 @hookimpl
 def slime_register_generate_functions():
     yield Component("constant", target=f"{__name__}:Constant", traits=GenerateTraits(scope="sample"))
+    yield Component("forked", target=f"{__name__}:Forked", traits=GenerateTraits(scope="sample"))
 """
 
 ANSWERS = {f"1+{n}": [answer("2"), answer("33")] for n in range(1, 5)}
@@ -158,3 +169,34 @@ async def test_a_reward_that_the_run_gives_by_path_goes_before_what_rows_name(bu
     sampler, _, _ = build({"rm_type": "what slime ignores"}, custom=CustomConfig(custom_rm_path="mine.py:reward"))
     await sampler.sample(0)
     assert rewards(tmp_path) == [1.0, 0.0]
+
+
+async def test_a_model_of_groups_sees_every_sample_that_the_groups_prompts_fanned_out_into(build, tmp_path):
+    sampler, toy, _ = build({}, {}, rm_type="ranked", generate_function="forked")
+    await sampler.sample(0)
+    assert [call for call in toy.calls if call[0] == "ranked"] == [("ranked", [0, 0, 1, 1]), ("ranked", [2, 2, 3, 3])]
+    assert rewards(tmp_path) == [0.0, 1.0, 2.0, 3.0] * 2
+
+
+async def test_a_sum_adds_weighted_rewards_and_tells_its_parts(build, tmp_path):
+    sampler, toy, _ = build({}, {"rm_type": "exact_match"}, rm_type="2*length-1*ranked")
+    sampled = await sampler.sample(0)
+    assert rewards(tmp_path) == [2 * 2 - 0, 2 * 3 - 1, 1.0, 0.0]
+    assert sampled.metrics["rollout/reward_parts/length"] == 2.5
+    assert sampled.metrics["rollout/reward_parts/ranked"] == 0.5
+    assert ("ranked", [0, 1]) in toy.calls
+
+
+async def test_a_row_may_name_a_sum_whose_parts_are_made_once(build, tmp_path):
+    sampler, toy, _ = build({"rm_type": "1*length+1*exact_match"}, {"rm_type": "3*length"}, rm_type="length")
+    await sampler.sample(0)
+    assert rewards(tmp_path) == [3.0, 3.0, 6.0, 9.0]
+    assert [call for call in toy.calls if call[0] == "made"] == [("made", "length")]
+
+
+async def test_a_part_that_no_plugin_offers_is_refused(build):
+    sampler, _, _ = build({"rm_type": "1*length+1*lenght"})
+    with pytest.raises(
+        DataError, match=r"metadata rm_type = '1\*length\+1\*lenght' names no reward model of the run's"
+    ):
+        await sampler.sample(0)
