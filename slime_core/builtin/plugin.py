@@ -47,6 +47,28 @@ RULES = (
 )
 """Reward models that follow rules: name, target, summary. They run in processes of their own."""
 
+ASKED = (
+    (
+        "remote_rm",
+        "RemoteReward",
+        RewardTraits(runs_in="sampler", needs={"rm_url"}),
+        "What a service answers that gets prompt, response and label by HTTP (--rm-url)",
+    ),
+    (
+        "served_rm",
+        "ServedReward",
+        RewardTraits(runs_in="sampler", needs={"rm_model"}, asks_models=True),
+        "The output of a neural reward model that the run serves beside the policy (--rm-model)",
+    ),
+    (
+        "judge",
+        "JudgeReward",
+        RewardTraits(runs_in="sampler", needs={"rm_model"}, asks_models=True),
+        "The number that a language model beside the policy writes about a response (--rm-model)",
+    ),
+)
+"""Reward models that ask somebody else: name, target, traits, summary. They wait in the sampler, with a time limit."""
+
 CORRECTIONS = (
     (
         "tis",
@@ -102,6 +124,8 @@ def slime_register_reward_models() -> Iterator[Component]:
         traits=RewardTraits(runs_in="sampler", judges=False),
         summary="0 for every sample, for runs that learn from a teacher or from labels alone",
     )
+    for name, target, traits, summary in ASKED:
+        yield Component(name, target=f"slime_core.rollout.reward_models:{target}", traits=traits, summary=summary)
     for name, target, summary in RULES:
         yield Component(name, target=f"slime_core.builtin.{target}", summary=summary)
 

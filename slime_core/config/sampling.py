@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Literal
+from pathlib import Path
 
 from slime_core.config.bounded import All, Count, CountOrZero, Name, Positive, Share
 from slime_core.config.section import Section
@@ -39,6 +40,23 @@ class RolloutConfig(Section):
     """Which of a reward model's named numbers trains. None: rewards are plain numbers."""
     log_passrate: bool = False
     """Also log how often one of k responses of a rollout reaches eval_pass_threshold, as rollout/pass@K."""
+    rm_url: Name | None = None
+    """Where reward model remote_rm sends samples; ${NAME} in it is that environment variable. None: nowhere."""
+    rm_batch_size: Count = 1
+    """Samples of a group that remote_rm sends in one question, as a list. 1: each by itself, not as a list."""
+    rm_concurrency: Count = 64
+    """Questions that reward models which ask a service or a model have under way at once; the rest wait."""
+    rm_model: Name | None = None
+    """Model beside the policy that reward models served_rm and judge ask, by its name. None: no such model."""
+    rm_tokenizer: Path | None = None
+    """Folder of a tokenizer whose chat template makes one text of prompt and response for served_rm.
+
+    None: the response follows the prompt as it is.
+    """
+    rm_judge_prompt: Path | None = None
+    """Text file that judge sends, with {prompt}, {response} and {label} in it. None: a question for 0 to 10."""
+    rm_judge_pattern: Name | None = None
+    """Regular expression whose last group, where it matches last, is the judge's number. None: after "Score:"."""
     sample_transforms: tuple[Name, ...] = ()
     """Components that keep, drop, mask or shape finished groups, in this order; of kind sample_transform. Empty: none.
 

@@ -17,7 +17,7 @@ from slime_core.plugins import contracts
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.discovery import PluginIdentity
-from slime_core.plugins.traits import AdvantageTraits, GenerateTraits, TransformTraits
+from slime_core.plugins.traits import AdvantageTraits, GenerateTraits, RewardTraits, TransformTraits
 
 __all__ = ["check_fit", "contract_of", "methods_of", "misfits"]
 
@@ -82,7 +82,8 @@ def misfits(kind: Kind, component: Component, target: Any) -> Iterator[str]:
         found = "a function" if inspect.isroutine(target) else f"an object of type {type(target).__name__}"
         yield f"it is {found}; accepted is a class, which is called with the plugin's options"
         return
-    yield from _unbuildable(target, _BUILT_WITH.get(kind, ()))
+    asks_models = isinstance(component.traits, RewardTraits) and component.traits.asks_models
+    yield from _unbuildable(target, ("models",) if asks_models else _BUILT_WITH.get(kind, ()))
     contract = contract_of(kind, component)
     for name, asked in methods_of(contract).items():
         yield from _misfit_of_method(target, contract, name, asked)

@@ -110,6 +110,8 @@ def check_selection(config: RunConfig, registry: Registry, *, trains: bool) -> N
             _refuse_idle_replay(found, config)
             for setting in ("gamma", "lambd"):
                 _refuse_unused(found, setting, getattr(config.algorithm, setting))
+        elif found.kind is Kind.REWARD_MODEL:
+            _refuse_missing_address(found, config)
         elif found.kind is Kind.POLICY_LOSS and config.custom.custom_loss_function_path is None:
             for setting in ("normalize_advantages", "use_opd"):
                 _refuse_idle_advantages(found, setting, getattr(config.algorithm, setting))
@@ -189,6 +191,16 @@ def _refuse_idle_replay(found: Selected, config: RunConfig) -> None:
             "none, so the learner passes over a token once and nothing is replayed. Leave --use-routing-replay out, or "
             "give --num-steps-per-rollout 2 or more."
         )
+
+
+def _refuse_missing_address(found: Selected, config: RunConfig) -> None:
+    traits: Any = found.component.traits
+    for setting in sorted(traits.needs):
+        if dict(config.rollout)[setting] is None:
+            raise PluginError(
+                f"rm_type = {config.rollout.rm_type}: reward model {found.component.name!r} of {found.plugin} needs "
+                f"{setting}, which is not set. Add --{setting.replace('_', '-')}, or choose another reward model."
+            )
 
 
 def _refuse_unused(found: Selected, setting: str, value: float) -> None:

@@ -38,6 +38,9 @@ CORRECTION_SETTINGS = (
 TRANSFORM_SETTINGS = ("overlong_buffer_len", "overlong_penalty_factor")
 """The settings that sample transforms share."""
 
+REWARD_SETTINGS = ("rm_url", "rm_model")
+"""The settings that say whom a reward model asks."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdvantageTraits:
@@ -140,15 +143,25 @@ class RewardTraits:
         runs_in: ``worker``: in processes with a time and a memory limit, which are ended where a reward exceeds them.
             ``sampler``: inside the sampler, for what can neither hang nor crash; saves the way to another process.
         judges: its rewards may differ. False: each is the same, and a run that would learn from them alone is refused.
+        needs: which of the settings ``rm_url`` and ``rm_model`` it cannot do without; a run that names it and gives
+            none is refused.
+        asks_models: it is made with ``models=``, the name -> URL of the models beside the policy; only for what runs in
+            the sampler.
     """
 
     scope: Literal["sample", "group"] = "sample"
     runs_in: Literal["worker", "sampler"] = "worker"
     judges: bool = True
+    needs: AbstractSet[str] = frozenset()
+    asks_models: bool = False
 
     def __post_init__(self) -> None:
         _require_choice("RewardTraits.scope", self.scope, ("sample", "group"))
-        _require_choice("RewardTraits.runs_in", self.runs_in, ("worker", "sampler"))
+        accepted = ("sampler",) if self.asks_models else ("worker", "sampler")
+        _require_choice("RewardTraits.runs_in", self.runs_in, accepted)
+        for setting in sorted(self.needs):
+            _require_choice("RewardTraits.needs", setting, REWARD_SETTINGS)
+        object.__setattr__(self, "needs", frozenset(self.needs))
 
 
 @dataclass(frozen=True, slots=True)

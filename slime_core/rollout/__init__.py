@@ -13,6 +13,8 @@
     collect.py       prompt groups become finished, rewarded groups
     generate.py      the default generate function
     rewarding.py     where each reward model runs
+    reward_http.py   asks a service, with time limits and retries
+    reward_models.py remote service, reward model beside the policy, judge
     weighted.py      sums of several reward models
     scores.py        what an evaluation measured
     shards.py        finished groups become one shard a data-parallel rank

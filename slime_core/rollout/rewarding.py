@@ -30,10 +30,13 @@ class Rewarding:
         registry: says where each runs.
         make: a component by its name, made with its plugin's options, for those that run here.
         pool: for the others; None: there is no manifest that a process could load, so all run here.
+        models: name -> URL of the models beside the policy.
     """
 
-    def __init__(self, registry: Registry, *, make: Callable[[str], Any], pool: RewardPool | None) -> None:
-        self._registry, self._make, self._pool = registry, make, pool
+    def __init__(
+        self, registry: Registry, *, make: Callable[..., Any], pool: RewardPool | None, models: Mapping[str, str]
+    ) -> None:
+        self._registry, self._make, self._pool, self._models = registry, make, pool, models
         self._made: dict[str, Scorer] = {}
 
     def __call__(self, name: str) -> Scorer:
@@ -49,7 +52,8 @@ class Rewarding:
     def _make_one(self, name: str) -> Scorer:
         traits: Any = self._registry.find(Kind.REWARD_MODEL, name).traits
         if self._pool is None or traits.runs_in == "sampler":
-            return InSampler(name, self._make(name))
+            more = {"models": self._models} if traits.asks_models else {}
+            return InSampler(name, self._make(name, **more))
         return InPool(name, self._pool, together=traits.scope == "group")
 
     async def close(self) -> None:

@@ -148,6 +148,7 @@ class Sampler:
             registry,
             make=partial(self._components.make, Kind.REWARD_MODEL),
             pool=pool_of(manifest, config.rollout, settings.options, log_file=settings.rewards_log),
+            models=settings.model_urls,
         )
         self._generators = cache(self._components.generators)
         self._rewards = cache(partial(self._components.rewards, make=self._rewarding))

@@ -1,6 +1,33 @@
 """Our own reward models, held to the contract by the kit that plugin authors use."""
 
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.testing import RewardModelSuite
+from tests.answering import Answering, chat, embedding
+
+URLS: list[str] = []
+"""Where reward models that ask somebody are answered while these tests run."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def answering() -> Iterator[None]:
+    """A service, a reward model and a judge that find responses right which hold 42."""
+    with Answering(answer) as service:
+        URLS.append(service.url)
+        yield
+
+
+def answer(body: dict[str, Any]) -> Any:
+    if "messages" in body:
+        asked = body["messages"][0]["content"].partition("Answer to judge:\n")[2].partition("Correct answer")[0]
+        return chat(f"Score: {10 * ('42' in asked)}")
+    if "input" in body:
+        return embedding(float("42" in body["input"]))
+    return float("42" in body["response"])
 
 
 class TestExactMatch(RewardModelSuite):
@@ -62,6 +89,32 @@ class TestInstructions(RewardModelSuite):
 
 class TestMath(RewardModelSuite):
     component = "math"
+
+
+class TestRemoteRm(RewardModelSuite):
+    component = "remote_rm"
+
+    @classmethod
+    def make(cls, **more: Any) -> Any:
+        return cls.subject().target(RunConfig(rollout=RolloutConfig(rm_url=URLS[0])), **more)
+
+
+class TestServedRm(RewardModelSuite):
+    component = "served_rm"
+
+    @classmethod
+    def make(cls, **more: Any) -> Any:
+        settings = RunConfig(rollout=RolloutConfig(rm_model="helper"))
+        return cls.subject().target(settings, models={"helper": URLS[0]}, **more)
+
+
+class TestJudge(RewardModelSuite):
+    component = "judge"
+
+    @classmethod
+    def make(cls, **more: Any) -> Any:
+        settings = RunConfig(rollout=RolloutConfig(rm_model="helper"))
+        return cls.subject().target(settings, models={"helper": URLS[0]}, **more)
 
 
 class TestZero(RewardModelSuite):

@@ -1,0 +1,73 @@
+"""A service on loopback that answers JSON as it is told, in a thread of its own."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+__all__ = ["Answering", "chat", "embedding"]
+
+
+class Answering:
+    """Listens from ``with`` on at ``url``.
+
+    Arguments:
+        answer: what becomes of a question: the body of the answer, or bytes that are sent as they are.
+
+    Attributes:
+        asked: path and body of every question, in order.
+        fail_with: statuses of the next answers, first one first; ``0`` cuts the connection.
+    """
+
+    def __init__(self, answer: Callable[[Any], Any]) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.fail_with: list[int] = []
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                service.asked.append((self.path, body))
+                status = service.fail_with.pop(0) if service.fail_with else 200
+                if status == 0:
+                    self.close_connection = True
+                    return
+                found = answer(body) if status == 200 else {"error": "as told"}
+                content = found if isinstance(found, bytes) else json.dumps(found).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.send_header("Location", "/elsewhere")
+                self.end_headers()
+                with suppress(ConnectionError):  # who asked may have gone
+                    self.wfile.write(content)
+
+            def log_message(self, format: str, *arguments: Any) -> None:
+                """Says nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Answering:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def embedding(*numbers: float) -> dict[str, Any]:
+    """How SGLang answers for a model with that many outputs."""
+    return {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": list(numbers)}]}
+
+
+def chat(text: str | None) -> dict[str, Any]:
+    """How SGLang answers for a language model."""
+    return {"choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]}
