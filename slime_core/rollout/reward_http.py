@@ -13,7 +13,7 @@ import os
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -76,8 +76,8 @@ class Service:
         self._num_open = 0
         self._session: aiohttp.ClientSession | None = None
 
-    async def ask(self, body: Mapping[str, Any]) -> Any:
-        """What the service answers, read from JSON; a :class:`RewardFailure` where there is no answer."""
+    async def ask(self, body: object) -> Any:
+        """What the service answers to ``body``, both as JSON; a :class:`RewardFailure` where there is no answer."""
         deadline_s, attempts = time.monotonic() + self._timeout_s, 0
         async with self._connected() as session:
             while True:
@@ -90,7 +90,7 @@ class Service:
                     return self._given_up(answer, attempts)
                 await asyncio.sleep(pause_s)
 
-    async def _attempt(self, session: aiohttp.ClientSession, body: Mapping[str, Any], deadline_s: float) -> Any:
+    async def _attempt(self, session: aiohttp.ClientSession, body: object, deadline_s: float) -> Any:
         limit = aiohttp.ClientTimeout(total=max(0.001, deadline_s - time.monotonic()))
         try:
             async with session.post(self._url, json=body, timeout=limit, allow_redirects=False) as response:
