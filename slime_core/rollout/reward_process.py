@@ -175,7 +175,8 @@ class RewardProcess:
         finally:
             self._calls.pop(number, None)
         if "failed" in message:
-            return RewardFailure(str(message["cause"]), f"reward model {name!r}: {message['error']}")
+            cause, own = str(message["cause"]), str(message["error"])
+            return RewardFailure(cause, f"reward model {name!r}: {own}" if own else _said(cause, name, self._settings))
         return _checked(name, message["rewards"], samples)
 
     async def drain(self) -> None:

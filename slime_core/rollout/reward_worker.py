@@ -42,6 +42,9 @@ PR_SET_CHILD_SUBREAPER = 36
 LAST_S = 1.0
 """Seconds in which killed processes are gone; a signal is delivered some time after it was sent."""
 
+LIMITS: dict[type[BaseException], str] = {TimeoutError: "timeout", MemoryError: "memory"}
+"""What is raised in a process at its limits -> the cause that it is counted under."""
+
 HEAD = 8
 """Bytes of a frame's length, big-endian."""
 
@@ -143,7 +146,10 @@ class _Worker:
                 answer = json.dumps({"done": call, "rewards": [_plain(reward) for reward in rewards]})
             write_frame(self._writer, answer.encode())
         except SlimeError as error:
-            self.say(failed=call, cause=_cause(error.__cause__), error=str(error.__cause__ or error) or str(error))
+            cause = _cause(error.__cause__)
+            # Limits raise without a word; whose they are and what they are, the parent knows.
+            own = str(error.__cause__ or error) or ("" if cause in LIMITS.values() else str(error))
+            self.say(failed=call, cause=cause, error=own)
 
     def _model(self, name: str) -> Any:
         if name not in self._models:
@@ -166,8 +172,7 @@ def _plain(reward: Any) -> Any:
 def _cause(error: BaseException | None) -> str:
     while isinstance(error, SlimeError) and error.__cause__ is not None:  # an adapter's words around the function's own
         error = error.__cause__
-    known = {TimeoutError: "timeout", MemoryError: "memory"}
-    return next((cause for kind, cause in known.items() if isinstance(error, kind)), type(error).__name__)
+    return next((cause for kind, cause in LIMITS.items() if isinstance(error, kind)), type(error).__name__)
 
 
 if __name__ == "__main__":

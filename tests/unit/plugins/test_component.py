@@ -38,6 +38,13 @@ def test_a_scope_that_does_not_exist_names_those_that_do():
         RewardTraits(scope="batch")
 
 
+def test_a_reward_model_that_asks_models_waits_in_the_sampler_and_needs_what_the_core_has():
+    with pytest.raises(ValueError, match=r"RewardTraits\.runs_in is 'worker'; accepted are 'sampler'"):
+        RewardTraits(asks_models=True)
+    with pytest.raises(ValueError, match=r"RewardTraits\.needs is 'url'; accepted are 'rm_url', 'rm_model'"):
+        RewardTraits(needs={"url"})
+
+
 def test_a_setting_that_no_estimator_gets_is_refused():
     with pytest.raises(ValueError, match=r"AdvantageTraits\.uses is 'eps_clip'; accepted are 'gamma', 'lambd'"):
         AdvantageTraits(uses={"eps_clip"})
