@@ -62,6 +62,7 @@ learn: setup ## every estimator on the embedded task, and what must not learn: t
 overlap: setup ## generating beside training against one after the other: the tables of docs/rollout.md
 	$(BIN)/python bench/halves.py
 	$(BIN)/python bench/overlap.py outputs/overlap
+
 .PHONY: rewards
 rewards: setup ## a live run with a hanging, a crashing, a memory-eating and a NaN reward: the table of docs/rewards.md
 	$(BIN)/python bench/rewards.py outputs/rewards

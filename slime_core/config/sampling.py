@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
 from pathlib import Path
+from typing import Literal
 
 from slime_core.config.bounded import All, Count, CountOrZero, Name, Positive, Share
 from slime_core.config.section import Section
