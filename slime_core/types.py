@@ -130,6 +130,7 @@ class Sample:
             model stands under ``rm_type`` in its metadata.
         session_id: of a conversation, for functions that route requests by it.
         error: why the sample failed, for ``FAILED``.
+        failure_cause: of which kind that was, as ``rollout/failures/CAUSE`` counts it: ``engine``, ``timeout``.
     """
 
     group_index: int | None = None
@@ -158,6 +159,7 @@ class Sample:
     non_generation_time: float = 0.0
     spec_info: SpecInfo = field(default_factory=SpecInfo)
     error: str | None = None
+    failure_cause: str | None = None
 
     Status: ClassVar[Any] = Status
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from slime_core.track.record import write_atomically
 from slime_core.types import Sample
 
 __all__ = ["SampleWriter"]
@@ -31,12 +32,10 @@ class SampleWriter:
         """
         if self._folder is None:
             return None
-        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{name}-{number:06d}.jsonl"
         rows = [*map(_readable, samples), *({**_readable(sample), "dropped": reason} for reason, sample in dropped)]
         lines = (json.dumps(row, ensure_ascii=False) for row in rows)
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        return path
+        return write_atomically(path, "".join(f"{line}\n" for line in lines))
 
 
 def _readable(sample: Sample) -> dict[str, object]:
@@ -52,5 +51,5 @@ def _readable(sample: Sample) -> dict[str, object]:
         "weight_versions": sample.weight_versions,
         "metadata": sample.metadata,
     }
-    marks = {"error": sample.error, "masked": sample.remove_sample or None}
+    marks = {"error": sample.error, "cause": sample.failure_cause, "masked": sample.remove_sample or None}
     return row | {name: mark for name, mark in marks.items() if mark is not None}

@@ -1,0 +1,300 @@
+"""Where every prompt group of a run has ended, counted from what lies in the run folder.
+
+    samples/taken.jsonl          which groups the data source handed out and took back, and which rollouts were closed,
+                                 in the order of their happening
+    samples/train-000003.jsonl   what became of the samples of rollout 3
+
+A group is *open* from its handing out until a closed rollout says where it ended: ``trained``, ``filtered`` by a sample
+transform, ``failed``, or ``evicted`` because it was too old. One that is put back is ``returned``, until it is handed
+out again. Everything that is open must be somewhere: in flight, finished and waiting, or held with a part of its
+response. :meth:`Recount.check` compares the two, so a group that was lost, or trained twice, ends the run.
+
+Nothing here is a counter that somebody remembers to raise: counts follow from the ids in the files. Only what was added
+since the last time is read, so a step costs its own samples.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import CheckpointError, RunError
+
+__all__ = ["ENDS", "JOURNAL", "NOT_ENDS", "Groups", "Journal", "Recount", "samples_file"]
+
+JOURNAL = "taken.jsonl"
+"""In the folder of samples."""
+
+ENDS = ("trained", "filtered", "failed", "evicted")
+STALE, REQUEUED = "stale", "requeued"
+"""Marks of samples that were too old: left out for good, or put back."""
+
+NOT_ENDS = (REQUEUED,)
+"""Reasons for leaving a group out of a rollout that do not end it."""
+
+SHOWN = 5
+"""Ids that a message names."""
+
+Groups = Mapping[int, Sequence[int]]
+"""Number of a group -> the numbers of its samples."""
+
+
+def samples_file(folder: Path, rollout: int) -> Path:
+    """Where the samples of a rollout are written."""
+    return folder / f"train-{rollout:06d}.jsonl"
+
+
+class Journal:
+    """``taken.jsonl``, appended to while a run goes on; every line is in the file when its call returns.
+
+    Arguments:
+        folder: of samples; None: nothing is written.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._path = None if folder is None else folder / JOURNAL
+
+    def took(self, groups: Groups) -> None:
+        """The data source has handed out ``groups``."""
+        self._append({"take": [[group, list(indices)] for group, indices in groups.items()]})
+
+    def gave_back(self, groups: Iterable[int]) -> None:
+        """The data source has taken ``groups`` back, and will hand them out again."""
+        self._append({"back": list(groups)})
+
+    def closed(self, rollout: int) -> None:
+        """The file of ``rollout`` says what became of its samples."""
+        self._append({"close": rollout})
+
+    def position(self) -> int:
+        """Bytes written so far, all of them on the disk."""
+        if self._path is None or not self._path.exists():
+            return 0
+        with self._path.open("ab") as file:
+            os.fsync(file.fileno())
+            return file.tell()
+
+    def rewind(self, position: int | None, *, held: Groups) -> None:
+        """Forget what came after ``position``.
+
+        Arguments:
+            position: None: of a run that wrote no journal.
+            held: groups that are open there; with them alone the journal begins anew where the file does not reach
+                ``position``, as in the folder of another run.
+        """
+        if self._path is None:
+            return
+        if position and self._path.exists() and self._path.stat().st_size >= position:
+            os.truncate(self._path, position)
+            return
+        self._path.unlink(missing_ok=True)
+        self._append({"base": [[group, list(indices)] for group, indices in held.items()]})
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """Where one group ended: the place, a reason within it, and the places of its samples by their numbers."""
+
+    place: str
+    reason: str
+    samples: dict[int, tuple[str, str]]
+
+
+@dataclass(slots=True)
+class Recount:
+    """What the files of ``folder`` say, as far as they were read.
+
+    Example, three groups handed out, one trained, one dropped for ``zero_std``, one still in flight::
+
+        found = Recount(folder)
+        found.read()
+        found.open == {2: (4, 5)}
+        found.groups == {("trained", ""): 1, ("filtered", "zero_std"): 1}
+
+    Attributes:
+        taken: groups that were handed out; one that was put back and handed out again counts once.
+        groups, samples: (place, reason) -> how many ended there.
+        open: groups that were handed out and have not ended, with the numbers of their samples.
+        returned: groups that were put back and not handed out again.
+        rollouts: closed ones.
+    """
+
+    folder: Path
+    taken: int = 0
+    rollouts: int = 0
+    groups: Counter[tuple[str, str]] = field(default_factory=Counter)
+    samples: Counter[tuple[str, str]] = field(default_factory=Counter)
+    open: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    returned: set[int] = field(default_factory=set)
+    _read: int = 0
+
+    def read(self, *, until: int | None = None) -> None:
+        """Count what was added to the files since the last time.
+
+        Arguments:
+            until: bytes of the journal; None: all that is there. A last line that a killed process left unfinished is
+                left out.
+
+        Raises:
+            RunError: the files contradict one another; names the groups.
+            CheckpointError: a file is missing or malformed.
+        """
+        path = self.folder / JOURNAL
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(self._read)
+            added = file.read() if until is None else file.read(max(0, until - self._read))
+        for line in added.splitlines(keepends=True):
+            if line.endswith(b"\n"):
+                self._read += len(line)
+                self._apply(_parsed(path, line))
+
+    def check(self, present: Groups) -> None:
+        """Returns if exactly the open groups are present.
+
+        Arguments:
+            present: groups that are in flight, finished and waiting, or held.
+
+        Raises:
+            RunError: a group has gone, or is there although it has ended; names them.
+        """
+        gone = sorted(self.open.keys() - set(present))
+        extra = sorted(set(present) - self.open.keys())
+        if gone or extra:
+            parts = [
+                f"{_named(gone)} handed out and nowhere: neither in a file of {self.folder} nor in flight nor held"
+            ]
+            parts += [f"{_named(extra)} in flight or held, although the files say that they have ended"]
+            told = "; ".join(part for part, found in zip(parts, (gone, extra), strict=True) if found)
+            raise _mismatch(told)
+
+    def metrics(self, *, held: int, in_flight: int) -> dict[str, float]:
+        """``ledger/...``: groups by where they are; the places add up to ``ledger/taken``."""
+        places = Counter(dict.fromkeys(ENDS, 0))
+        for (place, _), count in self.groups.items():
+            places[place] += count
+        now = {"held": held, "in_flight": in_flight, "returned": len(self.returned)}
+        return {f"ledger/{name}": float(count) for name, count in {"taken": self.taken, **places, **now}.items()}
+
+    # --- One line ----------------------------------------------------------------------------------------------------
+
+    def _apply(self, line: Mapping[str, Any]) -> None:
+        if "take" in line:
+            self._take(line["take"])
+        elif "back" in line:
+            self._give_back(line["back"])
+        elif "close" in line:
+            self._close(int(line["close"]))
+        else:
+            self.open = {int(group): tuple(indices) for group, indices in line["base"]}
+            self.taken = len(self.open)
+
+    def _take(self, groups: Iterable[tuple[int, Sequence[int]]]) -> None:
+        for group, indices in groups:
+            if group in self.open:
+                raise _mismatch(f"group {group} was handed out again before it had ended")
+            self.open[group] = tuple(indices)
+            self.taken += group not in self.returned
+            self.returned.discard(group)
+
+    def _give_back(self, groups: Iterable[int]) -> None:
+        for group in groups:
+            if group in self.open:
+                del self.open[group]
+            else:
+                # It had ended, and its data source may train it once more: a buffer for replay.
+                self.taken += group not in self.returned
+            self.returned.add(group)
+
+    def _close(self, rollout: int) -> None:
+        path = samples_file(self.folder, rollout)
+        rows: dict[int, list[dict[str, Any]]] = {}
+        for row in _rows(path):
+            rows.setdefault(row["group"], []).append(row)
+        ended = {group: end for group, found in rows.items() if (end := _end(found)) is not None}
+        self._refuse(path, ended)
+        for group, end in ended.items():
+            del self.open[group]
+            self.groups[end.place, end.reason] += 1
+            self.samples.update(end.samples.values())
+        self.rollouts += 1
+
+    def _refuse(self, path: Path, ended: Mapping[int, _Ended]) -> None:
+        unknown = sorted(ended.keys() - self.open.keys(), key=str)
+        if unknown:
+            raise _mismatch(
+                f"{path} says that {_named(unknown)} ended ({ended[unknown[0]].place}); such groups were never handed "
+                "out, or have ended before"
+            )
+        for group, end in ended.items():
+            missing = sorted(set(self.open[group]) - end.samples.keys())
+            if missing:
+                raise _mismatch(f"{path} holds group {group} without {_named(missing, 'samples')}")
+
+
+def _end(rows: Sequence[Mapping[str, Any]]) -> _Ended | None:
+    """Where a group of one file ended; None: nowhere yet."""
+    places = [(row["index"], _place(row)) for row in rows]
+    found: dict[int, tuple[str, str]] = {}
+    for index, place in places:
+        if place is None:
+            return None
+        if index not in found or ENDS.index(place[0]) < ENDS.index(found[index][0]):
+            found[index] = place
+    place, reason = min(found.values(), key=lambda one: ENDS.index(one[0]))
+    return _Ended(place, reason, found)
+
+
+def _place(row: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Where one row of a file ended, and why; None: nowhere yet."""
+    dropped, status = row.get("dropped"), row["status"]
+    if dropped is not None:
+        return None if dropped in NOT_ENDS else ("evicted", "") if dropped == STALE else ("filtered", str(dropped))
+    if status == "failed":
+        return "failed", str(row.get("cause") or "unknown")
+    return None if status == "aborted" else ("trained", "")
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        with path.open("rb") as file:
+            return [_parsed(path, line) for line in file]
+    except OSError as problem:
+        raise CheckpointError(
+            f"{path} cannot be read ({problem.strerror}), so nothing says what became of the samples of that rollout; "
+            "put the file back, or resume with --load into a new --output-dir."
+        ) from problem
+
+
+def _parsed(path: Path, line: bytes) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(line)
+        return found
+    except ValueError as problem:
+        raise CheckpointError(f"{path} holds a line that is no JSON ({problem}): {line[:80]!r}") from problem
+
+
+def _mismatch(told: str) -> RunError:
+    return RunError(
+        f"The ledger does not balance: {told}. Every prompt group ends in one place, once; this is a fault of slime or "
+        "of a plugin that takes, keeps or makes groups. Look the groups up in the files of samples; resume from the "
+        "last checkpoint."
+    )
+
+
+def _named(ids: Sequence[int], what: str = "groups") -> str:
+    shown = ", ".join(map(str, ids[:SHOWN]))
+    return f"{what} {shown}" + (f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else "")
