@@ -9,7 +9,8 @@
     └── RunError                   something failed while running; exit code 1 (also a RuntimeError)
         ├── PlacementError         the cluster cannot hold the request
         ├── EngineError            an inference server or the router failed or died
-        │   └── RequestRefused     a request that no engine will ever take; trying again is no use
+        │   ├── RequestRefused     a request that no engine will ever take; trying again is no use
+        │   └── RequestFailed      a request that no engine answered in time, however often it was sent
         ├── WeightSyncError        learner and engines would not, or do not, hold the same weights
         ├── ParityError             learner and engines give the same tokens other log-probabilities
         ├── CheckpointError        a checkpoint cannot be written or read
@@ -32,6 +33,7 @@ __all__ = [
     "PlacementError",
     "PluginError",
     "RemoteError",
+    "RequestFailed",
     "RequestRefused",
     "RunError",
     "SlimeError",
@@ -83,6 +85,14 @@ class EngineError(RunError):
 
 class RequestRefused(EngineError):
     """An engine will never take this request; the message carries its reason."""
+
+
+class RequestFailed(EngineError):
+    """No engine answered a request in time; ``cause`` says in a word how the last try failed."""
+
+    def __init__(self, message: str, cause: str = "engine") -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class WeightSyncError(RunError):

@@ -1,8 +1,8 @@
 """Token ids in, token ids and log-probabilities out, through the router to whichever engine has room.
 
 One connection pool, a bound on the requests in flight, and retries with growing pauses: an engine that dies or restarts
-costs time, not a sample. A refusal (4xx) is the request's own fault and is never sent again. Concurrency: everything
-runs in one event loop.
+costs time, not a sample. A refusal (4xx) is the request's own fault and is never sent again. Requests can be ended
+from here with the tokens that they have (:meth:`GenerateClient.ended`). Concurrency: everything runs in one event loop.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import random
 import time
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -21,7 +22,8 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_core.errors import EngineError, RequestRefused
+from slime_core.errors import EngineError, RequestFailed, RequestRefused
+from slime_core.rollout.ending import OK, Ending
 from slime_core.rollout.speculation import spec_info
 from slime_core.rollout.targets import Targets, session_headers
 from slime_core.types import SpecInfo
@@ -38,6 +40,9 @@ BODY_SHOWN = 400
 REFUSED = range(400, 500)
 OVERLOADED = (408, 429)
 """The two refusals that say nothing about the request: too slow, too many."""
+
+TIMEOUT = "engine_timeout"
+"""Cause of a failure: nothing came within the limit."""
 
 ROUTES = "return_routed_experts"
 """The field of a request that asks for :attr:`Generation.routed_experts`."""
@@ -152,6 +157,7 @@ class GenerateClient:
         self._vocab_size = vocab_size
         self._routes = routes
         self._room = asyncio.Semaphore(max_in_flight)
+        self._ending = Ending(self.url, self._open)
         self._session: aiohttp.ClientSession | None = None
 
     async def generate(
@@ -175,7 +181,8 @@ class GenerateClient:
             session: of a conversation, whose turns stay with one engine where ``sglang_router_policy`` says so.
 
         Raises:
-            EngineError: an id is out of range, the engine refused the request, or no engine answered in time.
+            RequestRefused: an id is out of range, or the engine refused the request.
+            RequestFailed: no engine answered in time.
         """
         fields = {**({ROUTES: True} if self._routes else {}), **(extra or {})}
         answers = await self._request([list(input_ids)], sampling, n, timeout_s, fields, session)
@@ -206,6 +213,11 @@ class GenerateClient:
         answers = await asyncio.gather(*(self._request(part, sampling, n, timeout_s, {}) for part in parts))
         return [group for part in answers for group in part]
 
+    def ended(self) -> AbstractAsyncContextManager[None]:
+        """While the block runs, requests end as aborted: those under way with the tokens that they have, those that
+        wait or come in with none."""
+        return self._ending.ended()
+
     async def close(self) -> None:
         """Close all connections; requests under way are aborted by the engines."""
         if self._session is not None:
@@ -232,8 +244,11 @@ class GenerateClient:
         ids: Any = prompts if len(prompts) > 1 else prompts[0]
         body = {"input_ids": ids, "sampling_params": sampling.fields(n=n), "return_logprob": True, **extra}
         async with self._room:
-            limit_s = self._timeout_s if timeout_s is None else timeout_s
-            answer = await self._post(json.dumps(body).encode(), limit_s, session)
+            with self._ending.counted():
+                limit_s = self._timeout_s if timeout_s is None else timeout_s
+                answer = await self._post(json.dumps(body).encode(), limit_s, session)
+        if answer is None:
+            return [[NOTHING] * n for _ in prompts]
         rows = answer if isinstance(answer, list) else [answer]
         if len(rows) != n * len(prompts):
             raise EngineError(f"Asked for {n} responses to each of {len(prompts)} prompts; {self.url} sent {len(rows)}")
@@ -253,23 +268,28 @@ class GenerateClient:
                 )
 
     async def _post(self, body: bytes, timeout_s: float, session: str | None) -> Any:
+        """The answer; None: requests end, so it was not sent, or not again."""
         deadline_s = time.monotonic() + timeout_s
-        attempts = 0
+        attempts, failure = 0, _Failure("", "")
         failed: list[str] = []
-        while True:
+        while not self._ending.is_on:
             attempts += 1
             with self._targets.one(session=session, failed=failed) as url:
-                failure = await self._attempt(url, body, deadline_s, session)
+                found = await self._attempt(url, body, deadline_s, session)
+            if not isinstance(found, _Failure):
+                return found
             failed.append(url)
-            if not isinstance(failure, _Failure):
-                return failure
+            # A last try that the limit itself cut off says less than those before it.
+            failure = failure if attempts > 1 and found.cause == TIMEOUT else found
             pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempts - 1)) * random.uniform(0.5, 1.0)
             if time.monotonic() + pause_s >= deadline_s:
-                raise EngineError(
+                raise RequestFailed(
                     f"{url}/generate gave no answer within {timeout_s:g} s and {attempts} attempts; "
-                    f"the last one failed with {failure.reason}. Are the engines alive?"
+                    f"the last one failed with {failure.reason}. Are the engines alive?",
+                    failure.cause,
                 )
             await asyncio.sleep(pause_s)
+        return None
 
     async def _attempt(self, url: str, body: bytes, deadline_s: float, session: str | None) -> Any:
         limit = aiohttp.ClientTimeout(total=max(0.001, deadline_s - time.monotonic()))
@@ -277,17 +297,22 @@ class GenerateClient:
             headers = session_headers(session)
             async with self._open().post(f"{url}/generate", data=body, timeout=limit, headers=headers) as response:
                 content = await response.read()
-        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
-            return _Failure(repr(error))
-        if response.status == 200:
-            return json.loads(content)
+        except TimeoutError as error:
+            return _Failure(repr(error), TIMEOUT)
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+            return _Failure(repr(error), "engine_connection")
+        if response.status == OK:
+            try:
+                return json.loads(content)
+            except ValueError as error:
+                return _Failure(f"an answer that is no JSON: {error}", "engine_malformed")
         text = content.decode(errors="replace")[:BODY_SHOWN]
         if response.status in REFUSED and response.status not in OVERLOADED:
             raise RequestRefused(
                 f"{url}/generate refused the request with status {response.status}: {text}\n"
                 "Leave out long prompts with --rollout-max-prompt-len, or lower --rollout-max-response-len."
             )
-        return _Failure(f"status {response.status}: {text}")
+        return _Failure(f"status {response.status}: {text}", f"engine_status_{response.status}")
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -300,9 +325,14 @@ class GenerateClient:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why an attempt failed that may be repeated."""
+    """Why an attempt failed that may be repeated, and of which kind that is."""
 
     reason: str
+    cause: str
+
+
+NOTHING = Generation(array("i"), array("f"), "abort")
+"""The response of a request that was not sent."""
 
 
 def _generation(row: Mapping[str, Any], routes: tuple[int, int] | None) -> Generation:

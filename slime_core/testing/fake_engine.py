@@ -61,7 +61,10 @@ class FakeEngine:
         released: tags of the memory that was given away.
         spoiled: it holds random numbers instead of weights, until the next update; its checksum says no more than that.
         fail_with: statuses that the next generate requests are answered with, first one first.
+        faults: what the next generate requests meet, first one first: ``reset``: the connection is cut; ``torn``: it is
+            cut within an answer; ``garbage``: the answer is no JSON; ``hang``: none comes.
         delay_s: seconds that every generate request takes.
+        partial: tokens that a response has when it is aborted.
         most_in_flight: generate requests that were under way at once.
         info: further fields of its server info.
         meta: further fields of every answer's ``meta_info``.
@@ -78,7 +81,9 @@ class FakeEngine:
         self.released: set[str] = set()
         self.spoiled = False
         self.fail_with: list[int] = []
+        self.faults: list[str] = []
         self.delay_s = 0.0
+        self.partial = 0
         self.most_in_flight = 0
         self.info: dict[str, Any] = {}
         self.meta: dict[str, Any] = {}
@@ -128,12 +133,12 @@ class FakeEngine:
             return 400, {"error": {"message": "input_ids cannot be empty."}}
         if max(map(len, prompts)) + sampling["max_new_tokens"] > self._context_length:
             return 400, {"error": {"message": "longer than the model's maximum context length"}}
-        if await self._is_aborted():
-            return 200, _aborted(self._version)
+        is_aborted = await self._is_aborted()
         if self.released:
             return 400, {"error": {"message": f"nothing can be generated without {sorted(self.released)}"}}
         n = sampling.get("n", 1)
-        rows = [self._respond(prompt, sampling) for prompt in prompts for _ in range(n)]
+        respond = self._respond_in_part if is_aborted else self._respond
+        rows = [respond(prompt, sampling) for prompt in prompts for _ in range(n)]
         return 200, rows if len(rows) > 1 else rows[0]
 
     async def _is_aborted(self) -> bool:
@@ -167,6 +172,11 @@ class FakeEngine:
         }
         return {"text": "", "output_ids": ids, "meta_info": meta}
 
+    def _respond_in_part(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        row = self._respond(prompt, {**sampling, "max_new_tokens": min(self.partial, sampling["max_new_tokens"])})
+        row["meta_info"]["finish_reason"] = {"type": "abort", "message": "Abort"}
+        return row
+
     def _next(self, prompt: list[int], ids: list[int], *, after: int) -> int:
         ends = len(ids) >= after > 0 or len(ids) == ANSWER_LENGTH
         return END if ends else sum([*prompt, *ids]) % (self._vocab_size - 2) + 2
@@ -181,11 +191,16 @@ class FakeEngine:
         self._running.clear()
         self._keeps_running = body.get("mode") == "in_place"
         if body.get("mode") == "abort":
+            await self._abort({"abort_all": True})
+        return _success()
+
+    async def _abort(self, body: dict[str, Any]) -> tuple[int, Any]:
+        if body.get("abort_all"):
             self._aborted.set()
             self._aborted = asyncio.Event()
             while self._in_flight:
                 await asyncio.sleep(0)
-        return _success()
+        return 200, None
 
     async def _continue(self, _: dict[str, Any]) -> tuple[int, Any]:
         self._running.set()
@@ -290,7 +305,7 @@ class FakeEngine:
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,
             "/flush_cache": self._nothing,
-            "/abort_request": self._nothing,
+            "/abort_request": self._abort,
             "/begin_weight_update": self._begin,
             "/end_weight_update": self._end,
             "/init_weights_update_group": self._init_group,
@@ -311,8 +326,24 @@ class FakeEngine:
         handler = self._handlers().get(request.path)
         if handler is None:
             return web.json_response({"error": "not found"}, status=404)
-        status, answer = await handler(await request.json() if request.can_read_body else {})
+        body = await request.json() if request.can_read_body else {}
+        if request.path == "/generate" and self.faults:
+            return await self._fail(request, self.faults.pop(0))
+        status, answer = await handler(body)
         return web.json_response(answer, status=status)
+
+    async def _fail(self, request: web.Request, fault: str) -> web.Response:
+        if fault == "garbage":
+            return web.Response(text="no JSON {", content_type="application/json")
+        if fault == "hang":
+            await self._stopping.wait()
+        if fault == "torn":
+            torn = web.StreamResponse(headers={"Content-Length": "1000"})
+            await torn.prepare(request)
+            await torn.write(b'{"text": "')
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response()
 
     def _serve(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -339,11 +370,6 @@ class FakeEngine:
 async def _turns(number: int) -> None:
     for _ in range(number):
         await asyncio.sleep(0)
-
-
-def _aborted(version: str) -> dict[str, Any]:
-    meta = {"finish_reason": {"type": "abort"}, "weight_versions": [{"version": version, "start": 0, "end": 0}]}
-    return {"text": "", "output_ids": [], "meta_info": meta | {"output_token_logprobs": []}}
 
 
 def _success() -> tuple[int, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from array import array
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from slime_core.errors import EngineError
+from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.rollout.client import GenerateClient, Generation, SamplingParams
 from slime_core.testing.fake_engine import FakeEngine
 
@@ -79,6 +80,66 @@ async def test_an_engine_that_hangs_ends_with_the_time_limit(client: GenerateCli
     engine.delay_s = 60
     with pytest.raises(EngineError, match=r"no answer within 0.2 s and 1 attempts; .*TimeoutError"):
         await client.generate([3], sampling=SHORT, timeout_s=0.2)
+
+
+@pytest.mark.parametrize("fault", ["reset", "torn", "garbage"])
+async def test_an_answer_that_breaks_off_is_asked_for_again(
+    client: GenerateClient, engine: FakeEngine, fault: str
+) -> None:
+    engine.faults = [fault, fault]
+    (answer,) = await client.generate([3, 4], sampling=SHORT)
+    assert list(answer.token_ids) == [9, 4, 8, 2, 1]
+    assert engine.calls.count("/generate") == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("reset", "engine_connection"),
+        ("torn", "engine_connection"),
+        ("garbage", "engine_malformed"),
+        ("hang", "engine_timeout"),
+        (503, "engine_status_503"),
+    ],
+)
+async def test_a_request_that_fails_for_good_says_how(
+    client: GenerateClient, engine: FakeEngine, fault: str | int, cause: str
+) -> None:
+    engine.faults = [fault] * 50 if isinstance(fault, str) else []
+    engine.fail_with = [fault] * 50 if isinstance(fault, int) else []
+    with pytest.raises(RequestFailed) as failed:
+        await client.generate([3], sampling=SHORT, timeout_s=0.3)
+    assert failed.value.cause == cause
+    assert pickle.loads(pickle.dumps(failed.value)).cause == cause
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 422])
+async def test_no_refusal_is_asked_for_again(client: GenerateClient, engine: FakeEngine, status: int) -> None:
+    engine.fail_with = [status, 500]
+    with pytest.raises(RequestRefused, match=f"status {status}"):
+        await client.generate([3], sampling=SHORT)
+    assert engine.calls.count("/generate") == 1
+
+
+async def test_requests_can_be_ended_with_the_tokens_that_they_have(client: GenerateClient, engine: FakeEngine) -> None:
+    engine.delay_s, engine.partial = 60, 2
+    requests = [asyncio.create_task(client.generate([3, 4], sampling=SHORT)) for _ in range(5)]
+    while engine.most_in_flight < 3:
+        await asyncio.sleep(0)
+    async with client.ended():
+        answers = [answer for (answer,) in await asyncio.gather(*requests)]
+    assert [list(answer.token_ids) for answer in answers] == [[9, 4]] * 3 + [[]] * 2
+    assert {answer.finish_reason for answer in answers} == {"abort"}
+    assert engine.calls.count("/generate") == 3
+    engine.delay_s = 0
+    assert (await client.generate([3, 4], sampling=SHORT))[0].finish_reason == "stop"
+
+
+async def test_engines_that_cannot_be_told_hold_nobody_up(client: GenerateClient, engine: FakeEngine) -> None:
+    engine.stop()
+    async with client.ended():
+        (answer,) = await client.generate([3], sampling=SHORT)
+    assert answer.finish_reason == "abort"
 
 
 async def test_requests_in_flight_are_bounded(client: GenerateClient, engine: FakeEngine) -> None:
