@@ -167,7 +167,7 @@ def slime_register_generate_functions() -> Iterator[Component]:
     yield Component(
         "single_turn",
         target="slime_core.rollout.generate:SingleTurn",
-        traits=GenerateTraits(scope="group", sends_prompts_whole=True),
+        traits=GenerateTraits(scope="group", sends_prompts_whole=True, resumes=True),
         summary="One response to each prompt",
     )
     yield Component(

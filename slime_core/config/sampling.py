@@ -64,6 +64,27 @@ class RolloutConfig(Section):
     """
     rollout_max_refills: CountOrZero = 100
     """Rounds of other prompts that may replace dropped groups before the run ends. 0: train on what is kept."""
+    over_sampling_batch_size: Count | None = None
+    """Prompts begun at once when groups are missing, at least rollout_batch_size. None: as many as are missing.
+
+    The rollout takes those that finish first. What has finished besides waits for the next rollout; what has not is
+    ended, and comes again, unless generation runs ahead (async_buffer_size).
+    """
+    partial_rollout: bool = False
+    """Go on with responses that were ended before their time, from the tokens they have. False: begin them anew.
+
+    It takes a generate function that can, as single_turn does; others begin anew what was not finished.
+    """
+    mask_offpolicy_in_partial_rollout: bool = False
+    """Train only those tokens of such a response that were drawn after it was taken up again."""
+    failed_samples: Literal["drop_sample", "drop_group", "retry"] = "drop_sample"
+    """What a sample does to its group that no engine answered or no reward model scored. None is ever trained on.
+
+    drop_sample: the others of its group are trained, with statistics of their own. drop_group: another prompt takes the
+    place of the group. retry: the sample is generated again, and then dropped.
+    """
+    failed_sample_retries: Count = 2
+    """How often, with failed_samples = retry."""
     overlong_buffer_len: Count | None = None
     """Tokens at the end of rollout_max_response_len in which transform punish_overlong takes ever more off the reward.
 

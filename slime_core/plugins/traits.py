@@ -175,12 +175,15 @@ class GenerateTraits:
         draws: engines draw what is trained and say how likely each token was. False: the responses are given, alike for
             every sample of a group; a run that needs the engines' log-probabilities, or groups, is refused.
         rewards: it may give samples their rewards itself; the reward model is asked for the others only.
+        resumes: with ``partial_rollout``, it is handed ``ABORTED`` samples with the tokens that they have and goes on
+            from them; what is finished in its group it leaves alone. False: what was not finished is begun anew.
     """
 
     scope: Literal["sample", "group"] = "sample"
     sends_prompts_whole: bool = False
     draws: bool = True
     rewards: bool = False
+    resumes: bool = False
 
     def __post_init__(self) -> None:
         _require_choice("GenerateTraits.scope", self.scope, ("sample", "group"))

@@ -18,12 +18,14 @@ __all__ = ["Choice", "Chosen"]
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """One component, made; ``takes_groups`` where it wants all samples of a prompt at once; ``plugin``: whose it is."""
+    """One component, made; ``takes_groups`` where it wants all samples of a prompt at once; ``plugin``: whose it is;
+    ``resumes``: a generate function that goes on with aborted samples."""
 
     name: str
     component: Any
     takes_groups: bool
     plugin: PluginIdentity = CORE
+    resumes: bool = False
 
 
 class Choice:
@@ -60,6 +62,7 @@ class Choice:
             parts = reward_names(name) if self._kind is Kind.REWARD_MODEL else (name,)
             traits: list[Any] = [self._registry.find(self._kind, part).traits for part in parts]
             takes_groups = any(one.scope == "group" for one in traits)
+            resumes = self._kind is Kind.GENERATE_FUNCTION and traits[0].resumes
             owner = self._registry.owner(self._kind, parts[0])
-            self._made[name] = Chosen(name, self._make(name), takes_groups, owner)
+            self._made[name] = Chosen(name, self._make(name), takes_groups, owner, resumes)
         return self._made[name]

@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import compress
 from numbers import Real
 from typing import Any
 
 from slime_core.config.schema import RolloutConfig
-from slime_core.errors import EngineError, RequestRefused
+from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.rollout.choice import Choice, Chosen
 from slime_core.rollout.client import SamplingParams
 from slime_core.rollout.functions import NoFunctions, RolloutFunctions
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.guard import guarded, made_by
+from slime_core.rollout.resuming import anew, is_finished, prepare
 from slime_core.rollout.reward_pool import RewardFailure
 from slime_core.rollout.sampling import of_row
 from slime_core.types import PromptGroup, Sample, Status
@@ -56,6 +57,12 @@ class Collector:
         self._generators, self._rewards, self._rollout = generators, rewards, rollout
         self._functions = functions or NoFunctions()
         self._failures: Counter[str] = Counter()
+        self._retries: Counter[str] = Counter()
+
+    def prepare(self, group: PromptGroup) -> None:
+        """Make ``group`` ready to be generated: anew, or, where responses that were ended go on, from what it has."""
+        generator, reward = self._generators.of(group[0]), self._rewards.of(group[0])
+        prepare(group, generator, reward, resumes=self._rollout.partial_rollout)
 
     def twin(self) -> Collector:
         """Another with the same components, which counts failures of its own."""
@@ -81,17 +88,47 @@ class Collector:
         # The samples of a prompt share its row, and so what the row names.
         generator, reward = self._generators.of(group[0]), self._rewards.of(group[0])
         sampling = of_row(group[0], sampling, evaluation=context.evaluation)
-        if generator.takes_groups:
-            made = await self._whole(generator, context, group, sampling)
-            return await self._rewarded(reward, await self._hooked(context, made), evaluation=context.evaluation)
+        # A reward that compares samples waits for all of them, those of a second try included.
         at_once = None if reward.takes_groups else reward
-        answers = await asyncio.gather(
-            *(self._single(generator, at_once, context, sample, sampling) for sample in group)
-        )
-        samples = [sample for answer in answers for sample in answer]
+        samples = await self._made(generator, at_once, context, group, sampling)
+        for _ in range(0 if context.evaluation else self._num_retries):
+            failed = [sample for sample in samples if sample.status is Status.FAILED and sample.rollout_id is None]
+            if not failed:
+                break
+            self._retries.update(sample.failure_cause or UNANSWERED for sample in failed)
+            others = [sample for sample in samples if not any(sample is one for one in failed)]
+            for sample in failed:
+                anew(sample)
+            samples = [*others, *await self._made(generator, at_once, context, failed, sampling)]
+        samples.sort(key=_place_in(group))
         if reward.takes_groups:
             return await self._rewarded(reward, samples, evaluation=context.evaluation)
         return samples
+
+    @property
+    def _num_retries(self) -> int:
+        return self._rollout.failed_sample_retries if self._rollout.failed_samples == "retry" else 0
+
+    async def _made(
+        self,
+        generator: Chosen,
+        reward: Chosen | None,
+        context: GenerateContext,
+        group: PromptGroup,
+        sampling: SamplingParams,
+    ) -> list[Sample]:
+        """What ``generator`` made of ``group``; ``reward`` None: it is rewarded as a whole, later."""
+        if not generator.takes_groups:
+            answers = await asyncio.gather(
+                *(self._single(generator, reward, context, sample, sampling) for sample in group)
+            )
+            return [sample for answer in answers for sample in answer]
+        finished = {id(sample) for sample in group if is_finished(sample)}
+        samples = await self._whole(generator, context, group, sampling)
+        seen = [sample for sample in samples if id(sample) not in finished]
+        hooked = iter(await self._hooked(context, seen))
+        samples = [sample if id(sample) in finished else next(hooked) for sample in samples]
+        return samples if reward is None else await self._rewarded(reward, samples, evaluation=context.evaluation)
 
     async def _whole(
         self, generator: Chosen, context: GenerateContext, group: PromptGroup, sampling: SamplingParams
@@ -117,6 +154,8 @@ class Collector:
         sampling: SamplingParams,
     ) -> list[Sample]:
         """What one generation made of ``sample``, rewarded at once; ``reward`` None: whole groups are, later."""
+        if is_finished(sample):
+            return [sample] if reward is None else await self._rewarded(reward, [sample])
         try:
             with guarded(generator.plugin, f"generate function {generator.name!r}"):
                 answer = await generator.component(context, sample, sampling)
@@ -174,7 +213,7 @@ class Collector:
     def _fail(self, sample: Sample, failure: RewardFailure, *, evaluation: bool) -> None:
         """A response that nobody could score is not trained on; an evaluation counts it as wrong."""
         self._failures[failure.cause] += 1
-        sample.error = failure.error
+        sample.error, sample.failure_cause = failure.error, f"reward_{failure.cause}"
         if evaluation:
             self._count_as_wrong(sample)
         else:
@@ -190,6 +229,12 @@ class Collector:
         key = self._rollout.reward_key
         sample.reward = 0.0 if key is None else {key: 0.0}
 
+    def take_retries(self) -> dict[str, float]:
+        """Cause -> samples that were generated again for it, since this was last asked."""
+        taken = {cause: float(count) for cause, count in self._retries.items()}
+        self._retries.clear()
+        return taken
+
     def take_failures(self) -> dict[str, float]:
         """Cause -> samples that have no reward of their own, since this was last asked."""
         taken = {cause: float(count) for cause, count in self._failures.items()}
@@ -198,7 +243,14 @@ class Collector:
 
 
 def _failed(sample: Sample, failure: EngineError) -> Sample:
-    return replace(sample, status=Status.FAILED, error=str(failure))
+    cause = failure.cause if isinstance(failure, RequestFailed) else UNANSWERED
+    return replace(sample, status=Status.FAILED, error=str(failure), failure_cause=cause)
+
+
+def _place_in(group: PromptGroup) -> Callable[[Sample], int]:
+    """The order of a group, by the numbers of its samples; what nobody knows comes last."""
+    places = {sample.index: place for place, sample in enumerate(group)}
+    return lambda sample: places.get(sample.index, len(places))
 
 
 def _inherit(made: Sample, parent: Sample) -> None:

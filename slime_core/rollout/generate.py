@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -9,11 +10,10 @@ from slime_core.data.chat import PromptEncoder
 from slime_core.errors import RunError
 from slime_core.rollout.client import GenerateClient, Generation, SamplingParams
 from slime_core.rollout.models import model_url
+from slime_core.rollout.resuming import FINISHED, add, left_to_draw, unfinished
 from slime_core.types import LogProbs, PromptGroup, Sample, SpecInfo, Status, TokenIds
 
-__all__ = ["GenerateContext", "SingleTurn", "renew"]
-
-FINISHED = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+__all__ = ["GenerateContext", "SingleTurn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,14 @@ class GenerateContext:
         evaluation: whether the samples are only measured.
         rollout: number of the rollout; of an evaluation, the steps done.
         models: name -> URL of every model beside the policy.
+        masks_resumed: tokens of a response that was ended and goes on are not trained, those that are added are.
     """
 
     client: GenerateClient
     encoder: PromptEncoder
     evaluation: bool = False
     rollout: int = 0
+    masks_resumed: bool = False
     models: Mapping[str, str] = field(default_factory=dict)
 
     def model_url(self, name: str, endpoint: str = "") -> str:
@@ -44,7 +46,8 @@ class GenerateContext:
 
 
 class SingleTurn:
-    """One request a prompt group: all its samples continue the same prompt ids, once.
+    """One request a prompt group: all its samples continue the same prompt ids, once. A response that was ended goes on
+    by a request of its own, from its tokens.
 
     Token ids and log-probabilities are kept exactly as the engine returned them; the text is decoded from the ids and
     never encoded again.
@@ -59,31 +62,29 @@ class SingleTurn:
         Raises:
             EngineError: no engine answered.
         """
-        prompt_ids = context.encoder.encode(samples[0].prompt)
-        answers = await context.client.generate(prompt_ids, sampling=sampling, n=len(samples))
-        if len(answers) != len(samples):
-            raise RunError(f"{len(samples)} responses were asked for, the engine returned {len(answers)}")
-        for sample, answer in zip(samples, answers, strict=True):
-            fill(sample, prompt_ids, answer, context.encoder)
+        fresh, ended = unfinished(samples)
+        begun = [_begin(context, fresh, sampling)] if fresh else []
+        await asyncio.gather(*begun, *(_go_on(context, sample, sampling) for sample in ended))
         return samples
 
 
-GENERATED = (
-    *("tokens", "response", "response_length", "reward", "loss_mask", "status", "weight_versions", "weight_spans"),
-    *("rollout_log_probs", "rollout_routed_experts", "multimodal_train_inputs", "remove_sample"),
-    *("non_generation_time", "spec_info", "error"),
-)
-"""Fields of a sample that say what became of it."""
+async def _begin(context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> None:
+    prompt_ids = context.encoder.encode(samples[0].prompt)
+    answers = await context.client.generate(prompt_ids, sampling=sampling, n=len(samples))
+    if len(answers) != len(samples):
+        raise RunError(f"{len(samples)} responses were asked for, the engine returned {len(answers)}")
+    for sample, answer in zip(samples, answers, strict=True):
+        fill(sample, prompt_ids, answer, context.encoder)
 
 
-def renew(sample: Sample) -> None:
-    """Make ``sample`` ready to be generated: nothing of an earlier answer is left, and no reward.
-
-    A sample that is still pending keeps what its data source gave it; only its reward goes.
-    """
-    fresh = Sample()
-    for name in GENERATED if sample.status is not Status.PENDING else ("reward",):
-        setattr(sample, name, getattr(fresh, name))
+async def _go_on(context: GenerateContext, sample: Sample, sampling: SamplingParams) -> None:
+    rest = left_to_draw(sample, sampling)
+    if rest is None:
+        sample.status = Status.TRUNCATED
+        return
+    (answer,) = await context.client.generate(list(sample.tokens), sampling=rest)
+    ids = [*sample.tokens[sample.prompt_length :], *answer.token_ids]
+    add(sample, answer, context.encoder.decode(ids), masks=context.masks_resumed)
 
 
 def fill(sample: Sample, prompt_ids: list[int], answer: Generation, encoder: PromptEncoder) -> None:

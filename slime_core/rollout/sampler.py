@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from slime_core.rollout.collect import Collector
 from slime_core.rollout.components import Components
 from slime_core.rollout.evaluation import Evaluation, Measures
 from slime_core.rollout.functions import AsRewarded, rollout_functions
-from slime_core.rollout.generate import GenerateContext, renew
+from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.harvest import Harvest, causes
 from slime_core.rollout.plan import BatchPlan, batch_metrics
 from slime_core.rollout.production import Pace, Production
@@ -278,8 +277,8 @@ class Sampler:
         harvest.take(fresh)
 
     def _prepare(self, rollout: int, groups: list[PromptGroup]) -> None:
-        for sample in chain.from_iterable(groups):
-            renew(sample)
+        for group in groups:
+            self._collector.prepare(group)
         self.hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
 
     async def _make(self, rollout: int, group: PromptGroup) -> PromptGroup:

@@ -35,7 +35,11 @@ class GenerateFunction(Protocol):
     """Makes the response to one sample's prompt (scope ``sample``)."""
 
     async def __call__(self, context: Any, sample: Sample, sampling: Any) -> Sample | list[Sample]:
-        """The finished sample, or several that one generation fanned out into and that share a ``rollout_id``."""
+        """The finished sample, or several that one generation fanned out into and that share a ``rollout_id``.
+
+        A sample whose generation was ended from outside comes back as ``ABORTED``, with the tokens that it has. With
+        ``partial_rollout`` it is handed over again: as it is where the function's traits say ``resumes``, else anew.
+        """
         ...
 
 
@@ -43,7 +47,12 @@ class GroupGenerateFunction(Protocol):
     """Makes the responses to one prompt group (scope ``group``)."""
 
     async def __call__(self, context: Any, samples: PromptGroup, sampling: Any) -> list[Sample]:
-        """The finished samples of the group."""
+        """The finished samples of the group.
+
+        Aborted samples are as in :class:`GenerateFunction`; their finished siblings come with them, to be returned as
+        they are, where the traits say ``resumes``. Else all of the group is begun anew. Failed samples may come alone
+        (``failed_samples = retry``).
+        """
         ...
 
 

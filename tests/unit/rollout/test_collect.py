@@ -14,8 +14,9 @@ from slime_core.rollout.choice import Chosen
 from slime_core.rollout.client import SamplingParams
 from slime_core.rollout.collect import Collector
 from slime_core.rollout.functions import NoFunctions
-from slime_core.rollout.generate import GenerateContext, renew
+from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.guard import GuardedSource
+from slime_core.rollout.resuming import anew
 from slime_core.types import PromptGroup, Sample, Status
 
 ACME = PluginIdentity("acme", "acme-rl", "1.2", "acme.plugin")
@@ -168,7 +169,7 @@ async def test_samples_that_a_group_generator_made_inherit_group_and_index():
 
 def test_a_pending_sample_keeps_what_its_source_gave_it_and_loses_its_reward():
     sample = Sample(tokens=[5, 6], loss_mask=[], reward=1.0)
-    renew(sample)
+    anew(sample)
     assert (sample.tokens, sample.loss_mask, sample.reward) == ([5, 6], [], None)
 
 

@@ -1,0 +1,110 @@
+"""Samples that were begun before: what is taken from them when they are handed out again, and how they go on.
+
+    anew      nothing of an earlier try is left
+    prepared  a group as its generate function wants it, which may go on with what was ended
+    go_on     a response goes on from its tokens
+
+Tokens that were drawn before an interruption keep their log-probabilities and the versions of the weights that drew
+them; whether they are trained is a setting (``mask_offpolicy_in_partial_rollout``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from slime_core.rollout.choice import Chosen
+from slime_core.rollout.client import Generation, SamplingParams
+from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds
+
+__all__ = ["FINISHED", "add", "anew", "is_finished", "left_to_draw", "prepare"]
+
+FINISHED = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+"""How a response ended -> where its sample stands."""
+
+GENERATED = (
+    *("tokens", "response", "response_length", "reward", "loss_mask", "status", "weight_versions", "weight_spans"),
+    *("rollout_log_probs", "rollout_routed_experts", "multimodal_train_inputs", "remove_sample"),
+    *("non_generation_time", "spec_info", "error", "failure_cause"),
+)
+"""Fields of a sample that say what became of it."""
+
+
+def is_finished(sample: Sample) -> bool:
+    """Whether its response is whole."""
+    return sample.status in (Status.COMPLETED, Status.TRUNCATED)
+
+
+def anew(sample: Sample) -> None:
+    """Make ``sample`` ready to be generated: nothing of an earlier answer is left, and no reward.
+
+    A sample that is still pending keeps what its data source gave it; only its reward goes.
+    """
+    fresh = Sample()
+    for name in GENERATED if sample.status is not Status.PENDING else ("reward",):
+        setattr(sample, name, getattr(fresh, name))
+
+
+def prepare(group: PromptGroup, generator: Chosen, reward: Chosen, *, resumes: bool) -> None:
+    """Make ``group`` ready for its generate function.
+
+    Arguments:
+        resumes: responses that were ended go on (``partial_rollout``), where ``generator`` can; what is finished beside
+            them stays as it is, with its reward unless that compares the samples of a group.
+    """
+    was_ended = resumes and any(sample.status is Status.ABORTED for sample in group)
+    for sample in group:
+        if not was_ended or not _stays(sample, generator):
+            anew(sample)
+        elif reward.takes_groups:
+            sample.reward = None
+
+
+def _stays(sample: Sample, generator: Chosen) -> bool:
+    if is_finished(sample):
+        return generator.resumes or not generator.takes_groups
+    return generator.resumes and sample.status is Status.ABORTED and sample.response_length > 0
+
+
+def left_to_draw(sample: Sample, sampling: SamplingParams) -> SamplingParams | None:
+    """How the rest of an ended response is drawn; None: it has as many tokens as it may."""
+    have = sample.response_length
+    if have >= sampling.max_new_tokens:
+        return None
+    fewest = max(0, sampling.min_new_tokens - have)
+    return replace(sampling, max_new_tokens=sampling.max_new_tokens - have, min_new_tokens=fewest)
+
+
+def add(sample: Sample, answer: Generation, response: str, *, masks: bool) -> None:
+    """Append ``answer`` to an ended response.
+
+    Arguments:
+        response: all of it as text.
+        masks: the tokens so far are not trained.
+    """
+    have, more = sample.response_length, list(answer.token_ids)
+    before = [0] * have if masks else list(sample.loss_mask or [1] * have)
+    sample.loss_mask = Mask([*before, *[1] * len(more)]) if masks or sample.loss_mask is not None else None
+    sample.tokens = TokenIds([*sample.tokens, *more])
+    sample.rollout_log_probs = LogProbs([*(sample.rollout_log_probs or ()), *answer.log_probs])
+    sample.response, sample.response_length = response, have + len(more)
+    sample.weight_versions = list(dict.fromkeys([*sample.weight_versions, *answer.weight_versions]))
+    sample.weight_spans += [(version, have + start, have + end) for version, start, end in answer.weight_spans]
+    sample.rollout_routed_experts = _routes(sample, answer)
+    sample.status = FINISHED[answer.finish_reason]
+
+
+def _routes(sample: Sample, answer: Generation) -> object:
+    """Those of the tokens so far as they were taken then, and those of what was added."""
+    before, all_of_it = sample.rollout_routed_experts, answer.routed_experts
+    if before is None or all_of_it is None:
+        return all_of_it if before is None else before
+    import numpy as np
+
+    return np.concatenate([before, all_of_it[len(before) :]])
+
+
+def unfinished(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
+    """Those that have not begun, and those that were ended."""
+    left = [sample for sample in samples if not is_finished(sample)]
+    return [one for one in left if not one.response_length], [one for one in left if one.response_length]
