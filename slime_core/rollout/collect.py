@@ -27,7 +27,7 @@ from slime_core.rollout.reward_pool import RewardFailure
 from slime_core.rollout.sampling import of_row
 from slime_core.types import PromptGroup, Sample, Status
 
-__all__ = ["TRAINABLE", "Collector"]
+__all__ = ["TRAINABLE", "Collector", "missing_of"]
 
 TRAINABLE = (Status.COMPLETED, Status.TRUNCATED)
 
@@ -35,6 +35,9 @@ ACCEPTED = "accepted is a finite number or a dict of them with --reward-key"
 
 UNANSWERED = "engine"
 """Cause of a failure: no engine has answered."""
+
+NOT_RETURNED = "not_returned"
+"""Cause of a failure: the generate function left the sample out."""
 
 
 class Collector:
@@ -245,6 +248,14 @@ class Collector:
 def _failed(sample: Sample, failure: EngineError) -> Sample:
     cause = failure.cause if isinstance(failure, RequestFailed) else UNANSWERED
     return replace(sample, status=Status.FAILED, error=str(failure), failure_cause=cause)
+
+
+def missing_of(given: PromptGroup, made: PromptGroup) -> list[Sample]:
+    """Samples of ``given`` of which the generate function returned none, as failed ones."""
+    there = {sample.index for sample in made}
+    lost = [sample for sample in given if sample.index not in there]
+    error = "the generate function did not return it"
+    return [replace(one, status=Status.FAILED, reward=None, error=error, failure_cause=NOT_RETURNED) for one in lost]
 
 
 def _place_in(group: PromptGroup) -> Callable[[Sample], int]:

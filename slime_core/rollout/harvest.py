@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 from slime_core.plugins.contracts import Transformed
 from slime_core.rollout.collect import TRAINABLE
-from slime_core.rollout.transforms import Transforms
+from slime_core.rollout.transforms import REASON, Transforms
 from slime_core.rollout.weighted import part_metrics
+from slime_core.track.ledger import FAILED_GROUP
 from slime_core.types import PromptGroup, Sample, Status
 
 __all__ = ["Harvest", "causes"]
@@ -22,6 +23,9 @@ __all__ = ["Harvest", "causes"]
 SURPLUS = "surplus"
 """Why a group is not trained on that transforms kept and that has no room in the rollout. Transforms that see the whole
 rollout decide anew when groups were replaced, and may then keep more than were asked for."""
+
+UNNAMED = "other"
+"""Cause of a failure that nobody named."""
 
 LEFT_OUT = "left_out"
 """Stands in the samples file for a sample that a transform took out of a group that it kept."""
@@ -36,12 +40,15 @@ class Harvest:
         transforms: what decides.
         wanted: groups to be kept.
         reward_key: which of several rewards trains.
+        drops_failed_groups: a group with a sample that failed is dropped.
 
     ``came`` holds every group that was taken, in the order of their coming.
     """
 
-    def __init__(self, transforms: Transforms, *, wanted: int, reward_key: str | None) -> None:
-        self._transforms, self._key = transforms, reward_key
+    def __init__(
+        self, transforms: Transforms, *, wanted: int, reward_key: str | None, drops_failed_groups: bool = False
+    ) -> None:
+        self._transforms, self._key, self._drops_failed_groups = transforms, reward_key, drops_failed_groups
         self.wanted = wanted
         self._rewards: list[list[float]] = []
         self._raw: list[float] = []
@@ -83,6 +90,9 @@ class Harvest:
         self._raw += [sample.reward_value(self._key) for sample in trainable]
         if not trainable:
             self._num_lost += 1
+            return
+        if self._drops_failed_groups and len(trainable) < len(group):
+            self._dropped.append((FAILED_GROUP, trainable))
             return
         result = self._transforms.early(list(trainable))
         if result.dropped is not None:
@@ -168,6 +178,7 @@ class Harvest:
         rewards = [set(values) for values in self._rewards if values]
         return {
             **_lengths(trained, self.samples),
+            **{f"rollout/failures/{cause}": float(count) for cause, count in self._failures().items()},
             "rollout/raw_reward": statistics.fmean(self._raw),
             "rollout/zero_std_groups": statistics.fmean(float(len(values) == 1) for values in rewards),
             **{f"rollout/dropped/{reason}": float(count) for reason, count in self.num_dropped.items()},
@@ -175,6 +186,11 @@ class Harvest:
             **({"rollout/refills": float(self.refills)} if self._transforms else {}),
             **part_metrics(self.samples, "rollout/reward_parts"),
         }
+
+    def _failures(self) -> Counter[str]:
+        """Cause -> samples that failed for it; what a plugin calls it is used where it can be part of a name."""
+        failed = [sample.failure_cause or "" for sample in self._rest if sample.status is Status.FAILED]
+        return Counter(cause if REASON.fullmatch(cause) else UNNAMED for cause in failed)
 
     @property
     def _room(self) -> int:

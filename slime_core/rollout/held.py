@@ -10,7 +10,7 @@ from typing import Any
 from slime_core.rollout.staleness import oldest_of
 from slime_core.types import LogProbs, Mask, PromptGroup, Sample, TokenIds
 
-__all__ = ["copied", "group_text", "prompts_text", "read_group"]
+__all__ = ["copied", "group_text", "oldest_of_group", "prompts_text", "read_group"]
 
 ARRAYS = {"tokens": TokenIds, "rollout_log_probs": LogProbs, "loss_mask": Mask}
 """Fields of a sample that JSON carries as lists."""
@@ -43,8 +43,12 @@ def read_group(text: str) -> tuple[int, PromptGroup]:
         for name, kind in ARRAYS.items():
             if getattr(sample, name) is not None:
                 setattr(sample, name, kind(getattr(sample, name)))
-    drawn_by = [oldest for oldest in map(oldest_of, samples) if oldest is not None]
-    return min([found["version"], *drawn_by]), samples
+    return oldest_of_group(samples, found["version"]), samples
+
+
+def oldest_of_group(samples: PromptGroup, served: int) -> int:
+    """The oldest version that drew a token of a group which begins, or goes on, while ``served`` is served."""
+    return min([served, *(oldest for oldest in map(oldest_of, samples) if oldest is not None)])
 
 
 def _is_json(value: Any) -> bool:

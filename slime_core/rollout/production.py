@@ -20,15 +20,21 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from slime_core.config.schema import RunConfig
 from slime_core.plugins.contracts import DataSource
-from slime_core.rollout.held import copied, group_text, prompts_text, read_group
+from slime_core.rollout.held import copied, group_text, oldest_of_group, prompts_text, read_group
+from slime_core.rollout.ledger import Present
+from slime_core.rollout.supply import ids_of
 from slime_core.types import PromptGroup, Status
 
 __all__ = ["Pace", "Production"]
+
+END_LIMIT_S = 30.0
+"""For requests to end that were told to: an engine answers within a second, a reward model within its own limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,7 @@ class Pace:
         total: rollouts of the run; none beyond is begun.
         waits: rollouts wait for groups that are due; False: what comes too late is somebody else's to judge.
         repeats: groups that an update of the weights aborted go back to the source, and others are begun for them.
+        fetch: groups that are begun at once where some are missing; None: as many as are.
     """
 
     batch: int
@@ -54,6 +61,7 @@ class Pace:
     total: int | None = None
     waits: bool = True
     repeats: bool = False
+    fetch: int | None = None
 
     @staticmethod
     def of(config: RunConfig) -> Pace:
@@ -66,6 +74,7 @@ class Pace:
             total=rollout.num_rollout,
             waits=rollout.stale_samples != "correct",
             repeats=rollout.pause_generation_mode == "abort",
+            fetch=rollout.over_sampling_batch_size,
         )
 
 
@@ -102,6 +111,7 @@ class Production:
         prepare: called with the number of a rollout and the groups that are begun for it, before they are.
         make: generates and rewards one group of that rollout.
         pace: how much at once.
+        ends: requests end while its context lasts, with the tokens that they have.
     """
 
     def __init__(
@@ -111,9 +121,11 @@ class Production:
         prepare: Callable[[int, list[PromptGroup]], None],
         make: Callable[[int, PromptGroup], Awaitable[PromptGroup]],
         pace: Pace,
+        ends: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         self._source, self._prepare, self._make, self._pace = source, prepare, make, pace
-        self._served, self._asked, self._needed = 0, -1, 0
+        self._ends, self._is_ending = ends, False
+        self._served, self._asked, self._needed, self._begun = 0, -1, 0, 0
         self._number = 0
         self._open: list[_Group] = []
         self._finished: list[_Group] = []
@@ -134,18 +146,46 @@ class Production:
         self.check()
         begun_s = time.monotonic()
         self._asked, self._needed = rollout, count
+        is_short = len(self._open) < count
+        self._begun = max(count, self._pace.fetch or 0) if is_short else count
         self._admit()
         while (chosen := self._chosen(rollout, count)) is None:
             self._changed.clear()
             await self._changed.wait()
             self.check()
-        self._needed = 0
+        self._needed = self._begun = 0
         for group in chosen:
             self._open.remove(group)
             self._finished.remove(group)
         self._waits.learner_s += time.monotonic() - begun_s
         self._note_idleness()
         return [group.made or [] for group in chosen]
+
+    async def settle(self) -> None:
+        """What is still in flight is ended, unless generation runs ahead: its groups go back, with what they have.
+
+        A group that is not ended within the limit is cancelled, and goes back as it was given.
+        """
+        tasks = {group.task: group for group in self._open if group.task is not None and group.made is None}
+        if self._pace.ahead or not tasks:
+            return
+        self._is_ending = True
+        async with self._ends():
+            _, late = await asyncio.wait(tasks, timeout=END_LIMIT_S)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        self._is_ending = False
+        for group in (tasks[task] for task in late):
+            self._open.remove(group)
+            self._source.put_back([group.given])
+        self.check()
+
+    def present(self) -> Present:
+        """The groups that were taken from the source, and not from here."""
+        waiting = ids_of([group.given for group in self._finished])
+        in_flight = ids_of([group.given for group in self._open if group.made is None])
+        return Present(in_flight=in_flight, held=waiting)
 
     def published(self, version: int) -> None:
         """The engines serve ``version``, the number of rollouts that the learner has trained."""
@@ -162,7 +202,7 @@ class Production:
         """How full the buffer is, and who waited for whom since this was last asked; empty where there is no buffer."""
         learner_s, engines_s = self._waits.take()
         aborted, self._aborted = self._aborted, 0
-        if not self._pace.ahead:
+        if not self._pace.ahead and not self._pace.fetch:
             return {}
         found = {
             "rollout/buffer/finished": float(len(self._finished)),
@@ -220,7 +260,7 @@ class Production:
             self._begin(rollout, self._source.next_groups(min(room, left)))
 
     def _room(self) -> int:
-        return self._needed + self._ahead() * self._pace.batch - len(self._open)
+        return self._begun + self._ahead() * self._pace.batch - len(self._open)
 
     def _ahead(self) -> int:
         """Rollouts beyond the one asked for last that may be begun with the weights that are served.
@@ -233,9 +273,9 @@ class Production:
 
     def _planned(self, place: int) -> tuple[int, int]:
         """The rollout that a group at ``place`` of the open ones is for, and how many places it still has there."""
-        if place < self._needed:
-            return self._asked, self._needed - place
-        rollouts, within = divmod(place - self._needed, self._pace.batch)
+        if place < self._begun:
+            return self._asked, self._begun - place
+        rollouts, within = divmod(place - self._begun, self._pace.batch)
         return self._asked + 1 + rollouts, self._pace.batch - within
 
     def _begin(self, rollout: int, groups: list[PromptGroup]) -> None:
@@ -245,7 +285,7 @@ class Production:
             self._waits.engines_s += time.monotonic() - self._waits.idle_since_s
             self._waits.idle_since_s = None
         for before, samples in zip(given, groups, strict=True):
-            group = _Group(self._next(), before, self._served)
+            group = _Group(self._next(), before, oldest_of_group(before, self._served))
             self._open.append(group)
             group.task = asyncio.create_task(self._run(group, rollout, samples))
             group.task.add_done_callback(self._ended)
@@ -258,7 +298,7 @@ class Production:
 
     async def _run(self, group: _Group, rollout: int, samples: PromptGroup) -> None:
         made = await self._make(rollout, samples)
-        if self._pace.repeats and any(sample.status is Status.ABORTED for sample in made):
+        if (self._pace.repeats or self._is_ending) and any(sample.status is Status.ABORTED for sample in made):
             self._aborted += 1
             self._open.remove(group)
             self._source.put_back([made])

@@ -16,6 +16,7 @@ from slime_core.plugins.contracts import DataSource
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.harvest import Harvest
+from slime_core.rollout.ledger import Present
 from slime_core.rollout.sampler import Sampled, Sampler, SamplerSettings
 from slime_core.rollout.transforms import Transforms
 from slime_core.types import PromptGroup
@@ -87,6 +88,9 @@ class _NothingCollected:
     def take_failures(self) -> dict[str, float]:
         return {}
 
+    def take_retries(self) -> dict[str, float]:
+        return {}
+
 
 class _NothingInFlight:
     """The production where nothing is generated; its state is that of the live run."""
@@ -102,6 +106,9 @@ class _NothingInFlight:
 
     def metrics(self) -> dict[str, float]:
         return {}
+
+    def present(self) -> Present:
+        return Present()
 
     def state(self) -> dict[str, Any]:
         return self._place.state()

@@ -32,12 +32,13 @@ from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.client import GenerateClient
-from slime_core.rollout.collect import Collector
+from slime_core.rollout.collect import Collector, missing_of
 from slime_core.rollout.components import Components
 from slime_core.rollout.evaluation import Evaluation, Measures
 from slime_core.rollout.functions import AsRewarded, rollout_functions
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.harvest import Harvest, causes
+from slime_core.rollout.ledger import LEDGER, Ledger, Present
 from slime_core.rollout.plan import BatchPlan, batch_metrics
 from slime_core.rollout.production import Pace, Production
 from slime_core.rollout.rewarding import Rewarding, pool_of
@@ -46,6 +47,7 @@ from slime_core.rollout.scores import EvalScores, pass_rates
 from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
 from slime_core.rollout.speculation import spec_metrics
 from slime_core.rollout.staleness import EVICTED, REQUEUED, Staleness
+from slime_core.rollout.supply import Supply, held_by
 from slime_core.rollout.transforms import load_transforms, refuse_unusable
 from slime_core.track.samples import SampleWriter
 from slime_core.types import PromptGroup, Sample, TrainBatch
@@ -159,6 +161,8 @@ class Sampler:
             self._estimator = self._components.estimator(str(config.algorithm.advantage_estimator))
             if self._functions.shapes_rewards and self._estimator is not None:
                 self._estimator = AsRewarded()
+            own_rollouts = config.custom.rollout_function_path is not None
+            self._ledger = Ledger(settings.samples_folder, is_strict=not own_rollouts)
             self._source = self._data_source()
             self._production = self._produces()
             self._staleness = Staleness.of(config)
@@ -192,6 +196,7 @@ class Sampler:
         if self._config.rollout.log_passrate:
             rates = pass_rates(harvest.solved(self._config.eval.eval_pass_threshold))
             metrics |= {f"rollout/pass@{k}": rate for k, rate in rates.items()}
+        metrics |= {f"rollout/retries/{cause}": n for cause, n in self._collector.take_retries().items()}
         trained = self._functions.trained(trained) or trained
         warnings = harvest.warnings() + self._plan.warnings([len(sample.tokens) for sample in trained])
         rewards = grouped_rewards(trained, loss_masks(trained), key=self._config.rollout.reward_key)
@@ -213,13 +218,19 @@ class Sampler:
     async def _harvest(self, rollout: int) -> tuple[Harvest, dict[str, float]]:
         """A full harvest, written down whatever happens, and the metrics of the run's own function."""
         settings = self._config.rollout
-        harvest = Harvest(self._transforms, wanted=settings.rollout_batch_size, reward_key=settings.reward_key)
+        harvest = Harvest(
+            self._transforms,
+            wanted=settings.rollout_batch_size,
+            reward_key=settings.reward_key,
+            drops_failed_groups=settings.failed_samples == "drop_group",
+        )
         try:
             own_metrics = await self._fill(harvest, rollout)
         finally:
             self._writer.write("train", rollout, harvest.written, dropped=harvest.dropped)
         # Ended from outside: nothing is wrong with these prompts, so they come again, and only then are they trained.
         self._source.put_back(harvest.aborted)
+        own_metrics |= self._ledger.close(rollout, self._present())
         if self._records is not None:
             temperature = self._config.rollout.rollout_temperature
             found = Recorded(rollout, temperature, harvest.trained, harvest.lost, self.cursor())
@@ -264,6 +275,7 @@ class Sampler:
         while harvest.missing and harvest.refills < limit:
             harvest.refills += 1
             await self._round(harvest, rollout)
+        await self._production.settle()
         if harvest.missing and limit:
             raise RunError(f"rollout {rollout}: {harvest.shortage(limit)}")
         return {}
@@ -283,8 +295,9 @@ class Sampler:
 
     async def _make(self, rollout: int, group: PromptGroup) -> PromptGroup:
         context = self._context(rollout, evaluation=False)
+        given = list(group)
         (made,) = await self._collector.collect(context, [group], self._sampling)
-        return made
+        return [*made, *missing_of(given, made)]
 
     # --- Evaluation --------------------------------------------------------------------------------------------------
 
@@ -313,7 +326,7 @@ class Sampler:
     def cursor(self) -> dict[str, Any]:
         """Where the data stands, behind the rollouts that were returned, whatever was generated ahead."""
         state: dict[str, Any] = self._production.state()
-        return state
+        return {LEDGER: self._ledger.state(self._present()), **state}
 
     def state(self) -> SamplerState:
         """What a checkpoint holds of the sampler.
@@ -326,6 +339,7 @@ class Sampler:
 
     def restore(self, cursor: dict[str, Any]) -> None:
         """Continue the data where ``cursor`` was taken."""
+        self._ledger.restore(cursor.get(LEDGER))
         self._production.restore(cursor)
 
     async def close(self) -> None:
@@ -354,7 +368,8 @@ class Sampler:
         )
 
     def _produces(self) -> Any:
-        return Production(self._source, prepare=self._prepare, make=self._make, pace=Pace.of(self._config))
+        pace, ends = Pace.of(self._config), self._client.ended
+        return Production(self._source, prepare=self._prepare, make=self._make, pace=pace, ends=ends)
 
     def _encoder_of(self, templated: bool) -> PromptEncoder:
         if templated == self._config.data.apply_chat_template:
@@ -363,7 +378,20 @@ class Sampler:
         return PromptEncoder(self._settings.folder, apply_chat_template=templated, trust_remote_code=trusts)
 
     def _data_source(self) -> DataSource:
-        return self._components.prompts(self._settings.prompt_data, self._encoder)
+        prompts = self._components.prompts(self._settings.prompt_data, self._encoder)
+        return Supply(prompts, self._ledger.journal, holds=self._config.rollout.partial_rollout)
+
+    def _present(self) -> Present:
+        """The groups that are in nobody else's hands."""
+        found: Present = self._production.present()
+        return replace(found, held={**found.held, **held_by(self._source)})
 
     def _context(self, number: int, *, evaluation: bool) -> GenerateContext:
-        return GenerateContext(self._client, self._encoder, evaluation, number, self._settings.model_urls)
+        return GenerateContext(
+            self._client,
+            self._encoder,
+            evaluation,
+            number,
+            masks_resumed=self._config.rollout.mask_offpolicy_in_partial_rollout,
+            models=self._settings.model_urls,
+        )

@@ -15,7 +15,7 @@ from slime_core.plugins.contracts import DataSource
 from slime_core.track.ledger import Journal
 from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds
 
-__all__ = ["Supply", "ids_of"]
+__all__ = ["Supply", "held_by", "ids_of"]
 
 HELD, SOURCE = "held", "source"
 ARRAYS = {"tokens": TokenIds, "rollout_log_probs": LogProbs, "loss_mask": Mask}
@@ -81,6 +81,11 @@ def ids_of(groups: Sequence[PromptGroup]) -> dict[int, list[int]]:
         if sample.group_index is not None and sample.index is not None:
             found.setdefault(sample.group_index, []).append(sample.index)
     return found
+
+
+def held_by(source: DataSource) -> dict[int, list[int]]:
+    """The groups that ``source`` holds before another one."""
+    return source.held if isinstance(source, Supply) else {}
 
 
 def _has_begun(group: PromptGroup) -> bool:

@@ -25,7 +25,7 @@ from typing import Any
 
 from slime_core.errors import CheckpointError, RunError
 
-__all__ = ["ENDS", "JOURNAL", "NOT_ENDS", "Groups", "Journal", "Recount", "samples_file"]
+__all__ = ["ENDS", "FAILED_GROUP", "JOURNAL", "NOT_ENDS", "Groups", "Journal", "Recount", "samples_file"]
 
 JOURNAL = "taken.jsonl"
 """In the folder of samples."""
@@ -33,6 +33,9 @@ JOURNAL = "taken.jsonl"
 ENDS = ("trained", "filtered", "failed", "evicted")
 STALE, REQUEUED = "stale", "requeued"
 """Marks of samples that were too old: left out for good, or put back."""
+
+FAILED_GROUP = "failed_sample"
+"""Mark of samples that are left out because another of their group failed."""
 
 NOT_ENDS = (REQUEUED,)
 """Reasons for leaving a group out of a rollout that do not end it."""
@@ -67,9 +70,10 @@ class Journal:
         """The data source has taken ``groups`` back, and will hand them out again."""
         self._append({"back": list(groups)})
 
-    def closed(self, rollout: int) -> None:
-        """The file of ``rollout`` says what became of its samples."""
-        self._append({"close": rollout})
+    def closed(self, rollout: int, *, is_strict: bool = True) -> None:
+        """The file of ``rollout`` says what became of its samples; not strict: others may be in it than were handed
+        out."""
+        self._append({"close": rollout} if is_strict else {"close": rollout, "strict": False})
 
     def position(self) -> int:
         """Bytes written so far, all of them on the disk."""
@@ -197,7 +201,7 @@ class Recount:
         elif "back" in line:
             self._give_back(line["back"])
         elif "close" in line:
-            self._close(int(line["close"]))
+            self._close(int(line["close"]), is_strict=line.get("strict", True))
         else:
             self.open = {int(group): tuple(indices) for group, indices in line["base"]}
             self.taken = len(self.open)
@@ -219,15 +223,16 @@ class Recount:
                 self.taken += group not in self.returned
             self.returned.add(group)
 
-    def _close(self, rollout: int) -> None:
+    def _close(self, rollout: int, *, is_strict: bool) -> None:
         path = samples_file(self.folder, rollout)
         rows: dict[int, list[dict[str, Any]]] = {}
         for row in _rows(path):
             rows.setdefault(row["group"], []).append(row)
         ended = {group: end for group, found in rows.items() if (end := _end(found)) is not None}
-        self._refuse(path, ended)
+        if is_strict:
+            self._refuse(path, ended)
         for group, end in ended.items():
-            del self.open[group]
+            self.taken += self.open.pop(group, None) is None
             self.groups[end.place, end.reason] += 1
             self.samples.update(end.samples.values())
         self.rollouts += 1
@@ -254,13 +259,15 @@ def _end(rows: Sequence[Mapping[str, Any]]) -> _Ended | None:
             return None
         if index not in found or ENDS.index(place[0]) < ENDS.index(found[index][0]):
             found[index] = place
-    place, reason = min(found.values(), key=lambda one: ENDS.index(one[0]))
+    place, reason = min(found.values(), key=lambda one: (ENDS.index(one[0]), one[1] == FAILED_GROUP))
     return _Ended(place, reason, found)
 
 
 def _place(row: Mapping[str, Any]) -> tuple[str, str] | None:
     """Where one row of a file ended, and why; None: nowhere yet."""
     dropped, status = row.get("dropped"), row["status"]
+    if dropped == FAILED_GROUP:
+        return "failed", FAILED_GROUP
     if dropped is not None:
         return None if dropped in NOT_ENDS else ("evicted", "") if dropped == STALE else ("filtered", str(dropped))
     if status == "failed":
