@@ -75,6 +75,10 @@ matrix: setup ## a few steps in every layout and over every transport
 transports: setup ## publish over every transport to real engines, and the table of docs/layouts.md
 	$(BIN)/python bench/transports.py
 
+.PHONY: ledger
+ledger: setup ## kill and resume a run again and again, and count where every prompt group ended: docs/ledger.md
+	$(BIN)/python bench/ledger.py outputs/ledger
+
 .PHONY: layouts
 layouts: setup ## one rollout trained in every layout of the learner, and how far each is from one rank
 	$(BIN)/python -m bench.exactness

@@ -33,6 +33,8 @@ slime: reinforcement learning of language models, with Megatron-core and SGLang
   slime check run.toml               what slime run would find wrong, and what it would start where; starts nothing
   slime eval RUN                     measure a run's newest checkpoint, or a model, on held-out prompts
 
+  slime ledger RUN                   where every prompt group of a run ended: trained, filtered, failed, evicted, held
+
   slime plugins list                 what is installed
   slime plugins show NAME            what one plugin offers
   slime plugins check NAME           whether a plugin is sound: imports, hooks, contracts, metadata, files
@@ -140,6 +142,15 @@ def _check(argv: list[str]) -> int:
     return check.execute(resolved, active, architecture=architecture_of(resolved.config.model.hf_checkpoint) or "")
 
 
+def _ledger(argv: list[str]) -> int:
+    from slime_core.cli import ledger
+
+    if _asks_help(argv):
+        print(ledger.USAGE)
+        return 0
+    return ledger.execute(argv)
+
+
 def _config(argv: list[str]) -> int:
     from slime_core.config.explain import explain, to_toml
 
@@ -183,6 +194,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "check": _check,
     "eval": _eval,
+    "ledger": _ledger,
     "plugins": _plugins,
     "config": _config,
 }

@@ -102,6 +102,37 @@ def _something_is_in_flight(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _more_is_begun_than_is_taken(config: RunConfig) -> Iterator[str]:
+    fetched, batch = config.rollout.over_sampling_batch_size, config.rollout.rollout_batch_size
+    if fetched is not None and fetched < batch:
+        yield (
+            f"over_sampling_batch_size = {fetched} begins fewer prompts than rollout_batch_size = {batch} takes; give "
+            f"at least {batch}, or leave it out"
+        )
+
+
+def _ended_responses_can_go_on(config: RunConfig) -> Iterator[str]:
+    rollout = config.rollout
+    if rollout.mask_offpolicy_in_partial_rollout and not rollout.partial_rollout:
+        yield (
+            "mask_offpolicy_in_partial_rollout masks what was drawn before a response was taken up again, and without "
+            "partial_rollout none is; add --partial-rollout, or leave it out"
+        )
+    if not rollout.partial_rollout:
+        return
+    ends = rollout.over_sampling_batch_size is not None or rollout.pause_generation_mode == "abort"
+    if not ends and rollout.generate_function == type(rollout).model_fields["generate_function"].default:
+        yield (
+            "partial_rollout goes on with responses that were ended before their time, and none is: give "
+            "--over-sampling-batch-size N, or --async-buffer-size N with --pause-generation-mode abort, or leave it out"
+        )
+    if rollout.max_staleness == 0:
+        yield (
+            "partial_rollout trains responses that older weights began, and max_staleness = 0 trains none of these; "
+            "give a bound of at least 1, or leave one of the two out"
+        )
+
+
 _HALVES = "debug_rollout_only debug_train_only load_debug_rollout_data"
 
 ASYNC: dict[Rule, str] = {
@@ -112,5 +143,10 @@ ASYNC: dict[Rule, str] = {
         "stale_samples max_staleness corrections use_rollout_logprobs custom_tis_function_path"
     ),
     _something_is_in_flight: "pause_generation_mode async_buffer_size",
+    _more_is_begun_than_is_taken: "over_sampling_batch_size rollout_batch_size",
+    _ended_responses_can_go_on: (
+        "partial_rollout mask_offpolicy_in_partial_rollout over_sampling_batch_size pause_generation_mode "
+        "generate_function max_staleness"
+    ),
 }
 """Rule -> the settings it reads."""

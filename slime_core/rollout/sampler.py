@@ -14,6 +14,7 @@ store.
 from __future__ import annotations
 
 import time
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -368,8 +369,11 @@ class Sampler:
         )
 
     def _produces(self) -> Any:
-        pace, ends = Pace.of(self._config), self._client.ended
-        return Production(self._source, prepare=self._prepare, make=self._make, pace=pace, ends=ends)
+        pace = Pace.of(self._config)
+        return Production(self._source, prepare=self._prepare, make=self._make, pace=pace, ends=self._ends_requests)
+
+    def _ends_requests(self) -> AbstractAsyncContextManager[None]:
+        return self._client.ended()
 
     def _encoder_of(self, templated: bool) -> PromptEncoder:
         if templated == self._config.data.apply_chat_template:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from slime_core.config.schema import RolloutConfig
-from slime_core.errors import EngineError, PluginError, RequestRefused, RunError
+from slime_core.errors import EngineError, PluginError, RequestFailed, RequestRefused, RunError
 from slime_core.plugins.discovery import PluginIdentity
 from slime_core.rollout.choice import Chosen
 from slime_core.rollout.client import SamplingParams
-from slime_core.rollout.collect import Collector
+from slime_core.rollout.collect import Collector, missing_of
 from slime_core.rollout.functions import NoFunctions
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.guard import GuardedSource
@@ -202,3 +202,85 @@ def test_a_data_source_that_returns_no_groups_is_refused(returned, found):
     what = rf"{WHOSE}data source 'mine': next_groups\(2\) returned {found}; accepted is a list of 2 groups, each a list"
     with pytest.raises(PluginError, match=what):
         GuardedSource(source, name="mine", plugin=ACME).next_groups(2)
+
+
+# --- Failed samples ---------------------------------------------------------------------------------------------------
+
+
+class FailsFirst:
+    """Fails for each sample as often as it is told to, then answers."""
+
+    def __init__(self, *times: int) -> None:
+        self.left = list(times)
+        self.asked: list[int] = []
+
+    async def __call__(self, context: Any, sample: Sample, sampling: Any) -> Sample:
+        place = sample.index or 0
+        self.asked.append(place)
+        if self.left[place]:
+            self.left[place] -= 1
+            raise RequestFailed("nobody answered", "engine_timeout")
+        sample.status, sample.response_length = Status.COMPLETED, 1
+        return sample
+
+
+class Ones:
+    def __init__(self) -> None:
+        self.scored: list[int] = []
+
+    async def score(self, samples: Any) -> list[float]:
+        self.scored.append(len(samples))
+        return [1.0] * len(samples)
+
+
+def retrying(generate: Any, *, takes_groups: bool = False, retries: int = 2) -> tuple[Collector, Ones]:
+    reward = Ones()
+    rollout = RolloutConfig(failed_samples="retry", failed_sample_retries=retries)
+    choices: list[Any] = [Only(generate), Only(reward, takes_groups=takes_groups)]
+    return Collector(*choices, rollout=rollout), reward
+
+
+async def collected(collector: Collector, *, evaluation: bool = False) -> list[Sample]:
+    nothing: Any = None
+    context = GenerateContext(nothing, nothing, evaluation)
+    group = [Sample(group_index=0, index=place) for place in range(3)]
+    (made,) = await collector.collect(context, [group], SamplingParams())
+    return made
+
+
+async def test_a_failed_sample_is_generated_again_and_its_siblings_are_not():
+    generate = FailsFirst(0, 2, 1)
+    collector, _ = retrying(generate)
+    made = await collected(collector)
+    assert sorted(generate.asked) == [0, 1, 1, 1, 2, 2]
+    assert [(sample.index, sample.status, sample.error) for sample in made] == [
+        (place, Status.COMPLETED, None) for place in range(3)
+    ]
+    assert collector.take_retries() == {"engine_timeout": 3.0}
+    assert collector.take_retries() == {}
+
+
+async def test_retries_are_bounded_and_the_cause_stays():
+    collector, _ = retrying(FailsFirst(0, 9, 0), retries=1)
+    made = await collected(collector)
+    assert [sample.status for sample in made] == [Status.COMPLETED, Status.FAILED, Status.COMPLETED]
+    assert (made[1].failure_cause, made[1].error, made[1].reward) == ("engine_timeout", "nobody answered", None)
+
+
+async def test_a_reward_of_whole_groups_waits_for_the_second_try():
+    collector, reward = retrying(FailsFirst(0, 1, 0), takes_groups=True)
+    assert [sample.reward for sample in await collected(collector)] == [1.0, 1.0, 1.0]
+    assert reward.scored == [3]
+
+
+async def test_an_evaluation_is_not_generated_again():
+    generate = FailsFirst(1, 0, 0)
+    collector, _ = retrying(generate)
+    await collected(collector, evaluation=True)
+    assert sorted(generate.asked) == [0, 1, 2]
+
+
+def test_a_sample_that_was_not_returned_is_a_failed_one():
+    given = [Sample(group_index=0, index=place) for place in range(3)]
+    (lost,) = missing_of(given, [given[0], given[2]])
+    assert (lost.index, lost.status, lost.failure_cause) == (1, Status.FAILED, "not_returned")

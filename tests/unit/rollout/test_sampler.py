@@ -136,7 +136,12 @@ async def test_metrics_describe_the_samples(build):
     sampler, _ = build({"1+1": [answer("2"), answer("2")], "2+2": [answer("4"), answer("44", "length")]})
     metrics = (await sampler.sample(0)).metrics
     assert metrics.pop("perf/tokens_per_gpu_per_sec") > 0
-    assert metrics == {
+    assert metrics.pop("perf/ledger_time") > 0
+    assert {name: value for name, value in metrics.items() if name.startswith("ledger/") and value} == {
+        "ledger/taken": 2.0,
+        "ledger/trained": 2.0,
+    }
+    assert {name: value for name, value in metrics.items() if not name.startswith("ledger/")} == {
         "rollout/raw_reward": 0.75,
         "rollout/response_len/mean": 2.0,
         "rollout/response_len/max": 2.0,
@@ -238,9 +243,10 @@ async def test_a_component_that_cannot_be_made_is_named_with_its_plugin(build, m
 async def test_samples_that_come_back_from_the_data_source_start_anew(build):
     sampler, _ = build({**GOOD, "2+2": [answer("4"), answer("4", "abort")]})
     held: list[list[Sample]] = []
-    fresh = sampler._source.next_groups
-    sampler._source.put_back = held.extend  # type: ignore[method-assign]
-    sampler._source.next_groups = lambda n: [*held, *fresh(n - len(held))]  # type: ignore[method-assign]
+    source = sampler._source._source  # type: ignore[attr-defined]
+    fresh = source.next_groups
+    source.put_back = held.extend
+    source.next_groups = lambda n: [*held, *fresh(n - len(held))]
     await sampler.sample(0)
     assert [sample.status for sample in held[0]] == [Status.COMPLETED, Status.ABORTED]
     held[0][0].metadata["tries"] = 1

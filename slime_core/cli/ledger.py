@@ -1,0 +1,66 @@
+"""``slime ledger``: where every prompt group of a run ended, counted from its folder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slime_core.checkpoint.folder import Checkpoint, newest
+from slime_core.errors import ConfigError
+from slime_core.track.ledger import ENDS, JOURNAL, Recount
+
+__all__ = ["USAGE", "execute"]
+
+USAGE = """\
+slime ledger RUN     where every prompt group of a run folder ended; exit code 1 if one is lost or ended twice
+
+The files up to the newest checkpoint must account for every group: trained, filtered, failed, evicted, or held by the
+checkpoint. What came after it is counted too, and comes again when the run is resumed."""
+
+
+def execute(argv: Sequence[str]) -> int:
+    """Print the ledger of the run folder that ``argv`` names.
+
+    Raises:
+        ConfigError: there is no such run folder, or it keeps no ledger.
+        RunError: the ledger does not balance; names the groups.
+    """
+    if len(argv) != 1 or argv[0].startswith("-"):
+        raise ConfigError(f"slime ledger {' '.join(argv)}: accepted is one run folder\n{USAGE}")
+    run = Path(argv[0])
+    samples = run / "samples"
+    if not (samples / JOURNAL).is_file():
+        raise ConfigError(
+            f"{samples / JOURNAL} does not exist: {run} is no folder of a run that generates, or of one before there "
+            "was a ledger. Give a folder that slime run made."
+        )
+    checkpoint = newest(run / "checkpoints")
+    if checkpoint is not None:
+        print("\n".join(_at_checkpoint(samples, checkpoint)))
+    end = Recount(samples)
+    end.read()
+    print("\n".join(_table(f"end of the files, {end.rollouts} rollouts", end, {"open": len(end.open)})))
+    return 0
+
+
+def _at_checkpoint(samples: Path, checkpoint: Checkpoint) -> list[str]:
+    kept: dict[str, Any] = checkpoint.state.cursor.get("ledger", {})
+    found = Recount(samples)
+    found.read(until=kept.get("journal", 0))
+    held = {name: dict(kept.get(name, [])) for name in ("in_flight", "held")}
+    found.check({**held["in_flight"], **held["held"]})
+    title = f"{checkpoint.path.name}, {found.rollouts} rollouts: balances"
+    return _table(title, found, {name: len(groups) for name, groups in held.items()})
+
+
+def _table(title: str, found: Recount, present: dict[str, int]) -> list[str]:
+    rows = [(place, reason, count) for (place, reason), count in _ordered(found.groups)]
+    rows += [(name, "", count) for name, count in present.items()]
+    rows += [("returned", "", len(found.returned)), ("taken", "", found.taken)]
+    return [title, *(f"  {place:<10}{reason:<24}{count:>8}" for place, reason, count in rows)]
+
+
+def _ordered(groups: Counter[tuple[str, str]]) -> list[tuple[tuple[str, str], int]]:
+    return sorted(groups.items(), key=lambda one: (ENDS.index(one[0][0]), one[0][1]))

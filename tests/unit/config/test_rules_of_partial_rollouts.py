@@ -1,0 +1,56 @@
+"""The rules of over-sampling and of responses that go on: each broken once, with its text."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_core.config.check import mistakes
+from slime_core.config.load import load
+
+
+def broken_rules(line: str) -> list[str]:
+    config = load(["--advantage-estimator", "toy", *line.split()], check_rules=False).config
+    return [mistake.message for mistake in mistakes(config)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--rollout-batch-size 8 --over-sampling-batch-size 8",
+        "--rollout-batch-size 8 --over-sampling-batch-size 20 --partial-rollout",
+        "--async-buffer-size 1 --pause-generation-mode abort --partial-rollout --mask-offpolicy-in-partial-rollout",
+        "--partial-rollout --generate-function mine",
+    ],
+)
+def test_what_can_be_kept_breaks_no_rule(line: str) -> None:
+    assert broken_rules(line) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "--rollout-batch-size 8 --over-sampling-batch-size 7",
+            "over_sampling_batch_size = 7 begins fewer prompts than rollout_batch_size = 8 takes; give at least 8, or "
+            "leave it out",
+        ),
+        (
+            "--mask-offpolicy-in-partial-rollout",
+            "mask_offpolicy_in_partial_rollout masks what was drawn before a response was taken up again, and without "
+            "partial_rollout none is; add --partial-rollout, or leave it out",
+        ),
+        (
+            "--partial-rollout",
+            "partial_rollout goes on with responses that were ended before their time, and none is: give "
+            "--over-sampling-batch-size N, or --async-buffer-size N with --pause-generation-mode abort, or leave it "
+            "out",
+        ),
+        (
+            "--partial-rollout --over-sampling-batch-size 64 --max-staleness 0",
+            "partial_rollout trains responses that older weights began, and max_staleness = 0 trains none of these; "
+            "give a bound of at least 1, or leave one of the two out",
+        ),
+    ],
+)
+def test_a_broken_rule_says_so(line: str, message: str) -> None:
+    assert broken_rules(line) == [message]

@@ -1,0 +1,142 @@
+"""Responses that were ended before their time, and go on from their tokens."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slime_core.rollout.choice import Chosen
+from slime_core.rollout.client import Generation, SamplingParams
+from slime_core.rollout.generate import GenerateContext, SingleTurn
+from slime_core.rollout.resuming import add, prepare
+from slime_core.types import LogProbs, Mask, Sample, Status, TokenIds
+
+
+class Encoder:
+    def encode(self, prompt: Any) -> list[int]:
+        return [ord(one) for one in prompt]
+
+    def decode(self, ids: Any) -> str:
+        return "".join(map(chr, ids))
+
+
+class Client:
+    """Gives the answers in their order, and writes down what was asked."""
+
+    def __init__(self, *answers: list[Generation]) -> None:
+        self.answers, self.asked = list(answers), []
+
+    async def generate(self, ids: list[int], *, sampling: SamplingParams, n: int = 1) -> list[Generation]:
+        self.asked.append(("".join(map(chr, ids)), sampling.max_new_tokens, n))
+        return self.answers.pop(0)
+
+
+def answer(text: str, reason: Any, version: str, log_prob: float = -0.5) -> Generation:
+    ids = [ord(one) for one in text]
+    spans = ((version, 0, len(ids)),) if ids else ()
+    return Generation(array("i", ids), array("f", [log_prob] * len(ids)), reason, (version,), weight_spans=spans)
+
+
+def ended(response: str = "ab", **values: Any) -> Sample:
+    tokens = TokenIds([ord(one) for one in f"q{response}"])
+    sample = Sample(group_index=3, index=6, prompt="q", tokens=tokens, response=response, status=Status.ABORTED)
+    sample.response_length, sample.rollout_log_probs = len(response), LogProbs([-1.0] * len(response))
+    sample.weight_versions, sample.weight_spans = ["1"], [("1", 0, len(response))]
+    for name, value in values.items():
+        setattr(sample, name, value)
+    return sample
+
+
+LONG = SamplingParams(max_new_tokens=5, min_new_tokens=3)
+
+
+async def resumed(*samples: Sample, client: Client, masks: bool = False) -> list[Sample]:
+    context: Any = GenerateContext(client, Encoder(), masks_resumed=masks)
+    return await SingleTurn()(context, list(samples), LONG)
+
+
+async def test_an_ended_response_goes_on_from_its_tokens() -> None:
+    client = Client([answer("cd", "stop", "2")])
+    (sample,) = await resumed(ended(), client=client)
+    assert client.asked == [("qab", 3, 1)]
+    assert (sample.response, sample.response_length, sample.status) == ("abcd", 4, Status.COMPLETED)
+    assert sample.tokens == [ord(one) for one in "qabcd"]
+    assert list(sample.rollout_log_probs or ()) == [-1.0, -1.0, -0.5, -0.5]
+    assert sample.weight_versions == ["1", "2"]
+    assert sample.weight_spans == [("1", 0, 2), ("2", 2, 4)]
+    assert sample.loss_mask is None
+
+
+async def test_only_what_was_added_is_trained_where_the_run_says_so() -> None:
+    (sample,) = await resumed(ended(), client=Client([answer("c", "abort", "2")]), masks=True)
+    assert (sample.loss_mask, sample.status) == ([0, 0, 1], Status.ABORTED)
+    (sample,) = await resumed(sample, client=Client([answer("d", "stop", "3")]), masks=True)
+    assert (sample.loss_mask, sample.weight_versions) == ([0, 0, 0, 1], ["1", "2", "3"])
+
+
+async def test_a_mask_that_is_there_grows() -> None:
+    (sample,) = await resumed(ended(loss_mask=Mask([1, 0])), client=Client([answer("c", "stop", "2")]))
+    assert sample.loss_mask == [1, 0, 1]
+
+
+async def test_a_response_of_the_full_length_asks_for_nothing() -> None:
+    client = Client()
+    (sample,) = await resumed(ended("abcde"), client=client)
+    assert (sample.status, client.asked) == (Status.TRUNCATED, [])
+
+
+async def test_of_a_group_only_what_is_not_finished_is_asked_for() -> None:
+    client = Client([answer("x", "stop", "2"), answer("y", "length", "2")], [answer("c", "stop", "2")])
+    whole = ended("z", status=Status.COMPLETED)
+    group = [Sample(prompt="q"), whole, ended(), Sample(prompt="q")]
+    made = await resumed(*group, client=client)
+    assert client.asked == [("q", 5, 2), ("qab", 3, 1)]
+    assert [sample.response for sample in made] == ["x", "z", "abc", "y"]
+    assert made[1] is whole
+
+
+def test_routes_of_the_tokens_so_far_stay_as_they_were_taken() -> None:
+    before = np.zeros((2, 1, 1), np.int16)
+    sample = ended(rollout_routed_experts=before)
+    rest = Generation(array("i", [99]), array("f", [-0.5]), "stop", ("2",), routed_experts=np.ones((3, 1, 1), np.int16))
+    add(sample, rest, "abc", masks=False)
+    assert sample.rollout_routed_experts.ravel().tolist() == [0, 0, 1]
+
+
+def chosen(*, takes_groups: bool = True, resumes: bool = True) -> Chosen:
+    return Chosen("x", None, takes_groups, resumes=resumes)
+
+
+@pytest.mark.parametrize(
+    ("resumes", "generator", "rests"),
+    [
+        (True, chosen(), ["ab", "z", ""]),
+        (True, chosen(takes_groups=False), ["ab", "z", ""]),
+        (True, chosen(takes_groups=False, resumes=False), ["", "z", ""]),
+        (True, chosen(resumes=False), ["", "", ""]),
+        (False, chosen(), ["", "", ""]),
+    ],
+)
+def test_what_a_group_keeps_of_an_earlier_try(resumes: bool, generator: Chosen, rests: list[str]) -> None:
+    whole = ended("z", status=Status.COMPLETED, reward=1.0)
+    failed = ended("", status=Status.FAILED, error="lost", failure_cause="engine")
+    group = [ended(), whole, failed]
+    prepare(group, generator, chosen(takes_groups=False), resumes=resumes)
+    assert [sample.response for sample in group] == rests
+    assert (failed.status, failed.error, failed.failure_cause) == (Status.PENDING, None, None)
+    assert whole.reward == (1.0 if rests[1] else None)
+
+
+def test_a_reward_that_compares_samples_is_given_anew() -> None:
+    whole = ended("z", status=Status.COMPLETED, reward=1.0)
+    prepare([ended(), whole], chosen(), chosen(takes_groups=True), resumes=True)
+    assert (whole.response, whole.reward) == ("z", None)
+
+
+def test_a_finished_group_that_comes_again_begins_anew() -> None:
+    whole = ended("z", status=Status.COMPLETED, reward=1.0)
+    prepare([whole], chosen(), chosen(), resumes=True)
+    assert (whole.response, whole.status, whole.weight_spans) == ("", Status.PENDING, [])
