@@ -125,6 +125,22 @@ async def test_a_response_that_is_cut_says_so(client: GenerateClient) -> None:
     assert (len(answer.token_ids), answer.finish_reason) == (3, "length")
 
 
+async def test_ended_responses_go_on_to_what_they_would_have_been(client: GenerateClient) -> None:
+    greedy = SamplingParams(temperature=0, max_new_tokens=110, ignore_eos=True)
+    (whole,) = await client.generate([3, 8, 4], sampling=greedy)
+    requests = [asyncio.create_task(client.generate([3, 8, 4], sampling=greedy)) for _ in range(48)]
+    # Queued behind them: when it is answered, they have begun.
+    await client.generate([3, 8, 4], sampling=SamplingParams(max_new_tokens=1))
+    async with client.ended():
+        ended = [answer for (answer,) in await asyncio.gather(*requests)]
+    begun = next(answer for answer in ended if answer.finish_reason == "abort" and answer.token_ids)
+    assert len(begun.log_probs) == len(begun.token_ids) < 110
+    rest = SamplingParams(temperature=0, max_new_tokens=110 - len(begun.token_ids), ignore_eos=True)
+    (more,) = await client.generate([3, 8, 4, *begun.token_ids], sampling=rest)
+    assert [*begun.token_ids, *more.token_ids] == list(whole.token_ids)
+    assert [*begun.log_probs, *more.log_probs] == pytest.approx(list(whole.log_probs), abs=1e-4)
+
+
 async def test_a_request_that_cannot_be_served_is_refused_at_once(client: GenerateClient) -> None:
     begun_s = time.monotonic()
     with pytest.raises(EngineError, match=r"status 400: .*maximum context length of 128"):
