@@ -7,19 +7,17 @@ the data source. The journal says which groups left and which came back (:mod:`s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_core.plugins.contracts import DataSource
+from slime_core.rollout.held import group_text, prompts_text, read_group
 from slime_core.track.ledger import Journal
-from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds
+from slime_core.types import PromptGroup, Status
 
 __all__ = ["Supply", "held_by", "ids_of"]
 
-HELD, SOURCE = "held", "source"
-ARRAYS = {"tokens": TokenIds, "rollout_log_probs": LogProbs, "loss_mask": Mask}
-"""Fields of a sample that JSON carries as lists."""
+HELD, LEFT, SOURCE = "held", "left", "source"
 
 
 class Supply(DataSource):
@@ -60,15 +58,27 @@ class Supply(DataSource):
     def state(self) -> dict[str, Any]:
         """The source's own state; where groups are held, beside them, each as one text.
 
-        A group that JSON cannot carry is there without its responses, so that its prompt comes again.
+        Of a group that JSON cannot carry, only what says which prompt it is of: that comes again.
         """
         state = self._source.state()
-        return {HELD: [_text(group) for group in self._held], SOURCE: state} if self._held else state
+        if not self._held:
+            return state
+        texts = [group_text(group, 0) for group in self._held]
+        left = [prompts_text(group, 0) for group, text in zip(self._held, texts, strict=True) if text is None]
+        return {HELD: [text for text in texts if text is not None], LEFT: left, SOURCE: state}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from where ``state()`` was taken."""
-        self._held = [_read(text) for text in state[HELD]] if state.keys() == {HELD, SOURCE} else []
-        self._source.restore(state[SOURCE] if self._held else state)
+        if state.keys() != {HELD, LEFT, SOURCE}:
+            self._held = []
+            self._source.restore(state)
+            return
+        self._source.restore(state[SOURCE])
+        self._held = [read_group(text)[1] for text in state[HELD]]
+        again = [read_group(text)[1] for text in state[LEFT]]
+        if again:
+            self._journal.gave_back(ids_of(again))
+            self._source.put_back(again)
 
     def __len__(self) -> int:
         return len(self._source)
@@ -78,8 +88,8 @@ def ids_of(groups: Sequence[PromptGroup]) -> dict[int, list[int]]:
     """Number of a group -> the numbers of its samples; groups and samples without a number are left out."""
     found: dict[int, list[int]] = {}
     for sample in (sample for group in groups for sample in group):
-        if sample.group_index is not None and sample.index is not None:
-            found.setdefault(sample.group_index, []).append(sample.index)
+        if sample.group_index is not None:
+            found.setdefault(sample.group_index, []).extend([] if sample.index is None else [sample.index])
     return found
 
 
@@ -91,22 +101,3 @@ def held_by(source: DataSource) -> dict[int, list[int]]:
 def _has_begun(group: PromptGroup) -> bool:
     was_ended = any(sample.status is Status.ABORTED for sample in group)
     return was_ended and any(sample.response_length for sample in group)
-
-
-def _text(group: PromptGroup) -> str:
-    try:
-        return json.dumps([sample.to_dict() for sample in group])
-    except (TypeError, ValueError):
-        given = [
-            Sample(group_index=one.group_index, index=one.index, prompt=one.prompt, label=one.label) for one in group
-        ]
-        return json.dumps([{**new.to_dict(), "metadata": one.metadata} for new, one in zip(given, group, strict=True)])
-
-
-def _read(text: str) -> PromptGroup:
-    samples = [Sample.from_dict(values) for values in json.loads(text)]
-    for sample in samples:
-        for name, kind in ARRAYS.items():
-            if getattr(sample, name) is not None:
-                setattr(sample, name, kind(getattr(sample, name)))
-    return samples

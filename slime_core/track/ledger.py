@@ -226,7 +226,7 @@ class Recount:
     def _close(self, rollout: int, *, is_strict: bool) -> None:
         path = samples_file(self.folder, rollout)
         rows: dict[int, list[dict[str, Any]]] = {}
-        for row in _rows(path):
+        for row in (row for row in _rows(path) if row["group"] is not None):
             rows.setdefault(row["group"], []).append(row)
         ended = {group: end for group, found in rows.items() if (end := _end(found)) is not None}
         if is_strict:
