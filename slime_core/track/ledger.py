@@ -252,13 +252,13 @@ class Recount:
 
 def _end(rows: Sequence[Mapping[str, Any]]) -> _Ended | None:
     """Where a group of one file ended; None: nowhere yet."""
-    places = [(row["index"], _place(row)) for row in rows]
     found: dict[int, tuple[str, str]] = {}
-    for index, place in places:
-        if place is None:
+    for row in rows:
+        here = _place(row)
+        if here is None:
             return None
-        if index not in found or ENDS.index(place[0]) < ENDS.index(found[index][0]):
-            found[index] = place
+        there = found.get(row["index"], here)
+        found[row["index"]] = min(there, here, key=lambda one: ENDS.index(one[0]))
     place, reason = min(found.values(), key=lambda one: (ENDS.index(one[0]), one[1] == FAILED_GROUP))
     return _Ended(place, reason, found)
 

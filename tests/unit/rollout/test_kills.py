@@ -1,0 +1,116 @@
+"""A run dies again and again while it generates: after every resume each prompt group is in one place, none is lost.
+
+What dies is the sampler's side over an engine without a model; ``bench/ledger.py`` kills whole runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core.data.prompts import PromptFiles
+from slime_core.plugins.contracts import PromptRequest
+from slime_core.rollout.client import GenerateClient, SamplingParams
+from slime_core.rollout.generate import GenerateContext, SingleTurn
+from slime_core.rollout.ledger import Ledger, Present
+from slime_core.rollout.production import Pace, Production
+from slime_core.rollout.resuming import anew
+from slime_core.rollout.supply import Supply
+from slime_core.testing.fake_engine import FakeEngine
+from slime_core.track.ledger import Recount
+from slime_core.track.samples import SampleWriter
+from slime_core.types import PromptGroup, Status
+
+ROLLOUTS, BATCH = 6, 3
+
+
+class Killed(Exception):
+    """The process is gone."""
+
+
+class Encoder:
+    def encode(self, prompt: Any) -> list[int]:
+        return [3, 4]
+
+    def decode(self, ids: Any) -> str:
+        return "".join(map(chr, ids))
+
+
+class Life:
+    """One process of the run: from its last checkpoint to the end, or to the answer at which it dies."""
+
+    def __init__(self, folder: Path, client: Any, *, ahead: int, dies_after: int | None) -> None:
+        self.folder, self.client, self.left = folder, client, dies_after
+        self.ledger = Ledger(folder)
+        request = PromptRequest(folder / "prompts.jsonl", n_samples_per_prompt=2)
+        self.supply = Supply(PromptFiles(request=request), self.ledger.journal, holds=True)
+        pace = Pace(BATCH, ahead=ahead, total=ROLLOUTS, fetch=2 * BATCH)
+        self.production = Production(self.supply, prepare=lambda *_: None, make=self.make, pace=pace, ends=client.ended)
+
+    async def make(self, rollout: int, group: PromptGroup) -> PromptGroup:
+        for sample in group:
+            if sample.status is not Status.ABORTED:
+                anew(sample)
+        nothing: Any = Encoder()
+        context = GenerateContext(self.client, nothing)
+        made = await SingleTurn()(context, group, SamplingParams(max_new_tokens=8))
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise Killed
+        return made
+
+    async def live(self) -> None:
+        saved = self.folder / "state.json"
+        begin = 0
+        if saved.exists():
+            state = json.loads(saved.read_text())
+            begin = state["step"]
+            self.ledger.restore(state["ledger"])
+            self.production.restore(state)
+        for rollout in range(begin, ROLLOUTS):
+            self.production.published(rollout)
+            groups = await self.production.take(rollout, BATCH)
+            await self.production.settle()
+            SampleWriter(self.folder).write("train", rollout, [one for group in groups for one in group])
+            self.ledger.close(rollout, self.present())
+            if rollout % 2:
+                state = {"step": rollout + 1, "ledger": self.ledger.state(self.present()), **self.production.state()}
+                saved.write_text(json.dumps(state))
+
+    def present(self) -> Present:
+        found = self.production.present()
+        return Present(found.in_flight, {**found.held, **self.supply.held})
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("seed", range(3))
+async def test_every_group_is_in_one_place_whenever_a_run_dies(tmp_path: Path, seed: int, ahead: int) -> None:
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{n}", "label": "1"}}\n' for n in range(50)))
+    dice, deaths = random.Random(seed), 0
+    with FakeEngine() as engine:
+        engine.partial = 2
+        async with GenerateClient(engine.url, timeout_s=20) as client:
+            for dies_after in [dice.randrange(1, 30) for _ in range(4)] + [None]:
+                life = Life(tmp_path, client, ahead=ahead, dies_after=dies_after)
+                try:
+                    await life.live()
+                except Killed:
+                    deaths += 1
+                finally:
+                    await life.production.close()
+                    await asyncio.sleep(0)
+    assert deaths
+    found = Recount(tmp_path)
+    found.read()
+    found.check(life.present().groups)
+    assert found.groups == {("trained", ""): ROLLOUTS * BATCH}
+    rows = [json.loads(line) for path in tmp_path.glob("train-*.jsonl") for line in path.read_text().splitlines()]
+    assert set(Counter(row["index"] for row in rows).values()) == {1}
+    assert len(rows) == ROLLOUTS * BATCH * 2
