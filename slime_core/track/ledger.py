@@ -55,12 +55,15 @@ def samples_file(folder: Path, rollout: int) -> Path:
 class Journal:
     """``taken.jsonl``, appended to while a run goes on; every line is in the file when its call returns.
 
+    What another run left there goes with the first line, unless :meth:`rewind` says where to go on.
+
     Arguments:
         folder: of samples; None: nothing is written.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / JOURNAL
+        self._is_begun = False
 
     def took(self, groups: Groups) -> None:
         """The data source has handed out ``groups``."""
@@ -77,7 +80,7 @@ class Journal:
 
     def position(self) -> int:
         """Bytes written so far, all of them on the disk."""
-        if self._path is None or not self._path.exists():
+        if self._path is None or not self._is_begun:
             return 0
         with self._path.open("ab") as file:
             os.fsync(file.fileno())
@@ -93,17 +96,19 @@ class Journal:
         """
         if self._path is None:
             return
+        self._is_begun = False
         if position and self._path.exists() and self._path.stat().st_size >= position:
             os.truncate(self._path, position)
+            self._is_begun = True
             return
-        self._path.unlink(missing_ok=True)
         self._append({"base": [[group, list(indices)] for group, indices in held.items()]})
 
     def _append(self, line: Mapping[str, Any]) -> None:
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
+        with self._path.open("a" if self._is_begun else "w", encoding="utf-8") as file:
+            self._is_begun = True
             file.write(json.dumps(line) + "\n")
 
 

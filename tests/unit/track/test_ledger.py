@@ -204,6 +204,14 @@ def test_in_another_folder_the_ledger_begins_with_what_the_checkpoint_holds(tmp_
     assert (recount().taken, recount().open) == (1, {4: (8, 9)})
 
 
+def test_a_fresh_run_begins_anew_where_a_start_that_failed_left_something(journal, tmp_path, recount):
+    journal.took(ids(0, 1))
+    again = Journal(tmp_path)
+    assert again.position() == 0
+    again.took(ids(0))
+    assert recount().open == {0: (0, 1)}
+
+
 def test_without_a_folder_nothing_is_written(tmp_path):
     journal = Journal(None)
     journal.took(ids(0))
