@@ -10,7 +10,8 @@ from uuid import uuid4
 
 from slime_core.adapters.inside import Answer, Conversation
 from slime_core.rollout.client import Generation, SamplingParams
-from slime_core.rollout.generate import FINISHED, GenerateContext
+from slime_core.rollout.generate import GenerateContext
+from slime_core.rollout.resuming import FINISHED
 from slime_core.rollout.speculation import added
 from slime_core.types import LogProbs, Mask, Sample, SpecInfo, TokenIds
 
