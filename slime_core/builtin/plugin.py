@@ -176,6 +176,12 @@ def slime_register_generate_functions() -> Iterator[Component]:
         traits=GenerateTraits(scope="group", sends_prompts_whole=True, draws=False),
         summary="The label of each prompt as its response, for supervised fine-tuning; engines answer evaluations",
     )
+    yield Component(
+        "from_messages",
+        target="slime_core.rollout.conversations:FromMessages",
+        traits=GenerateTraits(scope="group", draws=False),
+        summary="The assistant's turns of each conversation, for supervised fine-tuning (--loss-mask-type)",
+    )
 
 
 @hookimpl
@@ -206,5 +212,5 @@ def slime_register_data_sources() -> Iterator[Component]:
         "prompts",
         target="slime_core.data.prompts:PromptFiles",
         traits=DataTraits(reads_prompt_files=True),
-        summary="Prompts from a JSON Lines file, shuffled anew each epoch",
+        summary="Prompts from JSON Lines, Parquet or saved data sets, shuffled anew each epoch",
     )

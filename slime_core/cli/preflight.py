@@ -20,8 +20,10 @@ from slime_core.config.mistakes import Mistake, report
 from slime_core.config.schema import RunConfig
 from slime_core.data.named import offered_to_rows
 from slime_core.data.recorded import RolloutFiles, screen_rollouts
+from slime_core.data.requests import reading_of, template_arguments, training_paths
 from slime_core.data.row_sampling import drawn
-from slime_core.data.screen import Reading, Room, screen
+from slime_core.data.rows import Reading
+from slime_core.data.screen import Room, screen
 from slime_core.plugins.component import Kind
 from slime_core.plugins.refusals import refusals
 from slime_core.plugins.selection import has_critic
@@ -165,16 +167,17 @@ def _screen_rollouts(config: RunConfig, files: RolloutFiles, *, first: int) -> N
 
 def _screen_prompts(config: RunConfig, registry: Registry, *, trains: bool) -> None:
     embedded = config.model.hf_checkpoint is None
-    rows = Reading(
-        input_key=config.data.input_key, label_key=config.data.label_key, metadata_key=config.data.metadata_key
-    )
+    rows = reading_of(config.data)
     offered = offered_to_rows(config, registry)
     response = config.rollout.rollout_max_response_len
-    prompts = config.data.prompt_data
+    skips_bad = config.data.on_bad_data == "skip"
     source = registry.find(Kind.DATA_SOURCE, config.data.data_source).traits if trains else None
-    if prompts is not None and isinstance(source, DataTraits) and source.reads_prompt_files:
+    if isinstance(source, DataTraits) and source.reads_prompt_files:
         room = _room(config, registry, response=response, leaves_out=config.data.rollout_max_prompt_len)
-        screen(prompts, rows, room=room, setting="prompt_data", offered=offered, drawn=drawn(config))
+        for setting, path in training_paths(config.data):
+            screen(
+                path, rows, room=room, setting=setting, offered=offered, drawn=drawn(config), skips_bad=skips_bad
+            )
     for one in eval_sets(config):
         # Ours, for our model: looked through by the tests.
         if not (embedded and one.path.is_relative_to(ARITHMETIC)):
@@ -210,4 +213,5 @@ def _room(config: RunConfig, registry: Registry, *, response: int, leaves_out: i
         folder=folder,
         apply_chat_template=config.data.apply_chat_template,
         leaves_out=leaves_out,
+        template_arguments=template_arguments(config.data),
     )

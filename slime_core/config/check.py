@@ -6,7 +6,6 @@ where one of those has no usable value, because that was reported already.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from slime_core.config.folders import unwritable
 from slime_core.config.layout_rules import ENGINE_LAYOUT, LEARNER_LAYOUT, Rule
 from slime_core.config.mistakes import Mistake
 from slime_core.config.optimizer_rules import OPTIMIZER
+from slime_core.config.prompt_paths import unreadable
 from slime_core.config.reward_rules import REWARDS
 from slime_core.config.role_rules import ROLES
 from slime_core.config.routing_rules import ROUTING
@@ -230,11 +230,7 @@ def _output_is_writable(config: RunConfig) -> Iterator[str]:
 
 
 def _unreadable(path: Path, what: str) -> Iterator[str]:
-    if not path.is_file():
-        found = "is a folder" if path.is_dir() else "does not exist"
-        yield f"{what}: {path} {found}; accepted: a prompt file"
-    elif not os.access(path, os.R_OK):
-        yield f"{what}: {path} may not be read by this user"
+    yield from (f"{what}: {problem}" for problem in unreadable(path))
 
 
 def _no_model(folder: Path | None, what: str) -> Iterator[str]:

@@ -132,6 +132,10 @@ def _nothing_else_is_replaced(config: RunConfig) -> Iterator[str]:
         others[name] = path
 
 
+READ = ("prompt_data", "prompt_mix", "eval_prompt_data", "custom_config_path", "lock_file")
+"""Settings that name files which a run reads."""
+
+
 def _inputs(config: RunConfig) -> dict[str, Path]:
     """Setting -> the file that the run reads by it."""
     given = {
@@ -140,6 +144,7 @@ def _inputs(config: RunConfig) -> dict[str, Path]:
         "custom_config_path": config.custom.custom_config_path,
         "lock_file": config.run.lock_file,
     }
+    given |= {f"prompt_mix {place}": path for place, (path, _) in enumerate(config.data.prompt_mix, start=1)}
     given |= {f"eval_prompt_data {name}": path for name, path in config.eval.files}
     return {name: path for name, path in given.items() if path is not None}
 
@@ -252,9 +257,7 @@ DEBUG: dict[Rule, str] = {
     _every_rank_has_a_file: "save_debug_train_data actor_num_nodes actor_num_gpus_per_node",
     _nothing_is_pickled: " ".join(FILES),
     _files_can_be_written: " ".join(MARKS),
-    _nothing_else_is_replaced: (
-        f"{' '.join(FILES)} prompt_data eval_prompt_data eval_datasets custom_config_path lock_file"
-    ),
+    _nothing_else_is_replaced: " ".join([*FILES, *READ, "eval_datasets"]),
     _what_is_saved_happens: f"{_HALVES} save_debug_rollout_data save_debug_train_data",
     _engines_are_there_to_be_evaluated: f"{_HALVES} eval_interval eval_prompt_data eval_datasets eval_function_path",
     _learner_and_engines_are_there_to_be_compared: f"{_HALVES} check_weight_update_equal",

@@ -53,6 +53,7 @@ class Provenance:
 
 
 DEFAULT = Provenance("default")
+PROMPTS_OR_MODEL = ("hf_checkpoint", "prompt_data", "prompt_mix")
 _PEEKED = ("plugins", "hf_checkpoint", "no_plugins", "locked", "lock_file")
 
 
@@ -265,7 +266,7 @@ class _Reading:
 
     def fill_embedded(self) -> None:
         """Embedded defaults for what nothing has said, where neither a model nor prompts are named."""
-        if any(self.values.get(key) is not None or key in self.broken for key in ("hf_checkpoint", "prompt_data")):
+        if any(self.values.get(key) is not None or key in self.broken for key in PROMPTS_OR_MODEL):
             return
         # Where rollouts are read, no engine is there that could be evaluated.
         reads = self.values.get("debug_train_only") or self.values.get("load_debug_rollout_data") is not None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
-from slime_core.config.bounded import Count, Name
+from slime_core.config.bounded import Count, CountOrZero, Name, Positive
 from slime_core.config.section import Section
 
 __all__ = ["DataConfig"]
@@ -14,18 +15,39 @@ class DataConfig(Section):
     """Where prompts come from."""
 
     prompt_data: Path | None = None
-    """JSON Lines file of prompts. None: the embedded arithmetic problems."""
+    """Prompts: a JSON Lines or Parquet file, a folder of such, a folder that datasets saved, a pattern such as
+    'data/*.jsonl'; @[a:b] behind it takes rows a to b-1. None: the embedded arithmetic problems."""
+    prompt_mix: tuple[tuple[Path, Positive], ...] = ()
+    """Several of what prompt_data takes, each with its weight: a.jsonl 0.7 b.parquet 0.3. Empty: prompt_data alone."""
     input_key: Name = "prompt"
     """Field of a row with the prompt: text, or chat messages."""
     label_key: Name | None = "label"
     """Field of a row with the ground truth for the reward. None: rows have none."""
     metadata_key: Name = "metadata"
     """Field of a row with an object that becomes the sample's metadata; rows may lack it."""
+    tool_key: Name | None = "tools"
+    """Field of a row with a list of tools that the chat template shows the model; rows may lack it. None: no tools."""
+    multimodal_keys: Name | None = None
+    """Fields of a row with images and the like, as JSON: '{"image": "images"}'; the engine is sent them. None: none."""
     apply_chat_template: bool = False
     """Render prompts with the tokenizer's chat template; a text prompt becomes one user message."""
+    apply_chat_template_kwargs: Name = "{}"
+    """Further arguments of the chat template, as JSON: '{"enable_thinking": false}'."""
+    loss_mask_type: Literal["prefix", "qwen3", "distill_qwen"] = "prefix"
+    """How from_messages finds the assistant's turns: templates whose beginnings stay as they are, as slime's qwen;
+    templates that leave thoughts out of earlier turns, also slime's qwen3_5; that leave them out of all turns."""
     rollout_shuffle: bool = True
     """Shuffle the prompts anew each epoch, by the seed. False: file order."""
     rollout_max_prompt_len: Count | None = None
-    """Leave out prompts longer than this many tokens. None: keep all."""
+    """Leave out prompts longer than this many tokens, and count them. None: keep all."""
+    num_data_workers: CountOrZero = 0
+    """Processes that count the tokens of prompts for rollout_max_prompt_len. 0: the sampler itself does."""
+    streaming_data: bool = False
+    """Read prompts as they are needed: large files start at once and take no memory. False: hold them in memory."""
+    shuffle_window: Count | None = None
+    """With streaming_data, shuffle only among so many rows that stand together. None: among all, by an index of the
+    files that is made once and kept."""
+    on_bad_data: Literal["fail", "skip"] = "fail"
+    """What to do with a row that cannot be read: end the run and name it, or leave it out and count it."""
     data_source: Name = "prompts"
     """Component that hands out prompts; of kind data_source."""

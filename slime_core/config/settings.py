@@ -269,7 +269,8 @@ def _in_words(annotation: Any, metadata: Sequence[object] = ()) -> str:
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
     if origin is tuple and get_origin(arguments[0]) is tuple:
-        return "pairs of a name and a path, or none"
+        pair = [_in_words(kind).replace("text", "a name") for kind in get_args(arguments[0])]
+        return f"pairs of {' and '.join(pair)}, or none"
     if origin is tuple and _is_table(arguments[0]):
         return f"tables with {', '.join(arguments[0].model_fields)}; as a flag each a JSON object"
     if origin is tuple:
@@ -314,8 +315,8 @@ def _placeholder(annotation: Any) -> str:
     if origin is Literal:
         return "|".join(map(str, arguments))
     if origin is tuple:
-        pairs = get_origin(arguments[0]) is tuple
-        return (
-            "NAME FILE ..." if pairs else "JSON ..." if _is_table(arguments[0]) else f"{_placeholder(arguments[0])} ..."
-        )
+        if _is_table(arguments[0]):
+            return "JSON ..."
+        pair = get_args(arguments[0]) if get_origin(arguments[0]) is tuple else ()
+        return " ".join([*map(_placeholder, pair or arguments[:1]), "..."]).replace("NAME PATH", "NAME FILE")
     return {bool: "", int: "N", float: "X", Path: "PATH", EvalDataset: "TABLE"}.get(annotation, "NAME")

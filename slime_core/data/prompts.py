@@ -1,16 +1,17 @@
-"""The built-in data source: prompt groups from a file, in an order that a seed and a cursor determine."""
+"""The built-in data source: prompt groups from files, in an order that a seed and a cursor determine."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
-import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from slime_core.data.rows import PromptRow, read_prompts
-from slime_core.errors import CheckpointError, DataError, RunError
+from slime_core.data.held import Held
+from slime_core.data.mixed import Mixed
+from slime_core.data.stream import Stream
+from slime_core.data.streamed import Streamed
+from slime_core.errors import CheckpointError, RunError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.types import PromptGroup, Sample
 
@@ -25,38 +26,26 @@ class PromptFiles:
         request: see :class:`PromptRequest`.
 
     Raises:
-        DataError: the file is missing, empty or malformed.
+        DataError: a file is missing, empty or malformed, or all its prompts are left out.
     """
 
     def __init__(self, options: object | None = None, *, request: PromptRequest) -> None:
         del options
         self._request = request
-        rows = read_prompts(
-            request.path, input_key=request.input_key, label_key=request.label_key, metadata_key=request.metadata_key
-        )
-        self._rows = [row for row in rows if request.keeps is None or request.keeps(row.prompt)]
-        if not self._rows:
-            raise DataError(
-                f"{request.path}: all {len(rows)} prompts are longer than --rollout-max-prompt-len; raise it"
-            )
-        self._order_comes_from = {
-            "prompts": len(self._rows),
-            "digest": _digest(self._rows),
-            "seed": request.seed,
-            "shuffle": request.shuffle,
-            "n_samples_per_prompt": request.n_samples_per_prompt,
-        }
+        self._stream = _opened(request)
+        size = request.n_samples_per_prompt
+        self._order_comes_from = {**self._stream.identity(), "n_samples_per_prompt": size}
         self._next = 0
         self._returned: list[int] = []
-        self._orders: dict[int, list[int]] = {}
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._stream)
 
     def next_groups(self, n: int) -> list[PromptGroup]:
         """The next ``n`` groups: those that were put back first, then new ones."""
         again, self._returned = self._returned[:n], self._returned[n:]
         fresh = range(self._next, self._next + n - len(again))
+        self._stream.prepare(fresh.stop)
         self._next = fresh.stop
         return [self._group(number) for number in [*again, *fresh]]
 
@@ -70,7 +59,8 @@ class PromptFiles:
 
     def state(self) -> dict[str, Any]:
         """The number of the next new group, the groups that were put back, and all that decides what a number means."""
-        return {"next": self._next, "returned": list(self._returned), **self._order_comes_from}
+        place = self._stream.state(self._returned)
+        return {"next": self._next, "returned": list(self._returned), **self._order_comes_from, **place}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state()`` was taken.
@@ -85,12 +75,12 @@ class PromptFiles:
                 f"{self._request.path}: the checkpoint's place in the data would mean other prompts: "
                 f"{'; '.join(differ)}. Resume with the prompts and the settings of that run."
             )
+        self._stream.restore(state)
         self._next, self._returned = int(state["next"]), list(state["returned"])
 
     def _group(self, number: int) -> PromptGroup:
         """Group ``number`` of the run; the number alone says which prompt, so that it can be made again."""
-        epoch, position = divmod(number, len(self._rows))
-        row = self._rows[self._order(epoch)[position]]
+        row = self._stream.at(number)
         size = self._request.n_samples_per_prompt
         return [
             Sample(
@@ -99,18 +89,10 @@ class PromptFiles:
                 prompt=copy.deepcopy(row.prompt),
                 label=row.label,
                 metadata=copy.deepcopy(row.metadata),
+                multimodal_inputs=copy.deepcopy(row.inputs),
             )
             for i in range(size)
         ]
-
-    def _order(self, epoch: int) -> list[int]:
-        if epoch not in self._orders:
-            order = list(range(len(self._rows)))
-            if self._request.shuffle:
-                # A string seeds by its bytes: the same order on every machine and Python version.
-                random.Random(f"{self._request.seed}:{epoch}").shuffle(order)
-            self._orders = {epoch: order}
-        return self._orders[epoch]
 
 
 def _number(group: PromptGroup) -> int:
@@ -124,9 +106,8 @@ def _number(group: PromptGroup) -> int:
     return number
 
 
-def _digest(rows: Sequence[PromptRow]) -> str:
-    """SHA-256 of prompts and labels in file order."""
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(json.dumps([row.prompt, row.label]).encode() + b"\n")
-    return digest.hexdigest()
+def _opened(request: PromptRequest) -> Stream:
+    if request.mix:
+        parts = [(replace(request, path=path, mix=()), weight) for path, weight in request.mix]
+        return Mixed([(_opened(part), weight) for part, weight in parts])
+    return Streamed(request) if request.streams else Held(request)

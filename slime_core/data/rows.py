@@ -1,17 +1,38 @@
-"""Reads JSON Lines; every mistake names file and line."""
+"""From the rows of a file to prompts; every mistake names file and line."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slime_core.data.tables import Raw, open_rows
 from slime_core.errors import DataError
 
-__all__ = ["PromptRow", "read_numbered", "read_prompts", "read_rows"]
+__all__ = ["Prompt", "PromptRow", "Reading", "content_of", "numbered_prompts", "prompt_of", "read_prompts", "tools_of"]
 
 EXAMPLE = '{"prompt": "What is 2 + 2?", "label": "4"}'
+
+Prompt = str | list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How the rows of prompt files are read; see the settings of the same names.
+
+    Arguments:
+        label_key: None: rows have no ground truth.
+        tool_key: None: rows have no tools.
+        multimodal_keys: name of a kind of input, such as ``image`` -> field of a row.
+    """
+
+    input_key: str = "prompt"
+    label_key: str | None = "label"
+    metadata_key: str = "metadata"
+    tool_key: str | None = None
+    multimodal_keys: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,105 +44,161 @@ class PromptRow:
     Arguments:
         prompt: text, or chat messages with ``role`` and ``content``.
         label: the ground truth as text; None where the row has none.
-        metadata: the row's own fields for rewards and reports.
+        metadata: the row's own fields for rewards and reports; under ``tools`` those that the chat template is given.
+        inputs: kind -> what the row holds of images and the like, as it stands there; None: nothing.
     """
 
-    prompt: str | list[dict[str, Any]]
+    prompt: Prompt
     label: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, Any] | None = None
+
+    @property
+    def tools(self) -> list[Any] | None:
+        """See :func:`tools_of`."""
+        return tools_of(self.metadata)
 
 
-def read_rows(path: Path, *, most_bytes: int | None = None) -> list[tuple[int, dict[str, Any]]]:
-    """All rows of a JSON Lines file with their line numbers; empty lines are passed over.
+TOOLS = "tools"
+"""Key of a sample's metadata, as in slime."""
 
-    Arguments:
-        most_bytes: read whole lines up to this size of the file and leave out the rest; None: read all.
+
+def tools_of(metadata: Mapping[str, Any]) -> list[Any] | None:
+    """The tools that the chat template is given: objects under ``tools``. None: there are none, or something else."""
+    tools = metadata.get(TOOLS)
+    return tools if isinstance(tools, list) and tools and all(isinstance(tool, dict) for tool in tools) else None
+
+
+def read_prompts(path: Path, reading: Reading) -> list[PromptRow]:
+    """All prompts that ``path`` names; empty lines are passed over.
 
     Raises:
-        DataError: the file is missing, unreadable or empty, or a line is not a JSON object.
+        DataError: nothing can be read there or no row is, or a row lacks a field or holds something else than is read
+            here.
     """
-    try:
-        # Not splitlines(): it also cuts at U+2028 and U+0085, which JSON allows inside a string.
-        lines = _bytes(path, most_bytes).decode("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as problem:
-        raise DataError(
-            f"{path} cannot be read: {problem}. Name a JSON Lines file in UTF-8, one object a line."
-        ) from problem
-    rows = [(number, _row(path, number, line)) for number, line in enumerate(lines, start=1) if line.strip()]
+    return [row for _, row in numbered_prompts(path, reading)]
+
+
+def numbered_prompts(
+    path: Path, reading: Reading, *, most_bytes: int | None = None, bad: list[str] | None = None
+) -> Iterator[tuple[Raw, PromptRow]]:
+    """As :func:`read_prompts`, each with where it stands.
+
+    Arguments:
+        most_bytes: read up to this size, and the row in which it lies; None: read all.
+        bad: takes the mistakes of rows that cannot be read, which are passed over; None: they are raised.
+    """
+    rows = seen = 0
+    for raw in open_rows(path).read(0):
+        if most_bytes is not None and seen > most_bytes:
+            break
+        seen += size_of(raw)
+        if raw.is_blank:
+            continue
+        rows += 1
+        try:
+            row = prompt_of(raw, reading)
+        except DataError as mistake:
+            if bad is None:
+                raise
+            bad.append(str(mistake))
+            continue
+        yield raw, row
     if not rows:
         raise DataError(f"{path} holds no rows. Give a JSON Lines file, one object a line, such as " + EXAMPLE)
-    return rows
 
 
-def read_prompts(path: Path, *, input_key: str, label_key: str | None, metadata_key: str) -> list[PromptRow]:
-    """All prompts of a file.
+def size_of(raw: Raw) -> int:
+    """Bytes of the row, in JSON."""
+    return len(raw.content) if isinstance(raw.content, bytes) else len(json.dumps(raw.content, default=str))
 
-    Arguments:
-        input_key, label_key, metadata_key: fields of a row; ``label_key`` None: rows have no ground truth.
+
+def prompt_of(raw: Raw, reading: Reading) -> PromptRow:
+    """The prompt that a row holds.
 
     Raises:
-        DataError: as :func:`read_rows`, or a row lacks a field or holds something else than is read here.
+        DataError: see :func:`read_prompts`.
     """
-    return [row for _, row in read_numbered(path, input_key=input_key, label_key=label_key, metadata_key=metadata_key)]
+    row = content_of(raw)
+    prompt = _prompt(raw, row, reading.input_key)
+    metadata = _metadata(raw, row, reading.metadata_key)
+    tools = _tools(raw, row, reading.tool_key)
+    metadata = metadata if tools is None else {**metadata, TOOLS: tools}
+    return PromptRow(prompt, _label(raw, row, reading.label_key), metadata, _inputs(raw, row, reading))
 
 
-def read_numbered(
-    path: Path, *, input_key: str, label_key: str | None, metadata_key: str, most_bytes: int | None = None
-) -> list[tuple[int, PromptRow]]:
-    """As :func:`read_prompts`, with line numbers, and of a large file only the first ``most_bytes``."""
-    return [
-        (number, _prompt(path, number, row, input_key=input_key, label_key=label_key, metadata_key=metadata_key))
-        for number, row in read_rows(path, most_bytes=most_bytes)
-    ]
+def content_of(raw: Raw) -> dict[str, Any]:
+    """The object that a row is.
 
-
-def _bytes(path: Path, most: int | None) -> bytes:
-    with path.open("rb") as stream:
-        if most is None:
-            return stream.read()
-        # The last line is cut short, unless it ends here.
-        return stream.read(most) + stream.readline()
-
-
-def _row(path: Path, number: int, line: str) -> dict[str, Any]:
+    Raises:
+        DataError: it is none.
+    """
+    if isinstance(raw.content, dict):
+        return raw.content
     try:
-        row = json.loads(line)
+        row = json.loads(raw.content.decode("utf-8"))
+    except UnicodeDecodeError as problem:
+        raise DataError(f"{raw.place}: not UTF-8 ({problem}). Name a JSON Lines file in UTF-8.") from problem
     except json.JSONDecodeError as problem:
         raise DataError(
-            f"{path}, line {number}, column {problem.colno}: not JSON ({problem.msg}). "
-            f"Expected an object such as {EXAMPLE}"
+            f"{raw.place}, column {problem.colno}: not JSON ({problem.msg}). Expected an object such as {EXAMPLE}"
         ) from problem
     if not isinstance(row, dict):
-        raise DataError(f"{path}, line {number}: found {type(row).__name__}, expected an object such as {EXAMPLE}")
+        raise DataError(f"{raw.place}: found {type(row).__name__}, expected an object such as {EXAMPLE}")
     return row
 
 
-def _prompt(
-    path: Path, number: int, row: dict[str, Any], *, input_key: str, label_key: str | None, metadata_key: str
-) -> PromptRow:
-    where = f"{path}, line {number}"
-    if input_key not in row:
-        raise DataError(
-            f"{where}: no field {input_key!r}, found {', '.join(row) or 'none'}. Name the right one with --input-key."
-        )
-    prompt = row[input_key]
-    if not (isinstance(prompt, str) or _is_chat(prompt)):
-        raise DataError(f"{where}: field {input_key!r} is neither text nor a list of messages with role and content")
-    metadata = row.get(metadata_key, {})
+def _prompt(raw: Raw, row: dict[str, Any], key: str) -> Prompt:
+    if key not in row:
+        found = ", ".join(row) or "none"
+        raise DataError(f"{raw.place}: no field {key!r}, found {found}. Name the right one with --input-key.")
+    prompt = row[key]
+    if isinstance(prompt, str):
+        return prompt
+    if not _is_chat(prompt):
+        raise DataError(f"{raw.place}: field {key!r} is neither text nor a list of messages with role and content")
+    return prompt if isinstance(raw.content, bytes) else list(map(_without_gaps, prompt))
+
+
+def _metadata(raw: Raw, row: dict[str, Any], key: str) -> dict[str, Any]:
+    metadata = row.get(key, {})
+    if isinstance(raw.content, dict):  # of columns: a row may have nothing of one, or dates, which JSON has not
+        metadata = json.loads(json.dumps({} if metadata is None else metadata, default=str))
     if not isinstance(metadata, dict):
-        raise DataError(
-            f"{where}: field {metadata_key!r} is {type(metadata).__name__}, expected an object (--metadata-key)"
-        )
-    return PromptRow(prompt, _label(where, row, label_key), metadata)
+        raise DataError(f"{raw.place}: field {key!r} is {type(metadata).__name__}, expected an object (--metadata-key)")
+    return metadata
 
 
-def _label(where: str, row: dict[str, Any], key: str | None) -> str | None:
+def _label(raw: Raw, row: dict[str, Any], key: str | None) -> str | None:
     if key is None:
         return None
     if key not in row:
-        raise DataError(f"{where}: no field {key!r}, found {', '.join(row)}. Name the right one with --label-key.")
+        raise DataError(f"{raw.place}: no field {key!r}, found {', '.join(row)}. Name the right one with --label-key.")
     label = row[key]
-    return label if isinstance(label, str) or label is None else json.dumps(label)
+    return label if isinstance(label, str) or label is None else json.dumps(label, default=str)
+
+
+def _tools(raw: Raw, row: dict[str, Any], key: str | None) -> list[Any] | None:
+    """The row's tools; text is JSON of them, since columns cannot hold objects of different forms."""
+    tools = None if key is None else row.get(key)
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except json.JSONDecodeError:
+            tools = 0
+    if tools is not None and not isinstance(tools, list):
+        raise DataError(f"{raw.place}: field {key!r} is no list of tools, as JSON or as its text (--tool-key)")
+    return tools or None
+
+
+def _inputs(raw: Raw, row: dict[str, Any], reading: Reading) -> dict[str, Any] | None:
+    for kind, key in reading.multimodal_keys:
+        if key not in row:
+            raise DataError(
+                f"{raw.place}: no field {key!r} with what is to be {kind}, found {', '.join(row)}. Name the right one "
+                "with --multimodal-keys."
+            )
+    return {kind: row[key] for kind, key in reading.multimodal_keys if row[key] is not None} or None
 
 
 def _is_chat(prompt: Any) -> bool:
@@ -130,3 +207,8 @@ def _is_chat(prompt: Any) -> bool:
         and bool(prompt)
         and all(isinstance(message, dict) and "role" in message and "content" in message for message in prompt)
     )
+
+
+def _without_gaps(message: dict[str, Any]) -> dict[str, Any]:
+    """The message without the fields that only others of its column have."""
+    return {key: value for key, value in message.items() if value is not None or key in ("role", "content")}

@@ -8,18 +8,18 @@ of their own, and prompts after the longest 1 MB of those that may be too long.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from slime_core.data.named import GENERATE_FUNCTION, Offered, refuse_unknown
 from slime_core.data.row_sampling import Drawn, refuse_unusable
-from slime_core.data.rows import PromptRow, read_numbered
+from slime_core.data.rows import Prompt, PromptRow, Reading, numbered_prompts
 from slime_core.errors import DataError
 from slime_core.plugins.boundary import boundary
 
-__all__ = ["Reading", "Room", "screen"]
+__all__ = ["Room", "screen"]
 
 MOST_BYTES = 32 * 2**20
 """Half a second of parsing."""
@@ -30,17 +30,8 @@ MOST_TEXT = 2**20
 TEMPLATE_TOKENS = 1024
 """A template is taken to add fewer to a message; such prompts are short enough without being counted."""
 
-Prompt = str | list[dict[str, Any]]
-Rows = Sequence[tuple[int, PromptRow]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """How the rows of a prompt file are read; see the settings of the same names."""
-
-    input_key: str
-    label_key: str | None
-    metadata_key: str
+Rows = Sequence[tuple[str, PromptRow]]
+"""Where each stands, and what it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +45,7 @@ class Room:
         response: the longest response.
         folder: Hugging Face folder with the tokenizer.
         apply_chat_template: prompts are rendered with the tokenizer's template.
+        template_arguments: what the template is given besides.
         leaves_out: prompts of more tokens are left out of the run; None: none are.
     """
 
@@ -62,6 +54,7 @@ class Room:
     folder: Path
     apply_chat_template: bool
     leaves_out: int | None = None
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def prompt(self) -> float:
@@ -77,6 +70,7 @@ def screen(
     setting: str,
     offered: Offered | None = None,
     drawn: Drawn | None = None,
+    skips_bad: bool = False,
 ) -> None:
     """Returns if nothing wrong was found in the prompts of ``path``.
 
@@ -87,79 +81,79 @@ def screen(
         setting: which setting named the file.
         offered: what rows may name for themselves; None: what they name is not looked at.
         drawn: of a run that trains on them, what rows may not change; None: they are only measured.
+        skips_bad: rows that cannot be read are left out of the run.
 
     Raises:
         DataError: the file is missing, empty or malformed, a prompt is too long, or a row names what no active plugin
             offers; names the line.
     """
-    rows = read_numbered(
-        path,
-        input_key=reading.input_key,
-        label_key=reading.label_key,
-        metadata_key=reading.metadata_key,
-        most_bytes=MOST_BYTES,
-    )
-    for number, row in rows:
-        refuse_unknown(row.metadata, offered or {}, where=f"{path}, line {number}")
-        refuse_unusable(row.metadata, drawn=drawn, where=f"{path}, line {number}")
-    rows = [(number, row) for number, row in rows if not row.metadata.get(GENERATE_FUNCTION)]
+    found = numbered_prompts(path, reading, most_bytes=MOST_BYTES, bad=[] if skips_bad else None)
+    rows = [(raw.place, row) for raw, row in found]
+    for place, row in rows:
+        refuse_unknown(row.metadata, offered or {}, where=place)
+        refuse_unusable(row.metadata, drawn=drawn, where=place)
+    rows = [(place, row) for place, row in rows if not row.metadata.get(GENERATE_FUNCTION)]
     if room is not None:
         if not room.apply_chat_template:
-            _refuse_messages(path, rows)
-        _refuse_long(path, rows, room, setting)
+            _refuse_messages(rows)
+        _refuse_long(rows, room, setting)
 
 
-def _refuse_messages(path: Path, rows: Rows) -> None:
-    number = next((number for number, row in rows if not isinstance(row.prompt, str)), None)
-    if number is not None:
+def _refuse_messages(rows: Rows) -> None:
+    place = next((place for place, row in rows if not isinstance(row.prompt, str)), None)
+    if place is not None:
         raise DataError(
-            f"{path}, line {number}: the prompt is a list of chat messages, and only a chat template turns those into "
-            "text; add --apply-chat-template"
+            f"{place}: the prompt is a list of chat messages, and only a chat template turns those into text; add "
+            "--apply-chat-template"
         )
 
 
-def _refuse_long(path: Path, rows: Rows, room: Room, setting: str) -> None:
+def _refuse_long(rows: Rows, room: Room, setting: str) -> None:
     suspects = list(_suspects(rows, room.prompt))
-    lengths = _lengths(path, suspects, room)
-    kept = {number: length for number, length in lengths.items() if length <= (room.leaves_out or length)}
-    long = sorted(number for number, length in kept.items() if length > room.prompt)
+    lengths = _lengths([rows[position] for position in suspects], room)
+    found = dict(zip(suspects, lengths, strict=False))
+    kept = {position: length for position, length in found.items() if length <= (room.leaves_out or length)}
+    long = sorted(position for position, length in kept.items() if length > room.prompt)
     if long:
         more = f" and {len(long) - 1} more" if len(long) > 1 else ""
         length = kept[long[0]]
-        leave_out = f"leave them out with --rollout-max-prompt-len {room.prompt}, " if setting == "prompt_data" else ""
+        trains = setting.startswith("prompt_")
+        leave_out = f"leave them out with --rollout-max-prompt-len {room.prompt}, " if trains else ""
         raise DataError(
-            f"{path}, line {long[0]}{more}: a prompt of {length} tokens in {setting}, and a response may have "
+            f"{rows[long[0]][0]}{more}: a prompt of {length} tokens in {setting}, and a response may have "
             f"{room.response}, together {length + room.response}; the model reads at most {room.context}. Accepted are "
             f"prompts of at most {room.prompt} tokens: shorten them, {leave_out}or ask for shorter responses."
         )
 
 
-def _suspects(rows: Rows, most_tokens: float) -> Iterator[tuple[int, Prompt]]:
-    """Prompts that may be too long, longest first: a token is at least a byte of text, or comes from the template."""
-    sized = [(_size(row.prompt), number, row.prompt) for number, row in rows]
+def _suspects(rows: Rows, most_tokens: float) -> Iterator[int]:
+    """Positions of prompts that may be too long, longest first: a token is at least a byte of text, or comes from the
+    template."""
+    sized = [(_size(row), position) for position, (_, row) in enumerate(rows)]
     left = MOST_TEXT
-    for size, number, prompt in sorted(sized, key=lambda one: one[:2], reverse=True):
+    for size, position in sorted(sized, reverse=True):
         left -= size
         if size + TEMPLATE_TOKENS <= most_tokens or left < 0:
             return
-        yield number, prompt
+        yield position
 
 
-def _size(prompt: Prompt) -> int:
-    return len((prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)).encode())
+def _size(row: PromptRow) -> int:
+    whole = row.prompt if isinstance(row.prompt, str) and not row.tools else [row.prompt, row.tools]
+    return len((whole if isinstance(whole, str) else json.dumps(whole, ensure_ascii=False)).encode())
 
 
-def _lengths(path: Path, prompts: Sequence[tuple[int, Prompt]], room: Room) -> dict[int, int]:
-    """Line number -> tokens; empty where it takes more than ``tokenizer.json`` to tell."""
-    tokenizer = _tokenizer(room.folder) if prompts else None
+def _lengths(rows: Rows, room: Room) -> list[int]:
+    """Tokens of each; empty where it takes more than ``tokenizer.json`` to tell."""
+    tokenizer = _tokenizer(room.folder) if rows else None
     if tokenizer is None:
-        return {}
+        return []
     if room.apply_chat_template and not tokenizer.chat_template:
         raise DataError(f"--apply-chat-template was asked for, but the tokenizer in {room.folder} has no chat template")
-    lengths = {}
-    for number, prompt in prompts:
-        with boundary(f"{path}, line {number}", "turning the prompt into tokens", error=DataError):
-            lengths[number] = _length(tokenizer, prompt, apply_chat_template=room.apply_chat_template)
+    lengths = []
+    for place, row in rows:
+        with boundary(place, "turning the prompt into tokens", error=DataError):
+            lengths.append(_length(tokenizer, row.prompt, row.tools, room))
     return lengths
 
 
@@ -182,8 +176,9 @@ def _has_code(folder: Path) -> bool:
         return False
 
 
-def _length(tokenizer: Any, prompt: Prompt, *, apply_chat_template: bool) -> int:
-    if not apply_chat_template:
+def _length(tokenizer: Any, prompt: Prompt, tools: list[Any] | None, room: Room) -> int:
+    if not room.apply_chat_template:
         return len(tokenizer(prompt)["input_ids"])
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return len(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+    given = {"tools": tools, "add_generation_prompt": True, **room.template_arguments}
+    return len(tokenizer.apply_chat_template(messages, return_dict=False, **given))

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from slime_core.config.schema import RunConfig
 from slime_core.data.chat import PromptEncoder
 from slime_core.data.named import GENERATE_FUNCTION, REWARD_MODEL, offered_to_rows
+from slime_core.data.requests import LeftOut, training_request
 from slime_core.errors import RunError, SlimeError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
-from slime_core.plugins.contracts import GroupedRewards, PromptRequest
+from slime_core.plugins.contracts import GroupedRewards
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.choice import Choice
 from slime_core.rollout.guard import GuardedSource
@@ -31,10 +32,13 @@ class Components:
         config: the run's settings.
         registry: of the run's plugins.
         options: plugin name -> its options object.
+
+    ``left_out`` counts rows of the training prompts that are left out.
     """
 
     def __init__(self, config: RunConfig, registry: Registry, options: dict[str, Any]) -> None:
         self._config, self._registry, self._options = config, registry, options
+        self.left_out = LeftOut()
 
     def make(self, kind: Kind, name: str, **arguments: Any) -> Any:
         """One component.
@@ -84,21 +88,10 @@ class Components:
 
     def prompts(self, path: Path, encoder: PromptEncoder) -> GuardedSource:
         """The data source of the training prompts."""
-        data = self._config.data
-        longest = data.rollout_max_prompt_len
-        request = PromptRequest(
-            path=path,
-            input_key=data.input_key,
-            label_key=data.label_key,
-            metadata_key=data.metadata_key,
-            n_samples_per_prompt=self._config.rollout.n_samples_per_prompt,
-            shuffle=data.rollout_shuffle,
-            seed=self._config.run.seed,
-            keeps=None if longest is None else lambda prompt: len(encoder.encode(prompt)) <= longest,
-        )
-        source = self.make(Kind.DATA_SOURCE, data.data_source, request=request)
-        plugin = self._registry.owner(Kind.DATA_SOURCE, data.data_source)
-        return GuardedSource(source, name=data.data_source, plugin=plugin)
+        name = self._config.data.data_source
+        request = training_request(self._config, path, encoder, self.left_out)
+        source = self.make(Kind.DATA_SOURCE, name, request=request)
+        return GuardedSource(source, name=name, plugin=self._registry.owner(Kind.DATA_SOURCE, name))
 
     def _choice(self, kind: Kind, key: str, default: str, *, make: Callable[[str], Any]) -> Choice:
         return Choice(

@@ -163,6 +163,7 @@ class Evaluation:
             input_key=one.input_key,
             label_key=one.label_key,
             metadata_key=one.metadata_key,
+            tool_key=self._config.data.tool_key,
             n_samples_per_prompt=one.n_samples,
             shuffle=False,
             keeps=None if one.longest_prompt is None else keeps,

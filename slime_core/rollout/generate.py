@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slime_core.data.chat import PromptEncoder
+from slime_core.data.rows import tools_of
 from slime_core.errors import RunError
 from slime_core.rollout.client import GenerateClient, Generation, SamplingParams
 from slime_core.rollout.models import model_url
@@ -69,7 +70,7 @@ class SingleTurn:
 
 
 async def _begin(context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> None:
-    prompt_ids = context.encoder.encode(samples[0].prompt)
+    prompt_ids = context.encoder.encode(samples[0].prompt, tools=tools_of(samples[0].metadata))
     answers = await context.client.generate(prompt_ids, sampling=sampling, n=len(samples))
     if len(answers) != len(samples):
         raise RunError(f"{len(samples)} responses were asked for, the engine returned {len(answers)}")

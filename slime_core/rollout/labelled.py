@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slime_core.data.rows import tools_of
 from slime_core.errors import DataError
 from slime_core.rollout.client import SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn
@@ -29,7 +30,7 @@ class FromLabel:
         """
         if context.evaluation:
             return await self._asking(context, samples, sampling)
-        prompt_ids = context.encoder.encode(samples[0].prompt)
+        prompt_ids = context.encoder.encode(samples[0].prompt, tools=tools_of(samples[0].metadata))
         for sample in samples:
             _answer(sample, prompt_ids, context, sampling.max_new_tokens)
         return samples

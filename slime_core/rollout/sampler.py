@@ -25,6 +25,7 @@ from slime_core.config.eval_sets import EvalSet
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.data.chat import PromptEncoder
 from slime_core.data.recorded import Recorded, RolloutFiles, write_rollout
+from slime_core.data.requests import template_arguments
 from slime_core.errors import RunError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import DataSource, Place
@@ -130,6 +131,8 @@ class Sampler:
         self._encoder = PromptEncoder(
             settings.folder,
             apply_chat_template=config.data.apply_chat_template,
+            template_arguments=template_arguments(config.data),
+            loss_mask_type=config.data.loss_mask_type,
             trust_remote_code=config.model.trust_remote_code,
         )
         end = self._encoder.end_of_sequence
@@ -191,7 +194,7 @@ class Sampler:
         rollout_s = self._ended_s - begun_s
         trained = self._trainable(harvest, rollout)
         failed = {f"rollout/reward_failures/{cause}": n for cause, n in self._collector.take_failures().items()}
-        metrics = {**harvest.metrics(trained), **failed, **own_metrics}
+        metrics = {**harvest.metrics(trained), **failed, **self._components.left_out.metrics(), **own_metrics}
         metrics |= self._staleness.metrics(trained, rollout=rollout, left_out=len(harvest.stale))
         metrics |= self._production.metrics()
         if self._config.rollout.log_passrate:
@@ -214,7 +217,7 @@ class Sampler:
         per_second = metrics["rollout/response_tokens"] / rollout_s
         metrics["perf/tokens_per_gpu_per_sec"] = per_second / self._config.num_rollout_gpus
         metrics = {} if self._functions.log(rollout, harvest.samples, metrics, rollout_s) else metrics
-        return Sampled(shards, metrics, warnings)
+        return Sampled(shards, metrics, [*warnings, *self._components.left_out.news()])
 
     async def _harvest(self, rollout: int) -> tuple[Harvest, dict[str, float]]:
         """A full harvest, written down whatever happens, and the metrics of the run's own function."""

@@ -56,16 +56,29 @@ class GroupGenerateFunction(Protocol):
         ...
 
 
+def _nobody(reason: str, count: int) -> None:
+    """Nobody is told."""
+    del reason, count
+
+
 @dataclass(frozen=True, slots=True)
 class PromptRequest:
     """What a data source is asked for.
 
     Arguments:
-        path: the file.
-        input_key, label_key, metadata_key: fields of a row.
+        path: the prompts; a file, a folder, a pattern or a slice of one, as :mod:`slime_core.config.prompt_paths` says.
+        input_key, label_key, metadata_key, tool_key: fields of a row.
         n_samples_per_prompt: samples of a group.
         shuffle: a new order each epoch, by ``seed``; False: file order.
         keeps: prompts it says no to are left out; None: all are kept.
+        keeps_many: the same for many prompts at once, each with its tools, on several processes where the run has them;
+            None: ask ``keeps``.
+        multimodal_keys: pairs of a kind of input, such as ``image``, and the field of a row that holds it.
+        mix: paths and their weights, in place of ``path``; empty: there is one path.
+        streams: read rows as they are needed, rather than all at once.
+        window: with ``streams`` and ``shuffle``, shuffle only among so many neighbours; None: among all.
+        skips_bad: leave rows out that cannot be read; False: they are an error.
+        tell: called with a reason and a number of rows that were left out for it.
     """
 
     path: Path
@@ -76,6 +89,14 @@ class PromptRequest:
     shuffle: bool = True
     seed: int = 0
     keeps: Callable[[Prompt], bool] | None = None
+    tool_key: str | None = None
+    keeps_many: Callable[[Sequence[tuple[Prompt, list[Any] | None]]], Sequence[bool]] | None = None
+    multimodal_keys: tuple[tuple[str, str], ...] = ()
+    mix: tuple[tuple[Path, float], ...] = ()
+    streams: bool = False
+    window: int | None = None
+    skips_bad: bool = False
+    tell: Callable[[str, int], None] = _nobody
 
 
 class DataSource(Protocol):

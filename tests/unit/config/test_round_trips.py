@@ -173,7 +173,7 @@ def as_flags(setting: Setting, value: Any) -> list[str]:
         case bool():
             return [f"{setting.flag}={str(value).lower()}"]
         case tuple() if setting.is_pairs:
-            return [word for name, path in value for word in (setting.flag, name, str(path))]
+            return [word for name, path in value for word in (setting.flag, str(name), str(path))]
         case tuple():
             return [f"{setting.flag}={_plain(entry)}" for entry in value]
     return [f"{setting.flag}={value}"]

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.data.rows import PromptRow, read_prompts, read_rows
+from slime_core.data.rows import PromptRow, Reading, content_of, read_prompts
+from slime_core.data.tables import open_rows
 from slime_core.errors import DataError
 
 
@@ -16,7 +17,11 @@ def write(folder: Path, *lines: str) -> Path:
 
 
 def prompts(path: Path, *, label_key: str | None = "label") -> list[PromptRow]:
-    return read_prompts(path, input_key="prompt", label_key=label_key, metadata_key="metadata")
+    return read_prompts(path, Reading(label_key=label_key))
+
+
+def read_rows(path: Path) -> list[tuple[int, dict]]:
+    return [(raw.number, content_of(raw)) for raw in open_rows(path).read(0) if not raw.is_blank]
 
 
 def test_rows_come_with_their_line_numbers_and_empty_lines_are_passed_over(tmp_path):
@@ -44,7 +49,7 @@ def test_a_row_becomes_a_prompt_with_label_and_metadata(tmp_path):
 
 def test_fields_are_named_by_the_keys(tmp_path):
     path = write(tmp_path, '{"question": "q", "answer": "a", "about": {"kind": 1}}')
-    found = read_prompts(path, input_key="question", label_key="answer", metadata_key="about")
+    found = read_prompts(path, Reading(input_key="question", label_key="answer", metadata_key="about"))
     assert found == [PromptRow("q", "a", {"kind": 1})]
 
 
@@ -86,13 +91,13 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path, line, message):
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
-    with pytest.raises(DataError, match=r"absent\.jsonl cannot be read: .*No such file"):
+    with pytest.raises(DataError, match=r"absent\.jsonl does not exist; accepted: a prompt file"):
         read_rows(tmp_path / "absent.jsonl")
     (tmp_path / "latin.jsonl").write_bytes(b'{"a": "\xe9"}')
-    with pytest.raises(DataError, match=r"latin\.jsonl cannot be read: .*utf-8"):
+    with pytest.raises(DataError, match=r"latin\.jsonl, line 1: not UTF-8 \(.*\)\. Name a JSON Lines file in UTF-8"):
         read_rows(tmp_path / "latin.jsonl")
 
 
 def test_a_file_without_rows_is_refused(tmp_path):
     with pytest.raises(DataError, match="holds no rows"):
-        read_rows(write(tmp_path, "", " "))
+        prompts(write(tmp_path, "", " "))

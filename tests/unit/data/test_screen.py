@@ -12,7 +12,8 @@ import pytest
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.data import screen as room_of_screen
 from slime_core.data.chat import PromptEncoder
-from slime_core.data.screen import Reading, Room, screen
+from slime_core.data.rows import Reading
+from slime_core.data.screen import Room, screen
 from slime_core.errors import DataError
 
 MODEL = ARITHMETIC / "model"

@@ -1,0 +1,121 @@
+"""From the settings of a run to what is asked of prompt files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from slime_core.config.prompting import DataConfig
+from slime_core.config.schema import RunConfig
+from slime_core.data.chat import PromptEncoder
+from slime_core.data.lengths import Counting, PromptLengths, ShortEnough
+from slime_core.data.rows import Prompt, Reading
+from slime_core.plugins.contracts import PromptRequest
+
+__all__ = ["LeftOut", "reading_of", "template_arguments", "training_paths", "training_request"]
+
+SAID = {
+    "too_long": "prompts are longer than --rollout-max-prompt-len and are left out",
+    "bad": "rows of the prompt files cannot be read and are left out (--on-bad-data skip)",
+}
+
+
+class LeftOut:
+    """Counts what is left out of the prompts of a run, for metrics and people."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._told: dict[str, int] = {}
+
+    def tell(self, reason: str, count: int) -> None:
+        """So many rows more were left out."""
+        self._counts[reason] += count
+
+    def metrics(self) -> dict[str, float]:
+        """``data/left_out/REASON`` -> rows so far, each once however often its epoch comes round."""
+        return {f"data/left_out/{reason}": float(count) for reason, count in sorted(self._counts.items())}
+
+    def news(self) -> list[str]:
+        """What a person should read, of reasons that have more than twice the rows that were said last."""
+        new = [reason for reason, count in sorted(self._counts.items()) if count > 2 * self._told.get(reason, 0)]
+        self._told |= {reason: self._counts[reason] for reason in new}
+        return [f"{self._counts[reason]} {SAID.get(reason, f'rows are left out: {reason}')}" for reason in new]
+
+
+def reading_of(data: DataConfig) -> Reading:
+    """How the rows of prompt files are read."""
+    return Reading(
+        input_key=data.input_key,
+        label_key=data.label_key,
+        metadata_key=data.metadata_key,
+        tool_key=data.tool_key,
+        multimodal_keys=_multimodal_keys(data),
+    )
+
+
+def template_arguments(data: DataConfig) -> dict[str, Any]:
+    """What the chat template is given besides the messages."""
+    return dict(json.loads(data.apply_chat_template_kwargs))
+
+
+def training_paths(data: DataConfig) -> list[tuple[str, Path]]:
+    """The prompts of the run that it names, each with the setting that names it."""
+    alone = [] if data.prompt_data is None else [("prompt_data", data.prompt_data)]
+    return [*alone, *(("prompt_mix", path) for path, _ in data.prompt_mix)]
+
+
+def training_request(config: RunConfig, path: Path, encoder: PromptEncoder, left_out: LeftOut) -> PromptRequest:
+    """What the run's data source is asked for.
+
+    Arguments:
+        path: of the prompts, where they are not of several paths.
+        left_out: is told of rows that are left out.
+    """
+    data, reading = config.data, reading_of(config.data)
+    short = _short_enough(config, encoder)
+    return PromptRequest(
+        path=data.prompt_mix[0][0] if data.prompt_mix else path,
+        input_key=reading.input_key,
+        label_key=reading.label_key,
+        metadata_key=reading.metadata_key,
+        tool_key=reading.tool_key,
+        multimodal_keys=reading.multimodal_keys,
+        n_samples_per_prompt=config.rollout.n_samples_per_prompt,
+        shuffle=data.rollout_shuffle,
+        seed=config.run.seed,
+        keeps=short,
+        keeps_many=None if short is None else short.many,
+        mix=data.prompt_mix,
+        streams=data.streaming_data,
+        window=data.shuffle_window,
+        skips_bad=data.on_bad_data == "skip",
+        tell=left_out.tell,
+    )
+
+
+def _short_enough(config: RunConfig, encoder: PromptEncoder) -> ShortEnough | None:
+    longest = config.data.rollout_max_prompt_len
+    if longest is None:
+        return None
+
+    def count(prompt: Prompt, tools: list[Any] | None) -> int:
+        return len(encoder.encode(prompt, tools=tools))
+
+    workers = config.data.num_data_workers
+    lengths = PromptLengths(_counting(config, encoder.folder), num_workers=workers) if workers else None
+    return ShortEnough(longest, count=count, lengths=lengths)
+
+
+def _counting(config: RunConfig, folder: Path) -> Counting:
+    return Counting(
+        folder=str(folder),
+        apply_chat_template=config.data.apply_chat_template,
+        template_arguments=config.data.apply_chat_template_kwargs,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+
+
+def _multimodal_keys(data: DataConfig) -> tuple[tuple[str, str], ...]:
+    return () if data.multimodal_keys is None else tuple(json.loads(data.multimodal_keys).items())

@@ -1,0 +1,76 @@
+"""The generate function ``from_messages``: the assistant's turns of each conversation, for supervised fine-tuning."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from slime_core.data.masks import ASSISTANT, Conversation, Family, conversation
+from slime_core.data.rows import tools_of
+from slime_core.errors import DataError
+from slime_core.rollout.client import SamplingParams
+from slime_core.rollout.generate import GenerateContext, SingleTurn
+from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds
+
+__all__ = ["FromMessages"]
+
+
+class FromMessages:
+    """Every sample of a group is its prompt, a conversation, of which the assistant's turns are trained.
+
+    The response begins with the first of these tokens and reaches to the end; what others say in between has mask 0.
+    No engine is asked, so log-probabilities are 0. An evaluation asks the engines for the last turn, as
+    ``single_turn`` does.
+    """
+
+    def __init__(self, options: object | None = None) -> None:
+        self._asking = SingleTurn(options)
+
+    async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
+        """The same samples, finished; responses longer than ``sampling`` allows are cut and count as truncated.
+
+        Raises:
+            DataError: a prompt is no conversation, or its turns cannot be told apart.
+            EngineError: no engine answered an evaluation.
+        """
+        if context.evaluation:
+            return await self._asked(context, samples, sampling)
+        found = _conversation(context, samples[0])
+        for sample in samples:
+            _fill(sample, found, context, sampling.max_new_tokens)
+        return samples
+
+    async def _asked(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
+        whole = samples[0].prompt
+        if isinstance(whole, list) and len(whole) > 1 and whole[-1]["role"] == ASSISTANT:
+            samples[0].prompt = whole[:-1]
+        finished = await self._asking(context, samples, sampling)
+        samples[0].prompt = whole
+        return finished
+
+
+def _conversation(context: GenerateContext, sample: Sample) -> Conversation:
+    who = f"generate function 'from_messages': sample {sample.index} of group {sample.group_index}"
+    if isinstance(sample.prompt, str):
+        raise DataError(
+            f"{who}: the prompt is text; accepted: chat messages with the assistant's turns.\nName their field with "
+            "--input-key."
+        )
+    if not context.encoder.uses_template:
+        raise DataError(f"{who}: only a chat template turns messages into tokens; add --apply-chat-template")
+    try:
+        family = cast(Family, context.encoder.loss_mask_type)
+        return conversation(context.encoder, sample.prompt, family=family, tools=tools_of(sample.metadata))
+    except DataError as problem:
+        raise DataError(f"{who}: {problem}") from None
+
+
+def _fill(sample: Sample, found: Conversation, context: GenerateContext, longest: int) -> None:
+    start = found.prompt_length
+    stop = min(len(found.token_ids), start + longest)
+    ids = found.token_ids[start:stop]
+    sample.status = Status.TRUNCATED if stop < len(found.token_ids) else Status.COMPLETED
+    sample.tokens = TokenIds(found.token_ids[:stop])
+    sample.response, sample.response_length = context.encoder.decode(ids), len(ids)
+    sample.loss_mask = Mask(found.mask[start:stop])
+    sample.rollout_log_probs = LogProbs([0.0] * len(ids))
+    sample.weight_versions = []
