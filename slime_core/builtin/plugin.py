@@ -179,8 +179,14 @@ def slime_register_generate_functions() -> Iterator[Component]:
     yield Component(
         "from_messages",
         target="slime_core.rollout.conversations:FromMessages",
-        traits=GenerateTraits(scope="group", draws=False),
+        traits=GenerateTraits(scope="group", draws=False, masks_turns=True),
         summary="The assistant's turns of each conversation, for supervised fine-tuning (--loss-mask-type)",
+    )
+    yield Component(
+        "from_buffer",
+        target="slime_core.rollout.buffered:FromBuffer",
+        traits=GenerateTraits(scope="group", sends_prompts_whole=True, rewards=True),
+        summary="Trajectories that the data source gives, as they are; one response to each other prompt",
     )
 
 
@@ -213,4 +219,10 @@ def slime_register_data_sources() -> Iterator[Component]:
         target="slime_core.data.prompts:PromptFiles",
         traits=DataTraits(reads_prompt_files=True),
         summary="Prompts from JSON Lines, Parquet or saved data sets, shuffled anew each epoch",
+    )
+    yield Component(
+        "buffered",
+        target="slime_core.data.buffer:BufferedPrompts",
+        traits=DataTraits(reads_prompt_files=True, buffers=True),
+        summary="Groups that came back or were written elsewhere (--buffer-data), by --buffer-filter, then prompts",
     )

@@ -51,3 +51,10 @@ class DataConfig(Section):
     """What to do with a row that cannot be read: end the run and name it, or leave it out and count it."""
     data_source: Name = "prompts"
     """Component that hands out prompts; of kind data_source."""
+    buffer_filter: Literal["oldest", "newest", "prioritised", "stratified"] = "oldest"
+    """Which groups of a data source's buffer come next; prioritised: those with the highest mean reward; stratified:
+    one of each value of buffer_key in turn."""
+    buffer_key: Name | None = None
+    """Field of the metadata that buffer_filter = stratified tells groups apart by. None: it is not stratified."""
+    buffer_data: Path | None = None
+    """JSON Lines file of trajectories, or a folder in which such files appear, for the buffer. None: none are read."""

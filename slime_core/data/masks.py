@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import pairwise
 from typing import Any, Literal
 
 from slime_core.data.chat import PromptEncoder
@@ -64,14 +64,17 @@ def conversation(
     """
     whole = encoder.render(messages, tools=tools, asks=False)
     turns = [place for place, message in enumerate(messages) if message["role"] == ASSISTANT]
-    if not turns:
-        raise DataError("the conversation has no message of the assistant to learn from")
+    if not turns or turns[0] == 0:
+        found = "begins with a message of the assistant" if turns else "has no message of the assistant to learn from"
+        raise DataError(f"the conversation {found}; accepted: one that answers somebody")
     spans = [_span(encoder, messages, place, whole, family=family, tools=tools) for place in turns]
     _refuse_overlaps(spans)
     ids, covered = encoder.spans(whole)
     mask = [int(any(start <= first < last <= stop for start, stop in spans)) for first, last in covered]
     texts = [whole[start:stop] for start, stop in spans]
     _refuse_other_tokens(encoder, ids, covered, spans, whole)
+    if 1 not in mask:
+        raise DataError("the messages of the assistant have no tokens; accepted: a message with a text")
     return Conversation(ids, mask, texts)
 
 
@@ -79,10 +82,10 @@ def _span(
     encoder: PromptEncoder, messages: Messages, place: int, whole: str, *, family: Family, tools: Sequence[Any] | None
 ) -> tuple[int, int]:
     """The characters of turn ``place``: from where it is asked for to behind its end token."""
-    asked = encoder.render(messages[:place], tools=tools, asks=True) if place else ""
+    asked = encoder.render(messages[:place], tools=tools, asks=True)
     start = len(asked)
     if family == "distill_qwen":
-        start = _behind_special(encoder, commonprefix([asked, whole]))
+        start = _behind_special(encoder, _common_beginning(asked, whole))
     elif not whole.startswith(asked):
         raise _unstable(place, "the messages before it", family)
     if family != "prefix":
@@ -91,6 +94,11 @@ def _span(
     if not whole.startswith(with_it) or len(with_it) < start:
         raise _unstable(place, "the messages up to it", family)
     return start, _behind_special(encoder, with_it, start) or len(with_it)
+
+
+def _common_beginning(one: str, other: str) -> str:
+    apart = (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return one[: next(apart, min(len(one), len(other)))]
 
 
 def _behind_special(encoder: PromptEncoder, text: str, start: int = 0) -> int:
@@ -113,14 +121,14 @@ def _behind_end(encoder: PromptEncoder, whole: str, start: int, place: int) -> i
 
 def _unstable(place: int, which: str, family: str) -> DataError:
     return DataError(
-        f"message {place}: the chat template renders {which} otherwise than at the beginning of the whole conversation, "
-        f"so that --loss-mask-type {family} cannot tell where the message stands. Templates that leave thoughts out of "
+        f"message {place}: the chat template renders {which} otherwise than at the beginning of the whole, so that "
+        f" --loss-mask-type {family} cannot tell where the message stands. Templates that leave thoughts out of "
         "earlier turns need --loss-mask-type qwen3 or distill_qwen; or end the conversation with this message"
     )
 
 
 def _refuse_overlaps(spans: Sequence[tuple[int, int]]) -> None:
-    for (_, stop), (start, _) in zip(spans, spans[1:], strict=False):
+    for (_, stop), (start, _) in pairwise(spans):
         if start < stop:
             raise DataError(
                 "two turns of the assistant overlap in the rendered conversation; try --loss-mask-type prefix"

@@ -12,7 +12,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.data.chat import PromptEncoder
 from slime_core.data.lengths import Counting, PromptLengths, ShortEnough
 from slime_core.data.rows import Prompt, Reading
-from slime_core.plugins.contracts import PromptRequest
+from slime_core.plugins.contracts import BufferRequest, PromptRequest
 
 __all__ = ["LeftOut", "reading_of", "template_arguments", "training_paths", "training_request"]
 
@@ -91,6 +91,12 @@ def training_request(config: RunConfig, path: Path, encoder: PromptEncoder, left
         streams=data.streaming_data,
         window=data.shuffle_window,
         skips_bad=data.on_bad_data == "skip",
+        buffer=BufferRequest(
+            filter=data.buffer_filter,
+            key=data.buffer_key,
+            data=data.buffer_data,
+            reward_key=config.rollout.reward_key,
+        ),
         tell=left_out.tell,
     )
 

@@ -57,7 +57,7 @@ class Streamed:
         while (missing := stop - (self._seen - len(self._gone))) > 0:
             self._look_at(missing)
             if self._size is not None and self._seen - start > self._size and self._has_nothing_since(start):
-                raise nothing_left(self._request, self._size, bad=len(self._out[BAD]))
+                raise nothing_left(self._request, self._size, bad=sum(map(self._is_first, self._out[BAD])))
 
     def identity(self) -> dict[str, Any]:
         """See :class:`Stream`."""

@@ -24,3 +24,7 @@ class TestFromMessages(GenerateFunctionSuite):
         [{"role": "user", "content": text}, {"role": "assistant", "content": f"about {text}"}]
         for text in ("12", "ab c")
     )
+
+
+class TestFromBuffer(GenerateFunctionSuite):
+    component = "from_buffer"

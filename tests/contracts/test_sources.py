@@ -5,3 +5,7 @@ from slime_core.testing import DataSourceSuite
 
 class TestPrompts(DataSourceSuite):
     component = "prompts"
+
+
+class TestBuffered(DataSourceSuite):
+    component = "buffered"

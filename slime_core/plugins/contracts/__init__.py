@@ -27,6 +27,7 @@ from slime_core.plugins.contracts.losses import (
 )
 from slime_core.plugins.contracts.models import ModelSpec
 from slime_core.plugins.contracts.rollouts import (
+    BufferRequest,
     DataSource,
     GenerateFunction,
     GroupGenerateFunction,
@@ -41,6 +42,7 @@ from slime_core.plugins.contracts.trackers import Tracker
 __all__ = [
     "AdvantageEstimator",
     "AdvantageSettings",
+    "BufferRequest",
     "Correction",
     "CorrectionOutput",
     "CorrectionSettings",

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from slime_core.types import PromptGroup, Sample
 
 __all__ = [
+    "BufferRequest",
     "DataSource",
     "GenerateFunction",
     "GroupGenerateFunction",
@@ -56,6 +57,24 @@ class GroupGenerateFunction(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class BufferRequest:
+    """What a data source with a buffer is asked for.
+
+    Arguments:
+        filter: which groups of the buffer come next: ``oldest``, ``newest``, ``prioritised`` (highest mean reward) or
+            ``stratified`` (one of each stratum in turn).
+        key: field of the metadata that says a group's stratum; None: there is one stratum.
+        data: a file of trajectories, or a folder in which such files appear; None: there are none.
+        reward_key: which of several rewards counts.
+    """
+
+    filter: str = "oldest"
+    key: str | None = None
+    data: Path | None = None
+    reward_key: str | None = None
+
+
 def _nobody(reason: str, count: int) -> None:
     """Nobody is told."""
     del reason, count
@@ -78,6 +97,7 @@ class PromptRequest:
         streams: read rows as they are needed, rather than all at once.
         window: with ``streams`` and ``shuffle``, shuffle only among so many neighbours; None: among all.
         skips_bad: leave rows out that cannot be read; False: they are an error.
+        buffer: for data sources that hold groups; see :class:`BufferRequest`.
         tell: called with a reason and a number of rows that were left out for it.
     """
 
@@ -96,6 +116,7 @@ class PromptRequest:
     streams: bool = False
     window: int | None = None
     skips_bad: bool = False
+    buffer: BufferRequest = field(default_factory=BufferRequest)
     tell: Callable[[str, int], None] = _nobody
 
 

@@ -1,0 +1,50 @@
+"""The generate function ``from_buffer``: trajectories that the data source gives are taken as they are."""
+
+from __future__ import annotations
+
+from slime_core.data.arrivals import GIVEN
+from slime_core.errors import DataError
+from slime_core.rollout.client import SamplingParams
+from slime_core.rollout.generate import GenerateContext, SingleTurn
+from slime_core.types import PromptGroup, Sample, Status
+
+__all__ = ["FromBuffer"]
+
+
+class FromBuffer:
+    """Groups of which every sample has a response from its data source keep it, with its log-probabilities and reward;
+    other prompts are answered as ``single_turn`` does.
+    """
+
+    def __init__(self, options: object | None = None) -> None:
+        self._asking = SingleTurn(options)
+
+    async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
+        """The same samples, finished.
+
+        Raises:
+            DataError: a trajectory holds a token that the model has not.
+            EngineError: no engine answered.
+        """
+        if not all(_is_given(sample) for sample in samples):
+            return await self._asking(context, samples, sampling)
+        for sample in samples:
+            _take(sample, context.encoder.vocab_size)
+        return samples
+
+
+def _is_given(sample: Sample) -> bool:
+    return GIVEN in (sample.train_metadata or {})
+
+
+def _take(sample: Sample, vocab_size: int) -> None:
+    given = dict(sample.train_metadata or {})
+    largest = max(sample.tokens)
+    if largest >= vocab_size:
+        raise DataError(
+            f"a trajectory of the buffer, sample {sample.index}: token {largest}, and the model's vocabulary has 0 to "
+            f"{vocab_size - 1}; it is of another tokenizer"
+        )
+    status, sample.reward = given.pop(GIVEN)
+    sample.status = Status(status)
+    sample.train_metadata = given or None
