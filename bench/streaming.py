@@ -3,8 +3,8 @@
     python bench/streaming.py outputs/streaming --gigabytes 10
 
 Writes a JSON Lines file of that size, opens it in each order in a process of its own, draws 1,000 prompts, and deletes
-the file. Start: until the first 32 prompts are there, imports left out. Memory: the process's largest resident set
-above what it held after its imports; pages of the file that the kernel caches are not the process's.
+the file. Start: the look that a run takes at the file before anything else starts, and then until the first 32 prompts
+are there; imports are left out. Memory: the largest resident set of the process, Python and all.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Any
 
 from slime_core import PromptRequest
 from slime_core.data.prompts import PromptFiles
+from slime_core.data.rows import Reading
+from slime_core.data.screen import screen
 
 ORDERS: dict[str, dict[str, Any]] = {
     "in order": {"shuffle": False},
@@ -30,6 +32,8 @@ ORDERS: dict[str, dict[str, Any]] = {
     "exact, later starts": {},
 }
 ROW_BYTES = 1024
+HEAD = """| order | start, s (of a CPU core) | 968 more | restart | process, MB | cursor, bytes |
+|---|---|---|---|---|---|"""
 
 
 def written(path: Path, gigabytes: float) -> None:
@@ -42,30 +46,38 @@ def written(path: Path, gigabytes: float) -> None:
             file.write(f'{{"prompt": "{number:010d} {texts[number % 4096]}"}}\n')
 
 
-def measured(path: Path, order: str) -> dict[str, float]:
-    """In this process: seconds to the first 32 prompts, to 1,000, to be back after a restart; MB held."""
+def measured(path: Path, order: str) -> dict[str, Any]:
+    """In this process: what a start, the next prompts and a restart take, in seconds, and MB held."""
     request = PromptRequest(path, label_key=None, streams=True, **ORDERS[order])
-    before, begun = _peak(), time.monotonic()
+    clock = _Clock()
+    screen(path, Reading(label_key=None), room=None, setting="prompt_data", streams=True)
     source = PromptFiles(request=request)
     source.next_groups(32)
-    start_s = time.monotonic() - begun
+    start = clock.lap()
     source.next_groups(968)
-    drawn_s = time.monotonic() - begun - start_s
+    more = clock.lap()
     state = json.dumps(source.state())
-    begun = time.monotonic()
     resumed = PromptFiles(request=request)
     resumed.restore(json.loads(state))
     again = resumed.next_groups(32)
-    restart_s = time.monotonic() - begun
+    restart = clock.lap()
     if again != source.next_groups(32):
         raise SystemExit(f"{order}: a restored source goes on with other prompts")
-    held = (_peak() - before) / 1000
-    return {"start_s": start_s, "drawn_s": drawn_s, "restart_s": restart_s, "held_mb": held, "state": len(state)}
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    return {"start": start, "more": more, "restart": restart, "peak_mb": peak_mb, "state": len(state)}
 
 
-def _peak() -> int:
-    """KiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+class _Clock:
+    """Seconds since it was last asked, as ``elapsed (of a CPU core)``."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic(), time.process_time()
+
+    def lap(self) -> str:
+        now = time.monotonic(), time.process_time()
+        elapsed, busy = (after - before for after, before in zip(now, self._last, strict=True))
+        self._last = now
+        return f"{elapsed:.2f} ({busy:.2f})"
 
 
 def main() -> None:
@@ -83,19 +95,14 @@ def main() -> None:
     try:
         written(path, given.gigabytes)
         print(f"{path.stat().st_size / 1e9:.1f} GB\n")
-        print(
-            "| order | start, s | 1,000 prompts, s | restart, s | held, MB | state, bytes |\n|---|---|---|---|---|---|"
-        )
+        print(HEAD)
         environment = {**os.environ, "XDG_CACHE_HOME": str(given.folder / "cache")}
         for order in ORDERS:
             command = [sys.executable, __file__, str(given.folder), "--order", order]
             done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
             found = json.loads(done.stdout)
-            print(
-                f"| {order} | {found['start_s']:.2f} | {found['drawn_s']:.2f} | {found['restart_s']:.2f} "
-                f"| {found['held_mb']:.0f} | {found['state']} |",
-                flush=True,
-            )
+            row = [order, found["start"], found["more"], found["restart"], f"{found['peak_mb']:.0f}", found["state"]]
+            print(f"| {' | '.join(map(str, row))} |", flush=True)
     finally:
         path.unlink(missing_ok=True)
 

@@ -170,13 +170,19 @@ def _screen_prompts(config: RunConfig, registry: Registry, *, trains: bool) -> N
     rows = reading_of(config.data)
     offered = offered_to_rows(config, registry)
     response = config.rollout.rollout_max_response_len
-    skips_bad = config.data.on_bad_data == "skip"
     source = registry.find(Kind.DATA_SOURCE, config.data.data_source).traits if trains else None
     if isinstance(source, DataTraits) and source.reads_prompt_files:
         room = _room(config, registry, response=response, leaves_out=config.data.rollout_max_prompt_len)
         for setting, path in training_paths(config.data):
             screen(
-                path, rows, room=room, setting=setting, offered=offered, drawn=drawn(config), skips_bad=skips_bad
+                path,
+                rows,
+                room=room,
+                setting=setting,
+                offered=offered,
+                drawn=drawn(config),
+                skips_bad=config.data.on_bad_data == "skip",
+                streams=config.data.streaming_data,
             )
     for one in eval_sets(config):
         # Ours, for our model: looked through by the tests.

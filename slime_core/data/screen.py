@@ -71,6 +71,7 @@ def screen(
     offered: Offered | None = None,
     drawn: Drawn | None = None,
     skips_bad: bool = False,
+    streams: bool = False,
 ) -> None:
     """Returns if nothing wrong was found in the prompts of ``path``.
 
@@ -82,12 +83,14 @@ def screen(
         offered: what rows may name for themselves; None: what they name is not looked at.
         drawn: of a run that trains on them, what rows may not change; None: they are only measured.
         skips_bad: rows that cannot be read are left out of the run.
+        streams: the run reads them as they are needed, so an eighth as much is looked at before it starts.
 
     Raises:
         DataError: the file is missing, empty or malformed, a prompt is too long, or a row names what no active plugin
             offers; names the line.
     """
-    found = numbered_prompts(path, reading, most_bytes=MOST_BYTES, bad=[] if skips_bad else None)
+    most = MOST_BYTES // 8 if streams else MOST_BYTES
+    found = numbered_prompts(path, reading, most_bytes=most, bad=[] if skips_bad else None)
     rows = [(raw.place, row) for raw, row in found]
     for place, row in rows:
         refuse_unknown(row.metadata, offered or {}, where=place)

@@ -1,0 +1,86 @@
+"""The generate function that trains what the assistant said."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import pytest
+
+from slime_core.config.embedded import ARITHMETIC
+from slime_core.data.chat import PromptEncoder
+from slime_core.errors import DataError
+from slime_core.rollout.client import Generation, SamplingParams
+from slime_core.rollout.conversations import FromMessages
+from slime_core.rollout.generate import GenerateContext, engine_inputs
+from slime_core.types import LogProbs, Sample, Status, TokenIds
+
+TURNS = [
+    {"role": "user", "content": "1+1"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "3"},
+    {"role": "assistant", "content": "4"},
+]
+
+
+class Engine:
+    """Answers 3 and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    async def generate(self, input_ids: list[int], *, sampling: SamplingParams, n: int = 1, **more: Any) -> Any:
+        self.asked.append((input_ids, more))
+        return [Generation(array("i", [8, 1]), array("f", [-1, -1]), "stop")] * n
+
+
+async def answer(prompt: Any, *, template: bool = True, longest: int = 99, evaluation: bool = False) -> Any:
+    engine: Any = Engine()
+    encoder = PromptEncoder(ARITHMETIC / "model", apply_chat_template=template)
+    samples = [Sample(group_index=3, index=0, prompt=prompt)]
+    context = GenerateContext(engine, encoder, evaluation=evaluation)
+    (sample,) = await FromMessages()(context, samples, SamplingParams(max_new_tokens=longest))
+    return sample, engine.asked
+
+
+async def test_the_response_begins_with_the_first_turn_and_masks_what_others_say():
+    sample, asked = await answer(TURNS)
+    assert sample.tokens == TokenIds([3, 6, 15, 6, 4, 7, 1, 3, 8, 4, 9, 1])
+    assert (sample.response_length, sample.prompt_length, sample.status) == (7, 5, Status.COMPLETED)
+    assert sample.loss_mask == [1, 1, 0, 0, 0, 1, 1]
+    assert (sample.rollout_log_probs, sample.response) == (LogProbs([0.0] * 7), "234")
+    assert (sample.prompt, asked) == (TURNS, [])
+
+
+async def test_a_long_conversation_is_cut():
+    sample, _ = await answer(TURNS, longest=3)
+    assert (sample.response_length, sample.loss_mask, sample.status) == (3, [1, 1, 0], Status.TRUNCATED)
+
+
+async def test_an_evaluation_asks_for_the_last_turn():
+    sample, asked = await answer(TURNS, evaluation=True)
+    assert asked == [([3, 6, 15, 6, 4, 7, 1, 3, 8, 4], {})]
+    assert (sample.response, sample.prompt) == ("3", TURNS)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "given", "found"),
+    [
+        (
+            "1+1",
+            {},
+            "the prompt is text; accepted: chat messages with the assistant's turns.\nName their field with --inp",
+        ),
+        (TURNS, {"template": False}, "only a chat template turns messages into tokens; add --apply-chat-template"),
+        (TURNS[:1], {}, "the conversation has no message of the assistant to learn from; accepted: one that answers"),
+    ],
+)
+async def test_what_is_no_conversation_is_refused(prompt, given, found):
+    with pytest.raises(DataError) as caught:
+        await answer(prompt, **given)
+    assert str(caught.value).startswith(f"generate function 'from_messages': sample 0 of group 3: {found}")
+
+
+def test_images_go_to_the_engine_as_they_stand():
+    assert engine_inputs(Sample(multimodal_inputs={"image": ["cat.png"]})) == {"extra": {"image_data": ["cat.png"]}}
+    assert engine_inputs(Sample()) == {}
