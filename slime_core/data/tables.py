@@ -152,7 +152,7 @@ class ParquetTable:
             raise DataError(f"{path} cannot be read as Parquet: {problem}") from problem
         groups = self._file.metadata
         sizes = [groups.row_group(number).num_rows for number in range(groups.num_row_groups)]
-        self._starts = [0, *accumulate(sizes)]
+        self._starts: list[int] = [0, *accumulate(sizes)]
         self._batches: Iterator[Any] = iter(())
         self._held: tuple[int, int, list[dict[str, Any]]] = (-1, 0, [])
 
@@ -214,7 +214,7 @@ class ArrowTable:
         except (OSError, pa.ArrowException) as problem:
             raise DataError(f"{path} cannot be read as a saved data set: {problem}") from problem
         self._batches = [batch for table in tables for batch in table.to_batches() if batch.num_rows]
-        self._starts = [0, *accumulate(batch.num_rows for batch in self._batches)]
+        self._starts: list[int] = [0, *accumulate(batch.num_rows for batch in self._batches)]
 
     @classmethod
     def saved(cls, folder: Path) -> ArrowTable:
