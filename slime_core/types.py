@@ -122,7 +122,11 @@ class Sample:
         weight_versions: the versions of the weights that produced the response, oldest first.
         weight_spans: which of them drew which tokens of the response, ``(version, start, end)`` with ``end`` excluded;
             tokens that no engine drew are in no span. Empty: not recorded; one version then drew the whole response.
-        rollout_log_probs: the engine's log-probability of each response id, after division by the temperature.
+        rollout_log_probs: the engine's log-probability of each response id, in the distribution that it was drawn from:
+            after division by the temperature, and over what top-p and top-k left.
+        rollout_top_p_token_ids: what they left at each place of the response, place after place; None: everything.
+        rollout_top_p_token_offsets: where each place begins in these ids, and behind it the end of the last one; a
+            place of none, such as one that a tool wrote, has all tokens.
         rollout_routed_experts: int16 [tokens - 1, layers, experts a token], which experts of a mixture the engine took;
             None: it was not asked (``use_rollout_routing_replay``).
         remove_sample: keep the sample out of the loss; it still counts in its group's statistics.
@@ -150,6 +154,8 @@ class Sample:
     weight_versions: list[str] = field(default_factory=list)
     weight_spans: list[tuple[str, int, int]] = field(default_factory=list)
     rollout_log_probs: list[float] | LogProbs | None = None
+    rollout_top_p_token_ids: list[int] | TokenIds | None = None
+    rollout_top_p_token_offsets: list[int] | TokenIds | None = None
     rollout_routed_experts: Any = field(default=None, compare=False)
     remove_sample: bool = False
     generate_function_path: str | None = None
@@ -226,6 +232,9 @@ class Sample:
         self.tokens = TokenIds([*self.tokens, *ids])
         self.loss_mask = Mask([*self._mask_so_far(), *([int(trainable)] * len(ids))])
         self.rollout_log_probs = LogProbs([*(self.rollout_log_probs or ()), *(drawn or [0.0] * len(ids))])
+        if self.rollout_top_p_token_offsets is not None:
+            end = self.rollout_top_p_token_offsets[-1]
+            self.rollout_top_p_token_offsets = TokenIds([*self.rollout_top_p_token_offsets, *([end] * len(ids))])
         self.response_length += len(ids)
         self.response += text
         if meta_info is not None:
@@ -315,6 +324,8 @@ class TrainBatch:
         shares_prompts: the plans count a prompt once that several samples of a micro-batch have, token by token.
         routes_TLK: int16 [t, layers, k], the experts that the engine took for each token in each layer; -1 for the last
             token of a sample, which no engine read. None: it was not asked.
+        kept_counts_U: int64 [u], how many tokens each response token was drawn from; 0: all. None: all, everywhere.
+        kept_ids_S: int64 [s], those tokens, response token after response token.
     """
 
     rollout: int
@@ -331,6 +342,8 @@ class TrainBatch:
     weight_version_B: np.ndarray | None = None
     shares_prompts: bool = False
     routes_TLK: np.ndarray | None = None
+    kept_counts_U: np.ndarray | None = None
+    kept_ids_S: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.lengths_B)

@@ -11,6 +11,7 @@ from uuid import uuid4
 from slime_core.adapters.inside import Answer, Conversation
 from slime_core.rollout.client import Generation, SamplingParams
 from slime_core.rollout.generate import GenerateContext
+from slime_core.rollout.nucleus import Kept, joined, keep
 from slime_core.rollout.resuming import FINISHED
 from slime_core.rollout.speculation import added
 from slime_core.types import LogProbs, Mask, Sample, SpecInfo, TokenIds
@@ -30,6 +31,7 @@ class Trajectory:
         messages: chat messages with the last answer; or the text with it.
         ids, log_probs, mask: of the response: answers (mask 1), and what came between them (mask 0, log-prob 0).
         answers: in order.
+        kept: what each part of the response was drawn from, with its number of ids.
         added: ids that came after the last answer, while the next turn is drawn; None: nobody draws one.
         session: what keeps its turns with one engine, where the router's policy does that.
     """
@@ -40,6 +42,7 @@ class Trajectory:
     log_probs: list[float] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
+    kept: list[tuple[Kept | None, int]] = field(default_factory=list)
     added: list[int] | None = None
     session: str = field(default_factory=lambda: uuid4().hex)
 
@@ -54,6 +57,7 @@ class Trajectory:
         self.ids += [*added, *answer.token_ids]
         self.log_probs += [*([0.0] * len(added)), *answer.log_probs]
         self.mask += [*([0] * len(added)), *([1] * len(answer.token_ids))]
+        self.kept += [(None, len(added)), (answer.kept, len(answer.token_ids))]
         self.answers.append(answer)
 
     def is_in(self, text: str) -> bool:
@@ -76,6 +80,7 @@ class Trajectory:
         sample.weight_versions = list(dict.fromkeys(versions))
         sample.rollout_routed_experts = self.answers[-1].routed_experts
         sample.spec_info = reduce(added, (answer.spec_info for answer in self.answers), None) or SpecInfo()
+        keep(sample, joined(self.kept))
         sample.status = FINISHED[self.answers[-1].finish_reason]
 
 
@@ -176,4 +181,5 @@ def _answer(text: str, drawn: Generation) -> Answer:
     answer.token_ids, answer.log_probs = list(drawn.token_ids), list(drawn.log_probs)
     answer.finish_reason, answer.weight_versions = drawn.finish_reason, drawn.weight_versions
     answer.routed_experts, answer.spec_info = drawn.routed_experts, drawn.spec_info
+    answer.kept = drawn.kept
     return answer

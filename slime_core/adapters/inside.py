@@ -30,6 +30,7 @@ class Answer(str):
         weight_versions: of the weights that drew it.
         routed_experts: which experts every token so far took; None: not asked for.
         spec_info: counters of speculative decoding; None: the engine does none.
+        kept: what each id was drawn from; None: from all.
     """
 
     token_ids: list[int]
@@ -38,6 +39,7 @@ class Answer(str):
     weight_versions: tuple[str, ...]
     routed_experts: Any
     spec_info: SpecInfo | None
+    kept: Any
 
     @property
     def text(self) -> str:

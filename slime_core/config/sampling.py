@@ -23,9 +23,17 @@ class RolloutConfig(Section):
     rollout_temperature: Positive = 1.0
     """Sampling temperature; the learner divides its logits by the same number."""
     rollout_top_p: Share = 1.0
-    """Nucleus sampling: keep the likeliest tokens up to this probability mass. 1: all."""
+    """Nucleus sampling: keep the likeliest tokens up to this probability mass. 1: all.
+
+    What was kept at each place is recorded, and the learner's log-probabilities are over just that.
+    """
     rollout_top_k: All | Count = -1
-    """Keep the k likeliest tokens. -1: all."""
+    """Keep the k likeliest tokens, of which the same holds. -1: all."""
+    rollout_max_kept_tokens: Count = 64
+    """Tokens that rollout_top_p keeps at most, where no rollout_top_k says it; the engine draws from no others.
+
+    So many are asked for at every place, at about 30 bytes each of an answer. Evaluations have no such bound.
+    """
     rollout_max_response_len: Count = 1024
     """Longest response in tokens; longer ones are cut and marked truncated."""
     rollout_stop: tuple[Name, ...] = ()

@@ -23,6 +23,7 @@ import torch
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.rows import zigzag
 from slime_core.learner.sequences import Sequences, lay_out, ranges
+from slime_core.ops.kept import KeptTokens
 from slime_core.ops.packing import pack, row_budget
 from slime_core.types import StepPlan, TrainBatch
 
@@ -82,6 +83,7 @@ class MicroBatch:
         routes: int16 [n, k] by the number of a layer, from 1: the k experts that its router takes for each of the n
             tokens that it sees; a layer that is missing: it chooses. See :mod:`slime_core.learner.routing`.
         given_routes_TLK: int16 [t, layers, k], those of the engine, -1 where it has none; None: none at all.
+        kept: what each response token was drawn from; None: from all tokens.
     """
 
     tokens_1T: torch.Tensor
@@ -112,6 +114,7 @@ class MicroBatch:
     shared: SharedPrompts | None = None
     routes: dict[int, torch.Tensor] = field(default_factory=dict)
     given_routes_TLK: torch.Tensor | None = None
+    kept: KeptTokens | None = None
 
     @property
     def lengths(self) -> list[int]:
@@ -225,6 +228,7 @@ def _micro_batch(
         loss_factor=step.loss_factor,
         shared=_shared(row, shard.lengths_B[members], padding, place) if row.shares else None,
         given_routes_TLK=_given_routes(shard, row.places_T, padding, held_T, place),
+        kept=_kept(shard, take_U, place),
     )
 
 
@@ -240,6 +244,15 @@ def _given_routes(
         return None
     row_TLK = np.pad(shard.routes_TLK[taken], ((0, padding), (0, 0), (0, 0)), constant_values=-1)
     return place.tensor(row_TLK[held_T], torch.int16)
+
+
+def _kept(shard: TrainBatch, take_U: np.ndarray, place: _Place) -> KeptTokens | None:
+    if shard.kept_counts_U is None or shard.kept_ids_S is None:
+        return None
+    counts_U = shard.kept_counts_U[take_U]
+    starts_U = np.cumsum(shard.kept_counts_U) - shard.kept_counts_U
+    ids_S = shard.kept_ids_S[ranges(starts_U[take_U], counts_U)]
+    return KeptTokens(place.tensor(ids_S, torch.int64), place.tensor(counts_U, torch.int64))
 
 
 def _advantages(shard: TrainBatch) -> np.ndarray:

@@ -21,6 +21,8 @@ def response_log_probs(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """log p(token) of every response token at the temperature that sampled it, and the entropy there; float32 [u].
 
+    Where top-p or top-k left something out, p is the distribution over what they kept; the entropy is that of all.
+
     Arguments are those of :func:`slime_core.ops.log_probs.log_probs_and_entropy`.
     """
     return log_probs_and_entropy(
@@ -32,6 +34,7 @@ def response_log_probs(
         group=parallel_state.get_tensor_model_parallel_group(),
         with_entropy=with_entropy,
         consume=consume,
+        kept=micro.kept,
     )
 
 

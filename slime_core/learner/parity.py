@@ -57,7 +57,7 @@ CAUSES = (
     "whose rotary embedding is not that of config.json. Compare a short response, then a long one.",
     "Other scaling: the learner divided its logits by {temperature:g} (--rollout-temperature). A generate function "
     "that asks for another temperature, or for a penalty or a bias, must not. --rollout-top-p and --rollout-top-k are "
-    "innocent: engines report log-probabilities from before that cut.",
+    "innocent: both sides take the tokens that they kept for all there are.",
     "Other dtypes: learner and engines must both compute in {dtype}.",
     "Other kernels, of attention above all: try another --sglang-attention-backend.",
     "A mixture of experts that chooses other experts where scores nearly tie.",

@@ -104,6 +104,8 @@ def _batch(shards: Sequence[TrainBatch], plan: list[list[list[Place]]]) -> tuple
             weight_version_B=None,
             shares_prompts=False,
             routes_TLK=None,
+            kept_counts_U=None,
+            kept_ids_S=None,
         ),
         places,
     )

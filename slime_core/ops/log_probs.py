@@ -10,6 +10,9 @@ Of a row ``z = logits / temperature``: its largest entry ``m``, ``S = sum_v exp(
 terms of ``H`` are at least 0, so nothing cancels, and ``m`` is never added to ``log S``, which large logits would round
 away. A rank that holds part of the vocabulary has its own ``m``, ``S`` and ``E``; all ranks exchange them once, for all
 rows, and add them up in the same order.
+
+Where a token was drawn from some of the vocabulary only (:mod:`slime_core.ops.kept`), ``m`` and ``S`` of its log p are
+those of the logits in its set; ``H`` stays that of the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from slime_core.errors import RunError
+from slime_core.ops.kept import KeptTokens
 
 __all__ = ["log_probs_and_entropy"]
 
@@ -36,11 +40,13 @@ def log_probs_and_entropy(
     group: Any = None,
     with_entropy: bool = True,
     consume: bool = False,
+    kept: KeptTokens | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """log p(token) and the entropy in nats of the distribution that it is drawn from; float32 [u], differentiable once.
 
     Beyond the logits, and their gradient unless they are consumed, at most ``chunk_size`` rows of float32 are in memory
     at a time, forward and backward; but never less than two. Rows that predict nothing get a gradient of 0.
+    The sets of ``kept`` add a few numbers for each of their entries, of a block of tokens at a time.
 
     Arguments:
         logits_TV: floating point [t, v], this rank's part of the vocabulary; parts are equally large and stand in the
@@ -53,8 +59,10 @@ def log_probs_and_entropy(
         with_entropy: False: None in its place, for less work.
         consume: the backward pass writes the gradient over the logits. Nobody else may read them by then: autograd
             says so if another operation saved them, and refuses a second pass through the same graph.
+        kept: what each token was drawn from, the token itself among it: log p is over that set. The entropy is that of
+            the whole vocabulary all the same. None: everything.
     """
-    how = _How(temperature, chunk_size, group, with_entropy, consume)
+    how = _How(temperature, chunk_size, group, with_entropy, consume, kept)
     found: tuple[torch.Tensor, torch.Tensor | None] = _LogProbsAndEntropy.apply(  # type: ignore[no-untyped-call]
         logits_TV, rows_U, targets_U, how
     )
@@ -68,6 +76,7 @@ class _How:
     group: Any
     with_entropy: bool
     consume: bool
+    kept: KeptTokens | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -92,23 +101,33 @@ class _LogProbsAndEntropy(torch.autograd.Function):
         highest_R, sum_R, moment_R, chosen_U = _over_ranks(_statistics(logits_TV, rows_R, how), chosen_U, how)
         log_sum_R = sum_R.log()
         entropy_R = log_sum_R - moment_R / sum_R
+        highest_U, log_sum_U = highest_R[of_U], log_sum_R[of_U]
+        if how.kept is not None:
+            highest_U, log_sum_U = _over_sets(logits_TV, rows_U, how.kept, how, (highest_U, log_sum_U))
         ctx.how = how
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(logits_TV, rows_R, of_U, columns_U, held_U, highest_R, log_sum_R, entropy_R)
-        log_probs_U = (chosen_U - highest_R[of_U]) - log_sum_R[of_U]
+        rows = (rows_R, of_U, columns_U, held_U, highest_R, log_sum_R, entropy_R)
+        ctx.save_for_backward(logits_TV, *rows, highest_U, log_sum_U)
+        log_probs_U = (chosen_U - highest_U) - log_sum_U
         return log_probs_U, entropy_R[of_U] if how.with_entropy else None
 
     @staticmethod
     def backward(ctx: Any, slope_U: torch.Tensor | None, entropy_slope_U: torch.Tensor | None) -> Any:
         _refuse_second_derivative()
-        logits_TV, rows_R, of_U, columns_U, held_U, highest_R, log_sum_R, entropy_R = ctx.saved_tensors
+        logits_TV, rows_R, of_U, columns_U, held_U, highest_R, log_sum_R, entropy_R, *of_sets = ctx.saved_tensors
         how: _How = ctx.how
-        rows = _Rows.of(rows_R, of_U, highest_R, log_sum_R, entropy_R, slope_U, entropy_slope_U)
+        whole_U = slope_U if slope_U is None or how.kept is None else slope_U.where(~how.kept.cut_U, 0.0)
+        rows = _Rows.of(rows_R, of_U, highest_R, log_sum_R, entropy_R, whole_U, entropy_slope_U)
         result_TV = _cleared(logits_TV, rows_R, consume=how.consume)
         blocks = how.blocks(len(rows_R))
         for (start, end), tokens in zip(blocks, _tokens(of_U, blocks), strict=True):
             ones_r = None if slope_U is None else slope_U[tokens].where(held_U[tokens], 0.0)
             places_r = (of_U[tokens] - start, columns_U[tokens])
+            if how.kept is not None and slope_U is not None and ones_r is not None:
+                entries = _Entries.of(logits_TV, rows_R[of_U[tokens]], how.kept, tokens, how)
+                ones_r = torch.cat([ones_r, entries.slopes(slope_U[tokens], *(one[tokens] for one in of_sets))])
+                rows_n, columns_n = places_r[0][entries.of_n], entries.columns_n
+                places_r = (torch.cat([places_r[0], rows_n]), torch.cat([places_r[1], columns_n]))
             gradient_rv = _gradient(logits_TV, rows.part(start, end), ones_r, places_r, how)
             result_TV.index_copy_(0, rows_R[start:end], gradient_rv)
             del gradient_rv
@@ -158,7 +177,7 @@ def _gradient(
     places_r: tuple[torch.Tensor, torch.Tensor],
     how: _How,
 ) -> torch.Tensor:
-    """Of a block, in the precision of the logits; ``ones_r`` is added at ``places_r``, the chosen tokens."""
+    """Of a block, in the precision of the logits; ``ones_r`` is added at ``places_r``, the chosen tokens and sets."""
     logs_rv = _numbers(logits_TV.index_select(0, rows.numbers_R), how)
     logs_rv.sub_(rows.highest_R[:, None]).sub_(rows.log_sum_R[:, None])
     if rows.bend_R is None:
@@ -170,6 +189,53 @@ def _gradient(
     if ones_r is not None:
         gradient_rv.index_put_(places_r, ones_r, accumulate=True)
     return gradient_rv.div_(how.temperature).to(logits_TV.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """The logits of some tokens' sets, one after the other; 0 where another rank holds them."""
+
+    numbers_n: torch.Tensor
+    columns_n: torch.Tensor
+    held_n: torch.Tensor
+    of_n: torch.Tensor
+
+    @staticmethod
+    def of(
+        logits_TV: torch.Tensor, rows_u: torch.Tensor, kept: KeptTokens, tokens_u: torch.Tensor, how: _How
+    ) -> _Entries:
+        ids_n, of_n = kept.entries(tokens_u)
+        columns_n, held_n = _held(ids_n, logits_TV.size(1), how)
+        return _Entries(_numbers(logits_TV[rows_u[of_n], columns_n], how), columns_n, held_n, of_n)
+
+    def slopes(self, slope_u: torch.Tensor, highest_u: torch.Tensor, log_sum_u: torch.Tensor) -> torch.Tensor:
+        """``-slope q_v`` of every entry."""
+        logs_n = self.numbers_n - highest_u[self.of_n] - log_sum_u[self.of_n]
+        return (-slope_u[self.of_n] * logs_n.exp()).where(self.held_n, 0.0)
+
+
+def _over_sets(
+    logits_TV: torch.Tensor, rows_U: torch.Tensor, kept: KeptTokens, how: _How, whole: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``m`` and ``log S`` of each token's set, over all ranks; ``whole`` where nothing is left out."""
+    found_2U = torch.zeros_like(torch.stack(whole))
+    lowest = torch.finfo(found_2U.dtype).min
+    found_2U[0] = lowest
+    for start, end in how.blocks(len(rows_U)):
+        tokens_u = torch.arange(start, end, device=rows_U.device)
+        entries = _Entries.of(logits_TV, rows_U[start:end], kept, tokens_u, how)
+        numbers_n = entries.numbers_n.where(entries.held_n, lowest)
+        highest_u = found_2U[0, start:end].scatter_reduce_(0, entries.of_n, numbers_n, "amax")
+        weights_n = (numbers_n - highest_u[entries.of_n]).exp_().where(entries.held_n, 0.0)
+        found_2U[1, start:end].index_add_(0, entries.of_n, weights_n)
+    every_N2U = found_2U[None]
+    if how.num_ranks > 1:
+        parts = [torch.empty_like(found_2U) for _ in range(how.num_ranks)]
+        dist.all_gather(parts, found_2U, group=how.group)
+        every_N2U = torch.stack(parts)
+    highest_U = every_N2U[:, 0].amax(dim=0)
+    sum_U = ((every_N2U[:, 0] - highest_U).exp() * every_N2U[:, 1]).sum(dim=0)
+    return highest_U.where(kept.cut_U, whole[0]), sum_U.log().where(kept.cut_U, whole[1])
 
 
 def _refuse_second_derivative() -> None:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.rollout.ending import OK, Ending
+from slime_core.rollout.nucleus import Cut, Kept, kept_tokens
 from slime_core.rollout.speculation import spec_info
 from slime_core.rollout.targets import Targets, session_headers
 from slime_core.types import SpecInfo
@@ -47,6 +48,9 @@ TIMEOUT = "engine_timeout"
 ROUTES = "return_routed_experts"
 """The field of a request that asks for :attr:`Generation.routed_experts`."""
 
+MAX_KEPT = 64
+"""Each costs about 30 bytes of an answer, a token."""
+
 PROMPTS_PER_REQUEST = 32
 """500 greedy answers of 4 tokens on two cores: 1.0 s one by one, 0.55 s in batches; larger ones gain nothing."""
 
@@ -57,8 +61,10 @@ class SamplingParams:
 
     Arguments:
         temperature: 0 takes the likeliest token; log-probabilities are those of the distribution *after* this scaling.
-        top_p: keep the likeliest tokens up to this mass; 1 keeps all. Log-probabilities are those before this cut.
+        top_p: keep the likeliest tokens up to this mass; 1 keeps all.
         top_k: keep that many; -1 keeps all.
+        max_kept: tokens that top_p keeps at most, where top_k does not say it; with it, log-probabilities are those
+            after the cut, and what was kept is recorded. None: they are those before it, as for an evaluation.
         max_new_tokens: longest response in tokens.
         min_new_tokens: no end before that many.
         stop: texts that end a response; what matched is kept in the ids.
@@ -70,6 +76,7 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
+    max_kept: int | None = MAX_KEPT
     max_new_tokens: int = 1024
     min_new_tokens: int = 0
     stop: tuple[str, ...] = ()
@@ -115,6 +122,7 @@ class Generation:
         routed_experts: int16 [prompt + response - 1, layers, k], which experts of a mixture each token took; None: not
             asked for.
         spec_info: counters of speculative decoding; None: the engine does none.
+        kept: what each token was drawn from, which ``log_probs`` are about; None: from all.
     """
 
     token_ids: array[int]
@@ -125,6 +133,7 @@ class Generation:
     routed_experts: NDArray[np.int16] | None = field(default=None, compare=False)
     weight_spans: tuple[tuple[str, int, int], ...] = ()
     spec_info: SpecInfo | None = None
+    kept: Kept | None = field(default=None, compare=False)
 
 
 class GenerateClient:
@@ -242,7 +251,12 @@ class GenerateClient:
         self._check_ids(prompts)
         # A single prompt goes flat: the router's cache-aware policy reads it, and errors are reported plainly.
         ids: Any = prompts if len(prompts) > 1 else prompts[0]
-        body = {"input_ids": ids, "sampling_params": sampling.fields(n=n), "return_logprob": True, **extra}
+        fields = sampling.fields(n=n)
+        cut = Cut.of(fields, most=sampling.max_kept, vocab_size=self._vocab_size)
+        asked = {} if cut is None else {"top_logprobs_num": cut.top_k}
+        if cut is not None:
+            fields["top_k"] = cut.top_k
+        body = {"input_ids": ids, "sampling_params": fields, "return_logprob": True, **asked, **extra}
         async with self._room:
             with self._ending.counted():
                 limit_s = self._timeout_s if timeout_s is None else timeout_s
@@ -253,7 +267,7 @@ class GenerateClient:
         if len(rows) != n * len(prompts):
             raise EngineError(f"Asked for {n} responses to each of {len(prompts)} prompts; {self.url} sent {len(rows)}")
         routes = self._routes if extra.get(ROUTES) else None
-        generations = [_generation(row, routes) for row in rows]
+        generations = [_generation(row, routes, cut) for row in rows]
         return [generations[start : start + n] for start in range(0, len(rows), n)]
 
     def _check_ids(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -335,24 +349,28 @@ NOTHING = Generation(array("i"), array("f"), "abort")
 """The response of a request that was not sent."""
 
 
-def _generation(row: Mapping[str, Any], routes: tuple[int, int] | None) -> Generation:
+def _generation(row: Mapping[str, Any], routes: tuple[int, int] | None, cut: Cut | None = None) -> Generation:
     meta = row["meta_info"]
-    token_ids, log_probs = row["output_ids"], meta.get("output_token_logprobs") or []
-    if len(token_ids) != len(log_probs):
-        raise EngineError(f"The engine sent {len(token_ids)} tokens with {len(log_probs)} log-probabilities")
+    token_ids, entries = row["output_ids"], meta.get("output_token_logprobs") or []
+    if len(token_ids) != len(entries):
+        raise EngineError(f"The engine sent {len(token_ids)} tokens with {len(entries)} log-probabilities")
+    kept, log_probs = None, array("f", (entry[0] for entry in entries))
+    if cut is not None:
+        kept, log_probs = kept_tokens(token_ids, log_probs, meta.get("output_top_logprobs") or [], cut)
     reason = meta["finish_reason"]["type"]
     if reason not in ("stop", "length", "abort"):
         raise EngineError(f"The engine ended a response with {meta['finish_reason']}; known are stop, length and abort")
     spans = meta.get("weight_versions") or [{"version": meta.get("weight_version", "")}]
     return Generation(
         token_ids=array("i", token_ids),
-        log_probs=array("f", (entry[0] for entry in log_probs)),
+        log_probs=log_probs,
         finish_reason=cast(FinishReason, reason),
         weight_versions=tuple(dict.fromkeys(span["version"] for span in spans)),
         text=row.get("text") or "",
         routed_experts=None if routes is None else _routed_experts(meta, *routes),
         weight_spans=tuple(_span(span, len(token_ids)) for span in spans if span["version"]),
         spec_info=spec_info(meta),
+        kept=kept,
     )
 
 

@@ -12,6 +12,7 @@ from slime_core.data.rows import tools_of
 from slime_core.errors import RunError
 from slime_core.rollout.client import GenerateClient, Generation, SamplingParams
 from slime_core.rollout.models import model_url
+from slime_core.rollout.nucleus import keep
 from slime_core.rollout.resuming import FINISHED, add, left_to_draw, unfinished
 from slime_core.types import LogProbs, PromptGroup, Sample, SpecInfo, Status, TokenIds
 
@@ -113,4 +114,5 @@ def fill(sample: Sample, prompt_ids: list[int], answer: Generation, encoder: Pro
     sample.weight_spans = list(answer.weight_spans)
     sample.rollout_routed_experts = answer.routed_experts
     sample.spec_info = answer.spec_info or SpecInfo()
+    keep(sample, answer.kept)
     sample.status = FINISHED[answer.finish_reason]

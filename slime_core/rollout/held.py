@@ -12,7 +12,13 @@ from slime_core.types import LogProbs, Mask, PromptGroup, Sample, TokenIds
 
 __all__ = ["copied", "group_text", "oldest_of_group", "prompts_text", "read_group"]
 
-ARRAYS = {"tokens": TokenIds, "rollout_log_probs": LogProbs, "loss_mask": Mask}
+ARRAYS = {
+    "tokens": TokenIds,
+    "rollout_log_probs": LogProbs,
+    "loss_mask": Mask,
+    "rollout_top_p_token_ids": TokenIds,
+    "rollout_top_p_token_offsets": TokenIds,
+}
 """Fields of a sample that JSON carries as lists."""
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from slime_core.rollout.choice import Chosen
 from slime_core.rollout.client import Generation, SamplingParams
+from slime_core.rollout.nucleus import joined, keep, kept_of
 from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds
 
 __all__ = ["FINISHED", "add", "anew", "is_finished", "left_to_draw", "prepare"]
@@ -25,6 +26,7 @@ FINISHED = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Statu
 GENERATED = (
     *("tokens", "response", "response_length", "reward", "loss_mask", "status", "weight_versions", "weight_spans"),
     *("rollout_log_probs", "rollout_routed_experts", "multimodal_train_inputs", "remove_sample"),
+    *("rollout_top_p_token_ids", "rollout_top_p_token_offsets"),
     *("non_generation_time", "spec_info", "error", "failure_cause"),
 )
 """Fields of a sample that say what became of it."""
@@ -88,6 +90,7 @@ def add(sample: Sample, answer: Generation, response: str, *, masks: bool) -> No
     sample.tokens = TokenIds([*sample.tokens, *more])
     sample.rollout_log_probs = LogProbs([*(sample.rollout_log_probs or ()), *answer.log_probs])
     sample.response, sample.response_length = response, have + len(more)
+    keep(sample, joined([(kept_of(sample), have), (answer.kept, len(more))]))
     sample.weight_versions = list(dict.fromkeys([*sample.weight_versions, *answer.weight_versions]))
     sample.weight_spans += [(version, have + start, have + end) for version, start, end in answer.weight_spans]
     sample.rollout_routed_experts = _routes(sample, answer)

@@ -44,7 +44,7 @@ from slime_core.rollout.ledger import LEDGER, Ledger, Present
 from slime_core.rollout.plan import BatchPlan, batch_metrics
 from slime_core.rollout.production import Pace, Production
 from slime_core.rollout.rewarding import Rewarding, pool_of
-from slime_core.rollout.sampling import train_sampling
+from slime_core.rollout.sampling import cuts, train_sampling
 from slime_core.rollout.scores import EvalScores, pass_rates
 from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
 from slime_core.rollout.speculation import spec_metrics
@@ -212,6 +212,7 @@ class Sampler:
             temperature=self._config.rollout.rollout_temperature,
             rewards_B=rewards.rewards_B,
             with_routes=self._config.learner.use_rollout_routing_replay,
+            cuts=cuts(self._config.rollout),
         )
         metrics |= batch_metrics(shards, self._plan) | spec_metrics(harvest.samples)
         per_second = metrics["rollout/response_tokens"] / rollout_s

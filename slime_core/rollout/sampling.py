@@ -7,14 +7,20 @@ from dataclasses import fields, replace
 from typing import Any
 
 from slime_core.config.eval_sets import EvalSet
+from slime_core.config.sampling import RolloutConfig
 from slime_core.config.schema import RunConfig
 from slime_core.data.row_sampling import own_sampling
 from slime_core.rollout.client import SamplingParams
 from slime_core.types import Sample
 
-__all__ = ["eval_sampling", "of_row", "train_sampling"]
+__all__ = ["cuts", "eval_sampling", "of_row", "train_sampling"]
 
-NAMED = frozenset(one.name for one in fields(SamplingParams)) - {"extra"}
+NAMED = frozenset(one.name for one in fields(SamplingParams)) - {"extra", "max_kept"}
+
+
+def cuts(rollout: RolloutConfig) -> bool:
+    """Whether top-p or top-k leaves something out to draw from."""
+    return rollout.rollout_top_p < 1 or rollout.rollout_top_k != -1
 
 
 def train_sampling(config: RunConfig, *, end_of_sequence: int | None) -> SamplingParams:
@@ -24,6 +30,7 @@ def train_sampling(config: RunConfig, *, end_of_sequence: int | None) -> Samplin
         temperature=rollout.rollout_temperature,
         top_p=rollout.rollout_top_p,
         top_k=rollout.rollout_top_k,
+        max_kept=rollout.rollout_max_kept_tokens,
         max_new_tokens=rollout.rollout_max_response_len,
         stop=rollout.rollout_stop,
         stop_token_ids=_ids(rollout.rollout_stop_token_ids, end_of_sequence),
@@ -41,6 +48,7 @@ def eval_sampling(one: EvalSet, *, end_of_sequence: int | None) -> SamplingParam
         min_new_tokens=one.min_new_tokens,
         stop=one.stop,
         stop_token_ids=_ids(one.stop_token_ids, end_of_sequence),
+        max_kept=None,  # nothing is trained on them
         extra={} if penalty is None else {"repetition_penalty": penalty},
     )
 

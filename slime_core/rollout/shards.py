@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from slime_core.ops.packing import balance, split_steps
 from slime_core.ops.prompts import LEAST_SAVED, Prompts
 from slime_core.plugins.contracts import GroupedRewards
+from slime_core.rollout.kept import kept_columns
 from slime_core.rollout.plan import BatchPlan
 from slime_core.types import Sample, StepPlan, TrainBatch
 
@@ -121,6 +122,7 @@ def make_shards(
     temperature: float,
     rewards_B: NDArray[np.float32] | None = None,
     with_routes: bool = False,
+    cuts: bool = False,
 ) -> list[TrainBatch]:
     """One shard a data-parallel rank, in rank order; together they hold every sample exactly once.
 
@@ -128,10 +130,12 @@ def make_shards(
         samples: completed or truncated, in the order in which steps take them.
         advantages_B: one a sample; None: the learner estimates them, from ``rewards_B``.
         with_routes: shards hold which experts the engine took for each token.
+        cuts: top-p or top-k left something out, so every trained token has to say what it was drawn from.
 
     Raises:
         ValueError: fewer rollouts than steps, or fewer samples than ranks in a step, so that a rank would have nothing
-            to do; or a sample has not the routes that ``with_routes`` asks for.
+            to do; or a sample has not the routes that ``with_routes`` asks for; or one does not say, or says wrongly,
+            what its tokens were drawn from.
     """
     lengths = [len(sample.tokens) for sample in samples]
     masks = loss_masks(samples)
@@ -150,7 +154,9 @@ def make_shards(
             shards[rank].append(StepPlan(tuple(map(tuple, micro_batches)), divisor, factor))
     given = {"advantages": advantages_B, "rewards": rewards_B}
     columns_B = {name: values_B for name, values_B in given.items() if values_B is not None}
-    found = [_shard(samples, masks, weights_B, columns_B, steps, rollout, temperature, with_routes) for steps in shards]
+    found = [
+        _shard(samples, masks, weights_B, columns_B, steps, rollout, temperature, with_routes, cuts) for steps in shards
+    ]
     return [replace(shard, shares_prompts=shared is not None) for shard in found]
 
 
@@ -192,8 +198,10 @@ def _shard(
     rollout: int,
     temperature: float,
     with_routes: bool,
+    cuts: bool,
 ) -> TrainBatch:
     mine = sorted(sample for step in plan for micro in step.micro_batches for sample in micro)
+    kept_counts_U, kept_ids_S = kept_columns([samples[i] for i in mine], [masks[i] for i in mine], cuts=cuts)
     place = {sample: position for position, sample in enumerate(mine)}
     steps = tuple(
         replace(step, micro_batches=tuple(tuple(place[sample] for sample in micro) for micro in step.micro_batches))
@@ -213,6 +221,8 @@ def _shard(
         temperature=temperature,
         weight_version_B=np.array([_weight_version(samples[i]) for i in mine], np.int64),
         routes_TLK=np.concatenate([_routes(samples[i], like=samples[mine[0]]) for i in mine]) if with_routes else None,
+        kept_counts_U=kept_counts_U,
+        kept_ids_S=kept_ids_S,
     )
 
 

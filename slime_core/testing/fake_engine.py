@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import socket
 import threading
 from collections.abc import Callable, Coroutine
@@ -139,6 +140,9 @@ class FakeEngine:
         n = sampling.get("n", 1)
         respond = self._respond_in_part if is_aborted else self._respond
         rows = [respond(prompt, sampling) for prompt in prompts for _ in range(n)]
+        if top := body.get("top_logprobs_num", 0):
+            for row in rows:
+                row["meta_info"]["output_top_logprobs"] = [self._likeliest(one, top) for one in row["output_ids"]]
         return 200, rows if len(rows) > 1 else rows[0]
 
     async def _is_aborted(self) -> bool:
@@ -176,6 +180,12 @@ class FakeEngine:
         row = self._respond(prompt, {**sampling, "max_new_tokens": min(self.partial, sampling["max_new_tokens"])})
         row["meta_info"]["finish_reason"] = {"type": "abort", "message": "Abort"}
         return row
+
+    def _likeliest(self, drawn: int, count: int) -> list[list[Any]]:
+        """The token that is drawn is the likeliest; all others are equally unlikely, and numbers break the tie."""
+        others = [one for one in range(self._vocab_size) if one != drawn][: count - 1]
+        rest = math.log(-math.expm1(LOG_PROB) / (self._vocab_size - 1))
+        return [[LOG_PROB, drawn, None], *([rest, one, None] for one in others)]
 
     def _next(self, prompt: list[int], ids: list[int], *, after: int) -> int:
         ends = len(ids) >= after > 0 or len(ids) == ANSWER_LENGTH

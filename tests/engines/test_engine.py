@@ -95,14 +95,6 @@ async def test_log_probabilities_are_those_of_the_scaled_distribution(
     assert list(answer.log_probs) == pytest.approx(reference(model, PROMPT, answer, temperature=2.0)[1], abs=1e-4)
 
 
-async def test_log_probabilities_are_those_before_top_p_and_top_k(
-    client: GenerateClient, model: torch.nn.Module
-) -> None:
-    cut = SamplingParams(top_p=0.9, top_k=4, max_new_tokens=12, ignore_eos=True)
-    (answer,) = await client.generate(PROMPT, sampling=cut)
-    assert list(answer.log_probs) == pytest.approx(reference(model, PROMPT, answer)[1], abs=1e-4)
-
-
 async def test_samples_of_one_prompt_differ(client: GenerateClient) -> None:
     answers = await client.generate(
         PROMPT, sampling=SamplingParams(max_new_tokens=12, ignore_eos=True, temperature=2), n=8

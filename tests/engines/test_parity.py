@@ -25,6 +25,7 @@ from ray import cloudpickle
 from slime_core.config.schema import ClusterConfig, OptimizerConfig, RunConfig
 from slime_core.errors import ParityError
 from slime_core.rollout.client import GenerateClient, SamplingParams
+from slime_core.rollout.nucleus import keep
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import LogProbs, Sample, Status, TokenIds, TrainBatch
@@ -163,21 +164,34 @@ async def sampled(client: GenerateClient, *, ranks: int = 1, temperature: float 
                     status=Status.COMPLETED,
                 )
             )
+            keep(samples[-1], answer.kept)
     advantages_B = np.tile(np.array([1, -1], np.float32), len(samples) // 2)
     plan = BatchPlan(num_ranks=ranks, max_tokens=256)
-    return make_shards(samples, advantages_B, plan, rollout=0, temperature=temperature)
+    return make_shards(samples, advantages_B, plan, rollout=0, temperature=temperature, cuts=bool(cut))
 
 
 ALL_TOKENS = len(PROMPTS) * SAMPLES_A_PROMPT * 12
 
 
 async def test_learner_and_engine_agree_however_tokens_are_drawn(client: GenerateClient, learn: Learn) -> None:
-    draws = [{"temperature": 1.0}, {"temperature": 0.7}, {"temperature": 2.0}, {"temperature": 0.7, **HALF_CUT}]
+    draws = [{"temperature": 1.0}, {"temperature": 0.7}, {"temperature": 2.0}, {"temperature": 2.0, **HALF_CUT}]
     (outcome,) = learn(*[Rollout(await sampled(client, **draw)) for draw in draws])
     assert outcome.error is None
     assert [metrics["parity/tokens"] for metrics in outcome.metrics] == [ALL_TOKENS] * 4
     assert all(0 < metrics["parity/mean"] < 1e-5 for metrics in outcome.metrics)
     assert all(metrics["parity/max"] < 1e-4 for metrics in outcome.metrics)
+
+
+def ignores_the_cut(shard: TrainBatch) -> TrainBatch:
+    return replace(shard, kept_counts_U=None, kept_ids_S=None)
+
+
+async def test_a_learner_that_takes_the_whole_vocabulary_for_what_was_drawn_from_trains_nothing(
+    client: GenerateClient, learn: Learn
+) -> None:
+    (shard,) = await sampled(client, temperature=2.0, **HALF_CUT)
+    (outcome,) = learn(Rollout([ignores_the_cut(shard)]), lr=1e-3)
+    assert (outcome.metrics, outcome.moved) == ([], False)
 
 
 def ignores_the_temperature(shard: TrainBatch) -> TrainBatch:
@@ -252,7 +266,7 @@ async def test_one_token_of_one_rank_ends_all_ranks(client: GenerateClient, lear
 
 @pytest.mark.parametrize("axis", ["tensor", "pipeline", "context"])
 async def test_ranks_that_share_a_model_count_each_token_once(client: GenerateClient, learn: Learn, axis: str) -> None:
-    (shard,) = await sampled(client)
+    (shard,) = await sampled(client, **HALF_CUT)
     first, second = learn(Rollout([shard, shard]), **{axis: 2})
     assert (first.error, second.error) == (None, None)
     assert first.metrics == second.metrics

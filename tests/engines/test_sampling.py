@@ -1,0 +1,167 @@
+"""What the real engine draws from, whose log-probabilities it is recorded with, and how responses end.
+
+Transformers' own warpers decide what is right: the temperature, then top-p, then top-k, which is the order that agrees
+with SGLang's, whose top-p reads the mass before top-k cuts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from slime_core.data.chat import PromptEncoder
+from slime_core.rollout.client import GenerateClient, Generation, SamplingParams
+from slime_core.rollout.generate import GenerateContext, SingleTurn
+from slime_core.types import Sample, Status
+
+PROMPT = [3, 8, 12, 15, 9, 10, 4]
+"""``37+45`` in the chat template of the embedded model, which answers 82 and the token that ends a sequence."""
+
+FREE = {"max_new_tokens": 12, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def model(engine: Any) -> torch.nn.Module:
+    torch.set_num_threads(1)
+    return AutoModelForCausalLM.from_pretrained(engine.model, dtype=torch.float32).eval()
+
+
+@pytest.fixture
+async def client(engine: Any) -> AsyncIterator[GenerateClient]:
+    async with GenerateClient(engine.router.url, timeout_s=30, vocab_size=16) as found:
+        yield found
+
+
+@torch.no_grad()
+def warped(model: torch.nn.Module, answer: Generation, *warpers: Any) -> torch.Tensor:
+    """Log-probabilities [t, 16] of the distributions that transformers would draw the tokens of ``answer`` from."""
+    ids = torch.tensor([*PROMPT, *answer.token_ids])
+    logits_TV = model(ids[None]).logits[0, len(PROMPT) - 1 : -1].float()
+    return LogitsProcessorList(warpers)(None, logits_TV).log_softmax(-1)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 2.0])
+@pytest.mark.parametrize(
+    ("asked", "warpers"),
+    [
+        ({}, []),
+        ({"top_k": 4}, [TopKLogitsWarper(4)]),
+        ({"top_p": 0.8}, [TopPLogitsWarper(0.8)]),
+        ({"top_p": 0.9, "top_k": 4}, [TopPLogitsWarper(0.9), TopKLogitsWarper(4)]),
+        ({"extra": {"min_p": 0.1}}, [MinPLogitsWarper(0.1)]),
+        ({"top_p": 0.8, "max_kept": 3}, [TopPLogitsWarper(0.8), TopKLogitsWarper(3)]),
+    ],
+    ids=["all", "top_k", "top_p", "top_p and top_k", "min_p", "top_p of at most 3"],
+)
+async def test_log_probabilities_are_those_of_the_distribution_that_was_drawn_from(
+    client: GenerateClient, model: torch.nn.Module, asked: dict[str, Any], warpers: list[Any], temperature: float
+) -> None:
+    sampling = SamplingParams(temperature=temperature, **FREE, **asked)
+    for answer in await client.generate(PROMPT, sampling=sampling, n=8):
+        theirs_TV = warped(model, answer, TemperatureLogitsWarper(temperature), *warpers)
+        drawn_T = torch.tensor(answer.token_ids)[:, None]
+        assert list(answer.log_probs) == pytest.approx(theirs_TV.gather(1, drawn_T)[:, 0].tolist(), abs=1e-4)
+        if not warpers:
+            assert answer.kept is None
+            continue
+        assert answer.kept is not None
+        sets = torch.tensor(answer.kept.token_ids).split(torch.tensor(answer.kept.offsets).diff().tolist())
+        assert [sorted(ids.tolist()) for ids in sets] == [row.isfinite().nonzero()[:, 0].tolist() for row in theirs_TV]
+
+
+@pytest.mark.parametrize("asked", [{"top_k": 1}, {"top_p": 1e-6}, {"extra": {"min_p": 1.0}}])
+async def test_where_one_token_is_left_it_is_the_likeliest_and_certain(
+    client: GenerateClient, asked: dict[str, Any]
+) -> None:
+    (greedy,) = await client.generate(PROMPT, sampling=SamplingParams(temperature=0, **FREE))
+    for answer in await client.generate(PROMPT, sampling=SamplingParams(temperature=2.0, **FREE, **asked), n=4):
+        assert answer.token_ids == greedy.token_ids
+        assert list(answer.log_probs) == pytest.approx([0.0] * 12, abs=1e-6)
+        assert answer.kept is not None
+        assert list(answer.kept.token_ids) == list(greedy.token_ids)
+
+
+async def test_an_evaluation_is_not_asked_what_was_kept(client: GenerateClient, model: torch.nn.Module) -> None:
+    sampling = SamplingParams(temperature=2.0, top_k=4, max_kept=None, **FREE)
+    (answer,) = await client.generate(PROMPT, sampling=sampling)
+    before_T = warped(model, answer, TemperatureLogitsWarper(2.0)).gather(1, torch.tensor(answer.token_ids)[:, None])
+    assert answer.kept is None
+    assert list(answer.log_probs) == pytest.approx(before_T[:, 0].tolist(), abs=1e-4)
+
+
+async def test_tokens_that_are_forbidden_are_left_out(client: GenerateClient, model: torch.nn.Module) -> None:
+    """The end of the sequence, before the fourth token."""
+    end = 1
+    sampling = SamplingParams(temperature=2.0, max_new_tokens=12, min_new_tokens=4, stop_token_ids=(end,))
+    for answer in await client.generate(PROMPT, sampling=sampling, n=8):
+        theirs_TV = warped(model, answer, TemperatureLogitsWarper(2.0))
+        theirs_TV[:4, end] = -torch.inf
+        drawn_T = torch.tensor(answer.token_ids)[:, None]
+        assert len(answer.token_ids) >= 4
+        assert end not in answer.token_ids[:3]
+        assert list(answer.log_probs) == pytest.approx(
+            theirs_TV.log_softmax(-1).gather(1, drawn_T)[:, 0].tolist(), abs=1e-4
+        )
+
+
+# --- How responses end ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def single(engine: Any, client: GenerateClient) -> Any:
+    """One sample of the default generate function."""
+    encoder = PromptEncoder(engine.model, apply_chat_template=True)
+
+    async def made(**asked: Any) -> Sample:
+        sampling = SamplingParams(temperature=0, **asked)
+        (sample,) = await SingleTurn()(GenerateContext(client, encoder), [Sample(prompt="37+45")], sampling)
+        assert len(sample.tokens) == sample.prompt_length + sample.response_length
+        assert sample.rollout_log_probs is not None
+        assert len(sample.rollout_log_probs) == sample.response_length
+        return sample
+
+    return made
+
+
+async def test_a_stop_text_is_kept_with_its_ids_and_log_probs(single: Any) -> None:
+    free = await single(**FREE)
+    for length in (1, 2):
+        text = free.response[:length]
+        stopped = await single(max_new_tokens=12, stop=(text,))
+        assert (stopped.response, stopped.status, stopped.response_length) == (text, Status.COMPLETED, length)
+        assert stopped.tokens == free.tokens[: free.prompt_length + length]
+        assert list(stopped.rollout_log_probs) == pytest.approx(list(free.rollout_log_probs)[:length], abs=1e-5)
+
+
+async def test_a_stop_id_is_kept_with_its_log_prob(single: Any) -> None:
+    free = await single(**FREE)
+    second = free.tokens[free.prompt_length + 1]
+    stopped = await single(max_new_tokens=12, stop_token_ids=(second,), ignore_eos=False)
+    assert (stopped.tokens[-1], stopped.status, stopped.response_length) == (second, Status.COMPLETED, 2)
+
+
+async def test_a_response_of_all_tokens_that_it_may_have_is_truncated(single: Any) -> None:
+    cut = await single(max_new_tokens=1)
+    assert (cut.status, cut.response_length) == (Status.TRUNCATED, 1)
+
+
+async def test_a_response_that_ends_with_its_last_token_is_whole(single: Any) -> None:
+    whole = await single(max_new_tokens=12)
+    again = await single(max_new_tokens=whole.response_length)
+    assert (again.tokens, again.status) == (whole.tokens, Status.COMPLETED)
+
+
+async def test_further_fields_win(single: Any) -> None:
+    one = await single(max_new_tokens=12, extra={"max_new_tokens": 1})
+    assert (one.status, one.response_length) == (Status.TRUNCATED, 1)
