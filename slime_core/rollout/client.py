@@ -63,26 +63,26 @@ class SamplingParams:
         temperature: 0 takes the likeliest token; log-probabilities are those of the distribution *after* this scaling.
         top_p: keep the likeliest tokens up to this mass; 1 keeps all.
         top_k: keep that many; -1 keeps all.
-        max_kept: tokens that top_p keeps at most, where top_k does not say it; with it, log-probabilities are those
-            after the cut, and what was kept is recorded. None: they are those before it, as for an evaluation.
         max_new_tokens: longest response in tokens.
         min_new_tokens: no end before that many.
         stop: texts that end a response; what matched is kept in the ids.
         stop_token_ids: ids that end a response, besides the tokenizer's end-of-sequence token; kept in the ids.
         ignore_eos: go on after the end-of-sequence token.
         extra: further fields of SGLang's sampling parameters (``json_schema``, ``repetition_penalty``); they win.
+        max_kept: tokens that top_p keeps at most, where top_k does not say it; with it, log-probabilities are those
+            after the cut, and what was kept is recorded. None: they are those before it, as for an evaluation.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
-    max_kept: int | None = MAX_KEPT
     max_new_tokens: int = 1024
     min_new_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
+    max_kept: int | None = MAX_KEPT
 
     def fields(self, *, n: int) -> dict[str, Any]:
         """The ``sampling_params`` of a request for ``n`` responses."""

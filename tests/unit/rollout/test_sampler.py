@@ -23,6 +23,7 @@ from slime_core.rollout.client import Generation, SamplingParams
 from slime_core.rollout.collect import Collector
 from slime_core.rollout.evaluation import Evaluation
 from slime_core.rollout.generate import GenerateContext
+from slime_core.rollout.nucleus import Kept
 from slime_core.rollout.rewarding import InSampler
 from slime_core.rollout.sampler import Sampler, SamplerSettings
 from slime_core.testing.fake_engine import FakeEngine
@@ -38,7 +39,8 @@ def digits(text: str) -> list[int]:
 
 def answer(text: str, reason: Any = "stop") -> Generation:
     ids = [*digits(text), *([END] if reason == "stop" else [])]
-    return Generation(array("i", ids), array("f", [-0.5] * len(ids)), reason, ("3",))
+    alone = Kept(array("i", ids), array("i", range(len(ids) + 1)))
+    return Generation(array("i", ids), array("f", [-0.5] * len(ids)), reason, ("3",), kept=alone)
 
 
 @dataclass
@@ -369,7 +371,8 @@ async def test_training_and_evaluation_ask_for_different_sampling(build):
     await sampler.measure("sums", step=0)
     training, greedy = client.asked[0][1], client.asked[1][1]
     assert training == SamplingParams(0.7, 0.9, 8, 11, stop_token_ids=(13, END))
-    assert greedy == SamplingParams(0.0, 1.0, -1, 5, stop_token_ids=(13, END))
+    assert greedy == SamplingParams(0.0, 1.0, -1, 5, stop_token_ids=(13, END), max_kept=None)
+    assert shard.kept_ids_S.tolist() == [7, END, 8, END]
     assert shard.temperature == pytest.approx(0.7)
 
 
