@@ -16,7 +16,8 @@ from dataclasses import replace
 from slime_core.rollout.choice import Chosen
 from slime_core.rollout.client import Generation, SamplingParams
 from slime_core.rollout.nucleus import joined, keep, kept_of
-from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds
+from slime_core.rollout.speculation import added
+from slime_core.types import LogProbs, Mask, PromptGroup, Sample, SpecInfo, Status, TokenIds
 
 __all__ = ["FINISHED", "add", "anew", "is_finished", "left_to_draw", "prepare"]
 
@@ -94,6 +95,7 @@ def add(sample: Sample, answer: Generation, response: str, *, masks: bool) -> No
     sample.weight_versions = list(dict.fromkeys([*sample.weight_versions, *answer.weight_versions]))
     sample.weight_spans += [(version, have + start, have + end) for version, start, end in answer.weight_spans]
     sample.rollout_routed_experts = _routes(sample, answer)
+    sample.spec_info = added(sample.spec_info, answer.spec_info) or SpecInfo()
     sample.status = FINISHED[answer.finish_reason]
 
 

@@ -172,7 +172,11 @@ class Sampler:
             self._staleness = Staleness.of(config)
         self._writer = SampleWriter(settings.samples_folder)
         measures = Measures(
-            encoder=self._encoder_of, collector=self._collects_for, functions=self._functions, writer=self._writer
+            encoder=self._encoder_of,
+            collector=self._collects_for,
+            functions=self._functions,
+            writer=self._writer,
+            models=settings.model_urls,
         )
         self.evaluation = Evaluation(config, measures)
         saved = config.debug.save_debug_rollout_data
@@ -383,7 +387,12 @@ class Sampler:
         if templated == self._config.data.apply_chat_template:
             return self._encoder
         trusts = self._config.model.trust_remote_code
-        return PromptEncoder(self._settings.folder, apply_chat_template=templated, trust_remote_code=trusts)
+        return PromptEncoder(
+            self._settings.folder,
+            apply_chat_template=templated,
+            trust_remote_code=trusts,
+            template_arguments=template_arguments(self._config.data),
+        )
 
     def _data_source(self) -> DataSource:
         prompts = self._components.prompts(self._settings.prompt_data, self._encoder)
