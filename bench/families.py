@@ -206,7 +206,7 @@ def no_ties(model: Any, *, checked: bool) -> Iterator[None]:
 
     def watch(router: Any, _: Any, output: Any) -> None:
         best = output[0].softmax(-1).topk(router.top_k + 1).values
-        gap = float((best[:, -2] - best[:, -1]).min())
+        gap = float((best[:, -2] - best[:, -1]).detach().min())
         if gap < GAP:
             sys.exit(f"two experts are only {gap:.1e} apart; choose another seed")
 

@@ -24,8 +24,10 @@ TRAINED_GRADIENT = 1e-4
 """Of the case ``trained``: the terms of its gradient nearly cancel, so that rounding counts for more. One rank alone is
 then 1e-5 and more away from the same step in float64, as the table shows."""
 
-SMALLEST = 1e-2
-"""Metrics below this are compared in its multiples: of what is 0 up to rounding, nothing is left to be relative to."""
+SMALLEST = 2.4e-2
+"""Metrics below this are compared in its multiples: of what is 0 up to rounding, nothing is left to be relative to. At
+1e-5 that is 2.4e-7, the distance of two neighbouring float32 between 2 and 4, where log-probabilities are: ``ppo_kl`` is
+a difference of those."""
 
 
 @dataclass(frozen=True)
