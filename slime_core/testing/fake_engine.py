@@ -167,7 +167,9 @@ class FakeEngine:
         while len(ids) < sampling["max_new_tokens"] and not stops.intersection(ids):
             ids.append(given[len(ids)] if len(ids) < len(given) else self._next(prompt, ids, after=len(given)))
         self.drawn.append((list(prompt), list(ids)))
-        reason = {"type": "stop", "matched": ids[-1]} if ids[-1] in stops else {"type": "length", "length": len(ids)}
+        reason = (
+            {"type": "stop", "matched": ids[-1]} if ids and ids[-1] in stops else {"type": "length", "length": len(ids)}
+        )
         meta = {
             "finish_reason": reason,
             "weight_versions": [{"version": self._version, "start": 0, "end": len(ids)}],

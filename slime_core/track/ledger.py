@@ -256,7 +256,10 @@ class Recount:
 
 
 def _end(rows: Sequence[Mapping[str, Any]]) -> _Ended | None:
-    """Where a group of one file ended; None: nowhere yet."""
+    """Where a group of one file ended; None: nowhere yet. It may have come again within the rollout, and ended then."""
+    rows = [row for row in rows if row.get("dropped") not in NOT_ENDS]
+    if not rows:
+        return None
     found: dict[int, tuple[str, str]] = {}
     for row in rows:
         here = _place(row)
@@ -274,7 +277,7 @@ def _place(row: Mapping[str, Any]) -> tuple[str, str] | None:
     if dropped == FAILED_GROUP:
         return "failed", FAILED_GROUP
     if dropped is not None:
-        return None if dropped in NOT_ENDS else ("evicted", "") if dropped == STALE else ("filtered", str(dropped))
+        return ("evicted", "") if dropped == STALE else ("filtered", str(dropped))
     if status == "failed":
         return "failed", str(row.get("cause") or "unknown")
     return None if status == "aborted" else ("trained", "")

@@ -19,6 +19,7 @@ from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import Failures, LifecycleHooks
 from slime_core.plugins.registry import activate
 from slime_core.rollout.actor import SampledShards
+from slime_core.rollout.sampler import SamplerState
 from slime_core.track.jsonl import read_rows
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
@@ -28,13 +29,16 @@ class Generating:
     """The sampler, as far as the loop asks it."""
 
     def sample(self, rollout: int) -> Any:
-        return SampledShards(["shard"], {"rollout/raw_reward": 0.5}, {"next": rollout})
+        return SampledShards(["shard"], {"rollout/raw_reward": 0.5})
 
     def evaluate(self, step: int) -> dict[str, float]:
         return {"eval/sums": 0.25}
 
-    def plugin_states(self) -> dict[str, Any]:
-        return {}
+    def published(self, version: int) -> None:
+        """Nothing is generated ahead."""
+
+    def state(self) -> SamplerState:
+        return SamplerState({}, {})
 
 
 @pytest.mark.parametrize("load", [None, Path("r-{rollout_id}.jsonl")])

@@ -35,7 +35,7 @@ class Killed(Exception):
 
 
 class Encoder:
-    def encode(self, prompt: Any) -> list[int]:
+    def encode(self, prompt: Any, *, tools: Any = None) -> list[int]:
         return [3, 4]
 
     def decode(self, ids: Any) -> str:

@@ -16,7 +16,7 @@ from slime_core.types import LogProbs, Mask, Sample, Status, TokenIds
 
 
 class Encoder:
-    def encode(self, prompt: Any) -> list[int]:
+    def encode(self, prompt: Any, *, tools: Any = None) -> list[int]:
         return [ord(one) for one in prompt]
 
     def decode(self, ids: Any) -> str:

@@ -423,7 +423,7 @@ async def test_each_set_is_drawn_rewarded_and_read_by_its_own_settings(build, tm
     greedy, drawn = client.asked[0][1], client.asked[2][1]
     assert (greedy.temperature, greedy.max_new_tokens) == (0.0, 5)
     # A prompt of 3 tokens leaves 2 of 5 for its response.
-    assert drawn == SamplingParams(0.5, max_new_tokens=2, stop_token_ids=(END,))
+    assert drawn == SamplingParams(0.5, max_new_tokens=2, stop_token_ids=(END,), max_kept=None)
     # One prompt has 5 tokens.
     assert scores["eval/own-left_out"] == 1.0
     assert "eval/own-pass@2" in scores
@@ -437,7 +437,9 @@ async def test_a_row_decides_how_its_responses_are_drawn_in_training_and_evaluat
     (tmp_path / "own.jsonl").write_text(json.dumps(rows[0]))
     config = RunConfig(eval=EvalConfig(eval_prompt_data=(("own", tmp_path / "own.jsonl"),)))
     await Evaluation(config, sampler.evaluation._measures).run(sampler._context(0, evaluation=True), None)
-    assert client.asked[-1][1] == SamplingParams(0.7, max_new_tokens=1024, stop_token_ids=(END,), extra={"min_p": 0.1})
+    assert client.asked[-1][1] == SamplingParams(
+        0.7, max_new_tokens=1024, stop_token_ids=(END,), extra={"min_p": 0.1}, max_kept=None
+    )
     groups = sampler._source.next_groups(2)
     for sample in groups[0]:
         sample.metadata["sampling_params"] = {"max_new_tokens": 2, "stop_token_ids": [9]}
