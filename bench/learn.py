@@ -41,6 +41,7 @@ def _estimator(plugin: str, name: str, seed: int = 0, more: str = "") -> Run:
 
 GSPO_CLIP = "--eps-clip 3e-4 --eps-clip-high 4e-4"
 STALE = "--plugin grpo --update-weights-interval 3"
+AHEAD = "--plugin grpo --async-buffer-size 2 --max-staleness 2"
 RUNS: Mapping[str, Run] = {
     **{f"grpo-{seed}": _estimator("grpo", "grpo", seed) for seed in range(3)},
     **{f"ppo-{seed}": _estimator("ppo", "ppo", seed) for seed in range(3)},
@@ -52,6 +53,8 @@ RUNS: Mapping[str, Run] = {
     "reinforce-plus-plus-baseline": _estimator("ppo", "reinforce_plus_plus_baseline"),
     "stale": Run("`grpo`, weights up to 2 rollouts old", f"{STALE} --seed 0", outcome="shown"),
     "stale-tis": Run("the same with `tis`", f"{STALE} --seed 0 --corrections tis", outcome="shown"),
+    "async": Run("`grpo`, generated ahead of training, at most 2 rollouts", f"{AHEAD} --seed 0"),
+    "async-tis": Run("the same with `tis`, ahead", f"{AHEAD} --seed 0 --corrections tis"),
     "random": Run("random rewards", "--plugin grpo --seed 0 --rm-type random", outcome="stays"),
     "lr-0": Run("learning rate 0", "--plugin grpo --seed 0 --lr 0", outcome="stays"),
     "frozen": Run("engines never updated", "--plugin grpo --seed 0 --update-weights-interval 0", outcome="stays"),

@@ -26,8 +26,8 @@ then 1e-5 and more away from the same step in float64, as the table shows."""
 
 SMALLEST = 2.4e-2
 """Metrics below this are compared in its multiples: of what is 0 up to rounding, nothing is left to be relative to. At
-1e-5 that is 2.4e-7, the distance of two neighbouring float32 between 2 and 4, where log-probabilities are: ``ppo_kl`` is
-a difference of those."""
+1e-5 that is 2.4e-7, the distance of two neighbouring float32 between 2 and 4, where log-probabilities are: ``ppo_kl``
+is a difference of those."""
 
 
 @dataclass(frozen=True)
