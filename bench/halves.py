@@ -28,7 +28,8 @@ from slime_core.loop import train
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import activate
-from slime_core.rollout.sampler import Sampled, Sampler, SamplerSettings, SamplerState
+from slime_core.rollout.sampled import Sampled, SamplerSettings, SamplerState
+from slime_core.rollout.sampler import Sampler
 from slime_core.testing.fake_engine import FakeEngine
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track

@@ -15,7 +15,8 @@ from slime_core.config.schema import WatchConfig
 from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.rollout.recorded import RecordedSampler
-from slime_core.rollout.sampler import Sampler, SamplerSettings, SamplerState
+from slime_core.rollout.sampled import SamplerSettings, SamplerState
+from slime_core.rollout.sampler import Sampler
 
 __all__ = ["SampledShards", "SamplerActor", "SamplerHandle"]
 

@@ -17,7 +17,8 @@ from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.harvest import Harvest
 from slime_core.rollout.ledger import Present
-from slime_core.rollout.sampler import Sampled, Sampler, SamplerSettings
+from slime_core.rollout.sampled import Sampled, SamplerSettings
+from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.transforms import Transforms
 from slime_core.types import PromptGroup
 

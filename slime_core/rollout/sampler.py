@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 from slime_core.config.described import routes_shape
 from slime_core.config.eval_sets import EvalSet
-from slime_core.config.schema import RolloutConfig, RunConfig
+from slime_core.config.schema import RolloutConfig
 from slime_core.data.chat import PromptEncoder
 from slime_core.data.recorded import Recorded, RolloutFiles, write_rollout
 from slime_core.data.requests import template_arguments
@@ -30,7 +29,7 @@ from slime_core.errors import RunError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import DataSource, Place
 from slime_core.plugins.discovery import PATHS
-from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
+from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.client import GenerateClient
@@ -44,6 +43,7 @@ from slime_core.rollout.ledger import LEDGER, Ledger, Present
 from slime_core.rollout.plan import BatchPlan, batch_metrics
 from slime_core.rollout.production import Pace, Production
 from slime_core.rollout.rewarding import Rewarding, pool_of
+from slime_core.rollout.sampled import Sampled, SamplerSettings, SamplerState
 from slime_core.rollout.sampling import cuts, train_sampling
 from slime_core.rollout.scores import EvalScores, pass_rates
 from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
@@ -52,64 +52,9 @@ from slime_core.rollout.staleness import EVICTED, REQUEUED, Staleness
 from slime_core.rollout.supply import Supply, held_by
 from slime_core.rollout.transforms import load_transforms, refuse_unusable
 from slime_core.track.samples import SampleWriter
-from slime_core.types import PromptGroup, Sample, TrainBatch
+from slime_core.types import PromptGroup, Sample
 
-__all__ = ["Sampled", "Sampler", "SamplerSettings", "SamplerState"]
-
-
-@dataclass(frozen=True, slots=True)
-class SamplerSettings:
-    """What the sampler needs to know.
-
-    Arguments:
-        config: the run's settings.
-        folder: Hugging Face folder with tokenizer and chat template.
-        prompt_data: the training prompts.
-        router_url: where generation requests go.
-        num_ranks: data-parallel ranks of the learner.
-        options: plugin name -> its options object.
-        samples_folder: where readable samples are written; None: nowhere.
-        rewards_log: receives what reward models print; None: nothing does.
-        num_engines: servers behind the router, for the number of requests in flight.
-        model_urls: name -> URL of every model beside the policy.
-        engine_urls: of engines that are asked directly; empty: the router is.
-        trains: False: only evaluations are asked for, so neither prompts nor an advantage estimator are needed.
-    """
-
-    config: RunConfig
-    folder: Path
-    prompt_data: Path
-    router_url: str
-    num_ranks: int = 1
-    options: dict[str, Any] = field(default_factory=dict)
-    samples_folder: Path | None = None
-    rewards_log: Path | None = None
-    num_engines: int = 1
-    trains: bool = True
-    model_urls: dict[str, str] = field(default_factory=dict)
-    engine_urls: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """One rollout: a shard a data-parallel rank, and what its samples look like; ``warnings`` are for people."""
-
-    shards: list[TrainBatch]
-    metrics: dict[str, float]
-    warnings: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class SamplerState:
-    """What a checkpoint holds of the sampler, all of one moment.
-
-    Arguments:
-        cursor: the data source, and every group that was taken from it and not trained, JSON-ready.
-        plugin_states: what the plugins of this process want to find again.
-    """
-
-    cursor: dict[str, Any]
-    plugin_states: PlaceStates
+__all__ = ["Sampler"]
 
 
 class Sampler:
@@ -128,23 +73,9 @@ class Sampler:
         config = settings.config
         self._settings, self._config, self._registry = settings, config, registry
         self.hooks = LifecycleHooks(registry, place=Place.SAMPLER, options=settings.options)
-        self._encoder = PromptEncoder(
-            settings.folder,
-            apply_chat_template=config.data.apply_chat_template,
-            template_arguments=template_arguments(config.data),
-            loss_mask_type=config.data.loss_mask_type,
-            trust_remote_code=config.model.trust_remote_code,
-        )
-        end = self._encoder.end_of_sequence
-        self._sampling = train_sampling(config, end_of_sequence=end)
-        self._client = GenerateClient(
-            settings.router_url,
-            max_in_flight=config.rollout.sglang_server_concurrency * settings.num_engines,
-            timeout_s=config.rollout.rollout_request_timeout_s,
-            vocab_size=self._encoder.vocab_size,
-            routes=routes_shape(settings.folder) if config.learner.use_rollout_routing_replay else None,
-            engines=settings.engine_urls,
-        )
+        self._encoder = self._encodes(templated=config.data.apply_chat_template)
+        self._sampling = train_sampling(config, end_of_sequence=self._encoder.end_of_sequence)
+        self._client = self._asks()
         self._functions = rollout_functions(
             settings.options.get(PATHS.name), router_url=settings.router_url, model_urls=settings.model_urls
         )
@@ -160,27 +91,24 @@ class Sampler:
         self._collector = self._collects()
         self._ended_s: float | None = None
         if settings.trains:
-            self._plan = replace(BatchPlan.of(config, settings.folder), num_ranks=settings.num_ranks)
-            self._transforms = load_transforms(config.rollout, registry, options=settings.options)
-            self._estimator = self._components.estimator(str(config.algorithm.advantage_estimator))
-            if self._functions.shapes_rewards and self._estimator is not None:
-                self._estimator = AsRewarded()
-            own_rollouts = config.custom.rollout_function_path is not None
-            self._ledger = Ledger(settings.samples_folder, is_strict=not own_rollouts)
-            self._source = self._data_source()
-            self._production = self._produces()
-            self._staleness = Staleness.of(config)
+            self._prepare_training()
         self._writer = SampleWriter(settings.samples_folder)
-        measures = Measures(
-            encoder=self._encoder_of,
-            collector=self._collects_for,
-            functions=self._functions,
-            writer=self._writer,
-            models=settings.model_urls,
-        )
-        self.evaluation = Evaluation(config, measures)
+        self.evaluation = self._evaluates()
         saved = config.debug.save_debug_rollout_data
         self._records = None if saved is None else RolloutFiles(saved, "save_debug_rollout_data")
+
+    def _prepare_training(self) -> None:
+        settings, config = self._settings, self._config
+        self._plan = replace(BatchPlan.of(config, settings.folder), num_ranks=settings.num_ranks)
+        self._transforms = load_transforms(config.rollout, self._registry, options=settings.options)
+        self._estimator = self._components.estimator(str(config.algorithm.advantage_estimator))
+        if self._functions.shapes_rewards and self._estimator is not None:
+            self._estimator = AsRewarded()
+        own_rollouts = config.custom.rollout_function_path is not None
+        self._ledger = Ledger(settings.samples_folder, is_strict=not own_rollouts)
+        self._source = self._data_source()
+        self._production = self._produces()
+        self._staleness = Staleness.of(config)
 
     # --- One rollout -------------------------------------------------------------------------------------------------
 
@@ -197,14 +125,7 @@ class Sampler:
         self._ended_s = time.monotonic()
         rollout_s = self._ended_s - begun_s
         trained = self._trainable(harvest, rollout)
-        failed = {f"rollout/reward_failures/{cause}": n for cause, n in self._collector.take_failures().items()}
-        metrics = {**harvest.metrics(trained), **failed, **self._components.left_out.metrics(), **own_metrics}
-        metrics |= self._staleness.metrics(trained, rollout=rollout, left_out=len(harvest.stale))
-        metrics |= self._production.metrics()
-        if self._config.rollout.log_passrate:
-            rates = pass_rates(harvest.solved(self._config.eval.eval_pass_threshold))
-            metrics |= {f"rollout/pass@{k}": rate for k, rate in rates.items()}
-        metrics |= {f"rollout/retries/{cause}": n for cause, n in self._collector.take_retries().items()}
+        metrics = self._metrics(harvest, trained, rollout) | own_metrics
         trained = self._functions.trained(trained) or trained
         warnings = harvest.warnings() + self._plan.warnings([len(sample.tokens) for sample in trained])
         rewards = grouped_rewards(trained, loss_masks(trained), key=self._config.rollout.reward_key)
@@ -223,6 +144,21 @@ class Sampler:
         metrics["perf/tokens_per_gpu_per_sec"] = per_second / self._config.num_rollout_gpus
         metrics = {} if self._functions.log(rollout, harvest.samples, metrics, rollout_s) else metrics
         return Sampled(shards, metrics, [*warnings, *self._components.left_out.news()])
+
+    def _metrics(self, harvest: Harvest, trained: list[Sample], rollout: int) -> dict[str, float]:
+        failures, retries = self._collector.take_failures(), self._collector.take_retries()
+        metrics = {
+            **harvest.metrics(trained),
+            **{f"rollout/reward_failures/{cause}": count for cause, count in failures.items()},
+            **{f"rollout/retries/{cause}": count for cause, count in retries.items()},
+            **self._components.left_out.metrics(),
+            **self._staleness.metrics(trained, rollout=rollout, left_out=len(harvest.stale)),
+            **self._production.metrics(),
+        }
+        if self._config.rollout.log_passrate:
+            rates = pass_rates(harvest.solved(self._config.eval.eval_pass_threshold))
+            metrics |= {f"rollout/pass@{k}": rate for k, rate in rates.items()}
+        return metrics
 
     async def _harvest(self, rollout: int) -> tuple[Harvest, dict[str, float]]:
         """A full harvest, written down whatever happens, and the metrics of the run's own function."""
@@ -384,15 +320,38 @@ class Sampler:
         return self._client.ended()
 
     def _encoder_of(self, templated: bool) -> PromptEncoder:
-        if templated == self._config.data.apply_chat_template:
-            return self._encoder
-        trusts = self._config.model.trust_remote_code
+        is_ours = templated == self._config.data.apply_chat_template
+        return self._encoder if is_ours else self._encodes(templated=templated)
+
+    def _encodes(self, *, templated: bool) -> PromptEncoder:
         return PromptEncoder(
             self._settings.folder,
             apply_chat_template=templated,
-            trust_remote_code=trusts,
             template_arguments=template_arguments(self._config.data),
+            loss_mask_type=self._config.data.loss_mask_type,
+            trust_remote_code=self._config.model.trust_remote_code,
         )
+
+    def _asks(self) -> GenerateClient:
+        settings, config = self._settings, self._config
+        return GenerateClient(
+            settings.router_url,
+            max_in_flight=config.rollout.sglang_server_concurrency * settings.num_engines,
+            timeout_s=config.rollout.rollout_request_timeout_s,
+            vocab_size=self._encoder.vocab_size,
+            routes=routes_shape(settings.folder) if config.learner.use_rollout_routing_replay else None,
+            engines=settings.engine_urls,
+        )
+
+    def _evaluates(self) -> Evaluation:
+        measures = Measures(
+            encoder=self._encoder_of,
+            collector=self._collects_for,
+            functions=self._functions,
+            writer=self._writer,
+            models=self._settings.model_urls,
+        )
+        return Evaluation(self._config, measures)
 
     def _data_source(self) -> DataSource:
         prompts = self._components.prompts(self._settings.prompt_data, self._encoder)

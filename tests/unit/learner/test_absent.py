@@ -19,7 +19,7 @@ from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import Failures, LifecycleHooks
 from slime_core.plugins.registry import activate
 from slime_core.rollout.actor import SampledShards
-from slime_core.rollout.sampler import SamplerState
+from slime_core.rollout.sampled import SamplerState
 from slime_core.track.jsonl import read_rows
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track

@@ -25,7 +25,8 @@ from slime_core.plugins.registry import activate
 from slime_core.rollout import sampler as module
 from slime_core.rollout.client import Generation
 from slime_core.rollout.recorded import RecordedSampler
-from slime_core.rollout.sampler import Sampler, SamplerSettings
+from slime_core.rollout.sampled import SamplerSettings
+from slime_core.rollout.sampler import Sampler
 from slime_core.types import TrainBatch
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"

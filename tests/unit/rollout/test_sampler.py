@@ -25,7 +25,8 @@ from slime_core.rollout.evaluation import Evaluation
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.nucleus import Kept
 from slime_core.rollout.rewarding import InSampler
-from slime_core.rollout.sampler import Sampler, SamplerSettings
+from slime_core.rollout.sampled import SamplerSettings
+from slime_core.rollout.sampler import Sampler
 from slime_core.testing.fake_engine import FakeEngine
 from slime_core.types import Sample, Status
 

@@ -17,7 +17,8 @@ from slime_core.errors import RequestRefused, RunError
 from slime_core.plugins.registry import activate
 from slime_core.rollout import sampler as module
 from slime_core.rollout.client import Generation
-from slime_core.rollout.sampler import Sampler, SamplerSettings
+from slime_core.rollout.sampled import SamplerSettings
+from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.staleness import Staleness, oldest_of, token_versions
 from slime_core.types import Sample
 from tests.unit.rollout.test_sampler import FOLDER, FakeClient, answer

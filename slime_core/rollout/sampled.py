@@ -1,0 +1,68 @@
+"""What the sampler is handed, and what it hands out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slime_core.config.schema import RunConfig
+from slime_core.plugins.lifecycle import PlaceStates
+from slime_core.types import TrainBatch
+
+__all__ = ["Sampled", "SamplerSettings", "SamplerState"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerSettings:
+    """What the sampler needs to know.
+
+    Arguments:
+        config: the run's settings.
+        folder: Hugging Face folder with tokenizer and chat template.
+        prompt_data: the training prompts.
+        router_url: where generation requests go.
+        num_ranks: data-parallel ranks of the learner.
+        options: plugin name -> its options object.
+        samples_folder: where readable samples are written; None: nowhere.
+        rewards_log: receives what reward models print; None: nothing does.
+        num_engines: servers behind the router, for the number of requests in flight.
+        model_urls: name -> URL of every model beside the policy.
+        engine_urls: of engines that are asked directly; empty: the router is.
+        trains: False: only evaluations are asked for, so neither prompts nor an advantage estimator are needed.
+    """
+
+    config: RunConfig
+    folder: Path
+    prompt_data: Path
+    router_url: str
+    num_ranks: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+    samples_folder: Path | None = None
+    rewards_log: Path | None = None
+    num_engines: int = 1
+    trains: bool = True
+    model_urls: dict[str, str] = field(default_factory=dict)
+    engine_urls: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One rollout: a shard a data-parallel rank, and what its samples look like; ``warnings`` are for people."""
+
+    shards: list[TrainBatch]
+    metrics: dict[str, float]
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerState:
+    """What a checkpoint holds of the sampler, all of one moment.
+
+    Arguments:
+        cursor: the data source, and every group that was taken from it and not trained, JSON-ready.
+        plugin_states: what the plugins of this process want to find again.
+    """
+
+    cursor: dict[str, Any]
+    plugin_states: PlaceStates
