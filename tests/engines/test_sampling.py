@@ -77,8 +77,10 @@ async def test_log_probabilities_are_those_of_the_distribution_that_was_drawn_fr
             continue
         assert answer.kept is not None
         sets = torch.tensor(answer.kept.token_ids).split(torch.tensor(answer.kept.offsets).diff().tolist())
-        # The engine knows probabilities in float32, where the least likely are 0.
-        assert [sorted(ids.tolist()) for ids in sets] == [row.exp().nonzero()[:, 0].tolist() for row in theirs_TV]
+        # What is left to less than rounding may stay or go: sums of float32 pass the bound by as much.
+        for ids, row_V in zip(sets, theirs_TV, strict=True):
+            likely, possible = (set(one.nonzero()[:, 0].tolist()) for one in (row_V.exp() > 1e-6, row_V.isfinite()))
+            assert likely <= set(ids.tolist()) <= possible
 
 
 @pytest.mark.parametrize("asked", [{"top_k": 1}, {"top_p": 1e-6}, {"extra": {"min_p": 1.0}}])
