@@ -20,6 +20,14 @@ def _sums_can_be_read(config: RunConfig) -> Iterator[str]:
         yield f"rm_type = {error}"
 
 
+def _sums_of_evaluation_sets_can_be_read(config: RunConfig) -> Iterator[str]:
+    for one in config.eval.eval_datasets:
+        try:
+            reward_terms(one.rm_type or "")
+        except ValueError as error:
+            yield f"evaluation set {one.name}: rm_type = {error}"
+
+
 def _services_can_be_asked(config: RunConfig) -> Iterator[str]:
     url = config.rollout.rm_url
     if url is None:
@@ -52,6 +60,7 @@ def _tokenizers_are_there(config: RunConfig) -> Iterator[str]:
 
 REWARDS: dict[Rule, str] = {
     _sums_can_be_read: "rm_type",
+    _sums_of_evaluation_sets_can_be_read: "eval_datasets",
     _services_can_be_asked: "rm_url",
     _judges_can_be_read: "rm_judge_pattern rm_judge_prompt",
     _tokenizers_are_there: "rm_tokenizer",

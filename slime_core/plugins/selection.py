@@ -80,9 +80,9 @@ def selected(config: RunConfig, registry: Registry, *, trains: bool, architectur
                 yield _selected(registry, kind, name, setting)
     for one in eval_sets(config):
         for setting in ("generate_function", "rm_type"):
-            name = str(getattr(one, setting))
-            if name not in _named(config, setting):
-                yield _selected(registry, SELECTED_BY[setting], name, f"evaluation set {one.name}")
+            for name in _names(SELECTED_BY[setting], str(getattr(one, setting))):
+                if name not in _named(config, setting):
+                    yield _selected(registry, SELECTED_BY[setting], name, f"evaluation set {one.name}")
     for name in registry.names(Kind.TRACKER):
         yield _selected(registry, Kind.TRACKER, name, "its plugin is named")
     if trains:
@@ -195,10 +195,11 @@ def _refuse_idle_replay(found: Selected, config: RunConfig) -> None:
 
 def _refuse_missing_address(found: Selected, config: RunConfig) -> None:
     traits: Any = found.component.traits
+    by = f"rm_type = {config.rollout.rm_type}" if found.by == "rm_type" else found.by
     for setting in sorted(traits.needs):
         if dict(config.rollout)[setting] is None:
             raise PluginError(
-                f"rm_type = {config.rollout.rm_type}: reward model {found.component.name!r} of {found.plugin} needs "
+                f"{by}: reward model {found.component.name!r} of {found.plugin} needs "
                 f"{setting}, which is not set. Add --{setting.replace('_', '-')}, or choose another reward model."
             )
 
@@ -291,9 +292,12 @@ def check_targets(
 def _named(config: RunConfig, setting: str) -> tuple[str, ...]:
     """The names that a setting holds, wherever among the sections it stands."""
     value = next(dict(section)[setting] for _, section in config if setting in type(section).model_fields)
-    if isinstance(value, tuple):
-        return value
-    return reward_names(value) if SELECTED_BY[setting] is Kind.REWARD_MODEL else (str(value),)
+    return value if isinstance(value, tuple) else _names(SELECTED_BY[setting], str(value))
+
+
+def _names(kind: Kind, written: str) -> tuple[str, ...]:
+    """The components that a text of a setting names: of reward models, all parts of a sum."""
+    return reward_names(written) if kind is Kind.REWARD_MODEL else (written,)
 
 
 def _selected(registry: Registry, kind: Kind, name: str, by: str) -> Selected:

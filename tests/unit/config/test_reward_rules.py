@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from slime_core.config.check import mistakes
+from slime_core.config.measuring import EvalConfig, EvalDataset
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import activate
@@ -51,10 +54,20 @@ def test_a_password_may_come_from_the_environment():
 def test_a_reward_model_that_asks_nobody_is_refused_before_the_run(rewards, setting):
     config, registry = RunConfig(rollout=RolloutConfig(rm_type=rewards)), activate([]).registry
     name = {"rm_url": "remote_rm", "rm_model": "judge"}[setting]
+    refused(config, registry, f"rm_type = {rewards}", name, setting)
+
+
+def test_one_of_an_evaluation_set_that_asks_nobody_is_refused_before_the_run():
+    dataset = EvalDataset(name="aime", path=Path("aime.jsonl"), rm_type="1*judge+1*math")
+    config = RunConfig(eval=EvalConfig(eval_datasets=(dataset,)))
+    refused(config, activate([]).registry, "evaluation set aime", "judge", "rm_model")
+
+
+def refused(config, registry, by, name, setting):
     with pytest.raises(PluginError) as failure:
         check_selection(config, registry, trains=False)
     owner = registry.owner("reward_model", name)
     assert str(failure.value) == (
-        f"rm_type = {rewards}: reward model {name!r} of {owner} needs {setting}, which is not set. Add "
+        f"{by}: reward model {name!r} of {owner} needs {setting}, which is not set. Add "
         f"--{setting.replace('_', '-')}, or choose another reward model."
     )

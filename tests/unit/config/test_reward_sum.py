@@ -1,10 +1,15 @@
 """Weighted sums of reward models: how they are written, and what is said of those that cannot be read."""
 
+from pathlib import Path
+
 import pytest
 
 from slime_core.config.check import mistakes
+from slime_core.config.measuring import EvalConfig, EvalDataset
 from slime_core.config.reward_sum import RewardTerm, reward_names, reward_terms
 from slime_core.config.schema import RolloutConfig, RunConfig
+
+SETS = {"run's": None, "one": "f1", "two": "0.7*math+0.3*f1", "twice": "1*math+2*math"}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +40,14 @@ def test_what_is_neither_is_refused(written):
     assert said(config) == [
         f"rm_type = {written!r} is no sum of reward models; accepted is WEIGHT*NAME+WEIGHT*NAME, such as "
         "'0.7*math+0.3*f1', or WEIGHT*NAME:KEY for one of several numbers, such as '0.3*dapo:acc'"
+    ]
+
+
+def test_a_sum_of_an_evaluation_set_is_read_too():
+    sets = [EvalDataset(name=name, path=Path("a.jsonl"), rm_type=rm_type) for name, rm_type in SETS.items()]
+    config = RunConfig(eval=EvalConfig(eval_datasets=tuple(sets)))
+    assert [one.message for one in mistakes(config) if "rm_type" in one.message] == [
+        "evaluation set twice: rm_type = '1*math+2*math' names a part twice; add up its weights"
     ]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from slime_core import Kind
 from slime_core.config.load import load
-from slime_core.config.schema import RunConfig
+from slime_core.config.measuring import EvalConfig, EvalDataset
+from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.discovery import CORE
 from slime_core.plugins.registry import Registry, activate
@@ -80,6 +82,21 @@ def test_an_evaluation_uses_no_estimator_and_the_architecture_brings_the_model_s
     assert measured == {Kind.GENERATE_FUNCTION, Kind.REWARD_MODEL}
     trained = list(selected(run, registry, trains=True, architecture="Qwen3ForCausalLM"))
     assert (trained[-1].component.name, trained[-1].by) == ("qwen3", "architecture Qwen3ForCausalLM")
+
+
+@pytest.mark.parametrize(
+    ("of_run", "of_set", "wanted"),
+    [
+        ("0.7*math+0.3*f1", None, {"math": "rm_type", "f1": "rm_type"}),
+        ("math", "1*math-0.1*dapo:acc", {"math": "rm_type", "dapo": "evaluation set aime"}),
+        ("0.7*math+0.3*f1", "f1", {"math": "rm_type", "f1": "rm_type"}),
+    ],
+)
+def test_every_part_of_a_sum_is_used_by_a_run_and_by_its_evaluation_sets(of_run, of_set, wanted):
+    dataset = EvalDataset(name="aime", path=Path("aime.jsonl"), rm_type=of_set)
+    run = RunConfig(rollout=RolloutConfig(rm_type=of_run), eval=EvalConfig(eval_datasets=(dataset,)))
+    found = selected(run, activate([]).registry, trains=False, architecture=None)
+    assert {one.component.name: one.by for one in found if one.kind is Kind.REWARD_MODEL} == wanted
 
 
 def test_every_setting_that_selects_is_a_setting():
