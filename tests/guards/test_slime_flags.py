@@ -56,7 +56,7 @@ def test_a_flag_that_is_not_kept_is_an_error_with_the_decision_and_nothing_else(
         ("--balance-data", "refused", ["--balance-by-flops"]),
         ("--log-probs-max-tokens-per-gpu", "refused", ["--log-probs-chunk-size"]),
         ("--loss-type", "refused", ["--advantage-estimator", "--custom-loss-function-path"]),
-        ("--loss-mask-type", "later", ["--advantage-estimator", "--generate-function"]),
+        ("--eval-tool-key", "later", ["--tool-key"]),
         ("--load-forge-rollout-data", "refused", ["--load-debug-rollout-data"]),
     ],
 )
