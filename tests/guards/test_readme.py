@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from slime_core.cli import activation, evaluate, run
 from slime_core.cli.main import main
 from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved, load, named_plugins
+from slime_core.config.reward_sum import reward_names
 from slime_core.plugins.registry import activate
 
 ROOT = Path(__file__).parents[2]
@@ -26,11 +28,12 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(slime (?:run|check|eval|plugins|config) [^`\n]+)`")
 COMMAND = re.compile(r"(?:^|\s)(slime (?:run|check|eval|plugins|config)\b[^#\n]*)")
 COMPONENTS = {
-    Kind.ADVANTAGE_ESTIMATOR: lambda config: config.algorithm.advantage_estimator,
-    Kind.REWARD_MODEL: lambda config: config.rollout.rm_type,
-    Kind.GENERATE_FUNCTION: lambda config: config.rollout.generate_function,
-    Kind.DATA_SOURCE: lambda config: config.data.data_source,
+    Kind.ADVANTAGE_ESTIMATOR: lambda config: [config.algorithm.advantage_estimator],
+    Kind.REWARD_MODEL: lambda config: reward_names(config.rollout.rm_type),
+    Kind.GENERATE_FUNCTION: lambda config: [config.rollout.generate_function],
+    Kind.DATA_SOURCE: lambda config: [config.data.data_source],
 }
+"""Kind -> the names of its components that a run asks for; None: none is named."""
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
@@ -52,9 +55,10 @@ COMMANDS = sorted(set(commands()))
 def resolve(argv: list[str]) -> Resolved:
     active = activate(named_plugins(argv))
     resolved = load(argv, presets=active.presets, plugin_options=active.options, check_rules=False)
-    for kind, name in COMPONENTS.items():
-        if name(resolved.config) is not None:
-            active.registry.find(kind, name(resolved.config))
+    for kind, names in COMPONENTS.items():
+        for name in names(resolved.config):
+            if name is not None:
+                active.registry.find(kind, name)
     return resolved
 
 
@@ -64,10 +68,10 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("examples", "slime_core"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "mine.py").symlink_to(ROOT / "examples/plugin/mine.py")
-    for folder in ("RUN", "outputs/random", "outputs/frozen"):
-        checkpoint = tmp_path / folder / "checkpoints" / "step-000080"
+    for folder, step in (("RUN", 20), ("RUN", 80), ("outputs/random", 80), ("outputs/frozen", 80)):
+        checkpoint = tmp_path / folder / "checkpoints" / f"step-{step:06}"
         (checkpoint / "hf").mkdir(parents=True)
-        (checkpoint / "state.json").write_text('{"step": 80, "cursor": {}, "plugins": {}}')
+        (checkpoint / "state.json").write_text(json.dumps({"step": step, "cursor": {}, "plugins": {}}))
         (tmp_path / folder / "config.toml").write_text(to_toml(resolve(["--plugin", "grpo"])))
     monkeypatch.chdir(tmp_path)
     return tmp_path
