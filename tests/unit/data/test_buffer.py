@@ -16,7 +16,8 @@ from slime_core.errors import CheckpointError, DataError
 from slime_core.plugins.contracts import BufferRequest
 from slime_core.rollout.buffered import FromBuffer
 from slime_core.rollout.client import SamplingParams
-from slime_core.rollout.generate import GenerateContext, renew
+from slime_core.rollout.generate import GenerateContext
+from slime_core.rollout.resuming import anew
 from slime_core.types import LogProbs, Status, TokenIds
 
 GOOD = {
@@ -155,7 +156,7 @@ def test_a_group_of_another_size_is_refused(make, tmp_path):
 async def test_a_trajectory_is_trained_as_it_came(make, tmp_path):
     write(tmp_path / "inbox" / "a.jsonl", {**GOOD, "train_metadata": {"theirs": 1}})
     (samples,) = make().next_groups(1)
-    renew(samples[0])  # as the sampler does with all that it is handed
+    anew(samples[0])  # as the sampler does with all that it is handed
     encoder = PromptEncoder(ARITHMETIC / "model", apply_chat_template=False)
     nobody: Any = None
     (sample,) = await FromBuffer()(GenerateContext(nobody, encoder), samples, SamplingParams())

@@ -19,7 +19,9 @@ def slime_register_generate_functions():
 TOKENS = "sample.tokens = TokenIds([*prompt_ids, *ids])"
 LOG_PROBS = "sample.rollout_log_probs = LogProbs(answer.log_probs)"
 VERSIONS = "sample.weight_versions = list(answer.weight_versions)"
-ASKED = "answers = await context.client.generate(prompt_ids, sampling=sampling, n=len(samples))"
+UNFINISHED = "fresh, ended = unfinished(samples)"
+GATHERED = "await asyncio.gather(*begun, *(_go_on(context, sample, sampling) for sample in ended))"
+ENCODED = "prompt_ids = context.encoder.encode(samples[0].prompt, tools=tools_of(samples[0].metadata))"
 AGAIN = "ids = encoder.encode(sample.response)\n    sample.tokens = TokenIds([*prompt_ids, *ids])"
 SINGLES = {
     "text encoded again": (
@@ -74,21 +76,20 @@ SINGLES = {
         "belong to another generation already",
     ),
     "one prompt for all": (
-        "prompt_ids = context.encoder.encode(samples[0].prompt)",
-        "prompt_ids = self.__dict__.setdefault('ids', []) or context.encoder.encode(samples[0].prompt)\n"
-        "        self.ids = prompt_ids",
+        UNFINISHED,
+        f"for one in samples: one.prompt = self.__dict__.setdefault('prompt', one.prompt)\n        {UNFINISHED}",
         "prompts_generated_at_once_are_not_mixed_up",
         "state is shared between generations",
     ),
     "swallows its cancellation": (
-        ASKED,
-        f"try:\n            {ASKED}\n        except asyncio.CancelledError:\n            return samples",
+        GATHERED,
+        f"try:\n            {GATHERED}\n        except asyncio.CancelledError:\n            return samples",
         "it_can_be_cancelled",
         "the generate function swallowed its cancellation",
     ),
     "an evaluation is left out": (
-        "prompt_ids = context.encoder",
-        "if context.evaluation: return samples\n        prompt_ids = context.encoder",
+        ENCODED,
+        f"if context.evaluation: return\n    {ENCODED}",
         "samples_of_an_evaluation_are_finished_too",
         "of an evaluation is still pending",
     ),

@@ -108,7 +108,7 @@ def test_a_spec_that_hangs_is_waited_for_once_and_said_in_words(suite_of, proces
         "the process that tests the model did not end within 1 s and was stopped. Does build() or a forward pass wait "
         "for something? limit_s of the suite is the limit."
     )
-    assert others == 4 * ["skipped"]
+    assert others == 5 * ["skipped"]
     assert len(processes) == 1
 
 
@@ -116,5 +116,5 @@ def test_a_spec_that_ends_the_process_is_tried_once_and_said_in_words(suite_of, 
     ending = "    def build(self, hf_config, **more):\n        import os\n        os._exit(3)\n"
     _, built, *others = outcomes(suite_of(ModelSpecSuite, SOURCE + ending)())
     assert built.startswith("the process that tests the model failed with exit status 3:")
-    assert others == 4 * ["skipped"]
+    assert others == 5 * ["skipped"]
     assert len(processes) == 1

@@ -8,13 +8,16 @@ from slime_core.testing import DataSourceSuite, TrackerSuite
 from slime_core.testing.suite import properties
 
 SOURCE = """
+import itertools
 from slime_core import Component, hookimpl
 
 @hookimpl
 def slime_register_data_sources():
     yield Component("mine", target=f"{__name__}:PromptFiles")
+
+SEEDS = itertools.count()
 """
-STATE = 'return {"next": self._next, "returned": list(self._returned), **self._order_comes_from}'
+STATE = 'return {"next": self._next, "returned": list(self._returned), **self._order_comes_from, **place}'
 RESTORED = 'self._next, self._returned = int(state["next"]), list(state["returned"])'
 PUT_BACK = "self._returned.extend([_number(group) for group in groups])"
 SOURCES = {
@@ -30,9 +33,9 @@ SOURCES = {
         "it_resumes_the_same_stream",
         "Found [(",
     ),
-    "a shuffle of its own": (
-        'random.Random(f"{self._request.seed}:{epoch}").shuffle(order)',
-        "random.shuffle(order)",
+    "a seed of its own": (
+        "Held(request)",
+        "Held(replace(request, seed=next(SEEDS)))",
         "asking_for_the_state_changes_nothing",
         "two sources of one request differ",
     ),
