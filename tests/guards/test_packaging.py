@@ -28,6 +28,8 @@ IMPORTED_AS = {
     "math_verify": "math-verify",
     "annotated_types": "annotated-types",
     "megatron": "megatron-core",
+    # pydantic requires one exact version of it, and its documentation has custom errors imported from there.
+    "pydantic_core": "pydantic",
     "tomli_w": "tomli-w",
     "yaml": "pyyaml",
 }

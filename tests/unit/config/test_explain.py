@@ -107,7 +107,8 @@ def test_the_short_help_names_every_setting_on_few_narrow_lines() -> None:
     lines = help_page("run").splitlines()
     words = set(" ".join(lines).split())
     assert {setting.flag for setting in core_settings().values()} <= words
-    assert len(lines) < 120
+    # The few that most runs set have a line each, the others share lines: six lines describe at least ten settings.
+    assert len(lines) < 0.6 * len(core_settings())
     assert max(map(len, lines)) <= 100
 
 
