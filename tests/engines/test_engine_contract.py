@@ -80,19 +80,6 @@ async def test_a_paused_engine_holds_requests_and_answers_control_calls(
     assert len(await asking) == 1
 
 
-async def test_a_request_that_waits_ends_as_aborted_when_it_is_told_to(
-    client: GenerateClient, control: EngineControl
-) -> None:
-    control.pause("in_place")
-    asking = asyncio.create_task(client.generate([3, 4], sampling=SamplingParams(max_new_tokens=4)))
-    await asyncio.sleep(0.3)
-    async with client.ended():
-        (answer,) = await asking
-    control.resume()
-    assert (answer.finish_reason, list(answer.token_ids)) == ("abort", [])
-    assert len(await client.generate([3, 4], sampling=SamplingParams(max_new_tokens=4))) == 1
-
-
 def test_the_cache_can_be_flushed_while_paused(control: EngineControl) -> None:
     control.pause("retract")
     control.flush_cache()
