@@ -67,10 +67,6 @@ class Collector:
         generator, reward = self._generators.of(group[0]), self._rewards.of(group[0])
         prepare(group, generator, reward, resumes=self._rollout.partial_rollout)
 
-    def twin(self) -> Collector:
-        """Another with the same components, which counts failures of its own."""
-        return Collector(self._generators, self._rewards, rollout=self._rollout, functions=self._functions)
-
     async def collect(
         self, context: GenerateContext, groups: Sequence[PromptGroup], sampling: SamplingParams
     ) -> list[PromptGroup]:

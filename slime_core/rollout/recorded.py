@@ -83,9 +83,6 @@ def _harvested(found: Recorded, *, reward_key: str | None) -> Harvest:
 class _NothingCollected:
     """The collector where nothing is generated."""
 
-    def twin(self) -> _NothingCollected:
-        return self
-
     def take_failures(self) -> dict[str, float]:
         return {}
 
