@@ -57,7 +57,7 @@ class RewardFailure:
     Arguments:
         cause: one word to count by: ``timeout``, ``memory``, ``crash``, ``invalid``, or the name of an exception.
         error: for people.
-        lost: whether the process ended with it, so that another call may have been the guilty one.
+        lost: whether the process ended with it, or its memory did, so that another call may have been the guilty one.
     """
 
     cause: str
@@ -176,7 +176,8 @@ class RewardProcess:
             self._calls.pop(number, None)
         if "failed" in message:
             cause, own = str(message["cause"]), str(message["error"])
-            return RewardFailure(cause, f"reward model {name!r}: {own}" if own else _said(cause, name, self._settings))
+            said = f"reward model {name!r}: {own}" if own else _said(cause, name, self._settings)
+            return RewardFailure(cause, said, lost=cause == "memory")
         return _checked(name, message["rewards"], samples)
 
     async def drain(self) -> None:
@@ -207,8 +208,9 @@ class RewardProcess:
             self._take(message)
 
     def _take(self, message: dict[str, Any]) -> None:
-        # A call that timed out may have left a thread or a child behind, which would be in the way of others.
-        self._has_stuck = self._has_stuck or message.get("cause") == "timeout"
+        # A call that timed out may have left a thread or a child behind, and one out of memory what it took: both would
+        # be in the way of others.
+        self._has_stuck = self._has_stuck or message.get("cause") in ("timeout", "memory")
         call = self._calls.get(int(message.get("begun", message.get("done", message.get("failed", -1)))))
         if call is None:
             return

@@ -47,6 +47,8 @@ class Mean:
                 eaten = []
                 while True:
                     eaten.append(bytes(8 * 2**20))
+            case "hoard": self.hoard = bytes(250 * 2**20)
+            case "need": return float(len(bytes(250 * 2**20)) > 0)
             case "raise": raise ValueError("no such answer")
             case "nan": return math.nan
             case "text": return "good"
@@ -102,6 +104,12 @@ async def pool(tmp_path: Path) -> AsyncIterator[RewardPool]:
 
 def samples(*responses: str) -> list[Sample]:
     return [Sample(response=response) for response in responses]
+
+
+async def test_memory_that_another_call_has_taken_costs_no_sample(pool: RewardPool) -> None:
+    await pool.score("mean", samples("hoard"), together=False)
+    assert await pool.score("mean", samples("need"), together=False) == [1.0]
+    assert await pool.score("mean", samples("need"), together=False) == [1.0]
 
 
 async def test_rewards_come_back_in_order_and_named_ones_as_numbers(pool: RewardPool) -> None:
