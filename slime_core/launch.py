@@ -47,7 +47,7 @@ from slime_core.plugins.lifecycle import Failures, LifecycleHooks, lifetime, unc
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.actor import SamplerActor, SamplerHandle
-from slime_core.rollout.fleet import Servers, Site
+from slime_core.rollout.engines.fleet import Servers, Site
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.track.track import Track
 from slime_core.weights.publisher import PublisherSettings

@@ -9,11 +9,11 @@ from typing import Any
 from uuid import uuid4
 
 from slime_core.adapters.inside import Answer, Conversation
-from slime_core.rollout.client import Generation, SamplingParams
+from slime_core.rollout.engines.generation import Generation, SamplingParams
+from slime_core.rollout.engines.speculation import added
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.nucleus import Kept, joined, keep
 from slime_core.rollout.resuming import FINISHED
-from slime_core.rollout.speculation import added
 from slime_core.types import LogProbs, Mask, Sample, SpecInfo, TokenIds
 
 __all__ = ["Call", "Trajectory", "sampling_fields"]

@@ -19,7 +19,7 @@ from slime_core.adapters.forms import rollout_forms
 from slime_core.adapters.inside import CALL
 from slime_core.adapters.options import PathOptions
 from slime_core.errors import EngineError, PluginError, RequestRefused
-from slime_core.rollout.client import SamplingParams
+from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext
 from slime_core.types import PromptGroup, Sample, Status
 

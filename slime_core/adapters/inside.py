@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from slime_core.errors import PluginError
-from slime_core.rollout.models import model_url
+from slime_core.rollout.engines.models import model_url
 from slime_core.types import SpecInfo
 
 __all__ = ["CALL", "Answer", "GenerateState", "InsideCall", "generate_single", "get_model_url", "post"]

@@ -125,7 +125,7 @@ def slime_register_reward_models() -> Iterator[Component]:
         summary="0 for every sample, for runs that learn from a teacher or from labels alone",
     )
     for name, target, traits, summary in ASKED:
-        yield Component(name, target=f"slime_core.rollout.reward_models:{target}", traits=traits, summary=summary)
+        yield Component(name, target=f"slime_core.rollout.rewards.models:{target}", traits=traits, summary=summary)
     for name, target, summary in RULES:
         yield Component(name, target=f"slime_core.builtin.{target}", summary=summary)
 

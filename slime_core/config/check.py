@@ -11,27 +11,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.async_rules import ASYNC
-from slime_core.config.batch_rules import BATCHES
-from slime_core.config.correction_rules import CORRECTIONS
-from slime_core.config.critic_rules import CRITIC
 from slime_core.config.custom import function_paths
-from slime_core.config.custom_rules import CUSTOM
-from slime_core.config.data_rules import DATA
-from slime_core.config.debug_rules import DEBUG
 from slime_core.config.described import context_length, described, start_weights
-from slime_core.config.draw_rules import DRAWING
-from slime_core.config.eval_rules import EVALUATION
 from slime_core.config.folders import unwritable
-from slime_core.config.layout_rules import ENGINE_LAYOUT, LEARNER_LAYOUT, Rule
 from slime_core.config.mistakes import Mistake
-from slime_core.config.optimizer_rules import OPTIMIZER
 from slime_core.config.prompt_paths import unreadable
-from slime_core.config.reward_rules import REWARDS
-from slime_core.config.role_rules import ROLES
-from slime_core.config.routing_rules import ROUTING
+from slime_core.config.rules.asynchronous import ASYNC
+from slime_core.config.rules.batches import BATCHES
+from slime_core.config.rules.corrections import CORRECTIONS
+from slime_core.config.rules.critic import CRITIC
+from slime_core.config.rules.custom import CUSTOM
+from slime_core.config.rules.data import DATA
+from slime_core.config.rules.debug import DEBUG
+from slime_core.config.rules.drawing import DRAWING
+from slime_core.config.rules.evaluation import EVALUATION
+from slime_core.config.rules.layout import ENGINE_LAYOUT, LEARNER_LAYOUT, Rule
+from slime_core.config.rules.optimizer import OPTIMIZER
+from slime_core.config.rules.rewards import REWARDS
+from slime_core.config.rules.roles import ROLES
+from slime_core.config.rules.routing import ROUTING
+from slime_core.config.rules.serving import SERVING, SERVING_OF_EVAL, SERVING_OF_RUN
 from slime_core.config.schema import PARITY_BOUNDS, RunConfig
-from slime_core.config.serving_rules import SERVING, SERVING_OF_EVAL, SERVING_OF_RUN
 
 __all__ = ["mistakes"]
 

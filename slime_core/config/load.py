@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from slime_core.config import check, engine_rules
+from slime_core.config import check
 from slime_core.config.custom import STANDS_IN_FOR, CustomConfig, function_paths
 from slime_core.config.document import Document, read_document
 from slime_core.config.embedded import EMBEDDED_DEFAULTS, OF_EVALUATIONS
@@ -22,6 +22,7 @@ from slime_core.config.engine_flags import ENGINES, engine_settings
 from slime_core.config.eval_file import read_eval_config
 from slime_core.config.flags import CommandLine, read_command_line
 from slime_core.config.mistakes import Mistake, nearest, report
+from slime_core.config.rules import engine_flags
 from slime_core.config.schema import RunConfig
 from slime_core.config.section import EngineSection, Value
 from slime_core.config.settings import Contested, Setting, Unacceptable, core_settings, plugin_settings
@@ -164,7 +165,7 @@ def load(
     config, plugins = reading.build(options)
     if check_rules and not reading.file_is_unreadable:
         reading.mistakes += check.mistakes(config, purpose=purpose, broken=reading.broken)
-        reading.mistakes += engine_rules.mistakes(config, broken=reading.broken)
+        reading.mistakes += engine_flags.mistakes(config, broken=reading.broken)
     if reading.mistakes:
         raise report(reading.mistakes)
     return Resolved(config, plugins, {key: reading.provenance.get(key, DEFAULT) for key in reading.settings})

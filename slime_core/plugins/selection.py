@@ -9,7 +9,7 @@ from typing import Any
 from slime_core.config.custom import function_paths
 from slime_core.config.eval_sets import eval_sets
 from slime_core.config.reward_sum import reward_names
-from slime_core.config.routing_rules import recomputes
+from slime_core.config.rules.routing import recomputes
 from slime_core.config.schema import CriticConfig, RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.component import Component, Kind

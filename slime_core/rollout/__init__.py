@@ -1,26 +1,21 @@
 """From prompts to shards: real inference servers, a router before them, and a sampler that keeps them busy.
 
-    process.py       a server program as a child process: its log, its end, and what is left of it when it dies
-    engine.py        one SGLang server; the only file that starts SGLang
-    server_actor.py  a server program where Ray placed it: started, watched, stopped
-    engine_actor.py  one SGLang server as such an actor
-    router.py        one address for all servers
-    router_actor.py  the router as such an actor
-    client.py        token ids in, token ids and log-probabilities out
-    production.py    prompt groups in flight, for the rollout that is asked for and those after it
-    held.py          such groups as text, for checkpoints
-    staleness.py     how old a sample is when it is trained, and what becomes of one that is too old
-    collect.py       prompt groups become finished, rewarded groups
-    generate.py      the default generate function
-    rewarding.py     where each reward model runs
-    reward_http.py   asks a service, with time limits and retries
-    reward_models.py remote service, reward model beside the policy, judge
-    weighted.py      sums of several reward models
-    scores.py        what an evaluation measured
-    shards.py        finished groups become one shard a data-parallel rank
-    sampler.py       generate, reward, estimate, pack
-    actor.py         the sampler as a Ray actor, and the driver's handle
-
-The rule between them: whatever talks to an engine goes through ``client`` (generation) or
-``slime_core.weights.endpoints`` (control), and only token ids cross that border, never text.
+engines/         inference servers: started, found, watched, and asked
+rewards/         what judges a response, in processes that can be killed
+supply.py        prompts as the sampler takes them
+production.py    prompt groups in flight, for the rollout that is asked for and those after it
+collect.py       prompt groups become finished, rewarded groups
+harvest.py       what a rollout has so far, and what was left out with which reason
+ledger.py        where every prompt group ended
+held.py          groups in flight as text, for checkpoints
+staleness.py     how old a sample is when it is trained, and what becomes of one that is too old
+generate.py      the default generate function
+resuming.py      samples that were begun before
+nucleus.py       which tokens were left to draw from, and the log-probabilities over just those
+transforms.py    the sample transforms of a run, in order
+evaluation.py    held-out prompts; scores.py measures them
+plan.py          how samples are cut into optimizer steps, shards and micro-batches
+shards.py        finished groups become one shard a data-parallel rank
+sampler.py       generate, reward, estimate, pack
+actor.py         the sampler as a Ray actor, and the driver's handle
 """

@@ -18,12 +18,12 @@ from typing import Any
 from slime_core.config.schema import RolloutConfig
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.rollout.choice import Choice, Chosen
-from slime_core.rollout.client import SamplingParams
+from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.functions import NoFunctions, RolloutFunctions
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.guard import guarded, made_by
 from slime_core.rollout.resuming import anew, is_finished, prepare
-from slime_core.rollout.reward_pool import RewardFailure
+from slime_core.rollout.rewards.pool import RewardFailure
 from slime_core.rollout.sampling import of_row
 from slime_core.types import PromptGroup, Sample, Status
 

@@ -7,7 +7,7 @@ from typing import cast
 from slime_core.data.masks import ASSISTANT, Conversation, Family, conversation
 from slime_core.data.rows import tools_of
 from slime_core.errors import DataError
-from slime_core.rollout.client import SamplingParams
+from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn
 from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds
 

@@ -19,8 +19,8 @@ from slime_core.data.chat import PromptEncoder
 from slime_core.data.prompts import PromptFiles
 from slime_core.errors import ConfigError, RunError
 from slime_core.plugins.contracts import DataSource, PromptRequest
-from slime_core.rollout.client import GenerateClient
 from slime_core.rollout.collect import Collector
+from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.functions import RolloutFunctions, eval_columns
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.harvest import causes

@@ -10,8 +10,9 @@ from typing import Any
 from slime_core.data.chat import PromptEncoder
 from slime_core.data.rows import tools_of
 from slime_core.errors import RunError
-from slime_core.rollout.client import GenerateClient, Generation, SamplingParams
-from slime_core.rollout.models import model_url
+from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.engines.generation import Generation, SamplingParams
+from slime_core.rollout.engines.models import model_url
 from slime_core.rollout.nucleus import keep
 from slime_core.rollout.resuming import FINISHED, add, left_to_draw, unfinished
 from slime_core.types import LogProbs, PromptGroup, Sample, SpecInfo, Status, TokenIds

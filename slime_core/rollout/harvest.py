@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from slime_core.plugins.contracts import Transformed
 from slime_core.rollout.collect import TRAINABLE
+from slime_core.rollout.rewards.weighted import part_metrics
 from slime_core.rollout.transforms import REASON, Transforms
-from slime_core.rollout.weighted import part_metrics
 from slime_core.track.ledger import FAILED_GROUP
 from slime_core.types import PromptGroup, Sample, Status
 

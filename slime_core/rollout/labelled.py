@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slime_core.data.rows import tools_of
 from slime_core.errors import DataError
-from slime_core.rollout.client import SamplingParams
+from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn
 from slime_core.types import LogProbs, PromptGroup, Sample, Status, TokenIds
 

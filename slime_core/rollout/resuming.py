@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from slime_core.rollout.choice import Chosen
-from slime_core.rollout.client import Generation, SamplingParams
+from slime_core.rollout.engines.generation import Generation, SamplingParams
+from slime_core.rollout.engines.speculation import added
 from slime_core.rollout.nucleus import joined, keep, kept_of
-from slime_core.rollout.speculation import added
 from slime_core.types import LogProbs, Mask, PromptGroup, Sample, SpecInfo, Status, TokenIds
 
 __all__ = ["FINISHED", "add", "anew", "is_finished", "left_to_draw", "prepare"]

@@ -32,9 +32,10 @@ from slime_core.plugins.discovery import PATHS
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
-from slime_core.rollout.client import GenerateClient
 from slime_core.rollout.collect import Collector, missing_of
 from slime_core.rollout.components import Components
+from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.engines.speculation import spec_metrics
 from slime_core.rollout.evaluation import Evaluation, Measures
 from slime_core.rollout.functions import AsRewarded, rollout_functions
 from slime_core.rollout.generate import GenerateContext
@@ -42,12 +43,11 @@ from slime_core.rollout.harvest import Harvest, causes
 from slime_core.rollout.ledger import LEDGER, Ledger, Present
 from slime_core.rollout.plan import BatchPlan, batch_metrics
 from slime_core.rollout.production import Pace, Production
-from slime_core.rollout.rewarding import Rewarding, pool_of
+from slime_core.rollout.rewards.place import Rewarding, pool_of
 from slime_core.rollout.sampled import Sampled, SamplerSettings, SamplerState
 from slime_core.rollout.sampling import cuts, train_sampling
 from slime_core.rollout.scores import EvalScores, pass_rates
 from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
-from slime_core.rollout.speculation import spec_metrics
 from slime_core.rollout.staleness import EVICTED, REQUEUED, Staleness
 from slime_core.rollout.supply import Supply, held_by
 from slime_core.rollout.transforms import load_transforms, refuse_unusable

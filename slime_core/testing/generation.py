@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 from slime_core.data.chat import PromptEncoder
 from slime_core.plugins.component import Kind
-from slime_core.rollout.client import GenerateClient, SamplingParams
+from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext
 from slime_core.testing.fake_engine import LOG_PROB, FakeEngine
 from slime_core.testing.pairs import DRAWN, END, letters, pairing_encoder

@@ -11,8 +11,8 @@ import pytest
 import slime_core
 from slime_core.cluster.session import Session
 from slime_core.learner.layout import ParallelLayout
-from slime_core.rollout.engine import EngineSettings, SGLangServer
-from slime_core.rollout.router import Router, RouterSettings
+from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
+from slime_core.rollout.engines.router import Router, RouterSettings
 
 MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
 

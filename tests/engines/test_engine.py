@@ -15,11 +15,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slime_core.errors import EngineError, NonFiniteError, WeightSyncError
-from slime_core.rollout import router as router_module
-from slime_core.rollout.client import GenerateClient, Generation, SamplingParams
-from slime_core.rollout.engine import EngineSettings, SGLangServer
-from slime_core.rollout.process import free_ports
-from slime_core.rollout.router import Router, RouterSettings
+from slime_core.rollout.engines import router as router_module
+from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
+from slime_core.rollout.engines.generation import Generation, SamplingParams
+from slime_core.rollout.engines.process import free_ports
+from slime_core.rollout.engines.router import Router, RouterSettings
 from slime_core.weights.bucket import Bucket
 from slime_core.weights.checksums import SentWeights, agree
 from slime_core.weights.endpoints import EngineControl

@@ -12,10 +12,10 @@ import ray
 
 from slime_core.cluster.waiting import wait
 from slime_core.errors import EngineError
-from slime_core.rollout.engine import EngineSettings
-from slime_core.rollout.engine_actor import start_engine
-from slime_core.rollout.router import RouterSettings
-from slime_core.rollout.router_actor import start_router
+from slime_core.rollout.engines.engine import EngineSettings
+from slime_core.rollout.engines.engine_actor import start_engine
+from slime_core.rollout.engines.router import RouterSettings
+from slime_core.rollout.engines.router_actor import start_router
 from slime_core.weights.endpoints import EngineControl, call
 
 

@@ -21,7 +21,8 @@ from transformers import (
 )
 
 from slime_core.data.chat import PromptEncoder
-from slime_core.rollout.client import GenerateClient, Generation, SamplingParams
+from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn
 from slime_core.types import Sample, Status
 

@@ -14,11 +14,12 @@ import torch
 
 from slime_core.errors import ConfigError
 from slime_core.learner.batches import cut, packed_sequence
-from slime_core.rollout.client import GenerateClient, Generation, SamplingParams
-from slime_core.rollout.engine import EngineSettings, SGLangServer
-from slime_core.rollout.external import External, Needs, discover
+from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
+from slime_core.rollout.engines.external import External, Needs, discover
+from slime_core.rollout.engines.generation import Generation, SamplingParams
+from slime_core.rollout.engines.router import Router, RouterSettings, Worker
 from slime_core.rollout.plan import BatchPlan
-from slime_core.rollout.router import Router, RouterSettings, Worker
 from slime_core.rollout.shards import make_shards
 from slime_core.testing.fake_engine import FakeEngine
 from slime_core.types import Sample

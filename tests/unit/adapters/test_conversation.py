@@ -11,7 +11,7 @@ import pytest
 from slime_core.adapters.conversation import Call
 from slime_core.data.chat import PromptEncoder
 from slime_core.errors import EngineError
-from slime_core.rollout.client import Generation, SamplingParams
+from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.generate import GenerateContext
 from slime_core.types import LogProbs, TokenIds
 

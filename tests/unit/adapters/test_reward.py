@@ -12,7 +12,7 @@ from slime_core.adapters.calling import THREADS
 from slime_core.adapters.reward import PathReward
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import activate
-from slime_core.rollout.reward_pool import RewardFailure, RewardPool, RewardPoolSettings
+from slime_core.rollout.rewards.pool import RewardFailure, RewardPool, RewardPoolSettings
 from slime_core.types import Sample
 
 SAMPLES = [

@@ -15,7 +15,7 @@ from slime_core.data.chat import PromptEncoder
 from slime_core.errors import CheckpointError, DataError
 from slime_core.plugins.contracts import BufferRequest
 from slime_core.rollout.buffered import FromBuffer
-from slime_core.rollout.client import SamplingParams
+from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.resuming import anew
 from slime_core.types import LogProbs, Status, TokenIds

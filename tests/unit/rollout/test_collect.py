@@ -11,8 +11,8 @@ from slime_core.config.schema import RolloutConfig
 from slime_core.errors import EngineError, PluginError, RequestFailed, RequestRefused, RunError
 from slime_core.plugins.discovery import PluginIdentity
 from slime_core.rollout.choice import Chosen
-from slime_core.rollout.client import SamplingParams
 from slime_core.rollout.collect import Collector, missing_of
+from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.functions import NoFunctions
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.guard import GuardedSource

@@ -10,8 +10,8 @@ import pytest
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.data.chat import PromptEncoder
 from slime_core.errors import DataError
-from slime_core.rollout.client import Generation, SamplingParams
 from slime_core.rollout.conversations import FromMessages
+from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.generate import GenerateContext, engine_inputs
 from slime_core.types import LogProbs, Sample, Status, TokenIds
 

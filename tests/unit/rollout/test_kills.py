@@ -16,7 +16,8 @@ import pytest
 
 from slime_core.data.prompts import PromptFiles
 from slime_core.plugins.contracts import PromptRequest
-from slime_core.rollout.client import GenerateClient, SamplingParams
+from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn
 from slime_core.rollout.ledger import Ledger, Present
 from slime_core.rollout.production import Pace, Production

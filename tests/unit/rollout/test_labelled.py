@@ -8,7 +8,7 @@ import pytest
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.data.chat import PromptEncoder
 from slime_core.errors import DataError
-from slime_core.rollout.client import Generation, SamplingParams
+from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.labelled import FromLabel
 from slime_core.types import LogProbs, Sample, Status, TokenIds

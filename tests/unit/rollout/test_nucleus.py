@@ -20,7 +20,8 @@ from transformers import (
 from slime_core.errors import EngineError
 from slime_core.learner.batches import cut as cut_batch
 from slime_core.learner.layout import ParallelLayout
-from slime_core.rollout.client import GenerateClient, SamplingParams
+from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.nucleus import Cut, joined, keep, kept_tokens
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards

@@ -23,7 +23,7 @@ from slime_core.data.chat import PromptEncoder
 from slime_core.errors import EngineError, RunError
 from slime_core.plugins.registry import activate
 from slime_core.rollout import sampler as module
-from slime_core.rollout.client import Generation
+from slime_core.rollout.engines.generation import Generation
 from slime_core.rollout.recorded import RecordedSampler
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slime_core.rollout.choice import Chosen
-from slime_core.rollout.client import Generation, SamplingParams
+from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn
 from slime_core.rollout.resuming import add, prepare
 from slime_core.types import LogProbs, Mask, Sample, Status, TokenIds

@@ -19,12 +19,12 @@ from slime_core.plugins.component import Kind
 from slime_core.plugins.registry import Registry, activate
 from slime_core.rollout import sampler as module
 from slime_core.rollout.choice import Choice, Chosen
-from slime_core.rollout.client import Generation, SamplingParams
 from slime_core.rollout.collect import Collector
+from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.evaluation import Evaluation
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.nucleus import Kept
-from slime_core.rollout.rewarding import InSampler
+from slime_core.rollout.rewards.place import InSampler
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler
 from slime_core.testing.fake_engine import FakeEngine

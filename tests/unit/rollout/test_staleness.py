@@ -16,7 +16,7 @@ from slime_core.data.chat import PromptEncoder
 from slime_core.errors import RequestRefused, RunError
 from slime_core.plugins.registry import activate
 from slime_core.rollout import sampler as module
-from slime_core.rollout.client import Generation
+from slime_core.rollout.engines.generation import Generation
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.staleness import Staleness, oldest_of, token_versions

@@ -1,0 +1,128 @@
+"""The rules of optimizer steps, micro-batches and the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slime_core.config.described import context_length, described, start_weights
+from slime_core.config.flops import forward_flops
+from slime_core.config.rules.layout import Rule
+from slime_core.config.schema import RunConfig
+
+__all__ = ["BATCHES"]
+
+
+def _batches_add_up(config: RunConfig) -> Iterator[str]:
+    prompts, responses = config.rollout.rollout_batch_size, config.rollout.n_samples_per_prompt
+    size, steps = config.learner.global_batch_size, config.learner.num_steps_per_rollout
+    total = config.samples_per_rollout
+    left = f"rollout_batch_size x n_samples_per_prompt = {prompts} x {responses} = {total}"
+    if size and steps and size * steps != total:
+        right = f"global_batch_size x num_steps_per_rollout = {size} x {steps} = {size * steps}"
+        yield f"{left}, but {right}; they must be equal, or leave one of the latter two out"
+    elif size and not steps and total % size:
+        yield f"{left}, which global_batch_size = {size} does not divide; choose a divisor of {total}"
+    elif steps and not size and total % steps:
+        yield f"{left}, which num_steps_per_rollout = {steps} does not divide; choose a divisor of {total}"
+
+
+def _schedule_is_possible(config: RunConfig) -> Iterator[str]:
+    settings = config.optimizer
+    if settings.min_lr > settings.lr:
+        yield f"min_lr = {settings.min_lr} is above lr = {settings.lr}; the learning rate falls from lr to min_lr"
+    if settings.lr_decay_iters is not None and settings.lr_decay_iters <= settings.lr_warmup_iters:
+        decay, warmup = settings.lr_decay_iters, settings.lr_warmup_iters
+        yield f"lr_decay_iters = {decay} must be above lr_warmup_iters = {warmup}; both count from the first step"
+
+
+def _losses_are_averaged_one_way(config: RunConfig) -> Iterator[str]:
+    divisor = config.algorithm.loss_token_divisor
+    if divisor is None:
+        return
+    named = f"loss_token_divisor = {divisor:g} divides the loss of each response by a constant"
+    if config.algorithm.calculate_per_token_loss:
+        yield f"{named}, and calculate_per_token_loss = true averages over all tokens of a step; leave one of them out"
+    for setting in ("custom_pg_loss_reducer_function_path", "custom_loss_function_path"):
+        if getattr(config.custom, setting) is not None:
+            yield f"{named}, and {setting} names a function that averages by itself; leave one of them out"
+
+
+def _micro_batches_have_one_size(config: RunConfig) -> Iterator[str]:
+    settings = config.learner
+    tokens, default = settings.max_tokens_per_gpu, type(settings).model_fields["max_tokens_per_gpu"].default
+    if settings.micro_batch_size is not None and tokens != default and not settings.hard_token_budget:
+        yield (
+            f"max_tokens_per_gpu = {tokens} has no effect with micro_batch_size = {settings.micro_batch_size}, which "
+            "counts samples; leave one of them out, or add --hard-token-budget"
+        )
+
+
+def _hard_budget_holds_the_longest(config: RunConfig) -> Iterator[str]:
+    settings, (context, name) = config.learner, _smallest_context(config)
+    if not settings.hard_token_budget:
+        return
+    longest, sum_ = _longest(config)
+    if longest is None:
+        yield (
+            "hard_token_budget = true, but nothing says how long a prompt may be; add --rollout-max-prompt-len, or "
+            "leave the hard budget out"
+        )
+        return
+    count = settings.micro_batch_size or 1
+    needed, budget = count * longest, settings.max_tokens_per_gpu * context
+    if needed > budget:
+        times = f"micro_batch_size = {count} x {sum_} = {needed}" if count > 1 else sum_
+        yield (
+            f"hard_token_budget: {times} tokens do not fit max_tokens_per_gpu x {name} = "
+            f"{settings.max_tokens_per_gpu} x {context} = {budget}; give max_tokens_per_gpu at least "
+            f"{-(-needed // context)}, or shorten prompts or responses"
+        )
+
+
+def _smallest_context(config: RunConfig) -> tuple[int, str]:
+    """Ranks that share a row, of the actor or of a critic apart, whichever has fewer; and the setting that says so."""
+    actor, name = config.parallel.context_parallel_size, "context_parallel_size"
+    critic = config.critic_parallel.context_parallel_size
+    return (critic, f"critic_{name}") if config.num_critic_ranks and critic < actor else (actor, name)
+
+
+def _longest(config: RunConfig) -> tuple[int | None, str]:
+    """Tokens of the longest sequence, and how that comes about: prompt and response, or what is read at most."""
+    prompt, response = config.data.rollout_max_prompt_len, config.rollout.rollout_max_response_len
+    found = {}
+    if prompt is not None:
+        total = f"rollout_max_prompt_len + rollout_max_response_len = {prompt} + {response} = {prompt + response}"
+        found[total] = prompt + response
+    if (asked := config.engine.sglang_context_length) is not None:
+        found[f"sglang_context_length = {asked}"] = asked
+    if (read := context_length(start_weights(config))) is not None:
+        found[f"max_position_embeddings = {read}"] = read
+    shortest = min(found, key=lambda name: found[name], default="")
+    return found.get(shortest), shortest
+
+
+def _work_can_be_counted(config: RunConfig) -> Iterator[str]:
+    folder = start_weights(config)
+    content = described(folder)
+    if not config.learner.balance_by_flops or content is None:
+        return
+    try:
+        forward_flops(content)
+    except ValueError as error:
+        yield f"balance_by_flops: {folder / 'config.json'} {error}; leave it out, and ranks are balanced by tokens"
+
+
+BATCHES: dict[Rule, str] = {
+    _batches_add_up: "rollout_batch_size n_samples_per_prompt global_batch_size num_steps_per_rollout",
+    _losses_are_averaged_one_way: (
+        "loss_token_divisor calculate_per_token_loss custom_pg_loss_reducer_function_path custom_loss_function_path"
+    ),
+    _micro_batches_have_one_size: "micro_batch_size max_tokens_per_gpu hard_token_budget",
+    _hard_budget_holds_the_longest: (
+        "hard_token_budget max_tokens_per_gpu micro_batch_size context_parallel_size critic_context_parallel_size "
+        "critic_num_gpus rollout_max_prompt_len rollout_max_response_len sglang_context_length hf_checkpoint"
+    ),
+    _work_can_be_counted: "balance_by_flops hf_checkpoint",
+    _schedule_is_possible: "lr min_lr lr_decay_iters lr_warmup_iters",
+}
+"""Rule -> the settings it reads."""

@@ -1,0 +1,168 @@
+"""The rules of off-policy corrections, and of how far the learner may stand from the engine.
+
+Which correction reads which setting is said by its traits, and checked once plugins are known
+(:func:`slime_core.plugins.selection.check_selection`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from slime_core.config.rules.layout import Rule
+from slime_core.config.schema import STRICT_PARITY_BOUNDS, RunConfig
+
+__all__ = ["CORRECTIONS"]
+
+SUGGESTED = {"tis_": "tis", "mis_": "mis", "veto_": "veto", "opsm_": "opsm"}
+"""How a setting starts -> what to add in a message."""
+
+
+def _corrections_are_named_once(config: RunConfig) -> Iterator[str]:
+    for name, count in Counter(config.algorithm.corrections).items():
+        if count > 1:
+            yield f"corrections: {name} is named {count} times, and its weights would be multiplied; name it once"
+
+
+def _correction_bounds_are_ordered(config: RunConfig) -> Iterator[str]:
+    settings = config.algorithm
+    if settings.tis_clip_low > settings.tis_clip:
+        yield (
+            f"tis_clip_low = {settings.tis_clip_low:g} is above tis_clip = {settings.tis_clip:g}; the ratio is held "
+            "between the two"
+        )
+    if settings.mis_mode != "truncate" and settings.mis_clip_low > settings.mis_clip:
+        yield (
+            f"mis_clip_low = {settings.mis_clip_low:g} is above mis_clip = {settings.mis_clip:g}; mis_mode = "
+            f"{settings.mis_mode} needs a ratio that lies between the two"
+        )
+    default = type(settings).model_fields["mis_clip_low"].default
+    if settings.mis_mode == "truncate" and settings.mis_clip_low != default:
+        yield (
+            f"mis_clip_low = {settings.mis_clip_low:g} has no effect with mis_mode = truncate, which holds high ratios "
+            "only; add --mis-mode clip or mask, or leave it out"
+        )
+
+
+def _correction_settings_are_used(config: RunConfig) -> Iterator[str]:
+    settings = config.algorithm
+    if settings.corrections or config.custom.custom_tis_function_path is not None:
+        return
+    for name, suggested in _given(config).items():
+        yield (
+            f"{name} = {_shown(getattr(settings, name))} has no effect without corrections; add --corrections "
+            f"{suggested}, or leave it out"
+        )
+
+
+def _given(config: RunConfig) -> dict[str, str]:
+    """Settings of corrections that differ from their defaults -> the correction to add."""
+    known = type(config.algorithm).model_fields
+    starts = ((name, suggested) for name in known for start, suggested in SUGGESTED.items() if name.startswith(start))
+    return {name: suggested for name, suggested in starts if getattr(config.algorithm, name) != known[name].default}
+
+
+def _shown(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _the_engine_is_not_corrected_twice(config: RunConfig) -> Iterator[str]:
+    path = config.custom.custom_tis_function_path
+    if config.algorithm.use_rollout_logprobs and path is not None:
+        yield (
+            f"custom_tis_function_path = {path} weighs learner against engine, and use_rollout_logprobs has the ratio "
+            "of the policy loss do that already; leave one of them out"
+        )
+
+
+def _one_divergence(config: RunConfig) -> Iterator[str]:
+    reward, loss = config.algorithm.kl_coef, config.algorithm.kl_loss_coef
+    if reward and loss:
+        yield (
+            f"kl_coef = {reward:g} takes the divergence off the reward, and kl_loss_coef = {loss:g} adds it to the "
+            "loss, so it would count twice; leave one of them out (--use-kl-loss with --kl-loss-coef 0 measures it)"
+        )
+
+
+def _unbiased_kl_is_used(config: RunConfig) -> Iterator[str]:
+    settings = config.algorithm
+    if settings.use_unbiased_kl and not settings.use_kl_loss:
+        yield "use_unbiased_kl = true has no effect without use_kl_loss; add --use-kl-loss, or leave it out"
+    elif settings.use_unbiased_kl and settings.kl_loss_type == "k2":
+        yield (
+            "use_unbiased_kl = true with kl_loss_type = k2: the mean of k2 is not the divergence, so weighing it makes "
+            "nothing unbiased; choose --kl-loss-type k1, k3 or low_var_kl"
+        )
+
+
+def _measures_of_the_policy_loss_are_used(config: RunConfig) -> Iterator[str]:
+    loss = config.custom.custom_loss_function_path
+    for name in ("use_unbiased_kl", "get_mismatch_metrics"):
+        if loss is not None and getattr(config.algorithm, name):
+            yield f"{name} = true has no effect with custom_loss_function_path = {loss}, which replaces the loss"
+
+
+def _true_on_policy_is_possible(config: RunConfig) -> Iterator[str]:
+    if not config.algorithm.true_on_policy_mode:
+        return
+    mode = "true_on_policy_mode"
+    if config.steps_per_rollout > 1:
+        yield (
+            f"{mode} trains once on what the trained weights drew, and num_steps_per_rollout = "
+            f"{config.steps_per_rollout}: every step after the first would be off-policy; give 1, or leave the mode out"
+        )
+    if config.weights.update_weights_interval != 1:
+        yield (
+            f"{mode} needs the weights published after every rollout, and update_weights_interval = "
+            f"{config.weights.update_weights_interval}; give 1, or leave the mode out"
+        )
+    if (path := config.custom.custom_tis_function_path) is not None:
+        yield f"{mode} leaves nothing to correct, and custom_tis_function_path = {path}; leave one of them out"
+    if config.algorithm.corrections:
+        yield (
+            f"{mode} leaves nothing to correct, and corrections = {' '.join(config.algorithm.corrections)}; leave one "
+            "of them out"
+        )
+    if config.algorithm.use_rollout_logprobs:
+        yield (
+            f"{mode} has a ratio of exactly 1, of the learner to itself, and use_rollout_logprobs takes it to the "
+            "engine; leave one of them out"
+        )
+    if config.model.bf16:
+        yield f"{mode} is held in float32 only, and bf16 = true rounds a thousand times as much; leave one of them out"
+    yield from _parity_is_strict(config, mode)
+
+
+def _parity_is_strict(config: RunConfig, mode: str) -> Iterator[str]:
+    weights = config.weights
+    if weights.parity_interval != 1:
+        yield (
+            f"{mode} compares learner and engine at every rollout, and parity_interval = {weights.parity_interval}; "
+            "give 1, or leave the mode out"
+        )
+    given = {
+        "parity_mean_tolerance": weights.parity_mean_tolerance,
+        "parity_max_tolerance": weights.parity_max_tolerance,
+    }
+    for (name, value), bound in zip(given.items(), STRICT_PARITY_BOUNDS, strict=True):
+        if value is not None and value > bound:
+            yield f"{mode} accepts at most {name} = {bound:g}, and {value:g} is given; lower it, or leave it out"
+
+
+CORRECTIONS: dict[Rule, str] = {
+    _corrections_are_named_once: "corrections",
+    _correction_bounds_are_ordered: "tis_clip tis_clip_low mis_mode mis_clip mis_clip_low",
+    _correction_settings_are_used: (
+        "corrections tis_clip tis_clip_low mis_level mis_mode mis_clip mis_clip_low veto_threshold opsm_delta "
+        "custom_tis_function_path"
+    ),
+    _the_engine_is_not_corrected_twice: "use_rollout_logprobs custom_tis_function_path",
+    _one_divergence: "kl_coef kl_loss_coef",
+    _unbiased_kl_is_used: "use_unbiased_kl use_kl_loss kl_loss_type",
+    _measures_of_the_policy_loss_are_used: "use_unbiased_kl get_mismatch_metrics custom_loss_function_path",
+    _true_on_policy_is_possible: (
+        "true_on_policy_mode num_steps_per_rollout global_batch_size update_weights_interval corrections "
+        "custom_tis_function_path use_rollout_logprobs bf16 parity_interval parity_mean_tolerance parity_max_tolerance"
+    ),
+}
+"""Rule -> the settings it reads."""

@@ -1,0 +1,103 @@
+"""The rules of where prompts come from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from slime_core.config.prompt_paths import unreadable
+from slime_core.config.rules.layout import Rule
+from slime_core.config.schema import RunConfig
+
+__all__ = ["DATA"]
+
+
+def _one_of_file_and_mix(config: RunConfig) -> Iterator[str]:
+    data = config.data
+    if data.prompt_mix and data.prompt_data is not None:
+        yield (
+            f"prompt_data = {data.prompt_data} and prompt_mix of {len(data.prompt_mix)} both say where prompts come "
+            "from; give one of them, the former as one of the latter with a weight"
+        )
+    for path, _ in data.prompt_mix if config.debug.generates else ():
+        yield from (f"prompt_mix: {problem}" for problem in unreadable(path))
+
+
+def _windows_are_of_streams(config: RunConfig) -> Iterator[str]:
+    data = config.data
+    if data.shuffle_window is None:
+        return
+    if not data.streaming_data:
+        yield (
+            f"shuffle_window = {data.shuffle_window} is for prompts that are read as they are needed; add "
+            "--streaming-data, or leave the window out: prompts in memory are shuffled among all"
+        )
+    if not data.rollout_shuffle:
+        yield f"shuffle_window = {data.shuffle_window} and rollout_shuffle = false; give one of them"
+
+
+def _workers_have_work(config: RunConfig) -> Iterator[str]:
+    data = config.data
+    if data.num_data_workers and data.rollout_max_prompt_len is None:
+        yield (
+            f"num_data_workers = {data.num_data_workers} processes count tokens for rollout_max_prompt_len, and it is "
+            "not set; add --rollout-max-prompt-len N, or leave the workers out"
+        )
+
+
+def _template_arguments_are_used(config: RunConfig) -> Iterator[str]:
+    data = config.data
+    if not isinstance(_parsed(data.apply_chat_template_kwargs), dict):
+        yield (
+            f"apply_chat_template_kwargs = {data.apply_chat_template_kwargs!r} is no JSON object; accepted: text such "
+            """as '{"enable_thinking": false}'"""
+        )
+    elif data.apply_chat_template_kwargs != "{}" and not data.apply_chat_template:
+        yield (
+            f"apply_chat_template_kwargs = {data.apply_chat_template_kwargs!r} are arguments of a template that is not "
+            "applied; add --apply-chat-template, or leave them out"
+        )
+
+
+def _inputs_are_named(config: RunConfig) -> Iterator[str]:
+    text = config.data.multimodal_keys
+    found = None if text is None else _parsed(text)
+    if text is not None and not (isinstance(found, dict) and all(isinstance(key, str) for key in found.values())):
+        yield (
+            f"multimodal_keys = {text!r} does not name fields; accepted: a JSON object of kinds and the fields that "
+            """hold them, such as '{"image": "images"}'"""
+        )
+
+
+def _buffer_is_readable(config: RunConfig) -> Iterator[str]:
+    data = config.data
+    if data.buffer_data is not None and not data.buffer_data.exists():
+        yield (
+            f"buffer_data: {data.buffer_data} does not exist; accepted: a JSON Lines file of samples, or a folder for "
+            "such files"
+        )
+    if (data.buffer_key is None) is (data.buffer_filter == "stratified"):
+        yield (
+            f"buffer_filter = {data.buffer_filter} and buffer_key = {data.buffer_key or 'none'}; accepted: both "
+            "--buffer-filter stratified and --buffer-key FIELD, or neither"
+        )
+
+
+def _parsed(text: str) -> object:
+    """The value of JSON; text that is none stands for itself."""
+    try:
+        found: object = json.loads(text)
+    except ValueError:
+        return text
+    return found
+
+
+DATA: dict[Rule, str] = {
+    _one_of_file_and_mix: "prompt_data prompt_mix debug_train_only load_debug_rollout_data",
+    _windows_are_of_streams: "shuffle_window streaming_data rollout_shuffle",
+    _workers_have_work: "num_data_workers rollout_max_prompt_len",
+    _template_arguments_are_used: "apply_chat_template_kwargs apply_chat_template",
+    _inputs_are_named: "multimodal_keys",
+    _buffer_is_readable: "buffer_data buffer_filter buffer_key",
+}
+"""Rule -> the settings it reads."""

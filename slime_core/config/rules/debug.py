@@ -1,0 +1,268 @@
+"""The rules of running one half of the loop alone, and of the files between the halves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from slime_core.config.folders import unwritable
+from slime_core.config.rules.layout import Rule
+from slime_core.config.schema import RunConfig
+
+__all__ = ["DEBUG"]
+
+FILES = {
+    "save_debug_rollout_data": ("{rollout_id}",),
+    "load_debug_rollout_data": ("{rollout_id}",),
+    "save_debug_train_data": ("{rollout_id}", "{rank}"),
+}
+"""Setting -> what may stand in its path for a number."""
+
+ENDINGS = {
+    "save_debug_rollout_data": "rollouts are written as JSON Lines; call it {stem}.jsonl",
+    "load_debug_rollout_data": (
+        "slime wrote those, and reading one would run whatever its writer put into it; "
+        "rollouts are read as JSON Lines, which --save-debug-rollout-data {stem}.jsonl writes"
+    ),
+    "save_debug_train_data": "what ranks train is written as safetensors; call it {stem}.safetensors",
+}
+
+MARKS = {
+    "save_debug_rollout_data": (b'{"format": "slime rollout"', 64),
+    "save_debug_train_data": (b'"slime train data"', 2**20),
+}
+"""Setting -> what stands in a file that it wrote (:mod:`slime_core.data.recorded`,
+:mod:`slime_core.learner.train_data`), and in how many of its first bytes."""
+
+PLACEHOLDER = r"\{\w+\}"
+
+PICKLES = (".pt", ".pth", ".pkl")
+
+
+def _one_half_is_left(config: RunConfig) -> Iterator[str]:
+    debug = config.debug
+    if debug.debug_rollout_only and not debug.generates:
+        other = "debug_train_only = true"
+        if debug.load_debug_rollout_data is not None:
+            other = f"load_debug_rollout_data = {debug.load_debug_rollout_data}"
+        yield (
+            f"debug_rollout_only = true starts no learner, and {other} starts no engine, so nothing would run; "
+            "leave one of the two out"
+        )
+
+
+def _training_alone_has_rollouts(config: RunConfig) -> Iterator[str]:
+    debug = config.debug
+    if debug.debug_train_only and debug.load_debug_rollout_data is None:
+        yield (
+            "debug_train_only = true starts no engine, and load_debug_rollout_data names no rollouts to train on; "
+            "add --load-debug-rollout-data FILE, as --save-debug-rollout-data wrote it"
+        )
+    share = debug.load_debug_rollout_data_subsample
+    if share is not None and debug.load_debug_rollout_data is None:
+        yield (
+            f"load_debug_rollout_data_subsample = {share:g} has no effect without load_debug_rollout_data; "
+            "add --load-debug-rollout-data FILE, or leave it out"
+        )
+
+
+def _placeholders_are_known(config: RunConfig) -> Iterator[str]:
+    for name, accepted in FILES.items():
+        path = dict(config.debug)[name]
+        found = set(re.findall(r"\{[^{}]*\}", f"{path}")) if path is not None else set()
+        for unknown in sorted(found - set(accepted)):
+            yield f"{name} = {path}: {unknown} stands for nothing; accepted: {' and '.join(accepted)}"
+
+
+def _every_rollout_has_a_file(config: RunConfig) -> Iterator[str]:
+    total = config.rollout.num_rollout
+    for name in FILES:
+        path = dict(config.debug)[name]
+        if path is not None and total > 1 and "{rollout_id}" not in f"{path}":
+            one = " or give --num-rollout 1" if name == "load_debug_rollout_data" else ""
+            yield (
+                f"{name} = {path} is one file, and num_rollout = {total} rollouts have one each; put {{rollout_id}} "
+                f"into the path, as in {path.with_stem(path.stem + '-{rollout_id}')},{one or ' which stands for each'}"
+            )
+
+
+def _every_rank_has_a_file(config: RunConfig) -> Iterator[str]:
+    path, ranks = config.debug.save_debug_train_data, config.num_learner_ranks
+    if path is not None and ranks > 1 and "{rank}" not in f"{path}":
+        nodes, each = config.cluster.actor_num_nodes, config.cluster.actor_num_gpus_per_node
+        yield (
+            f"save_debug_train_data = {path} has no {{rank}}, and actor_num_nodes x actor_num_gpus_per_node = "
+            f"{nodes} x {each} = {ranks} learner ranks write one file each; put it into the path, as in "
+            f"{path.with_stem(path.stem + '-{rank}')}"
+        )
+
+
+def _nothing_is_pickled(config: RunConfig) -> Iterator[str]:
+    for name, ending in ENDINGS.items():
+        path = dict(config.debug)[name]
+        if path is not None and path.suffix in PICKLES:
+            yield f"{name} = {path} is named like a pickle: {ending.format(stem=path.with_suffix(''))}"
+
+
+def _files_can_be_written(config: RunConfig) -> Iterator[str]:
+    for name in MARKS:
+        path = dict(config.debug)[name]
+        if path is not None and "{" not in f"{path.parent}":
+            yield from unwritable(path.parent, name)
+
+
+def _nothing_else_is_replaced(config: RunConfig) -> Iterator[str]:
+    others = _inputs(config)
+    for name in MARKS:
+        path = dict(config.debug)[name]
+        if path is None:
+            continue
+        taken = [other for other, file in others.items() if re.fullmatch(_form(path), _first(file))]
+        for other in taken:
+            yield (
+                f"{name} = {path} is the file of {other} = {others[other]}, which saving would replace; give another "
+                "file to one of them"
+            )
+        for file in [] if taken else _foreign(name, path):
+            yield (
+                f"{name} = {path}: {file} is there already and is nothing that {name} wrote; move it away, or choose "
+                "another file"
+            )
+        others[name] = path
+
+
+READ = ("prompt_data", "prompt_mix", "eval_prompt_data", "custom_config_path", "lock_file")
+"""Settings that name files which a run reads."""
+
+
+def _inputs(config: RunConfig) -> dict[str, Path]:
+    """Setting -> the file that the run reads by it."""
+    given = {
+        "prompt_data": config.data.prompt_data,
+        "load_debug_rollout_data": config.debug.load_debug_rollout_data,
+        "custom_config_path": config.custom.custom_config_path,
+        "lock_file": config.run.lock_file,
+    }
+    given |= {f"prompt_mix {place}": path for place, (path, _) in enumerate(config.data.prompt_mix, start=1)}
+    given |= {f"eval_prompt_data {name}": path for name, path in config.eval.files}
+    return {name: path for name, path in given.items() if path is not None}
+
+
+def _form(template: Path) -> str:
+    """A regular expression for the files of ``template``."""
+    return r"\d+".join(re.escape(part) for part in re.split(PLACEHOLDER, f"{template.resolve()}"))
+
+
+def _first(template: Path) -> str:
+    """A file of ``template``, with 0 for its numbers."""
+    return re.sub(PLACEHOLDER, "0", f"{template.resolve()}")
+
+
+def _foreign(name: str, template: Path) -> list[Path]:
+    """What stands where ``template`` would be written, and was not written by the setting ``name``."""
+    folder = template.resolve().parent
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    mark, within = MARKS[name]
+    return [file for file in found if re.fullmatch(_form(template), f"{file}") and mark not in _head(file, within)]
+
+
+def _head(file: Path, size: int) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(size)
+    except OSError:
+        return b""
+
+
+def _what_is_saved_happens(config: RunConfig) -> Iterator[str]:
+    debug = config.debug
+    if not debug.generates and debug.save_debug_rollout_data is not None:
+        yield (
+            f"save_debug_rollout_data = {debug.save_debug_rollout_data} has no effect with {_reads(config)}, because "
+            "nothing is generated; add --save-debug-rollout-data none"
+        )
+    if not debug.trains and debug.save_debug_train_data is not None:
+        yield (
+            f"save_debug_train_data = {debug.save_debug_train_data} has no effect with debug_rollout_only = true, "
+            "because nothing is trained; add --save-debug-train-data none"
+        )
+
+
+def _engines_are_there_to_be_evaluated(config: RunConfig) -> Iterator[str]:
+    asked = {
+        "eval_interval": config.eval.eval_interval,
+        "eval_prompt_data": " ".join(name for name, _ in config.eval.eval_prompt_data) or None,
+        "eval_datasets": " ".join(one.name for one in config.eval.eval_datasets) or None,
+        "eval_function_path": config.custom.eval_function_path,
+    }
+    found = [f"{name} = {value}" for name, value in asked.items() if value is not None]
+    if not config.debug.generates and found:
+        out = " ".join(f"--{name.replace('_', '-')} none" for name, value in asked.items() if value is not None)
+        yield f"{_reads(config)} starts no engine, and {', '.join(found)} evaluates on engines; add {out}"
+
+
+def _learner_and_engines_are_there_to_be_compared(config: RunConfig) -> Iterator[str]:
+    if config.weights.check_weight_update_equal and not (config.debug.generates and config.debug.trains):
+        half = _reads(config) if not config.debug.generates else "debug_rollout_only = true"
+        yield (
+            f"check_weight_update_equal = true publishes the learner's weights to engines, and {half} starts only one "
+            "of the two; leave one of the settings out"
+        )
+
+
+def _what_is_trained_was_drawn_in_this_run(config: RunConfig) -> Iterator[str]:
+    if config.algorithm.true_on_policy_mode and not config.debug.generates:
+        yield (
+            f"true_on_policy_mode trains only on what the weights of this run drew, and {_reads(config)} starts no "
+            "engine: what is read, others drew; leave one of the two out"
+        )
+
+
+def _an_old_actor_is_one_that_engines_serve(config: RunConfig) -> Iterator[str]:
+    if config.algorithm.keep_old_actor and not config.debug.generates:
+        yield (
+            f"keep_old_actor has no effect with {_reads(config)}: it keeps the weights that the engines serve, and "
+            "none is started; leave one of the two out"
+        )
+
+
+def _a_learner_is_there_to_be_saved(config: RunConfig) -> Iterator[str]:
+    if config.debug.trains:
+        return
+    if config.model.load is not None:
+        yield (
+            f"load = {config.model.load} continues a learner, and debug_rollout_only = true starts none; give engines "
+            "the checkpoint's weights instead, --hf-checkpoint CHECKPOINT/hf"
+        )
+    if config.checkpoint.save_interval is not None:
+        yield (
+            f"save_interval = {config.checkpoint.save_interval} has no effect with debug_rollout_only = true, because "
+            "nothing is trained; add --save-interval none"
+        )
+
+
+def _reads(config: RunConfig) -> str:
+    path = config.debug.load_debug_rollout_data
+    return "debug_train_only = true" if path is None else f"load_debug_rollout_data = {path}"
+
+
+_HALVES = "debug_rollout_only debug_train_only load_debug_rollout_data"
+
+DEBUG: dict[Rule, str] = {
+    _one_half_is_left: _HALVES,
+    _training_alone_has_rollouts: f"{_HALVES} load_debug_rollout_data_subsample",
+    _placeholders_are_known: " ".join(FILES),
+    _every_rollout_has_a_file: f"num_rollout {' '.join(FILES)}",
+    _every_rank_has_a_file: "save_debug_train_data actor_num_nodes actor_num_gpus_per_node",
+    _nothing_is_pickled: " ".join(FILES),
+    _files_can_be_written: " ".join(MARKS),
+    _nothing_else_is_replaced: " ".join([*FILES, *READ, "eval_datasets"]),
+    _what_is_saved_happens: f"{_HALVES} save_debug_rollout_data save_debug_train_data",
+    _engines_are_there_to_be_evaluated: f"{_HALVES} eval_interval eval_prompt_data eval_datasets eval_function_path",
+    _learner_and_engines_are_there_to_be_compared: f"{_HALVES} check_weight_update_equal",
+    _what_is_trained_was_drawn_in_this_run: f"{_HALVES} true_on_policy_mode",
+    _an_old_actor_is_one_that_engines_serve: f"{_HALVES} keep_old_actor",
+    _a_learner_is_there_to_be_saved: "debug_rollout_only load save_interval",
+}
+"""Rule -> the settings it reads."""

@@ -1,0 +1,98 @@
+"""The rules of evaluations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from slime_core.config.described import context_length, start_weights
+from slime_core.config.eval_sets import eval_sets
+from slime_core.config.rules.layout import Rule
+from slime_core.config.schema import RunConfig
+
+__all__ = ["EVALUATION"]
+
+NAME = re.compile(r"[\w.+-][\w.+ -]*")
+"""Of a set: metrics and sample files carry it."""
+
+
+def _names_are_plain(config: RunConfig) -> Iterator[str]:
+    for name, _ in config.eval.files:
+        if not NAME.fullmatch(name):
+            yield (
+                f"evaluation set {name!r}: metrics and files are named after it; accepted: letters, digits, blanks and "
+                "any of . _ + -"
+            )
+
+
+def _sets_fit_the_model(config: RunConfig) -> Iterator[str]:
+    """Only what a set says itself; the run's own lengths have rules of their own."""
+    own = {one.name: one for one in config.eval.eval_datasets}
+    # A model beside the policy may read further.
+    for one in (each for each in eval_sets(config) if each.model is None):
+        context = config.engine.sglang_context_length or context_length(start_weights(config))
+        given = own.get(one.name)
+        if context is None:
+            return
+        if given is not None and (given.max_response_len or 0) >= context:
+            yield (
+                f"evaluation set {one.name}: max_response_len = {one.max_response_len}, and the model reads at most "
+                f"{context} tokens, prompt and response together; give less than {context}"
+            )
+        if (one.max_context_len or 0) > context:
+            yield (
+                f"evaluation set {one.name}: prompt and response may have {one.max_context_len} tokens "
+                f"(max_context_len), and the model reads at most {context}; give at most {context}, or leave it out"
+            )
+
+
+def _lengths_agree(config: RunConfig) -> Iterator[str]:
+    for one in eval_sets(config):
+        if one.min_new_tokens > one.max_response_len:
+            yield (
+                f"evaluation set {one.name}: no response may end before {one.min_new_tokens} tokens (min_new_tokens), "
+                f"and the longest has {one.max_response_len}; give at most {one.max_response_len}"
+            )
+        if one.max_context_len is not None and one.max_context_len < 2:
+            yield f"evaluation set {one.name}: max_context_len = 1 has no room for a prompt and a token; give 2 or more"
+
+
+def _choices_have_an_effect(config: RunConfig) -> Iterator[str]:
+    """At temperature 0 the likeliest token is taken, whatever else is said."""
+    greedy = {one.name for one in eval_sets(config) if one.temperature == 0}
+    for one in config.eval.eval_datasets:
+        for key, value in (("top_p", one.top_p), ("top_k", one.top_k)):
+            if value is not None and one.name in greedy:
+                yield (
+                    f"evaluation set {one.name}: {key} = {value} has no effect at temperature 0, which always takes "
+                    "the likeliest token; give it a temperature, or leave one of them out"
+                )
+    if greedy and len(greedy) == len(config.eval.files):
+        for key, value in (("eval_top_p", config.eval.eval_top_p), ("eval_top_k", config.eval.eval_top_k)):
+            if value is not None:
+                yield (
+                    f"{key} = {value} has no effect: every evaluation set is drawn at temperature 0, which always "
+                    "takes the likeliest token; add --eval-temperature, or leave it out"
+                )
+
+
+def _a_model_has_a_name_or_an_address(config: RunConfig) -> Iterator[str]:
+    for one in config.eval.eval_datasets:
+        if one.model is not None and "/" in one.model and not one.model.startswith(("http://", "https://")):
+            yield (
+                f"evaluation set {one.name}: model = {one.model!r}; accepted: the name of a model that the run serves "
+                "beside the policy, or the address of an SGLang server, such as http://127.0.0.1:30000"
+            )
+
+
+_SETS = "eval_prompt_data eval_datasets"
+_LENGTHS = f"{_SETS} eval_max_context_len eval_max_response_len rollout_max_response_len"
+
+EVALUATION: dict[Rule, str] = {
+    _names_are_plain: _SETS,
+    _sets_fit_the_model: f"{_LENGTHS} hf_checkpoint sglang_context_length",
+    _lengths_agree: f"{_LENGTHS} eval_min_new_tokens",
+    _choices_have_an_effect: f"{_SETS} eval_temperature eval_top_p eval_top_k",
+    _a_model_has_a_name_or_an_address: "eval_datasets",
+}
+"""Rule -> the settings it reads."""

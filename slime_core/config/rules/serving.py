@@ -1,0 +1,228 @@
+"""The rules of engines: groups and models add up, prefill meets decode, others' engines are only used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from slime_core.config.described import described
+from slime_core.config.engine_flags import Refusal, find_key
+from slime_core.config.mistakes import nearest
+from slime_core.config.rules.layout import Rule
+from slime_core.config.schema import RunConfig
+from slime_core.config.serving import EngineGroup
+from slime_core.config.sglang import rows_by_name
+
+__all__ = ["SERVING", "SERVING_OF_EVAL", "SERVING_OF_RUN"]
+
+
+def _engines_fill_their_gpus(config: RunConfig) -> Iterator[str]:
+    gpus, each = config.cluster.rollout_num_gpus, config.cluster.rollout_num_gpus_per_engine
+    groups = config.engine.engine_groups
+    if not groups:
+        if gpus % each and not config.engine.rollout_external_engine_addrs:
+            yield f"rollout_num_gpus = {gpus} is no multiple of rollout_num_gpus_per_engine = {each}; choose one"
+        return
+    yield from _uneven(groups, each, "engine_groups")
+    if sum(group.num_gpus for group in groups) != gpus:
+        yield f"engine_groups have {_sum(groups)} GPUs, but rollout_num_gpus = {gpus}; make the two equal"
+
+
+def _models_fill_their_gpus(config: RunConfig) -> Iterator[str]:
+    for model in config.engine.engine_models:
+        where, stated = f"engine_models {model.name}", model.engine_groups
+        yield from _uneven(model.groups, 1, where)
+        if stated and model.num_gpus not in (None, sum(group.num_gpus for group in stated)):
+            yield f"{where}: its engine_groups have {_sum(stated)} GPUs, but num_gpus = {model.num_gpus}; leave one out"
+
+
+def _models_are_there(config: RunConfig) -> Iterator[str]:
+    for model in config.engine.engine_models:
+        if described(model.model_path) is None:
+            yield (
+                f"engine_models {model.name}: {model.model_path} holds no config.json; accepted: a Hugging Face folder "
+                "on this machine (download a hub model first)"
+            )
+
+
+def _models_have_names_of_their_own(config: RunConfig) -> Iterator[str]:
+    counts = Counter(model.name for model in config.engine.engine_models)
+    for name in (name for name, count in counts.items() if count > 1):
+        yield f"engine_models: {counts[name]} models are named {name!r}; functions ask by the name, each needs its own"
+
+
+def _overrides_are_flags(config: RunConfig) -> Iterator[str]:
+    for where, group in _all_groups(config):
+        for name, value in group.overrides:
+            found = find_key("sglang", name)
+            if found is None:
+                yield f"{where}: overrides {name}: SGLang has no such flag{nearest(name, rows_by_name())}"
+            elif isinstance(found, Refusal):
+                yield f"{where}: overrides {found.message}"
+            else:
+                try:
+                    found.read_python(value)
+                except ValueError as error:
+                    yield f"{where}: overrides {name}: {error}"
+
+
+def _prefill_meets_decode(config: RunConfig) -> Iterator[str]:
+    yield from _halves(config.engine.engine_groups, "engine_groups")
+    for model in config.engine.engine_models:
+        yield from _halves(model.engine_groups, f"engine_models {model.name}")
+
+
+def _halves(groups: Sequence[EngineGroup], where: str) -> Iterator[str]:
+    kinds = {group.worker_type for group in groups}
+    if kinds and kinds != {"regular"} and kinds != {"prefill", "decode"}:
+        yield (
+            f"{where}: worker_type is {' and '.join(sorted(kinds))}; accepted: regular throughout, or both prefill and "
+            "decode and nothing else, because each does half of a request"
+        )
+
+
+def _prefill_leaves_some_to_decode(config: RunConfig) -> Iterator[str]:
+    prefill = config.engine.prefill_num_servers
+    if prefill is None:
+        return
+    if config.engine.engine_groups:
+        yield "prefill_num_servers and engine_groups both say which engines compute prompts only; leave one out"
+    engines = config.cluster.rollout_num_gpus // config.cluster.rollout_num_gpus_per_engine
+    if not config.engine.engine_groups and prefill >= engines:
+        yield (
+            f"prefill_num_servers = {prefill} of rollout_num_gpus / rollout_num_gpus_per_engine = {engines} engines "
+            "leaves none to decode; give at most all but one"
+        )
+
+
+def _halves_have_gpus(config: RunConfig) -> Iterator[str]:
+    split = [where for where, group in _all_groups(config) if group.worker_type != "regular"]
+    if config.engine.prefill_num_servers is not None:
+        split.insert(0, "prefill_num_servers")
+    if split and config.cluster.device == "cpu":
+        yield (
+            f"{split[0]}: prefill and decode apart hand the cache from GPU to GPU, and device = cpu; leave it out, or "
+            "run on GPUs"
+        )
+
+
+def _addresses_are_addresses(config: RunConfig) -> Iterator[str]:
+    found = config.engine.rollout_external_engine_addrs
+    for address in found:
+        host, colon, port = address.rpartition(":")
+        if not (host and colon and port.isdigit() and 0 < int(port) < 65536) or "/" in address:
+            yield f"rollout_external_engine_addrs: {address!r} is no host:port; accepted is 10.0.0.7:30000, for one"
+    for address in (one for one, count in Counter(found).items() if count > 1):
+        yield f"rollout_external_engine_addrs: {address} is named twice; name each engine once"
+
+
+def _others_engines_are_as_they_are(config: RunConfig) -> Iterator[str]:
+    engine = config.engine
+    if not engine.rollout_external_engine_addrs:
+        return
+    asked = {
+        "engine_groups": engine.engine_groups,
+        "prefill_num_servers": engine.prefill_num_servers,
+        "sglang_context_length": engine.sglang_context_length,
+        "sglang_mem_fraction_static": engine.sglang_mem_fraction_static,
+        "colocate": config.cluster.colocate,
+        **{f"sglang.{name}": True for name, _ in config.sglang.given},
+    }
+    for name in (name for name, value in asked.items() if value):
+        yield (
+            f"{name} has no effect with rollout_external_engine_addrs: those engines have been started by somebody "
+            "else; start them with what you need, and leave it out"
+        )
+
+
+def _others_engines_hold_others_weights(config: RunConfig) -> Iterator[str]:
+    if config.engine.rollout_external_engine_addrs:
+        yield (
+            "rollout_external_engine_addrs: an evaluation publishes no weights, and what others' engines hold is not "
+            "known; leave it out, so that engines are started with the weights in question"
+        )
+
+
+def _somebody_publishes_to_others_engines(config: RunConfig) -> Iterator[str]:
+    if config.engine.rollout_external_engine_addrs and config.debug.debug_rollout_only:
+        yield (
+            "rollout_external_engine_addrs with debug_rollout_only: no learner publishes weights, and what others' "
+            "engines hold is not known; leave one of the two out"
+        )
+
+
+def _a_router_has_an_address(config: RunConfig) -> Iterator[str]:
+    engine = config.engine
+    if (engine.sglang_router_ip is None) != (engine.sglang_router_port is None):
+        name, missing = "sglang_router_ip", "sglang_router_port"
+        if engine.sglang_router_ip is None:
+            name, missing = missing, name
+        yield f"{name} without {missing}; a router that somebody else started needs both, one of the run's own neither"
+
+
+def _others_routers_choose_themselves(config: RunConfig) -> Iterator[str]:
+    engine = config.engine
+    if engine.sglang_router_ip is None:
+        return
+    if engine.sglang_router_policy != "cache_aware":
+        yield (
+            f"sglang_router_policy = {engine.sglang_router_policy} has no effect with sglang_router_ip: that router "
+            "chooses as it was started; leave one out"
+        )
+    if config.splits_prefill:
+        yield (
+            "sglang_router_ip with prefill and decode apart: which engine does which is said when a router starts; "
+            "leave one out"
+        )
+
+
+def _uneven(groups: Sequence[EngineGroup], each: int, where: str) -> Iterator[str]:
+    for number, group in enumerate(groups):
+        size = group.num_gpus_per_engine or each
+        if group.num_gpus % size:
+            yield (
+                f"{where}: group {number} has num_gpus = {group.num_gpus}, no multiple of num_gpus_per_engine = {size};"
+                " change one"
+            )
+
+
+def _sum(groups: Sequence[EngineGroup]) -> str:
+    sizes = [group.num_gpus for group in groups]
+    return f"{' + '.join(map(str, sizes))} = {sum(sizes)}" if len(sizes) > 1 else str(sizes[0])
+
+
+def _all_groups(config: RunConfig) -> Iterator[tuple[str, EngineGroup]]:
+    yield from ((f"engine_groups: group {number}", group) for number, group in enumerate(config.engine.engine_groups))
+    for model in config.engine.engine_models:
+        yield from ((f"engine_models {model.name}", group) for group in model.groups)
+
+
+_GPUS = "rollout_num_gpus rollout_num_gpus_per_engine"
+_EXTERNAL = "rollout_external_engine_addrs"
+
+SERVING: dict[Rule, str] = {
+    _engines_fill_their_gpus: f"{_GPUS} engine_groups {_EXTERNAL}",
+    _models_fill_their_gpus: "engine_models",
+    _models_are_there: "engine_models",
+    _models_have_names_of_their_own: "engine_models",
+    _overrides_are_flags: "engine_groups engine_models",
+    _prefill_meets_decode: "engine_groups engine_models",
+    _prefill_leaves_some_to_decode: f"prefill_num_servers engine_groups {_GPUS}",
+    _halves_have_gpus: "prefill_num_servers engine_groups engine_models device",
+    _a_router_has_an_address: "sglang_router_ip sglang_router_port",
+    _others_routers_choose_themselves: (
+        f"sglang_router_ip sglang_router_policy prefill_num_servers engine_groups {_GPUS} {_EXTERNAL} "
+        "debug_train_only load_debug_rollout_data"
+    ),
+}
+
+SERVING_OF_RUN: dict[Rule, str] = {
+    _addresses_are_addresses: _EXTERNAL,
+    _somebody_publishes_to_others_engines: f"{_EXTERNAL} debug_rollout_only",
+    _others_engines_are_as_they_are: (
+        f"{_EXTERNAL} engine_groups prefill_num_servers sglang_context_length sglang_mem_fraction_static colocate"
+    ),
+}
+
+SERVING_OF_EVAL: dict[Rule, str] = {_others_engines_hold_others_weights: _EXTERNAL}
+"""Rule -> the settings it reads."""

@@ -1,0 +1,202 @@
+"""One SGLang server as a child process. The only file that starts SGLang.
+
+The server is the unmodified ``sglang.launch_server``. It is never imported: what it needs on a CPU reaches it through
+its environment (:mod:`slime_core.cpu.sglang`). There it is started by a launcher that lets its processes fork
+(``_slime_server`` among the stand-ins): 6 s and 0.7 GB on two idle cores instead of about 20 s and 1.8 GB, nearly all
+of it imports. Its warm-up request is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from slime_core.config.serving import WorkerType
+from slime_core.cpu import sglang as cpu
+from slime_core.errors import EngineError
+from slime_core.rollout.engines.process import ServerProcess, free_ports
+
+__all__ = ["EngineSettings", "SGLangServer"]
+
+CPU_TOTAL_TOKENS = 32_768
+"""KV cache of a CPU server unless told otherwise: by itself SGLang would plan for most of the machine's memory."""
+
+CPU_RUNNING_REQUESTS = 256
+"""Sequences a CPU server decodes together unless told otherwise: one rollout of 32 x 8."""
+
+CPU_MODULE = "_slime_server"
+GPU_MODULE = "sglang.launch_server"
+
+SHARED_MEMORY = "/dev/shm/sgl*"
+"""Where the processes of a server talk to each other; they leave it behind: 16 KB, and 25 MB if there are several."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How one server is started.
+
+    Example: ``EngineSettings(model=Path("Qwen3-0.6B"), log_file=Path("run/logs/engine-0.log"))``.
+
+    Arguments:
+        model: Hugging Face folder; the server also takes its tokenizer from there.
+        log_file: receives what the server prints.
+        name: what people call it.
+        device: ``"cpu"`` or ``"cuda"``.
+        dtype: of weights and computation; ``"auto"`` takes the checkpoint's.
+        seed: of sampling. On a CPU the server does not repeat itself even with the same seed.
+        host: address to listen on; loopback unless other nodes have to reach it.
+        context_length: longest prompt plus response in tokens; None: what the checkpoint says, which is also the
+            largest value.
+        max_running_requests: sequences decoded together; None: SGLang decides, on a CPU 256.
+        max_total_tokens: size of the KV cache in tokens; None: from ``mem_fraction``, on a CPU 32,768.
+        mem_fraction: share of a GPU's memory for weights and KV cache; None: SGLang decides.
+        tensor_parallel: GPUs of one server; on a CPU, processes.
+        gives_memory_away: prepare for it, on a GPU; on a CPU a server answers such requests and does nothing.
+        trust_remote_code: run Python code of the model folder.
+        skip_tokenizer: leave the tokenizer out: no texts, no stop texts; 5 to 10% less work a request on a CPU.
+        threads: CPU threads of one server.
+        worker_type: what it does of a request; all of it, or, on GPUs, prefill or decode alone.
+        extra: further arguments of ``sglang.launch_server``; they win.
+        start_timeout_s: seconds until it has to answer.
+    """
+
+    model: Path
+    log_file: Path
+    name: str = "engine"
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: str = "auto"
+    seed: int = 0
+    host: str = "127.0.0.1"
+    context_length: int | None = None
+    max_running_requests: int | None = None
+    max_total_tokens: int | None = None
+    mem_fraction: float | None = None
+    tensor_parallel: int = 1
+    trust_remote_code: bool = False
+    gives_memory_away: bool = False
+    skip_tokenizer: bool = False
+    threads: int = 1
+    worker_type: WorkerType = "regular"
+    extra: tuple[str, ...] = field(default=())
+    start_timeout_s: float = 300.0
+
+    def arguments(self) -> list[str]:
+        """Arguments of the server without its port."""
+        on_cpu = self.device == "cpu"
+        valued = {
+            "model-path": self.model,
+            "host": self.host,
+            "dtype": self.dtype,
+            "random-seed": self.seed,
+            "context-length": self.context_length,
+            "max-running-requests": self.max_running_requests or (CPU_RUNNING_REQUESTS if on_cpu else None),
+            "max-total-tokens": self.max_total_tokens or (CPU_TOTAL_TOKENS if on_cpu else None),
+            "mem-fraction-static": self.mem_fraction,
+            "tensor-parallel-size": self.tensor_parallel,
+            "disaggregation-mode": None if self.worker_type == "regular" else self.worker_type,
+            # One line a request drowns what a person looks for after a crash.
+            "log-level-http": "warning",
+        }
+        flags = {
+            # Its first answer is no slower without: 20 ms on a CPU, and graphs are captured before.
+            "skip-server-warmup": True,
+            "trust-remote-code": self.trust_remote_code,
+            "skip-tokenizer-init": self.skip_tokenizer,
+            "enable-memory-saver": self.gives_memory_away and not on_cpu,
+        }
+        return [
+            *(f"--{name}={value}" for name, value in valued.items() if value is not None),
+            *(f"--{name}" for name, wanted in flags.items() if wanted),
+            *(cpu.server_arguments() if on_cpu else []),
+            *self.extra,
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """The server's whole environment."""
+        if self.device != "cpu":
+            return dict(os.environ)
+        return {**os.environ, **cpu.server_environment(threads=self.threads, processes=self.tensor_parallel)}
+
+    def command(self, port: int, *, bootstrap_port: int = 0) -> list[str]:
+        """Program and arguments.
+
+        Arguments:
+            bootstrap_port: where a prefill engine hands the cache over; 0: it is none.
+        """
+        module = CPU_MODULE if self.device == "cpu" else GPU_MODULE
+        bootstrap = [f"--disaggregation-bootstrap-port={bootstrap_port}"] if bootstrap_port else []
+        return [sys.executable, "-m", module, *self.arguments(), f"--port={port}", *bootstrap]
+
+
+class SGLangServer:
+    """One server, from :meth:`start` to :meth:`stop`; it dies with this process, whatever ends it.
+
+    ``url`` is where it listens, and ``bootstrap_port`` where a prefill engine hands the cache over (0: it is none);
+    both are known when :meth:`wait_ready` has returned.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self.url = ""
+        self.bootstrap_port = 0
+        # It leaves sockets in the folder for temporary files. Short: a socket's path has at most 107 characters.
+        self._scratch = tempfile.mkdtemp(prefix="slime-")
+        self._left_behind: set[Path] = set()
+        env = settings.environment() | {"TMPDIR": self._scratch}
+        self._process = ServerProcess(settings.name, env=env, log_file=settings.log_file)
+
+    def start(self) -> None:
+        """The program runs; :meth:`wait_ready` says when it answers."""
+        port, second = free_ports(2, host=self.settings.host)
+        self.url = f"http://{self.settings.host}:{port}"
+        self.bootstrap_port = second if self.settings.worker_type == "prefill" else 0
+        self._process.start(self.settings.command(port, bootstrap_port=self.bootstrap_port))
+
+    def wait_ready(self, timeout_s: float | None = None) -> None:
+        """The server takes requests: it listens only after its scheduler has loaded the model.
+
+        Raises:
+            EngineError: it died, or did not answer in time; the message ends with its last lines.
+        """
+        limit_s = self.settings.start_timeout_s if timeout_s is None else timeout_s
+        try:
+            self._process.wait_ready(f"{self.url}/model_info", timeout_s=limit_s)
+        except EngineError:
+            if not self._process.lost_its_address():
+                raise
+            self.start()
+            self._process.wait_ready(f"{self.url}/model_info", timeout_s=limit_s)
+        self._left_behind = self._process.mapped_files(SHARED_MEMORY)
+
+    def wait_end(self, timeout_s: float | None = None) -> bool:
+        """Whether the server has ended, after waiting at most ``timeout_s`` seconds for it."""
+        return self._process.wait_end(timeout_s)
+
+    def check_alive(self) -> None:
+        """Returns if the server process runs; it ends by itself when one of its parts does.
+
+        Raises:
+            EngineError: it ended; the message ends with its last lines.
+        """
+        if not self._process.is_alive():
+            raise self._process.death()
+
+    def stop(self) -> None:
+        """Nothing of the server is left, within 5 seconds."""
+        left_behind = self._left_behind | self._process.mapped_files(SHARED_MEMORY)
+        self._process.stop()
+        for path in left_behind:
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def __enter__(self) -> SGLangServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.stop()

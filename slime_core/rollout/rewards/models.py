@@ -1,0 +1,223 @@
+"""Reward models that ask somebody else: a service behind a URL, a neural reward model, a judge.
+
+    RemoteReward   ``--rm-url``: gets prompt, response and label, answers with the reward
+    ServedReward   a model with one output, which the run serves beside the policy (``--rm-model``)
+    JudgeReward    a language model that the run serves beside the policy, and that writes a number
+
+All run in the sampler, and fail sample by sample: see :mod:`slime_core.rollout.rewards.http`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from slime_core.config.schema import RolloutConfig, RunConfig
+from slime_core.errors import ConfigError
+from slime_core.rollout.engines.models import model_url
+from slime_core.rollout.rewards.http import Service
+from slime_core.rollout.rewards.pool import Reward, RewardFailure
+from slime_core.types import Sample
+
+__all__ = ["JudgeReward", "RemoteReward", "ServedReward", "filled"]
+
+JUDGE = """Judge the answer to the question below.
+
+Question:
+{prompt}
+
+Answer to judge:
+{response}
+
+Correct answer, if one is known: {label}
+
+How good is the answer, from 0 (wrong or useless) to 10 (right and complete)? End with one line: Score: NUMBER
+"""
+
+SCORE = r"(?i:score)\W*(-?\d+(?:\.\d+)?)"
+"""Where a judge's number stands unless told otherwise; the last one counts."""
+
+JUDGE_TOKENS = 512
+"""Longest answer of a judge in tokens."""
+
+_PLACE = re.compile(r"\{(prompt|response|label)\}")
+
+Answers = list[Reward | RewardFailure]
+
+
+class RemoteReward:
+    """Asks the service at ``rm_url``, up to ``rm_batch_size`` samples of a group in one question.
+
+    One sample is ``{"prompt": ..., "response": ..., "label": ...}``, and its answer a number or a table of numbers;
+    several are a list of such, and so is their answer.
+
+    Arguments:
+        options: the settings of the run.
+
+    Raises:
+        ConfigError: there is no ``rm_url``, or it names an environment variable that is not set.
+    """
+
+    def __init__(self, options: RunConfig) -> None:
+        settings = options.rollout
+        if settings.rm_url is None:
+            raise ConfigError("rm_type asks a service for rewards, and rm_url is not set; add --rm-url URL")
+        self._batch = settings.rm_batch_size
+        self._service = _service(settings.rm_url, settings)
+
+    async def score(self, samples: Sequence[Sample]) -> Answers:
+        """One reward or failure a sample, in order."""
+        parts = [samples[start : start + self._batch] for start in range(0, len(samples), self._batch)]
+        answers = await asyncio.gather(*map(self._ask, parts))
+        return [one for answer in answers for one in answer]
+
+    async def _ask(self, samples: Sequence[Sample]) -> Answers:
+        rows = [{"prompt": one.prompt, "response": one.response, "label": one.label} for one in samples]
+        answer = await self._service.ask(rows if self._batch > 1 else rows[0])
+        if isinstance(answer, RewardFailure):
+            return [answer] * len(samples)
+        found = answer if self._batch > 1 else [answer]
+        if not isinstance(found, list) or len(found) != len(samples):
+            said = f"{self._service.shown} answered {answer!r:.200}; accepted is a list of {len(samples)} rewards"
+            return [RewardFailure("invalid", said)] * len(samples)
+        return [self._reward(one) for one in found]
+
+    def _reward(self, found: Any) -> Reward | RewardFailure:
+        numbers = list(found.values()) if isinstance(found, dict) else [found]
+        if numbers and all(_is_number(one) for one in numbers):
+            return {name: float(one) for name, one in found.items()} if isinstance(found, dict) else float(found)
+        said = f"{self._service.shown} answered {found!r:.200}"
+        return RewardFailure("invalid", f"{said}; accepted is a finite number, or a table of them with --reward-key")
+
+
+class ServedReward:
+    """The output of a reward model with one output, for prompt and response; ``rm_tokenizer`` says how they are put.
+
+    Arguments:
+        options: the settings of the run.
+        models: name -> URL of the models beside the policy.
+
+    Raises:
+        ConfigError: ``rm_model`` names none of them.
+    """
+
+    def __init__(self, options: RunConfig, *, models: Mapping[str, str]) -> None:
+        settings = options.rollout
+        self._name, url = _model(settings, models, "/v1/embeddings")
+        self._folder, self._trusts = settings.rm_tokenizer, options.model.trust_remote_code
+        self._service = _service(url, settings)
+
+    async def score(self, samples: Sequence[Sample]) -> Answers:
+        """One reward or failure a sample, in order."""
+        return list(await asyncio.gather(*map(self._one, samples)))
+
+    async def _one(self, sample: Sample) -> Reward | RewardFailure:
+        # SGLang answers here with what the model's head gives, which is the reward; the router passes it on.
+        answer = await self._service.ask({"model": self._name, "input": self._text(sample)})
+        if isinstance(answer, RewardFailure):
+            return answer
+        match answer:
+            case {"data": [{"embedding": [found]}]} if _is_number(found):
+                return float(found)
+        return RewardFailure("invalid", f"model {self._name!r} answered {answer!r:.200}; accepted is one finite number")
+
+    def _text(self, sample: Sample) -> str:
+        if self._folder is None:
+            return _text_of(sample.prompt) + sample.response
+        prompt = sample.prompt
+        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        said = [*asked, {"role": "assistant", "content": sample.response}]
+        return str(self._tokenizer.apply_chat_template(said, tokenize=False))
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self._folder, trust_remote_code=self._trusts)
+
+
+class JudgeReward:
+    """The number that a language model writes about a response, drawn greedily.
+
+    Arguments:
+        options: the settings of the run; ``rm_judge_prompt`` is the file of what it is asked, ``rm_judge_pattern``
+            where its number stands.
+        models: name -> URL of the models beside the policy.
+
+    Raises:
+        ConfigError: ``rm_model`` names none of them.
+    """
+
+    def __init__(self, options: RunConfig, *, models: Mapping[str, str]) -> None:
+        settings = options.rollout
+        self._name, url = _model(settings, models, "/v1/chat/completions")
+        self._asked = JUDGE if settings.rm_judge_prompt is None else _read(settings.rm_judge_prompt)
+        self._pattern = re.compile(settings.rm_judge_pattern or SCORE)
+        self._service = _service(url, settings)
+
+    async def score(self, samples: Sequence[Sample]) -> Answers:
+        """One reward or failure a sample, in order."""
+        return list(await asyncio.gather(*map(self._one, samples)))
+
+    async def _one(self, sample: Sample) -> Reward | RewardFailure:
+        messages = [{"role": "user", "content": filled(self._asked, sample)}]
+        body = {"model": self._name, "messages": messages, "temperature": 0.0, "max_tokens": JUDGE_TOKENS}
+        answer = await self._service.ask(body)
+        if isinstance(answer, RewardFailure):
+            return answer
+        match answer:
+            case {"choices": [{"message": {"content": str(text)}}]}:
+                return self._number(text)
+        return RewardFailure("invalid", f"judge {self._name!r} answered {answer!r:.200}; accepted is a chat completion")
+
+    def _number(self, text: str) -> Reward | RewardFailure:
+        found = [one[one.lastindex or 0] for one in self._pattern.finditer(text)]
+        try:
+            number = float(found[-1])
+        except (IndexError, ValueError):
+            number = math.nan
+        if math.isfinite(number):
+            return number
+        said = f"judge {self._name!r} wrote {text[-200:]!r}"
+        return RewardFailure("invalid", f"{said}; accepted is a number where {self._pattern.pattern!r} finds it")
+
+
+def filled(template: str, sample: Sample) -> str:
+    """``template`` with the sample in place of ``{prompt}``, ``{response}`` and ``{label}``; other braces stay."""
+    texts = {"prompt": _text_of(sample.prompt), "response": sample.response, "label": sample.label or "unknown"}
+    return _PLACE.sub(lambda place: texts[place[1]], template)
+
+
+def _model(settings: RolloutConfig, models: Mapping[str, str], endpoint: str) -> tuple[str, str]:
+    if settings.rm_model is None:
+        raise ConfigError(
+            f"rm_type asks a model for rewards, and rm_model is not set; add --rm-model NAME. The run serves "
+            f"{', '.join(sorted(models)) or 'no model'} beside the policy"
+        )
+    return settings.rm_model, model_url(models, settings.rm_model, endpoint)
+
+
+def _service(url: str, settings: RolloutConfig) -> Service:
+    return Service(url, timeout_s=settings.reward_timeout_s, max_in_flight=settings.rm_concurrency)
+
+
+def _text_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return "".join(f"{message.get('role')}: {message.get('content')}\n" for message in prompt)
+
+
+def _is_number(found: Any) -> bool:
+    return isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"rm_judge_prompt = {path} cannot be read: {error}. Give a text file.") from error

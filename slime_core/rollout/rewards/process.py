@@ -1,0 +1,299 @@
+"""One process that scores responses, as the sampler sees it: its socket, what it is working on, and its end.
+
+    RewardProcess       started, asked, ended; every call gets an answer, whatever the process does
+    RewardFailure       why a sample has no reward
+
+A call times out by itself unless it holds the interpreter; then, or over the memory limit, the process is ended. The
+program is :mod:`slime_core.rollout.rewards.worker`; it answers in JSON: what user code wrote is never unpickled here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+from slime_core.errors import PluginError
+from slime_core.rollout.engines.process import die_with
+from slime_core.rollout.rewards.worker import read_frame, write_frame
+from slime_core.types import Sample
+
+__all__ = ["Answers", "Reward", "RewardFailure", "RewardPoolSettings", "RewardProcess"]
+
+LOOK_S = 0.1
+"""Seconds between two looks at the process."""
+
+GRACE_S = 1.0
+"""Seconds after its time limit in which a call that waits for something ends by itself."""
+
+START_LIMIT_S = 120.0
+"""A reward may import a library that takes a minute on a busy machine."""
+
+END_GRACE_S = 2.0
+"""Seconds in which a process that was asked to end takes its children along."""
+
+Reward = float | dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFailure:
+    """Why a sample has no reward.
+
+    Arguments:
+        cause: one word to count by: ``timeout``, ``memory``, ``crash``, ``invalid``, or the name of an exception.
+        error: for people.
+        lost: whether the process ended with it, or its memory did, so that another call may have been the guilty one.
+    """
+
+    cause: str
+    error: str
+    lost: bool = False
+
+
+Answers = list[Reward | RewardFailure] | RewardFailure
+"""One for each sample of a call, or why the whole call failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardPoolSettings:
+    """What reward processes need to know.
+
+    Arguments:
+        manifest: the run's plugins, as :meth:`slime_core.plugins.manifest.Manifest.to_json` writes them.
+        options: plugin name -> its options object.
+        num_workers: processes.
+        timeout_s: seconds that one call may take.
+        memory_gib: memory that one process and its children may use.
+        log_file: receives what rewards print; None: nothing does.
+    """
+
+    manifest: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    num_workers: int = 2
+    timeout_s: float = 30.0
+    memory_gib: float = 4.0
+    log_file: Path | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """The limit of one process."""
+        return int(self.memory_gib * 2**30)
+
+
+class _LostError(Exception):
+    """The process was ended, or ended; the argument is the cause that it had."""
+
+
+@dataclass(slots=True)
+class _Call:
+    answer: asyncio.Future[Any]
+    begun_s: float | None = None
+
+
+class RewardProcess:
+    """Made by :meth:`start`; belongs to one event loop."""
+
+    def __init__(self, settings: RewardPoolSettings, process: subprocess.Popen[bytes]) -> None:
+        self._settings, self._process = settings, process
+        self._numbers = itertools.count()
+        self._calls: dict[int, _Call] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._runs, self._has_stuck = True, False
+
+    @staticmethod
+    async def start(settings: RewardPoolSettings) -> RewardProcess:
+        """A process that has loaded the plugins.
+
+        Raises:
+            PluginError: it cannot.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = RewardProcess(settings, _spawn(settings, theirs))
+        try:
+            await process._meet(ours)
+        except BaseException:
+            await process.end("crash")
+            raise
+        return process
+
+    async def _meet(self, ours: socket.socket) -> None:
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        settings = self._settings
+        setup = {
+            "manifest": settings.manifest,
+            # Objects of classes that plugins define: readable there once those are loaded.
+            "options": pickle.dumps(dict(settings.options)),
+            "timeout_s": settings.timeout_s,
+            "memory_bytes": settings.memory_bytes,
+        }
+        try:
+            write_frame(self._writer, pickle.dumps(setup))
+            async with asyncio.timeout(START_LIMIT_S):
+                first = json.loads(await read_frame(reader))
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError) as error:
+            said = f"a reward process ended before it was ready; what it printed is in {settings.log_file}"
+            raise PluginError(said) from error
+        if "broken" in first:
+            raise PluginError(str(first["broken"]))
+        self._tasks = [asyncio.create_task(self._listen(reader)), asyncio.create_task(self._watch())]
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether it runs, and no call that timed out has left something running in it."""
+        return self._runs and not self._has_stuck
+
+    async def score(self, name: str, samples: list[Sample]) -> Answers:
+        """The rewards of ``samples``, or why there are none."""
+        number = next(self._numbers)
+        call = self._calls[number] = _Call(asyncio.get_running_loop().create_future())
+        try:
+            assert self._writer is not None
+            if not self._runs:
+                raise _LostError("crash")
+            write_frame(self._writer, pickle.dumps((number, name, samples)))
+            message = await call.answer
+        except (_LostError, ConnectionError) as lost:
+            cause = str(lost) if isinstance(lost, _LostError) else "crash"
+            return RewardFailure(cause, _said(cause, name, self._settings), lost=True)
+        finally:
+            self._calls.pop(number, None)
+        if "failed" in message:
+            cause, own = str(message["cause"]), str(message["error"])
+            said = f"reward model {name!r}: {own}" if own else _said(cause, name, self._settings)
+            return RewardFailure(cause, said, lost=cause == "memory")
+        return _checked(name, message["rewards"], samples)
+
+    async def drain(self) -> None:
+        """End it once its calls are answered."""
+        await asyncio.gather(*(call.answer for call in self._calls.values()), return_exceptions=True)
+        await self.end("timeout")
+
+    async def end(self, cause: str) -> None:
+        """The process and all that it started are gone; calls that it had learn ``cause``."""
+        self._runs = False
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        await asyncio.to_thread(_end, self._process)
+        if self._writer is not None:
+            self._writer.close()
+        for call in self._calls.values():
+            if not call.answer.done():
+                call.answer.set_exception(_LostError(cause))
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            try:
+                message = json.loads(await read_frame(reader))
+            except (asyncio.IncompleteReadError, ConnectionError):
+                await self.end("crash")
+                return
+            self._take(message)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        # A call that timed out may have left a thread or a child behind, and one out of memory what it took: both would
+        # be in the way of others.
+        self._has_stuck = self._has_stuck or message.get("cause") in ("timeout", "memory")
+        call = self._calls.get(int(message.get("begun", message.get("done", message.get("failed", -1)))))
+        if call is None:
+            return
+        if "begun" in message:
+            call.begun_s = time.monotonic()
+        elif not call.answer.done():
+            call.answer.set_result(message)
+
+    async def _watch(self) -> None:
+        cause = None
+        while cause is None:
+            await asyncio.sleep(LOOK_S)
+            cause = self._over()
+        await self.end(cause)
+
+    def _over(self) -> str | None:
+        """Why the process has to end now."""
+        limit_s, now_s = self._settings.timeout_s + GRACE_S, time.monotonic()
+        if self._process.poll() is not None:
+            return "crash"
+        if any(call.begun_s is not None and now_s - call.begun_s > limit_s for call in self._calls.values()):
+            return "timeout"
+        return "memory" if _memory(self._process.pid) > self._settings.memory_bytes else None
+
+
+def _spawn(settings: RewardPoolSettings, theirs: socket.socket) -> subprocess.Popen[bytes]:
+    parent = os.getpid()
+    log: Any = subprocess.DEVNULL if settings.log_file is None else settings.log_file.open("ab")
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "slime_core.rollout.rewards.worker", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            # Asked, not killed: its keeper takes along what rewards have started.
+            preexec_fn=lambda: die_with(parent, signal.SIGTERM),
+        )
+    finally:
+        if settings.log_file is not None:
+            log.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(END_GRACE_S)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _memory(pid: int) -> int:
+    """Resident bytes of a process and its children; 0 where it has gone."""
+    try:
+        root = psutil.Process(pid)
+        return sum(int(one.memory_info().rss) for one in [root, *root.children(recursive=True)])
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def _checked(name: str, rewards: Sequence[Any], samples: Sequence[Sample]) -> Answers:
+    if len(rewards) != len(samples):
+        found = f"returned {len(rewards)} rewards for {len(samples)} samples"
+        return RewardFailure("invalid", f"reward model {name!r} {found}")
+    return [_valid(name, reward) for reward in rewards]
+
+
+def _valid(name: str, reward: Any) -> Reward | RewardFailure:
+    numbers = reward.values() if isinstance(reward, dict) else [reward]
+    if all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        return {key: float(number) for key, number in reward.items()} if isinstance(reward, dict) else float(reward)
+    accepted = "accepted is a finite number, or a dict of them with --reward-key"
+    return RewardFailure("invalid", f"reward model {name!r} returned {reward!r}; {accepted}")
+
+
+def _said(cause: str, name: str, settings: RewardPoolSettings) -> str:
+    said = {
+        "timeout": f"took more than {settings.timeout_s:g} s (--reward-timeout-s) and was ended",
+        "memory": f"took more than {settings.memory_gib:g} GiB (--reward-memory-gib) and was ended",
+        "crash": f"ended its process; what it printed is in {settings.log_file}",
+    }
+    return f"reward model {name!r} {said[cause]}"

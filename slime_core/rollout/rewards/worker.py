@@ -1,0 +1,179 @@
+"""The program of one reward worker: scores what its parent sends, in a process that can be killed.
+
+    parent -> worker    a pickled (call, reward model, samples), which only the parent writes
+    worker -> parent    JSON: {"ready": true}, {"begun": call}, {"done": call, "rewards": [...]},
+                        {"failed": call, "cause": ..., "error": ...}, {"broken": why it cannot work at all}
+
+The process that the parent starts is a keeper: it forks the one that works, adopts whatever that leaves behind, and
+ends it all when the parent asks for it, or has gone.
+
+Calls run concurrently in one event loop, so that rewards which wait for a network overlap. "begun" is sent when a call
+really starts to run: its time counts from there, whatever else had the loop before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import numbers
+import os
+import pickle
+import resource
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+from slime_core.errors import SlimeError
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.component import Kind
+from slime_core.plugins.manifest import Manifest, attach
+from slime_core.plugins.registration import Registry
+from slime_core.rollout.engines.process import LIBC, die_with
+
+__all__ = ["main", "read_frame", "write_frame"]
+
+PR_SET_CHILD_SUBREAPER = 36
+"""prctl(2)."""
+
+LAST_S = 1.0
+"""Seconds in which killed processes are gone; a signal is delivered some time after it was sent."""
+
+LIMITS: dict[type[BaseException], str] = {TimeoutError: "timeout", MemoryError: "memory"}
+"""What is raised in a process at its limits -> the cause that it is counted under."""
+
+HEAD = 8
+"""Bytes of a frame's length, big-endian."""
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    """The next frame.
+
+    Raises:
+        asyncio.IncompleteReadError: the other side has gone.
+    """
+    return await reader.readexactly(int.from_bytes(await reader.readexactly(HEAD)))
+
+
+def write_frame(writer: asyncio.StreamWriter, content: bytes) -> None:
+    """Send one frame; it has left this process when the call returns, unless much is waiting to be sent."""
+    writer.write(len(content).to_bytes(HEAD) + content)
+
+
+def main() -> None:
+    """Serve the socket whose descriptor is the first argument until the parent closes it."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    # Descendants whose own parent ends become children of the keeper, whatever session they are in.
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    keeper, worker = os.getpid(), os.fork()
+    if worker == 0:
+        die_with(keeper)
+        asyncio.run(_serve(connection))
+    else:
+        connection.close()
+        _keep(worker)
+
+
+def _keep(worker: int) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: _leave())
+    while os.waitpid(-1, 0)[0] != worker:
+        continue
+    _leave()
+
+
+def _leave() -> None:
+    """End with all descendants; stopped first, so that none of them starts another meanwhile."""
+    children: list[psutil.Process] = []
+    for what in (signal.SIGSTOP, signal.SIGKILL):
+        children = psutil.Process().children(recursive=True)
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.send_signal(what)
+    psutil.wait_procs(children, timeout=LAST_S)
+    os._exit(0)
+
+
+async def _serve(connection: socket.socket) -> None:
+    reader, writer = await asyncio.open_connection(sock=connection)
+    try:
+        worker = _Worker(pickle.loads(await read_frame(reader)), writer)
+    except SlimeError as error:
+        _say(writer, broken=str(error))
+        await writer.drain()
+        return
+    worker.say(ready=True)
+    running: set[asyncio.Task[None]] = set()
+    while True:
+        try:
+            frame = await read_frame(reader)
+        except asyncio.IncompleteReadError:
+            return
+        task = asyncio.create_task(worker.run(*pickle.loads(frame)))
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+
+def _say(writer: asyncio.StreamWriter, **message: Any) -> None:
+    write_frame(writer, json.dumps(message).encode())
+
+
+class _Worker:
+    """The reward models that were asked for so far."""
+
+    def __init__(self, setup: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        limit = setup["memory_bytes"]
+        # Private memory, not address space: libraries reserve far more of that than they use.
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        self._registry: Registry = attach(Manifest.from_json(setup["manifest"]))
+        self._options: dict[str, Any] = pickle.loads(setup["options"])
+        self._timeout_s: float = setup["timeout_s"]
+        self._writer = writer
+        self._models: dict[str, Any] = {}
+
+    def say(self, **message: Any) -> None:
+        _say(self._writer, **message)
+
+    async def run(self, call: int, name: str, samples: list[Any]) -> None:
+        self.say(begun=call)
+        try:
+            # Whatever a reward raises costs the samples of this call, and says so with its own words.
+            with boundary(f"reward model {name!r}", "scoring"):
+                async with asyncio.timeout(self._timeout_s):
+                    rewards = await self._model(name).score(samples)
+                answer = json.dumps({"done": call, "rewards": [_plain(reward) for reward in rewards]})
+            write_frame(self._writer, answer.encode())
+        except SlimeError as error:
+            cause = _cause(error.__cause__)
+            # Limits raise without a word; whose they are and what they are, the parent knows.
+            own = str(error.__cause__ or error) or ("" if cause in LIMITS.values() else str(error))
+            self.say(failed=call, cause=cause, error=own)
+
+    def _model(self, name: str) -> Any:
+        if name not in self._models:
+            owner = self._registry.owner(Kind.REWARD_MODEL, name)
+            self._models[name] = self._registry.load(Kind.REWARD_MODEL, name)(self._options.get(owner.name))
+        return self._models[name]
+
+
+def _plain(reward: Any) -> Any:
+    """The reward as JSON has it: numbers of numpy and torch become numbers, what is none becomes text."""
+    if isinstance(reward, dict):
+        return {str(name): _plain(value) for name, value in reward.items()}
+    if isinstance(reward, numbers.Real):
+        return float(reward)
+    if hasattr(reward, "item") and getattr(reward, "ndim", None) == 0:
+        return float(reward.item())
+    return reward if reward is None or isinstance(reward, str) else repr(reward)
+
+
+def _cause(error: BaseException | None) -> str:
+    while isinstance(error, SlimeError) and error.__cause__ is not None:  # an adapter's words around the function's own
+        error = error.__cause__
+    return next((cause for kind, cause in LIMITS.items() if isinstance(error, kind)), type(error).__name__)
+
+
+if __name__ == "__main__":
+    main()

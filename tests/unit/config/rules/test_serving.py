@@ -1,0 +1,217 @@
+"""The rules of engines: their texts, and what groups and models come to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime_core.config.check import mistakes
+from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.explain import to_toml
+from slime_core.config.load import load
+from slime_core.config.rules.serving import SERVING, SERVING_OF_EVAL, SERVING_OF_RUN
+from slime_core.config.schema import RunConfig
+from slime_core.config.serving import EngineGroup
+from slime_core.errors import ConfigError
+
+MODEL = ARITHMETIC / "model"
+TOY = ("--advantage-estimator", "toy")
+
+GROUPS = """
+[cluster]
+rollout_num_gpus = 5
+rollout_num_gpus_per_engine = 1
+[[engine.engine_groups]]
+num_gpus = 1
+[[engine.engine_groups]]
+num_gpus = 4
+num_gpus_per_engine = 2
+overrides = { chunked_prefill_size = 512, disable_radix_cache = true }
+[[engine.engine_models]]
+name = "judge"
+model_path = "models/judge"
+num_gpus = 2
+overrides = { chunked_prefill_size = 64 }
+[[engine.engine_models]]
+name = "score"
+model_path = "models/score"
+is_embedding = true
+engine_groups = [{ num_gpus = 1 }, { num_gpus = 2, num_gpus_per_engine = 2 }]
+"""
+
+
+def settings(folder: Path, text: str) -> RunConfig:
+    file = folder / "run.toml"
+    file.write_text(text)
+    return load(["--config", str(file), *TOY], check_rules=False).config
+
+
+def broken(config: RunConfig, *, purpose: str = "run") -> list[str]:
+    """What the rules of engines say, and no others."""
+    ours = {*SERVING, *SERVING_OF_RUN} if purpose == "run" else {*SERVING, *SERVING_OF_EVAL}
+    return [message for rule in ours for message in rule(config)]
+
+
+def broken_flags(line: str, *, purpose: str = "run") -> list[str]:
+    return broken(load([*TOY, *line.split()], check_rules=False).config, purpose=purpose)
+
+
+def test_groups_and_models_say_how_many_engines_there_are(tmp_path):
+    config = settings(tmp_path, GROUPS)
+    assert [(group.num_engines, group.size) for group in config.engine_groups] == [(1, 1), (2, 2)]
+    assert (config.num_engines, config.num_rollout_gpus) == (3, 5)
+    assert [(group.num_engines, group.size) for group in config.beside_groups] == [(2, 1), (1, 1), (1, 2)]
+    judge, score = config.engine.engine_models
+    assert (judge.model_path, score.is_embedding) == (tmp_path / "models" / "judge", True)
+    assert dict(judge.groups[0].overrides) == {"chunked_prefill_size": 64}
+
+
+def test_without_groups_all_engines_are_alike():
+    config = load([*TOY, "--rollout-num-gpus", "4", "--rollout-num-gpus-per-engine", "2"], check_rules=False).config
+    assert config.engine_groups == (EngineGroup(num_gpus=4, num_gpus_per_engine=2),)
+    assert config.beside_groups == ()
+
+
+def test_a_run_that_reads_its_rollouts_has_no_engines(tmp_path):
+    config = load([*TOY, "--debug-train-only", "--config", str(write(tmp_path))], check_rules=False).config
+    assert (config.num_engines, config.engine_groups, config.beside_groups) == (0, (), ())
+
+
+def write(folder: Path) -> Path:
+    file = folder / "groups.toml"
+    file.write_text(GROUPS)
+    return file
+
+
+def test_what_a_run_writes_down_gives_the_same_groups_again(tmp_path):
+    first = load(["--config", str(write(tmp_path)), *TOY], check_rules=False)
+    again = settings(tmp_path, to_toml(first))
+    assert again == first.config
+    assert hash(again) == hash(first.config)
+
+
+def test_a_group_as_a_flag_is_a_json_object():
+    found = load([*TOY, "--engine-groups", '{"num_gpus": 2}', '{"num_gpus": 1}'], check_rules=False).config
+    assert [group.num_gpus for group in found.engine.engine_groups] == [2, 1]
+    with pytest.raises(ConfigError, match=r"--engine-groups: found 'two'; 0: .*; accepted: tables with num_gpus, "):
+        load([*TOY, "--engine-groups", "two"])
+    with pytest.raises(ConfigError, match=r"0\.num_gpu: Extra inputs are not permitted; accepted: tables with "):
+        load([*TOY, "--engine-groups", '{"num_gpus": 1, "num_gpu": 2}'])
+
+
+def test_prefill_servers_come_first_and_the_others_decode():
+    config = load([*TOY, "--prefill-num-servers", "1", "--rollout-num-gpus", "3"], check_rules=False).config
+    assert [(group.worker_type, group.num_engines) for group in config.engine_groups] == [("prefill", 1), ("decode", 2)]
+    assert config.splits_prefill
+
+
+WRONG = {
+    "[cluster]\nrollout_num_gpus = 8\n[[engine.engine_groups]]\nnum_gpus = 2\n[[engine.engine_groups]]\nnum_gpus = 4": (
+        "engine_groups have 2 + 4 = 6 GPUs, but rollout_num_gpus = 8; make the two equal"
+    ),
+    "[cluster]\nrollout_num_gpus = 3\n[[engine.engine_groups]]\nnum_gpus = 3\nnum_gpus_per_engine = 2": (
+        "engine_groups: group 0 has num_gpus = 3, no multiple of num_gpus_per_engine = 2; change one"
+    ),
+    "[[engine.engine_groups]]\nnum_gpus = 1\noverrides = { chunked_prefil_size = 5 }": (
+        "engine_groups: group 0: overrides chunked_prefil_size: SGLang has no such flag; did you mean "
+        "chunked_prefill_size?"
+    ),
+    "[[engine.engine_groups]]\nnum_gpus = 1\noverrides = { tp_size = 2 }": (
+        "engine_groups: group 0: overrides tp_size: not passed on to SGLang: write --rollout-num-gpus-per-engine"
+    ),
+    '[[engine.engine_groups]]\nnum_gpus = 1\noverrides = { chunked_prefill_size = "many" }': (
+        "engine_groups: group 0: overrides chunked_prefill_size: found 'many'; accepted: a whole number"
+    ),
+    '[[engine.engine_groups]]\nnum_gpus = 1\nworker_type = "prefill"': (
+        "engine_groups: worker_type is prefill; accepted: regular throughout, or both prefill and decode and nothing "
+        "else, because each does half of a request"
+    ),
+    f'[[engine.engine_models]]\nname = "a"\nmodel_path = "{MODEL}"\n[[engine.engine_models]]\nname = "a"\n'
+    f'model_path = "{MODEL}"': ("engine_models: 2 models are named 'a'; functions ask by the name, each needs its own"),
+    f'[[engine.engine_models]]\nname = "a"\nmodel_path = "{MODEL}"\nnum_gpus = 3\n'
+    "engine_groups = [{ num_gpus = 1 }]": (
+        "engine_models a: its engine_groups have 1 GPUs, but num_gpus = 3; leave one out"
+    ),
+    '[[engine.engine_models]]\nname = "a"\nmodel_path = "/no/model"': (
+        "engine_models a: /no/model holds no config.json; accepted: a Hugging Face folder on this machine (download a "
+        "hub model first)"
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG.items())
+def test_what_does_not_add_up_is_named(tmp_path, text, message):
+    assert broken(settings(tmp_path, text)) == [message]
+
+
+EXTERNAL = "--rollout-external-engine-addrs 127.0.0.1:30000"
+WRONG_FLAGS = {
+    "--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2": (
+        "rollout_num_gpus = 3 is no multiple of rollout_num_gpus_per_engine = 2; choose one"
+    ),
+    "--rollout-num-gpus 2 --prefill-num-servers 2": (
+        "prefill_num_servers = 2 of rollout_num_gpus / rollout_num_gpus_per_engine = 2 engines leaves none to decode; "
+        "give at most all but one"
+    ),
+    "--rollout-num-gpus 2 --prefill-num-servers 1 --device cpu": (
+        "prefill_num_servers: prefill and decode apart hand the cache from GPU to GPU, and device = cpu; leave it out, "
+        "or run on GPUs"
+    ),
+    '--prefill-num-servers 1 --engine-groups {"num_gpus":1}': (
+        "prefill_num_servers and engine_groups both say which engines compute prompts only; leave one out"
+    ),
+    "--rollout-external-engine-addrs http://a:1": (
+        "rollout_external_engine_addrs: 'http://a:1' is no host:port; accepted is 10.0.0.7:30000, for one"
+    ),
+    "--rollout-external-engine-addrs a:1 a:1": (
+        "rollout_external_engine_addrs: a:1 is named twice; name each engine once"
+    ),
+    f"{EXTERNAL} --sglang-context-length 64": (
+        "sglang_context_length has no effect with rollout_external_engine_addrs: those engines have been started by "
+        "somebody else; start them with what you need, and leave it out"
+    ),
+    f"{EXTERNAL} --sglang-chunked-prefill-size 64": (
+        "sglang.chunked_prefill_size has no effect with rollout_external_engine_addrs: those engines have been started "
+        "by somebody else; start them with what you need, and leave it out"
+    ),
+    f"{EXTERNAL} --debug-rollout-only": (
+        "rollout_external_engine_addrs with debug_rollout_only: no learner publishes weights, and what others' engines "
+        "hold is not known; leave one of the two out"
+    ),
+    "--sglang-router-ip 10.0.0.9": (
+        "sglang_router_ip without sglang_router_port; a router that somebody else started needs both, one of the run's "
+        "own neither"
+    ),
+    "--sglang-router-ip 10.0.0.9 --sglang-router-port 1 --sglang-router-policy manual": (
+        "sglang_router_policy = manual has no effect with sglang_router_ip: that router chooses as it was started; "
+        "leave one out"
+    ),
+    "--sglang-router-ip 10.0.0.9 --sglang-router-port 1 --prefill-num-servers 1 --rollout-num-gpus 2": (
+        "sglang_router_ip with prefill and decode apart: which engine does which is said when a router starts; leave "
+        "one out"
+    ),
+}
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG_FLAGS.items())
+def test_flags_that_do_not_fit_together_are_named(line, message):
+    assert broken_flags(line) == [message]
+
+
+def test_others_engines_fill_no_gpus_of_the_run():
+    config = load([*TOY, *EXTERNAL.split(), "127.0.0.1:30001", "--rollout-num-gpus-per-engine", "2"], check_rules=False)
+    assert (config.config.num_engines, config.config.num_rollout_gpus, config.config.engine_groups) == (2, 4, ())
+    assert broken(config.config) == []
+
+
+def test_an_evaluation_takes_no_engines_whose_weights_nobody_knows():
+    assert broken_flags(EXTERNAL, purpose="eval") == [
+        "rollout_external_engine_addrs: an evaluation publishes no weights, and what others' engines hold is not "
+        "known; leave it out, so that engines are started with the weights in question"
+    ]
+
+
+def test_the_rules_are_among_those_of_a_run():
+    config = load([*TOY, "--sglang-router-ip", "a"], check_rules=False).config
+    assert any(mistake.message.startswith("sglang_router_ip without") for mistake in mistakes(config))

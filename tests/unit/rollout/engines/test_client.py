@@ -1,0 +1,173 @@
+"""Requests, retries and refusals, against a server without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from array import array
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from slime_core.errors import EngineError, RequestFailed, RequestRefused
+from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.engines.generation import Generation, SamplingParams
+from slime_core.testing.fake_engine import FakeEngine
+
+SHORT = SamplingParams(max_new_tokens=8)
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    with FakeEngine() as fake:
+        yield fake
+
+
+@pytest.fixture
+async def client(engine: FakeEngine) -> AsyncIterator[GenerateClient]:
+    async with GenerateClient(engine.url, max_in_flight=3, timeout_s=5, vocab_size=16) as found:
+        yield found
+
+
+async def test_a_response_comes_back_with_ids_log_probabilities_and_version(client: GenerateClient) -> None:
+    (answer,) = await client.generate([3, 4], sampling=SHORT)
+    ids, log_probs = array("i", [9, 4, 8, 2, 1]), array("f", [-0.5] * 5)
+    assert answer == Generation(ids, log_probs, "stop", ("default",), weight_spans=(("default", 0, 5),))
+
+
+async def test_a_response_that_is_cut_says_so(client: GenerateClient) -> None:
+    (answer,) = await client.generate([3, 4], sampling=SamplingParams(max_new_tokens=2))
+    assert (list(answer.token_ids), answer.finish_reason) == ([9, 4], "length")
+
+
+async def test_several_prompts_share_a_request_and_keep_their_order(client: GenerateClient, engine: FakeEngine) -> None:
+    prompts = [[3], [5], [7]]
+    groups = await client.generate_many(prompts, sampling=SHORT, n=2, prompts_per_request=2)
+    alone = [await client.generate(prompt, sampling=SHORT) for prompt in prompts]
+    assert groups == [[one, one] for (one,) in alone]
+    assert engine.calls.count("/generate") == 2 + 3
+
+
+async def test_a_failing_engine_is_asked_again(client: GenerateClient, engine: FakeEngine) -> None:
+    engine.fail_with = [500, 503]
+    assert len(await client.generate([3], sampling=SHORT, n=2)) == 2
+    assert engine.calls.count("/generate") == 3
+
+
+async def test_an_overloaded_engine_is_asked_again(client: GenerateClient, engine: FakeEngine) -> None:
+    engine.fail_with = [429]
+    assert len(await client.generate([3], sampling=SHORT)) == 1
+
+
+async def test_a_refused_request_is_not_sent_again(client: GenerateClient, engine: FakeEngine) -> None:
+    with pytest.raises(EngineError, match=r"refused the request with status 400: .*maximum context length"):
+        await client.generate([3], sampling=SamplingParams(max_new_tokens=999))
+    assert engine.calls.count("/generate") == 1
+
+
+async def test_a_failure_that_lasts_ends_with_the_time_limit(client: GenerateClient, engine: FakeEngine) -> None:
+    engine.fail_with = [500] * 100
+    with pytest.raises(EngineError, match=r"no answer within 0.5 s and \d attempts; .*status 500"):
+        await client.generate([3], sampling=SHORT, timeout_s=0.5)
+
+
+async def test_an_engine_that_is_gone_ends_with_the_time_limit(client: GenerateClient, engine: FakeEngine) -> None:
+    engine.stop()
+    with pytest.raises(EngineError, match=r"ClientConnectorError"):
+        await client.generate([3], sampling=SHORT, timeout_s=0.3)
+
+
+async def test_an_engine_that_hangs_ends_with_the_time_limit(client: GenerateClient, engine: FakeEngine) -> None:
+    engine.delay_s = 60
+    with pytest.raises(EngineError, match=r"no answer within 0.2 s and 1 attempts; .*TimeoutError"):
+        await client.generate([3], sampling=SHORT, timeout_s=0.2)
+
+
+@pytest.mark.parametrize("fault", ["reset", "torn", "garbage"])
+async def test_an_answer_that_breaks_off_is_asked_for_again(
+    client: GenerateClient, engine: FakeEngine, fault: str
+) -> None:
+    engine.faults = [fault, fault]
+    (answer,) = await client.generate([3, 4], sampling=SHORT)
+    assert list(answer.token_ids) == [9, 4, 8, 2, 1]
+    assert engine.calls.count("/generate") == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("reset", "engine_connection"),
+        ("torn", "engine_connection"),
+        ("garbage", "engine_malformed"),
+        ("hang", "engine_timeout"),
+        (503, "engine_status_503"),
+    ],
+)
+async def test_a_request_that_fails_for_good_says_how(
+    client: GenerateClient, engine: FakeEngine, fault: str | int, cause: str
+) -> None:
+    engine.faults = [fault] * 50 if isinstance(fault, str) else []
+    engine.fail_with = [fault] * 50 if isinstance(fault, int) else []
+    with pytest.raises(RequestFailed) as failed:
+        await client.generate([3], sampling=SHORT, timeout_s=0.3)
+    assert failed.value.cause == cause
+    assert pickle.loads(pickle.dumps(failed.value)).cause == cause
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 422])
+async def test_no_refusal_is_asked_for_again(client: GenerateClient, engine: FakeEngine, status: int) -> None:
+    engine.fail_with = [status, 500]
+    with pytest.raises(RequestRefused, match=f"status {status}"):
+        await client.generate([3], sampling=SHORT)
+    assert engine.calls.count("/generate") == 1
+
+
+async def test_requests_can_be_ended_with_the_tokens_that_they_have(client: GenerateClient, engine: FakeEngine) -> None:
+    engine.delay_s, engine.partial = 60, 2
+    requests = [asyncio.create_task(client.generate([3, 4], sampling=SHORT)) for _ in range(5)]
+    while engine.most_in_flight < 3:
+        await asyncio.sleep(0)
+    async with client.ended():
+        answers = [answer for (answer,) in await asyncio.gather(*requests)]
+    assert [list(answer.token_ids) for answer in answers] == [[9, 4]] * 3 + [[]] * 2
+    assert {answer.finish_reason for answer in answers} == {"abort"}
+    assert engine.calls.count("/generate") == 3
+    engine.delay_s = 0
+    assert (await client.generate([3, 4], sampling=SHORT))[0].finish_reason == "stop"
+
+
+async def test_engines_that_cannot_be_told_hold_nobody_up(client: GenerateClient, engine: FakeEngine) -> None:
+    engine.stop()
+    async with client.ended():
+        (answer,) = await client.generate([3], sampling=SHORT)
+    assert answer.finish_reason == "abort"
+
+
+async def test_requests_in_flight_are_bounded(client: GenerateClient, engine: FakeEngine) -> None:
+    engine.delay_s = 0.02
+    await asyncio.gather(*(client.generate([3], sampling=SHORT) for _ in range(10)))
+    assert engine.most_in_flight == 3
+
+
+@pytest.mark.parametrize("ids", [[3, 16], [-1]])
+async def test_ids_that_would_kill_the_server_are_not_sent(
+    client: GenerateClient, engine: FakeEngine, ids: list[int]
+) -> None:
+    with pytest.raises(EngineError, match="the model knows 0 to 15"):
+        await client.generate(ids, sampling=SHORT)
+    assert engine.calls == []
+
+
+async def test_an_empty_prompt_is_not_sent(client: GenerateClient) -> None:
+    with pytest.raises(EngineError, match="at least one"):
+        await client.generate([], sampling=SHORT)
+
+
+async def test_every_version_that_drew_tokens_is_reported_once(client: GenerateClient, engine: FakeEngine) -> None:
+    (before,) = await client.generate([3], sampling=SHORT)
+    assert before.weight_versions == ("default",)
+
+
+def test_extra_sampling_fields_win() -> None:
+    fields = SamplingParams(top_k=5, extra={"top_k": 7, "json_schema": "{}"}).fields(n=2)
+    assert (fields["n"], fields["top_k"], fields["json_schema"]) == (2, 7, "{}")

@@ -1,0 +1,230 @@
+"""The servers of a run: their settings, who has a router, and who is told of whom; actors are stand-ins."""
+
+from __future__ import annotations
+
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.load import load
+from slime_core.config.schema import RunConfig
+from slime_core.errors import EngineError
+from slime_core.rollout.engines import fleet
+from slime_core.rollout.engines.engine import EngineSettings
+from slime_core.rollout.engines.fleet import Servers, Site
+from slime_core.rollout.engines.router import RouterSettings, Worker
+from slime_core.testing.fake_engine import FakeEngine
+
+MODEL = ARITHMETIC / "model"
+
+
+class FakeRouter(ThreadingHTTPServer):
+    """Takes engines in and out, as sglang-router does."""
+
+    daemon_threads = True
+
+    def __init__(self, *workers: str) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.workers = list(workers)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self) -> FakeRouter:
+        Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class Answer(BaseHTTPRequestHandler):
+    """One request to a :class:`FakeRouter`; an engine's id is its address."""
+
+    server: FakeRouter
+
+    def do_GET(self) -> None:
+        workers = self.server.workers
+        self.say({"workers": [{"url": url, "id": url.replace("/", "_"), "is_healthy": True} for url in workers]})
+
+    def do_POST(self) -> None:
+        self.server.workers.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["url"])
+        self.say({})
+
+    def do_DELETE(self) -> None:
+        self.server.workers.remove(self.path.removeprefix("/workers/").replace("_", "/"))
+        self.say({})
+
+    def say(self, answer: object) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+class Stand:
+    """Answers as the actor of an engine or of a router would, at once, and notes what it was called for."""
+
+    def __init__(self, settings: Any, url: str) -> None:
+        self.settings, self.url = settings, url
+        self.called: list[tuple[str, tuple[Any, ...]]] = []
+
+    def start(self, method: str, *arguments: Any) -> Any:
+        self.called.append((method, arguments))
+        prefill = isinstance(self.settings, EngineSettings) and self.settings.worker_type == "prefill"
+        return {"start": self.url, "bootstrap_port": 8998 if prefill else 0}.get(method)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stand]:
+    """Name -> stand-in of everything that was started."""
+    stands: dict[str, Stand] = {}
+
+    def engine(settings: EngineSettings, **_: Any) -> Stand:
+        return stands.setdefault(settings.name, Stand(settings, f"http://{settings.name.replace(' ', '-')}"))
+
+    def router(settings: RouterSettings, **_: Any) -> Stand:
+        return stands.setdefault(settings.log_file.stem, Stand(settings, f"http://{settings.log_file.stem}"))
+
+    monkeypatch.setattr(fleet, "start_engine", engine)
+    monkeypatch.setattr(fleet, "start_router", router)
+    monkeypatch.setattr(fleet, "wait", lambda calls, **_: calls)
+    return stands
+
+
+def servers(config: RunConfig, tmp_path: Path, *, on_gpus: bool = False) -> Servers:
+    policy = sum(group.num_engines for group in config.engine_groups)
+    beside = sum(group.num_engines for group in config.beside_groups)
+    slots: Any = [None] * policy, [None] * beside
+    site = Site(MODEL, tmp_path, on_gpus=on_gpus, reachable=False, slots=slots[0], beside=slots[1])
+    found = Servers(config, site, wait=lambda calls, **_: list(calls), monitors=[])
+    found.start()
+    return found
+
+
+def settings(*line: str, file: Path | None = None, text: str = "") -> RunConfig:
+    words = ["--advantage-estimator", "toy", *line]
+    if file is not None:
+        (file / "run.toml").write_text(text)
+        words += ["--config", str(file / "run.toml")]
+    return load(words, check_rules=False).config
+
+
+TWO_GROUPS = """
+[cluster]
+rollout_num_gpus = 3
+[sglang]
+chunked_prefill_size = 64
+[[engine.engine_groups]]
+num_gpus = 1
+[[engine.engine_groups]]
+num_gpus = 2
+num_gpus_per_engine = 2
+overrides = { chunked_prefill_size = 512 }
+[[engine.engine_models]]
+name = "judge"
+model_path = "/judge"
+[[engine.engine_models]]
+name = "score"
+model_path = "/score"
+num_gpus = 2
+is_embedding = true
+"""
+
+
+def test_groups_have_their_own_size_and_their_flags_come_last(started, tmp_path):
+    servers(settings(file=tmp_path, text=TWO_GROUPS), tmp_path)
+    first, second = (started[name].settings for name in ("engine 0", "engine 1"))
+    assert (first.tensor_parallel, second.tensor_parallel) == (1, 2)
+    assert first.extra == ("--chunked-prefill-size=64",)
+    assert second.extra == ("--chunked-prefill-size=64", "--chunked-prefill-size=512")
+    assert (first.seed, second.seed) == (1234, 1235)
+
+
+def test_models_have_their_own_weights_and_several_engines_a_router(started, tmp_path):
+    found = servers(settings(file=tmp_path, text=TWO_GROUPS), tmp_path)
+    assert sorted(started) == ["engine 0", "engine 1", "judge 0", "router", "router-score", "score 0", "score 1"]
+    assert (started["judge 0"].settings.model, started["score 1"].settings.model) == (Path("/judge"), Path("/score"))
+    assert started["score 0"].settings.extra[-1] == "--is-embedding"
+    assert found.model_urls() == {"judge": "http://judge-0", "score": "http://router-score"}
+    assert ("add", ([Worker("http://score-0"), Worker("http://score-1")],)) in started["router-score"].called
+
+
+def test_the_policy_is_behind_its_router_and_only_its_engines_get_weights(started, tmp_path):
+    found = servers(settings(file=tmp_path, text=TWO_GROUPS), tmp_path)
+    assert found.router_url() == "http://router"
+    assert (found.urls(), found.ranks) == (["http://engine-0", "http://engine-1"], (1, 2))
+    found.take_in()
+    found.take_in()
+    added = [call for call in started["router"].called if call[0] == "add"]
+    assert added == [("add", ([Worker("http://engine-0"), Worker("http://engine-1")],))]
+    assert found.asked_directly() == ()
+
+
+def test_prefill_engines_are_told_to_the_router_with_their_ports(started, tmp_path):
+    line = ["--prefill-num-servers", "1", "--rollout-num-gpus", "2"]
+    found = servers(settings(*line), tmp_path, on_gpus=True)
+    found.take_in()
+    workers = [Worker("http://engine-0", "prefill", 8998), Worker("http://engine-1", "decode")]
+    assert ("add", (workers,)) in started["router"].called
+    assert started["router"].settings.splits_prefill
+    arguments = started["engine 0"].settings.command(1, bootstrap_port=8998)
+    assert "--disaggregation-mode=prefill" in arguments
+    assert "--disaggregation-bootstrap-port=8998" in arguments
+    assert "--disaggregation-mode=decode" in started["engine 1"].settings.arguments()
+
+
+def test_engines_that_return_routes_are_asked_directly(started, tmp_path):
+    found = servers(settings("--use-rollout-routing-replay", "--rollout-num-gpus", "2"), tmp_path)
+    assert started["engine 0"].settings.extra == ("--enable-return-routed-experts",)
+    assert found.asked_directly() == ("http://engine-0", "http://engine-1")
+
+
+def test_a_router_of_somebody_else_is_used_and_not_started(started, tmp_path):
+    with FakeRouter("http://older") as router:
+        port = router.url.rpartition(":")[2]
+        found = servers(settings("--sglang-router-ip", "127.0.0.1", "--sglang-router-port", port), tmp_path)
+        assert found.router_url() == router.url
+        found.take_in()
+        assert (sorted(started), router.workers) == (["engine 0"], ["http://older", "http://engine-0"])
+        found.stop()
+        assert router.workers == ["http://older"]
+    found.stop()
+
+
+def test_an_address_without_a_router_is_named(started, tmp_path):
+    with FakeEngine() as engine:
+        port = engine.url.rpartition(":")[2]
+        found = servers(settings("--sglang-router-ip", "127.0.0.1", "--sglang-router-port", port), tmp_path)
+        with pytest.raises(EngineError, match=f"The router at {engine.url} refused GET /workers with status 404"):
+            found.take_in()
+
+
+def test_the_policy_of_the_router_is_that_of_the_run(started, tmp_path):
+    servers(settings("--sglang-router-policy", "consistent_hashing"), tmp_path)
+    assert started["router"].settings.policy == "consistent_hashing"
+
+
+def test_engines_of_others_are_used_and_not_stopped(started, tmp_path):
+    with FakeEngine() as engine:
+        engine.info = {"model_path": str(MODEL), "dtype": "float32", "tp_size": 1}
+        found = servers(settings("--rollout-external-engine-addrs", engine.url.removeprefix("http://")), tmp_path)
+        assert (found.are_there, found.actors, found.urls(), found.ranks) == (True, [], [engine.url], (1,))
+        found.router_url()
+        found.take_in()
+        assert ("add", ([Worker(engine.url)],)) in started["router"].called
+        found.stop()
+        assert started["router"].called[-1] == ("stop", ())
+    assert sorted(started) == ["router"]
+
+
+def test_a_run_that_reads_its_rollouts_starts_nothing(started, tmp_path):
+    found = servers(settings("--debug-train-only"), tmp_path)
+    assert (found.are_there, found.router_url(), found.model_urls(), found.calls()) == (False, "", {}, [])
+    assert started == {}

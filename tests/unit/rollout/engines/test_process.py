@@ -1,0 +1,149 @@
+"""A child process that says what became of it, and that never outlives its parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slime_core.errors import EngineError
+from slime_core.rollout.engines.process import ServerProcess, free_ports
+
+SERVE = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1"]
+
+
+def process(tmp_path: Path) -> ServerProcess:
+    return ServerProcess("engine 0", env=dict(os.environ), log_file=tmp_path / "logs" / "engine.log")
+
+
+def shell(tmp_path: Path, script: str) -> ServerProcess:
+    server = process(tmp_path)
+    server.start(["/bin/sh", "-c", script])
+    return server
+
+
+def wait_gone(pid: int) -> bool:
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
+        time.sleep(0.02)
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
+
+
+def test_a_server_is_ready_when_it_answers(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    server = process(tmp_path)
+    server.start([*SERVE, str(port)])
+    server.wait_ready(f"http://127.0.0.1:{port}/", timeout_s=20)
+    assert server.is_alive()
+    server.stop()
+    assert not server.is_alive()
+
+
+def test_a_server_that_dies_while_starting_is_an_error_with_its_last_lines(tmp_path: Path) -> None:
+    server = shell(tmp_path, "seq 1 30; echo out of memory >&2; exit 3")
+    with pytest.raises(EngineError, match=r"engine 0 ended with exit code 3(.|\n)*engine.log") as caught:
+        server.wait_ready("http://127.0.0.1:9/", timeout_s=20)
+    assert str(caught.value).splitlines()[-20:] == [*(f"  {number}" for number in range(12, 31)), "  out of memory"]
+
+
+def test_a_server_that_does_not_answer_is_an_error_with_its_last_lines(tmp_path: Path) -> None:
+    server = shell(tmp_path, "echo loading; sleep 60")
+    with pytest.raises(EngineError, match=r"did not answer at http://127.0.0.1:9/ within 0.3 s(.|\n)*loading"):
+        server.wait_ready("http://127.0.0.1:9/", timeout_s=0.3)
+    server.stop()
+
+
+def test_a_signal_is_named(tmp_path: Path) -> None:
+    server = shell(tmp_path, "kill -9 $$")
+    server.wait_end(10)
+    assert "by signal 9 (SIGKILL), often the kernel's out-of-memory killer" in str(server.death())
+
+
+def test_a_program_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="cannot be started with /no/such/program"):
+        process(tmp_path).start(["/no/such/program"])
+
+
+def test_stopping_ends_children_that_ignore_it_and_twice_is_fine(tmp_path: Path) -> None:
+    server = shell(tmp_path, "trap '' TERM; sleep 60 & echo $!; wait; sleep 60")
+    while not server.last_lines():
+        time.sleep(0.02)
+    child = int(server.last_lines()[0])
+    server.stop()
+    server.stop()
+    assert wait_gone(child)
+
+
+def test_stopping_what_was_never_started_does_nothing(tmp_path: Path) -> None:
+    process(tmp_path).stop()
+
+
+def test_a_start_after_a_stop_is_refused(tmp_path: Path) -> None:
+    server = process(tmp_path)
+    server.stop()
+    assert server.wait_end(0)
+    with pytest.raises(EngineError, match="engine 0 was stopped before it was started"):
+        server.start(["sleep", "60"])
+    assert not server.is_alive()
+
+
+def test_a_stop_that_crosses_a_start_leaves_nothing(tmp_path: Path) -> None:
+    for number in range(20):
+        server, mark = process(tmp_path), f"60.{os.getpid()}{number}"
+        starter = threading.Thread(target=_start_anyway, args=(server, mark))
+        starter.start()
+        time.sleep(number * 0.0005)
+        server.stop()
+        starter.join()
+        assert not any(mark in child.cmdline() for child in psutil.Process().children())
+
+
+def _start_anyway(server: ServerProcess, mark: str) -> None:
+    with suppress(EngineError):
+        server.start(["sleep", mark])
+
+
+def test_a_server_whose_port_was_taken_says_so_and_starts_again(tmp_path: Path) -> None:
+    server = shell(tmp_path, "echo '[Errno 98] Address already in use'; exit 1")
+    assert server.wait_end(10)
+    assert server.lost_its_address()
+    server.start(["sleep", "60"])
+    assert server.is_alive()
+    assert not server.lost_its_address()
+    server.stop()
+
+
+PARENT = """
+import os, sys, threading, time
+from pathlib import Path
+from slime_core.rollout.engines.process import ServerProcess
+server = ServerProcess("s", env=dict(os.environ), log_file=Path(sys.argv[1]))
+starter = threading.Thread(target=server.start, args=(["sleep", "60"],))
+starter.start()
+starter.join()
+time.sleep(0.3)
+print(server._process.pid, server.is_alive(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_parent_takes_its_server_along_but_a_finished_thread_does_not(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PARENT, str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid, alive = parent.stdout.readline().split()
+        assert alive == "True"
+        parent.send_signal(signal.SIGKILL)
+        assert wait_gone(int(pid))
+
+
+def test_free_ports_differ() -> None:
+    assert len(set(free_ports(5))) == 5

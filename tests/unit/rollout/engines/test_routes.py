@@ -1,0 +1,144 @@
+"""The experts that an engine took: from its answer into the shards of the learner."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slime_core.errors import EngineError
+from slime_core.learner.batches import cut
+from slime_core.learner.layout import ParallelLayout
+from slime_core.rollout.engines.client import _generation
+from slime_core.rollout.plan import BatchPlan
+from slime_core.rollout.shards import make_shards
+from slime_core.types import Sample, TrainBatch
+
+
+def answer(routes: bytes | None) -> dict[str, Any]:
+    """Three tokens of an engine."""
+    meta: dict[str, Any] = {
+        "output_token_logprobs": [[-0.5, 7, None], [-0.25, 5, None], [-1.0, 1, None]],
+        "finish_reason": {"type": "stop"},
+    }
+    if routes is not None:
+        meta["routed_experts"] = base64.b64encode(routes).decode()
+    return {"output_ids": [7, 5, 1], "meta_info": meta}
+
+
+def test_routes_are_read_token_by_token_layer_by_layer():
+    sent = np.arange(24, dtype=np.int32)
+    found = _generation(answer(sent.tobytes()), (3, 2)).routed_experts
+    assert found.dtype == np.int16
+    assert found.tolist() == sent.reshape(4, 3, 2).tolist()
+
+
+def test_routes_that_nobody_asked_for_are_not_kept():
+    assert _generation(answer(None), None).routed_experts is None
+
+
+def test_an_engine_that_sends_no_routes_is_an_error():
+    with pytest.raises(
+        EngineError, match="asked for the routes of a mixture and sent none; it has to run with --enable-"
+    ):
+        _generation(answer(None), (3, 2))
+
+
+def test_routes_of_another_model_are_an_error():
+    with pytest.raises(EngineError, match="sent 25 numbers of experts, which are no multiple of 3 layers x 2 experts"):
+        _generation(answer(np.zeros(25, np.int32).tobytes()), (3, 2))
+
+
+def sample(index: int, *, prompt: int, response: int, **fields: Any) -> Sample:
+    """Of one layer with two experts a token: token 2 of sample 3 took experts 32 and 33."""
+    count = prompt + response
+    routes = [[[10 * index + i, 10 * index + i + 1]] for i in range(count - 1)]
+    return Sample(
+        index=index,
+        tokens=[5] * count,
+        response_length=response,
+        rollout_log_probs=[-1.0] * response,
+        **{"rollout_routed_experts": np.array(routes, np.int16), **fields},
+    )
+
+
+def shard(*samples: Sample) -> TrainBatch:
+    shape = {"num_ranks": 1, "num_steps": 1, "max_tokens": 64}
+    (found,) = make_shards(
+        samples,
+        np.zeros(len(samples), np.float32),
+        BatchPlan(**shape),
+        rollout=0,
+        temperature=1.0,
+        with_routes=True,
+    )
+    return found
+
+
+def test_the_last_token_of_a_sample_has_no_route():
+    found = shard(sample(1, prompt=2, response=1), sample(2, prompt=1, response=1)).routes_TLK
+    assert found.tolist() == [[[10, 11]], [[11, 12]], [[-1, -1]], [[20, 21]], [[-1, -1]]]
+
+
+@pytest.mark.parametrize(
+    ("routes", "found"),
+    [
+        (None, "none"),
+        (np.zeros((3, 1, 2)), r"\[3, 1, 2\]"),
+        (np.zeros((2, 2)), r"\[2, 2\]"),
+        (np.zeros((2, 2, 2)), r"\[2, 2, 2\]"),
+    ],
+)
+def test_a_sample_without_fitting_routes_is_refused(routes, found):
+    message = (
+        r"sample 4: use_rollout_routing_replay needs the experts of its 3 tokens but the last, an array \[2, layers, "
+        rf"experts a token\], alike in all samples; found {found}. A generate function copies routed_experts"
+    )
+    with pytest.raises(ValueError, match=message):
+        shard(sample(1, prompt=1, response=1), sample(4, prompt=2, response=1, rollout_routed_experts=routes))
+
+
+def test_routes_lie_where_their_tokens_lie():
+    batch = shard(sample(1, prompt=2, response=1), sample(2, prompt=1, response=1))
+    ((row,),) = cut(batch)
+    members = batch.steps[0].micro_batches[0]
+    firsts = [10 if member == 0 else 20 for member in members]
+    starts = [int(row.cu_seqlens[i]) for i in range(2)]
+    assert [int(row.given_routes_TLK[start, 0, 0]) for start in starts] == firsts
+
+
+def test_a_context_parallel_rank_has_the_routes_of_its_share_and_padding_has_none():
+    batch = shard(sample(1, prompt=2, response=1))
+    shares = [cut(batch, layout=ParallelLayout(context=2), context_rank=rank)[0][0] for rank in (0, 1)]
+    assert [share.given_routes_TLK[:, 0, 0].tolist() for share in shares] == [[10, -1], [11, -1]]
+
+
+def test_without_routes_a_row_has_none():
+    batch = shard(sample(1, prompt=2, response=1))
+    batch.routes_TLK = None
+    assert cut(batch)[0][0].given_routes_TLK is None
+
+
+def test_a_sample_is_written_and_read_with_its_routes():
+    written = sample(1, prompt=2, response=1).to_dict()
+    assert written["rollout_routed_experts"] == [[[10, 11]], [[11, 12]]]
+    assert Sample.from_dict(written).rollout_routed_experts == [[[10, 11]], [[11, 12]]]
+
+
+def test_a_prompt_that_stands_once_has_the_routes_of_its_first_sample():
+    samples = [sample(1, prompt=8, response=2), sample(2, prompt=8, response=2)]
+    (batch,) = make_shards(
+        samples,
+        np.zeros(2, np.float32),
+        BatchPlan(num_ranks=1, max_tokens=64, share_prompts=True),
+        rollout=0,
+        temperature=1.0,
+        with_routes=True,
+    )
+    ((row,),) = cut(batch, share=True)
+    assert row.num_tokens == 12
+    first, second = (10, 20) if batch.steps[0].micro_batches[0] == (0, 1) else (20, 10)
+    found = row.given_routes_TLK[:, 0, 0].tolist()
+    assert found == [*range(first, first + 9), -1, second + 8, -1]

@@ -1,0 +1,203 @@
+"""Reward models that ask somebody else: what they ask, what they make of the answer, and what a failure costs."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+
+from slime_core.config.schema import RolloutConfig, RunConfig
+from slime_core.errors import ConfigError
+from slime_core.rollout.rewards.http import shown, with_secrets
+from slime_core.rollout.rewards.models import JudgeReward, RemoteReward, ServedReward
+from slime_core.rollout.rewards.pool import RewardFailure
+from slime_core.types import Sample
+from tests.answering import Answering, chat, embedding
+
+
+def samples(*responses: str) -> list[Sample]:
+    return [Sample(index=place, prompt="1+1", response=one, label="2") for place, one in enumerate(responses)]
+
+
+def remote(service, path="", **settings):
+    return RemoteReward(RunConfig(rollout=RolloutConfig(rm_url=service.url + path, **settings)))
+
+
+def served(kind, service, **settings):
+    models = {"helper": service.url}
+    return kind(RunConfig(rollout=RolloutConfig(rm_model="helper", **settings)), models=models)
+
+
+async def test_a_service_is_sent_prompt_response_and_label_and_answers_the_reward():
+    with Answering(lambda body: len(body["response"])) as service:
+        assert await remote(service, "/score?key=1").score(samples("a", "bb")) == [1.0, 2.0]
+    assert sorted(service.asked, key=str) == [
+        ("/score?key=1", {"prompt": "1+1", "response": "a", "label": "2"}),
+        ("/score?key=1", {"prompt": "1+1", "response": "bb", "label": "2"}),
+    ]
+
+
+async def test_several_samples_share_a_question_and_keep_their_order():
+    with Answering(lambda body: [len(one["response"]) for one in body]) as service:
+        assert await remote(service, rm_batch_size=2).score(samples("a", "bb", "ccc")) == [1.0, 2.0, 3.0]
+    assert sorted(len(body) for _, body in service.asked) == [1, 2]
+
+
+async def test_named_numbers_stay_named():
+    with Answering(lambda body: {"score": 1, "format": 0.5}) as service:
+        assert await remote(service).score(samples("a")) == [{"score": 1.0, "format": 0.5}]
+
+
+@pytest.mark.parametrize("status", [0, 500, 503, 408, 429])
+async def test_what_may_pass_is_asked_again(status):
+    with Answering(lambda body: 1.0) as service:
+        service.fail_with = [status]
+        assert await remote(service).score(samples("a")) == [1.0]
+    assert len(service.asked) == 2
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 422, 302])
+async def test_a_refusal_is_final_and_costs_its_sample_alone(status):
+    with Answering(lambda body: 1.0) as service:
+        service.fail_with = [status]
+        found = await remote(service, "/score?key=hidden").score(samples("a"))
+        assert await remote(service).score(samples("a")) == [1.0]
+    said = f'{service.url}/score refused with status {status}: {{"error": "as told"}}'
+    assert found == [RewardFailure("refused", said)]
+    assert len(service.asked) == 2
+
+
+async def test_a_service_that_stays_away_costs_the_sample_within_the_time_limit():
+    with Answering(lambda body: 1.0) as service:
+        service.fail_with = [503] * 1000
+        (found,) = await remote(service, reward_timeout_s=0.3).score(samples("a"))
+    assert found.cause == "unavailable"
+    wanted = (
+        rf"{service.url} gave no reward within 0\.3 s \(--reward-timeout-s\) and \d attempts; the last one failed with "
+        r"status 503: \{\"error\": \"as told\"\}"
+    )
+    assert re.fullmatch(wanted, found.error)
+
+
+async def test_a_service_that_nobody_runs_is_called_unreachable():
+    with Answering(lambda body: 1.0) as service:
+        pass
+    (found,) = await remote(service, "?key=hidden", reward_timeout_s=0.2).score(samples("a"))
+    assert found.cause == "unreachable"
+    assert "hidden" not in found.error
+
+
+async def test_a_service_that_does_not_answer_is_called_too_slow(hanging):
+    with Answering(hanging) as service:
+        (found,) = await remote(service, reward_timeout_s=0.2).score(samples("a"))
+        hanging.go_on()
+    assert (found.cause, "failed with no answer" in found.error) == ("timeout", True)
+
+
+@pytest.fixture
+def hanging():
+    """An answer that waits for the test's end."""
+    from threading import Event
+
+    class Hanging:
+        def __init__(self):
+            self._end = Event()
+
+        def __call__(self, body):
+            self._end.wait(30)
+            return 1.0
+
+        def go_on(self):
+            self._end.set()
+
+    return Hanging()
+
+
+@pytest.mark.parametrize("answer", [None, "good", math.nan, math.inf, True, {}, {"score": "good"}, [1.0]])
+async def test_an_answer_that_is_no_reward_costs_its_sample(answer):
+    with Answering(lambda body: 1.0 if body["response"] == "b" else answer) as service:
+        found, other = await remote(service).score(samples("a", "b"))
+    assert other == 1.0
+    said = f"{service.url} answered {answer!r}; accepted is a finite number, or a table of them with --reward-key"
+    assert found == RewardFailure("invalid", said)
+
+
+async def test_an_answer_to_several_that_is_no_list_of_as_many_costs_those():
+    with Answering(lambda body: [1.0]) as service:
+        found = await remote(service, rm_batch_size=2).score(samples("a", "b"))
+    said = f"{service.url} answered [1.0]; accepted is a list of 2 rewards"
+    assert found == [RewardFailure("invalid", said)] * 2
+
+
+async def test_an_answer_that_is_no_json_is_quoted():
+    with Answering(lambda body: b"<html>") as service:
+        found = await remote(service).score(samples("a"))
+    assert found == [RewardFailure("invalid", f"{service.url} answered with no JSON: <html>")]
+
+
+def test_an_address_is_shown_without_its_secrets():
+    assert shown("https://me:secret@host:8/path?key=secret#x") == "https://host:8/path"
+
+
+def test_secrets_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("RM_KEY", "abc")
+    assert with_secrets("http://host/?key=${RM_KEY}") == "http://host/?key=abc"
+    with pytest.raises(ConfigError) as failure:
+        with_secrets("http://host/score?key=${RM_LOST}")
+    assert str(failure.value) == (
+        "the URL http://host/score names the environment variable RM_LOST, which is not set where the sampler runs. "
+        "Export it before the run, on a cluster in the runtime environment of the job."
+    )
+
+
+async def test_a_reward_model_beside_the_policy_is_asked_for_its_output():
+    with Answering(lambda body: embedding(-1.5)) as service:
+        assert await served(ServedReward, service).score(samples("=2")) == [-1.5]
+    assert service.asked == [("/v1/embeddings", {"model": "helper", "input": "1+1=2"})]
+
+
+async def test_a_model_with_more_than_one_output_is_no_reward_model():
+    with Answering(lambda body: embedding(1.0, 2.0)) as service:
+        (found,) = await served(ServedReward, service).score(samples("=2"))
+    assert found.cause == "invalid"
+    assert found.error.startswith("model 'helper' answered {'object': 'list', ")
+    assert found.error.endswith("; accepted is one finite number")
+
+
+async def test_a_judge_is_sent_the_filled_prompt_and_its_last_score_counts():
+    with Answering(lambda body: chat("Score: 3? No.\n**Score:** 7.5")) as service:
+        assert await served(JudgeReward, service).score(samples("{label}")) == [7.5]
+    ((path, body),) = service.asked
+    assert path == "/v1/chat/completions"
+    assert "Answer to judge:\n{label}\n\nCorrect answer, if one is known: 2\n" in body["messages"][0]["content"]
+    assert body["temperature"] == 0.0
+
+
+async def test_a_judges_prompt_and_pattern_may_be_ones_own(tmp_path):
+    (tmp_path / "judge.txt").write_text('{"a": "{response}"}')
+    own = {"rm_judge_prompt": tmp_path / "judge.txt", "rm_judge_pattern": r"<([\d.]+)>"}
+    with Answering(lambda body: chat("<0.5>")) as service:
+        assert await served(JudgeReward, service, **own).score(samples("x")) == [0.5]
+    assert service.asked[0][1]["messages"][0]["content"] == '{"a": "x"}'
+
+
+@pytest.mark.parametrize("text", ["It is good.", "Score: high"])
+async def test_a_judge_that_gives_no_number_costs_the_sample(text):
+    with Answering(lambda body: chat(text)) as service:
+        found = await served(JudgeReward, service).score(samples("x"))
+    pattern = r"(?i:score)\W*(-?\d+(?:\.\d+)?)"
+    said = f"judge 'helper' wrote {text!r}; accepted is a number where {pattern!r} finds it"
+    assert found == [RewardFailure("invalid", said)]
+
+
+@pytest.mark.parametrize("kind", [ServedReward, JudgeReward])
+def test_a_model_that_the_run_does_not_serve_is_refused(kind):
+    with pytest.raises(ConfigError, match=r"^Asked for the address of model 'helper'; the run serves other beside the"):
+        kind(RunConfig(rollout=RolloutConfig(rm_model="helper")), models={"other": "http://x"})
+    with pytest.raises(ConfigError) as failure:
+        kind(RunConfig(), models={})
+    assert str(failure.value) == (
+        "rm_type asks a model for rewards, and rm_model is not set; add --rm-model NAME. The run serves no model "
+        "beside the policy"
+    )

@@ -1,0 +1,258 @@
+"""Rewards in real processes of their own: every way to misbehave costs its own sample, and says so."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slime_core.errors import PluginError
+from slime_core.plugins.discovery import CORE, PluginSource, local_file
+from slime_core.plugins.manifest import record
+from slime_core.rollout.rewards.pool import RewardFailure, RewardPool, RewardPoolSettings
+from slime_core.types import Sample
+
+PLUGIN = '''
+import asyncio, math, os, subprocess, threading, time
+import numpy
+from slime_core import Component, RewardTraits, hookimpl
+
+@hookimpl
+def slime_register_reward_models():
+    yield Component("mean", target=f"{__name__}:Mean")
+    yield Component("meeting", target=f"{__name__}:Meeting")
+    yield Component("short", target=f"{__name__}:Short")
+    yield Component("threaded", target=f"{__name__}:Threaded")
+
+class Mean:
+    """Does what the response says."""
+    def __init__(self, options=None):
+        self.options = options
+    async def score(self, samples):
+        return [await self.one(sample) for sample in samples]
+    async def one(self, sample):
+        match sample.response:
+            case "hang": time.sleep(600)
+            case "wait": await asyncio.sleep(600)
+            case "exit": os._exit(3)
+            case "child": os.system("sleep 600")
+            case "eat":
+                eaten = []
+                while True:
+                    eaten.append(bytes(8 * 2**20))
+            case "hoard": self.hoard = bytes(250 * 2**20)
+            case "need": return float(len(bytes(250 * 2**20)) > 0)
+            case "raise": raise ValueError("no such answer")
+            case "nan": return math.nan
+            case "text": return "good"
+            case "dict": return {"score": 1, "format": 0.5}
+            case "none": return None
+            case "numpy": return numpy.float32(0.5)
+            case "daemon": return float(subprocess.Popen(["sleep", "601"], start_new_session=True).pid)
+            case "print": print("a word from the reward", flush=True)
+            case "circle":
+                circle = {}
+                circle["self"] = circle
+                return circle
+        return float(len(sample.response))
+
+class Short:
+    def __init__(self, options=None):
+        pass
+    async def score(self, samples):
+        return [1.0] * (len(samples) + 1)
+
+class Threaded:
+    """Leaves a thread behind, and says how many there were before."""
+    def __init__(self, options=None):
+        pass
+    async def score(self, samples):
+        before = float(threading.active_count())
+        if samples[0].response == "hang":
+            await asyncio.to_thread(time.sleep, 600)
+        return [before] * len(samples)
+
+class Meeting:
+    """Returns once four calls are there at one time."""
+    def __init__(self, options=None):
+        self.all = asyncio.Barrier(4)
+    async def score(self, samples):
+        await self.all.wait()
+        return [1.0] * len(samples)
+'''
+
+
+def settings(tmp_path: Path, **chosen: object) -> RewardPoolSettings:
+    manifest = record([PluginSource(CORE), local_file(PLUGIN.encode(), path="mean.py")])
+    return RewardPoolSettings(manifest.to_json(), log_file=tmp_path / "rewards.log", **{"timeout_s": 0.5, **chosen})
+
+
+@pytest.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[RewardPool]:
+    pool = RewardPool(settings(tmp_path, memory_gib=0.5, num_workers=1))
+    yield pool
+    await pool.close()
+    assert [child for child in psutil.Process().children() if "reward_worker" in " ".join(child.cmdline())] == []
+
+
+def samples(*responses: str) -> list[Sample]:
+    return [Sample(response=response) for response in responses]
+
+
+async def test_memory_that_another_call_has_taken_costs_no_sample(pool: RewardPool) -> None:
+    await pool.score("mean", samples("hoard"), together=False)
+    assert await pool.score("mean", samples("need"), together=False) == [1.0]
+    assert await pool.score("mean", samples("need"), together=False) == [1.0]
+
+
+async def test_rewards_come_back_in_order_and_named_ones_as_numbers(pool: RewardPool) -> None:
+    found = await pool.score("mean", samples("abc", "", "dict"), together=False)
+    assert found == [3.0, 0.0, {"score": 1.0, "format": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("response", "cause", "error"),
+    [
+        ("hang", "timeout", r"reward model 'mean' took more than 0\.5 s \(--reward-timeout-s\) and was ended"),
+        ("wait", "timeout", r"reward model 'mean' took more than .* s \(--reward-timeout-s\)"),
+        ("child", "timeout", r"took more than 0\.5 s \(--reward-timeout-s\)"),
+        ("exit", "crash", "reward model 'mean' ended its process; what it printed is in"),
+        ("eat", "memory", r"reward model 'mean' took more than .* GiB \(--reward-memory-gib\)"),
+        ("raise", "ValueError", "reward model 'mean': no such answer"),
+        ("nan", "invalid", "reward model 'mean' returned nan; accepted is a finite number, or a dict"),
+        ("none", "invalid", "reward model 'mean' returned None; accepted is a finite number"),
+        ("circle", "RecursionError", "reward model 'mean'"),
+        ("text", "invalid", "reward model 'mean' returned 'good'; accepted is a finite number"),
+    ],
+)
+async def test_a_reward_that_misbehaves_costs_its_own_sample(
+    pool: RewardPool, response: str, cause: str, error: str
+) -> None:
+    first, bad, last = await pool.score("mean", samples("a", response, "bcd"), together=False)
+    assert (first, last) == (1.0, 3.0)
+    assert isinstance(bad, RewardFailure)
+    assert bad.cause == cause
+    assert re.search(error, bad.error)
+
+
+async def test_another_call_on_the_worker_that_is_ended_keeps_its_rewards(pool: RewardPool) -> None:
+    calls = [pool.score("mean", samples(text), together=False) for text in ("a", "hang", "bb", "exit", "ccc")]
+    found = [answer[0] for answer in await asyncio.gather(*calls)]
+    assert [found[0], found[2], found[4]] == [1.0, 2.0, 3.0]
+    assert [found[1].cause, found[3].cause] == ["timeout", "crash"]
+
+
+async def test_a_model_that_wants_a_group_fails_for_the_whole_group(pool: RewardPool) -> None:
+    found = await pool.score("mean", samples("a", "raise"), together=True)
+    assert [answer.cause for answer in found] == ["ValueError", "ValueError"]
+
+
+async def test_calls_that_wait_overlap(tmp_path: Path) -> None:
+    pool = RewardPool(settings(tmp_path, num_workers=1, timeout_s=60.0))
+    found = await asyncio.gather(*(pool.score("meeting", samples("a"), together=True) for _ in range(4)))
+    await pool.close()
+    assert found == [[1.0]] * 4
+
+
+async def test_a_worker_loads_exactly_the_drivers_plugins(tmp_path: Path) -> None:
+    chosen = settings(tmp_path)
+    wrong = chosen.manifest.replace('"version": "0.1.0"', '"version": "9.9.9"', 1)
+    pool = RewardPool(RewardPoolSettings(wrong, log_file=chosen.log_file))
+    with pytest.raises(PluginError, match=r"slime-rl 9\.9\.9 .* version"):
+        await pool.score("mean", samples("a"), together=False)
+    await pool.close()
+
+
+async def test_numbers_of_numpy_are_numbers(pool: RewardPool) -> None:
+    assert await pool.score("mean", samples("numpy"), together=False) == [0.5]
+
+
+async def test_too_many_rewards_cost_their_own_call(pool: RewardPool) -> None:
+    (found,) = await pool.score("short", samples("a"), together=False)
+    assert found == RewardFailure("invalid", "reward model 'short' returned 2 rewards for 1 samples")
+
+
+async def test_a_thread_that_hangs_is_in_nobodys_way(tmp_path: Path) -> None:
+    pool = RewardPool(settings(tmp_path, num_workers=1))
+    (before,) = await pool.score("threaded", samples("a"), together=False)
+    (hung,) = await pool.score("threaded", samples("hang"), together=False)
+    (after,) = await pool.score("threaded", samples("a"), together=False)
+    await pool.close()
+    assert hung.cause == "timeout"
+    assert after == before
+
+
+async def test_calls_that_come_together_spread_over_all_processes(tmp_path: Path) -> None:
+    pool = RewardPool(settings(tmp_path, num_workers=2, timeout_s=60.0))
+    calls = [asyncio.create_task(pool.score("mean", samples("a"), together=False)) for _ in range(6)]
+    await asyncio.sleep(0)
+    assert [seat.num_calls for seat in pool._seats] == [3, 3]
+    await asyncio.gather(*calls)
+    await pool.close()
+
+
+async def test_what_a_reward_prints_is_in_the_log(pool: RewardPool, tmp_path: Path) -> None:
+    await pool.score("mean", samples("print"), together=False)
+    assert (tmp_path / "rewards.log").read_text() == "a word from the reward\n"
+
+
+async def test_what_a_reward_has_started_ends_with_the_pool(tmp_path: Path) -> None:
+    pool = RewardPool(settings(tmp_path))
+    (pid,) = await pool.score("mean", samples("daemon"), together=False)
+    assert psutil.Process(int(pid)).is_running()
+    await pool.close()
+    assert not _runs(int(pid))
+
+
+async def test_a_process_that_dies_while_it_does_nothing_is_replaced(pool: RewardPool) -> None:
+    (pid,) = await pool.score("mean", samples("daemon"), together=False)
+    for child in psutil.Process().children():
+        child.kill()
+    assert await pool.score("mean", samples("abc"), together=False) == [3.0]
+    psutil.Process(int(pid)).kill()
+
+
+SAMPLER = """
+import asyncio, sys
+from slime_core.rollout.rewards.pool import RewardPool, RewardPoolSettings
+from slime_core.types import Sample
+
+async def main():
+    pool = RewardPool(RewardPoolSettings(sys.stdin.read()))
+    print(int((await pool.score("mean", [Sample(response="daemon")], together=False))[0]), flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_nothing_is_left_of_rewards_when_the_sampler_is_killed(tmp_path: Path) -> None:
+    sampler = subprocess.Popen(
+        [sys.executable, "-c", SAMPLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert sampler.stdin is not None
+    assert sampler.stdout is not None
+    sampler.stdin.write(settings(tmp_path).manifest)
+    sampler.stdin.close()
+    pid = int(sampler.stdout.readline())
+    sampler.kill()
+    sampler.wait()
+    sampler.stdout.close()
+    deadline_s = time.monotonic() + 60
+    while _runs(pid) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

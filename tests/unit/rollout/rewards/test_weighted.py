@@ -1,0 +1,62 @@
+"""Sums of reward models: a part that fails is its own sample's, and says so."""
+
+from __future__ import annotations
+
+from slime_core.config.reward_sum import reward_terms
+from slime_core.rollout.rewards.pool import RewardFailure
+from slime_core.rollout.rewards.weighted import WeightedSum, part_metrics
+from slime_core.types import Sample
+
+
+class Given:
+    """Answers what it is made with."""
+
+    def __init__(self, *answers):
+        self._answers = answers
+
+    async def score(self, samples):
+        return list(self._answers)
+
+
+async def summed(written, *scorers):
+    samples = [Sample(index=index, metadata=ROW) for index in range(len(scorers[0]._answers))]
+    terms = reward_terms(written)
+    return await WeightedSum(written, list(zip(terms, scorers, strict=True))).score(samples), samples
+
+
+ROW = {"source": "toy"}
+
+
+async def test_parts_are_added_with_their_weights_and_kept():
+    found, samples = await summed("0.7*math+0.3*f1", Given(1.0, 0.0), Given(0.5, 1.0))
+    assert found == [0.85, 0.3]
+    assert [one.metadata["reward_parts"] for one in samples] == [{"math": 1.0, "f1": 0.5}, {"math": 0.0, "f1": 1.0}]
+    assert ROW == {"source": "toy"}
+    assert part_metrics(samples, "x") == {"x/f1": 0.75, "x/math": 0.5}
+
+
+async def test_one_of_several_numbers_counts_by_its_key():
+    found, _ = await summed("1*dapo:score+1*dapo:acc", *[Given({"score": -1.0, "acc": 0.0})] * 2)
+    assert found == [-1.0]
+
+
+async def test_a_failed_part_fails_its_sample_with_its_cause_and_its_name():
+    failure = RewardFailure("timeout", "took long", lost=True)
+    found, samples = await summed("1*a+1*b", Given(1.0, 1.0), Given(failure, 2.0))
+    assert found == [RewardFailure("timeout", "part b of '1*a+1*b': took long", lost=True), 3.0]
+    assert part_metrics(samples, "x") == {"x/a": 1.0, "x/b": 2.0}
+
+
+async def test_a_part_that_is_no_number_is_named_with_what_is_accepted():
+    found, _ = await summed("1*a", Given(float("nan"), {"acc": 1.0}))
+    assert [one.error for one in found] == [
+        "part a of '1*a' returned nan; accepted is a finite number",
+        "part a of '1*a' returned {'acc': 1.0}; accepted is a finite number; name one of them, such as a:acc",
+    ]
+    found, _ = await summed("1*a:b", Given(1.0, {"acc": 1.0}))
+    assert [one.error for one in found] == [
+        "part a:b of '1*a:b' returned 1.0; accepted is a table with a finite number 'b'",
+        "part a:b of '1*a:b' returned {'acc': 1.0}; accepted is a table with a finite number 'b'; name one of them, "
+        "such as a:acc",
+    ]
+    assert {one.cause for one in found} == {"invalid"}
