@@ -11,7 +11,7 @@ import pytest
 from slime_core.errors import EngineError
 from slime_core.learner.batches import cut
 from slime_core.learner.layout import ParallelLayout
-from slime_core.rollout.engines.client import _generation
+from slime_core.rollout.engines.generation import read_generation
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, TrainBatch
@@ -30,25 +30,25 @@ def answer(routes: bytes | None) -> dict[str, Any]:
 
 def test_routes_are_read_token_by_token_layer_by_layer():
     sent = np.arange(24, dtype=np.int32)
-    found = _generation(answer(sent.tobytes()), (3, 2)).routed_experts
+    found = read_generation(answer(sent.tobytes()), (3, 2)).routed_experts
     assert found.dtype == np.int16
     assert found.tolist() == sent.reshape(4, 3, 2).tolist()
 
 
 def test_routes_that_nobody_asked_for_are_not_kept():
-    assert _generation(answer(None), None).routed_experts is None
+    assert read_generation(answer(None), None).routed_experts is None
 
 
 def test_an_engine_that_sends_no_routes_is_an_error():
     with pytest.raises(
         EngineError, match="asked for the routes of a mixture and sent none; it has to run with --enable-"
     ):
-        _generation(answer(None), (3, 2))
+        read_generation(answer(None), (3, 2))
 
 
 def test_routes_of_another_model_are_an_error():
     with pytest.raises(EngineError, match="sent 25 numbers of experts, which are no multiple of 3 layers x 2 experts"):
-        _generation(answer(np.zeros(25, np.int32).tobytes()), (3, 2))
+        read_generation(answer(np.zeros(25, np.int32).tobytes()), (3, 2))
 
 
 def sample(index: int, *, prompt: int, response: int, **fields: Any) -> Sample:
