@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
@@ -32,6 +32,7 @@ class Trajectory:
         ids, log_probs, mask: of the response: answers (mask 1), and what came between them (mask 0, log-prob 0).
         answers: in order.
         kept: what each part of the response was drawn from, with its number of ids.
+        spans: which weights drew which ids of the response, as :attr:`Sample.weight_spans`.
         added: ids that came after the last answer, while the next turn is drawn; None: nobody draws one.
         session: what keeps its turns with one engine, where the router's policy does that.
     """
@@ -43,6 +44,7 @@ class Trajectory:
     mask: list[int] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     kept: list[tuple[Kept | None, int]] = field(default_factory=list)
+    spans: list[tuple[str, int, int]] = field(default_factory=list)
     added: list[int] | None = None
     session: str = field(default_factory=lambda: uuid4().hex)
 
@@ -54,6 +56,8 @@ class Trajectory:
     def take(self, answer: Answer) -> None:
         """One more turn of the model, after what was added before it."""
         added = self.added or []
+        begin = len(self.ids) + len(added)
+        self.spans += [(version, begin + start, begin + end) for version, start, end in answer.weight_spans]
         self.ids += [*added, *answer.token_ids]
         self.log_probs += [*([0.0] * len(added)), *answer.log_probs]
         self.mask += [*([0] * len(added)), *([1] * len(answer.token_ids))]
@@ -77,7 +81,7 @@ class Trajectory:
         sample.loss_mask, sample.rollout_log_probs = Mask(self.mask), LogProbs(self.log_probs)
         sample.response = sample.response or tokenizer.decode(self.ids, skip_special_tokens=True)
         versions = [version for answer in self.answers for version in answer.weight_versions]
-        sample.weight_versions = list(dict.fromkeys(versions))
+        sample.weight_versions, sample.weight_spans = list(dict.fromkeys(versions)), list(self.spans)
         sample.rollout_routed_experts = self.answers[-1].routed_experts
         sample.spec_info = reduce(added, (answer.spec_info for answer in self.answers), None) or SpecInfo()
         keep(sample, joined(self.kept))
@@ -85,10 +89,16 @@ class Trajectory:
 
 
 class Call:
-    """One call of a custom generate function; what ``generate_single`` works with."""
+    """One call of a custom generate function; what ``generate_single`` works with.
 
-    def __init__(self, context: GenerateContext, sampling: SamplingParams) -> None:
-        self._context, self._sampling = context, sampling
+    Arguments:
+        tools: descriptions of functions that the prompt's row names, for the chat template.
+    """
+
+    def __init__(
+        self, context: GenerateContext, sampling: SamplingParams, *, tools: Sequence[Any] | None = None
+    ) -> None:
+        self._context, self._sampling, self._tools = context, sampling, tools
         self.trajectories: list[Trajectory] = []
 
     @property
@@ -131,7 +141,7 @@ class Call:
         return _answer(self._context.encoder.decode(list(drawn.token_ids)), drawn)
 
     def _begun(self, messages: str | list[dict[str, Any]]) -> Trajectory:
-        trajectory = Trajectory(self._context.encoder.encode(messages), messages, added=[])
+        trajectory = Trajectory(self._context.encoder.encode(messages, tools=self._tools), messages, added=[])
         self.trajectories.append(trajectory)
         return trajectory
 
@@ -151,8 +161,8 @@ class Call:
         if isinstance(messages, str):
             return messages[len(before) :]
         marked = [*messages[: len(before) - 1], {"role": "assistant", "content": MARK}, *messages[len(before) :]]
-        text = self.tokenizer.apply_chat_template(marked, add_generation_prompt=True, tokenize=False)
-        return str(text).partition(MARK)[2].removeprefix(self._end_of(trajectory))
+        text = self._context.encoder.render(marked, tools=self._tools, asks=True)
+        return text.partition(MARK)[2].removeprefix(self._end_of(trajectory))
 
     def _end_of(self, trajectory: Trajectory) -> str:
         """The text of the token that ended the last answer: the template writes it too."""
@@ -181,5 +191,5 @@ def _answer(text: str, drawn: Generation) -> Answer:
     answer.token_ids, answer.log_probs = list(drawn.token_ids), list(drawn.log_probs)
     answer.finish_reason, answer.weight_versions = drawn.finish_reason, drawn.weight_versions
     answer.routed_experts, answer.spec_info = drawn.routed_experts, drawn.spec_info
-    answer.kept = drawn.kept
+    answer.kept, answer.weight_spans = drawn.kept, drawn.weight_spans
     return answer

@@ -18,6 +18,7 @@ from slime_core.adapters.conversation import Call, sampling_fields
 from slime_core.adapters.forms import rollout_forms
 from slime_core.adapters.inside import CALL
 from slime_core.adapters.options import PathOptions
+from slime_core.data.rows import tools_of
 from slime_core.errors import EngineError, PluginError, RequestRefused
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext
@@ -82,7 +83,7 @@ class PathGenerate:
 
     async def _part(self, context: GenerateContext, part: list[Sample], sampling: SamplingParams) -> list[Sample]:
         async with self._room:
-            inside = Call(context, sampling)
+            inside = Call(context, sampling, tools=tools_of(part[0].metadata))
             outer = CALL.set(inside)
             try:
                 returned = await self._called(part, sampling, evaluation=context.evaluation)

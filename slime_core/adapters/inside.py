@@ -28,6 +28,7 @@ class Answer(str):
         log_probs: natural, one an id.
         finish_reason: ``stop``, ``length`` or ``abort``.
         weight_versions: of the weights that drew it.
+        weight_spans: which of them drew which ids, ``(version, start, end)`` with ``end`` excluded.
         routed_experts: which experts every token so far took; None: not asked for.
         spec_info: counters of speculative decoding; None: the engine does none.
         kept: what each id was drawn from; None: from all.
@@ -37,6 +38,7 @@ class Answer(str):
     log_probs: list[float]
     finish_reason: str
     weight_versions: tuple[str, ...]
+    weight_spans: tuple[tuple[str, int, int], ...]
     routed_experts: Any
     spec_info: SpecInfo | None
     kept: Any

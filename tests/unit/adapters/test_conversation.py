@@ -13,7 +13,7 @@ from slime_core.data.chat import PromptEncoder
 from slime_core.errors import EngineError
 from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.generate import GenerateContext
-from slime_core.types import LogProbs, TokenIds
+from slime_core.types import LogProbs, Sample, TokenIds
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
 FIRST = [{"role": "user", "content": "1+1"}]
@@ -35,7 +35,8 @@ class Client:
         await asyncio.sleep(0)
         if number in self.failing:
             raise self.error
-        return [Generation(TokenIds([5 + number, END]), LogProbs([-number, -number]), "stop")]
+        versions = ((str(number), 0, 1), (str(number + 1), 1, 2))
+        return [Generation(TokenIds([5 + number, END]), LogProbs([-number, -number]), "stop", weight_spans=versions)]
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +94,37 @@ async def test_what_was_added_counts_in_the_budget(encoder) -> None:
     turns = second(await made.answer(FIRST, {}))
     assert (await made.answer(turns, {})).finish_reason == "length"
     assert len(client.asked) == 1
+
+
+async def test_spans_say_which_weights_drew_which_ids_of_the_response(encoder) -> None:
+    made = call(Client(), encoder)
+    await made.answer(second(await made.answer(FIRST, {})), {})
+    (only,) = made.trajectories
+    sample = Sample()
+    only.fill(sample, encoder.tokenizer)
+    end = len(only.ids)
+    assert sample.weight_spans == [("1", 0, 1), ("2", 1, 2), ("2", end - 2, end - 1), ("3", end - 1, end)]
+    drawn = [place for _, start, stop in sample.weight_spans for place in range(start, stop)]
+    assert drawn == [place for place, trained in enumerate(only.mask) if trained]
+
+
+TEMPLATE = (
+    "{% if tools %}T{{ tools|length }}:{% endif %}{{ style }};{% for one in messages %}"
+    "{{ one.role[0] }}{{ one.content }}{% if one.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}a{% if tools %}{{ style }}{% endif %}{% endif %}"
+)
+
+
+async def test_every_turn_is_rendered_with_the_tools_and_arguments_of_the_run(monkeypatch) -> None:
+    encoder = PromptEncoder(FOLDER, apply_chat_template=True, template_arguments={"style": "9"})
+    monkeypatch.setattr(encoder.tokenizer, "chat_template", TEMPLATE)
+    texts: list[str] = []
+    encode = encoder.tokenizer.__class__.__call__
+    monkeypatch.setattr(
+        encoder.tokenizer.__class__,
+        "__call__",
+        lambda self, text, **how: texts.append(text) or encode(self, text, **how),
+    )
+    made = Call(GenerateContext(Client(), encoder), SamplingParams(max_new_tokens=99), tools=[{"name": "add"}])
+    await made.answer(second(await made.answer(FIRST, {})), {})
+    assert texts == ["T1:9;u1+1a9", "u2a9"]
