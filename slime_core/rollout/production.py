@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_core.config.schema import RunConfig
+from slime_core.errors import RunError
 from slime_core.plugins.contracts import DataSource
 from slime_core.rollout.held import copied, group_text, oldest_of_group, prompts_text, read_group
 from slime_core.rollout.ledger import Present
@@ -176,7 +177,8 @@ class Production:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
         self._is_ending = False
-        for group in (tasks[task] for task in late):
+        # One that has finished all the same is where its end has put it.
+        for group in (tasks[task] for task in late if task.cancelled()):
             self._open.remove(group)
             self._source.put_back([group.given])
         self.check()
@@ -287,7 +289,8 @@ class Production:
         for before, samples in zip(given, groups, strict=True):
             group = _Group(self._next(), before, oldest_of_group(before, self._served))
             self._open.append(group)
-            group.task = asyncio.create_task(self._run(group, rollout, samples))
+            name = f"group {before[0].group_index}"
+            group.task = asyncio.create_task(self._run(group, rollout, samples), name=name)
             group.task.add_done_callback(self._ended)
 
     def _next(self) -> int:
@@ -310,6 +313,8 @@ class Production:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             self._failure = self._failure or task.exception()
+        elif not task.cancelling():
+            self._failure = self._failure or _cancelled(task.get_name())
         self._note_idleness()
         self._changed.set()
 
@@ -345,3 +350,11 @@ class Production:
         """The last rollout that may train ``group``."""
         oldest = self._pace.oldest
         return group.version + oldest if self._pace.waits and oldest is not None else math.inf
+
+
+def _cancelled(group: str) -> RunError:
+    """What ends a run of which a group was cancelled, and not by :class:`Production`: it would be waited for."""
+    return RunError(
+        f"{group} was cancelled from within: its generate function, a hook or a reward raised CancelledError, as "
+        "`await task` does of a task that was cancelled. Catch it there, and return the samples as they are."
+    )

@@ -125,6 +125,33 @@ async def test_what_does_not_end_is_cancelled_and_goes_back_as_it_was_given(star
     await production.close()
 
 
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.ABORTED])
+async def test_what_finishes_although_it_was_cancelled_is_in_one_place(start, monkeypatch, status):
+    monkeypatch.setattr(module, "END_LIMIT_S", 0.01)
+
+    class Stubborn(Engines):
+        async def make(self, rollout: int, group: PromptGroup) -> PromptGroup:
+            try:
+                return await super().make(rollout, group)
+            except asyncio.CancelledError:
+                group = [self._ended(sample) for sample in group]
+                group[0].status = status
+                return group
+
+    engines = Stubborn(0, 2, 3)
+    engines.deaf = True
+    production, supply, _ = start(engines)
+    await production.take(0, 2)
+    await production.settle()
+    held = {3: [3]} if status is Status.ABORTED else {1: [1], 3: [3]}
+    assert production.present() == Present(held=held)
+    assert supply.held == ({1: [1]} if status is Status.ABORTED else {})
+    assert supply.state().get("returned", []) == []
+    engines.finishing |= {1, 4, 5}
+    assert numbers(await production.take(1, 2)) == ([3, 1] if status is Status.ABORTED else [1, 3])
+    await production.close()
+
+
 async def test_what_runs_ahead_is_not_ended(start):
     production, supply, _ = start(Engines(0, 2, 3), ahead=1)
     await production.take(0, 2)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slime_core.data.prompts import PromptFiles
-from slime_core.errors import PluginError
+from slime_core.errors import PluginError, RunError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.rollout.production import Pace, Production
 from slime_core.types import LogProbs, PromptGroup, Sample, Status, TokenIds
@@ -249,6 +249,20 @@ async def test_a_rollout_that_waits_ends_with_the_failure(make: Make) -> None:
         await taking
     await production.close()
     assert engines.cancelled == [0]
+
+
+async def test_a_group_that_is_cancelled_from_within_ends_the_run_instead_of_being_waited_for(make: Make) -> None:
+    production, engines = make()
+    taking = asyncio.create_task(production.take(0, 2))
+    await turns()
+    engines.flying.pop(1).set_exception(asyncio.CancelledError())
+    with pytest.raises(
+        RunError,
+        match=r"group 1 was cancelled from within: its generate function, a hook or a reward raised CancelledError, "
+        r"as `await task` does of a task that was cancelled\. Catch it there",
+    ):
+        await asyncio.wait_for(taking, timeout=10)
+    await production.close()
 
 
 async def test_closing_ends_what_is_in_flight(make: Make) -> None:
