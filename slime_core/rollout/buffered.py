@@ -24,7 +24,6 @@ class FromBuffer:
 
         Raises:
             DataError: a trajectory holds a token that the model has not.
-            EngineError: no engine answered.
         """
         if not all(_is_given(sample) for sample in samples):
             return await self._asking(context, samples, sampling)

@@ -16,13 +16,13 @@ from numbers import Real
 from typing import Any
 
 from slime_core.config.schema import RolloutConfig
-from slime_core.errors import EngineError, RequestFailed, RequestRefused
+from slime_core.errors import EngineError, RequestRefused
 from slime_core.rollout.choice import Choice, Chosen
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.functions import NoFunctions, RolloutFunctions
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.guard import guarded, made_by
-from slime_core.rollout.resuming import anew, is_finished, prepare
+from slime_core.rollout.resuming import UNANSWERED, anew, fail, is_finished, prepare
 from slime_core.rollout.rewards.pool import RewardFailure
 from slime_core.rollout.sampling import of_row
 from slime_core.types import PromptGroup, Sample, Status
@@ -32,9 +32,6 @@ __all__ = ["TRAINABLE", "Collector", "missing_of"]
 TRAINABLE = (Status.COMPLETED, Status.TRUNCATED)
 
 ACCEPTED = "accepted is a finite number or a dict of them with --reward-key"
-
-UNANSWERED = "engine"
-"""Cause of a failure: no engine has answered."""
 
 NOT_RETURNED = "not_returned"
 """Cause of a failure: the generate function left the sample out."""
@@ -132,13 +129,15 @@ class Collector:
     async def _whole(
         self, generator: Chosen, context: GenerateContext, group: PromptGroup, sampling: SamplingParams
     ) -> PromptGroup:
+        finished = [is_finished(sample) for sample in group]
         try:
             with guarded(generator.plugin, f"generate function {generator.name!r}"):
                 answer = await generator.component(context, group, sampling)
         except RequestRefused:
             raise
         except EngineError as failure:
-            return [_failed(sample, failure) for sample in group]
+            # What was finished when it was handed over, beside responses that go on, is not lost with them.
+            return [one if is_done else _failed(one, failure) for one, is_done in zip(group, finished, strict=True)]
         samples = made_by(generator, answer)
         for place, one in enumerate(samples):
             _inherit(one, group[min(place, len(group) - 1)])
@@ -242,8 +241,9 @@ class Collector:
 
 
 def _failed(sample: Sample, failure: EngineError) -> Sample:
-    cause = failure.cause if isinstance(failure, RequestFailed) else UNANSWERED
-    return replace(sample, status=Status.FAILED, error=str(failure), failure_cause=cause)
+    found = replace(sample)
+    fail(found, failure)
+    return found
 
 
 def missing_of(given: PromptGroup, made: PromptGroup) -> list[Sample]:

@@ -30,7 +30,6 @@ class FromMessages:
 
         Raises:
             DataError: a prompt is no conversation, or its turns cannot be told apart.
-            EngineError: no engine answered an evaluation.
         """
         if context.evaluation:
             return await self._asked(context, samples, sampling)

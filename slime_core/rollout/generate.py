@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from slime_core.data.chat import PromptEncoder
 from slime_core.data.rows import tools_of
-from slime_core.errors import RunError
+from slime_core.errors import EngineError, RequestRefused, RunError
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.engines.models import model_url
 from slime_core.rollout.nucleus import keep
-from slime_core.rollout.resuming import FINISHED, add, left_to_draw, unfinished
+from slime_core.rollout.resuming import FINISHED, add, fail, left_to_draw, unfinished
 from slime_core.types import LogProbs, PromptGroup, Sample, SpecInfo, Status, TokenIds
 
 __all__ = ["GenerateContext", "SingleTurn"]
@@ -61,15 +61,26 @@ class SingleTurn:
         del options
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
-        """The same samples, finished.
+        """The same samples, finished; those of a request that no engine answered are ``FAILED``, and no others.
 
         Raises:
-            EngineError: no engine answered.
+            RequestRefused: an engine will never take such a request.
         """
         fresh, ended = unfinished(samples)
-        begun = [_begin(context, fresh, sampling)] if fresh else []
-        await asyncio.gather(*begun, *(_go_on(context, sample, sampling) for sample in ended))
+        begun = [_costing(fresh, _begin(context, fresh, sampling))] if fresh else []
+        await asyncio.gather(*begun, *(_costing([sample], _go_on(context, sample, sampling)) for sample in ended))
         return samples
+
+
+async def _costing(samples: Sequence[Sample], answering: Awaitable[None]) -> None:
+    """Wait for what fills ``samples``; a failure costs them."""
+    try:
+        await answering
+    except RequestRefused:
+        raise
+    except EngineError as failure:
+        for sample in samples:
+            fail(sample, failure)
 
 
 async def _begin(context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> None:

@@ -26,7 +26,6 @@ class FromLabel:
 
         Raises:
             DataError: a sample has no label.
-            EngineError: no engine answered an evaluation.
         """
         if context.evaluation:
             return await self._asking(context, samples, sampling)

@@ -3,6 +3,7 @@
     anew      nothing of an earlier try is left
     prepared  a group as its generate function wants it, which may go on with what was ended
     go_on     a response goes on from its tokens
+    fail      nobody answered
 
 Tokens that were drawn before an interruption keep their log-probabilities and the versions of the weights that drew
 them; whether they are trained is a setting (``mask_offpolicy_in_partial_rollout``).
@@ -13,16 +14,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from slime_core.errors import EngineError, RequestFailed
 from slime_core.rollout.choice import Chosen
 from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.engines.speculation import added
 from slime_core.rollout.nucleus import joined, keep, kept_of
 from slime_core.types import LogProbs, Mask, PromptGroup, Sample, SpecInfo, Status, TokenIds
 
-__all__ = ["FINISHED", "add", "anew", "is_finished", "left_to_draw", "prepare"]
+__all__ = ["FINISHED", "UNANSWERED", "add", "anew", "fail", "is_finished", "left_to_draw", "prepare"]
 
 FINISHED = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 """How a response ended -> where its sample stands."""
+
+UNANSWERED = "engine"
+"""Cause of a failure: no engine has answered."""
 
 GENERATED = (
     *("tokens", "response", "response_length", "reward", "loss_mask", "status", "weight_versions", "weight_spans"),
@@ -46,6 +51,12 @@ def anew(sample: Sample) -> None:
     fresh = Sample()
     for name in GENERATED if sample.status is not Status.PENDING else ("reward",):
         setattr(sample, name, getattr(fresh, name))
+
+
+def fail(sample: Sample, failure: EngineError) -> None:
+    """``sample`` has no response, because of ``failure``; it is not trained on."""
+    sample.status, sample.error = Status.FAILED, str(failure)
+    sample.failure_cause = failure.cause if isinstance(failure, RequestFailed) else UNANSWERED
 
 
 def prepare(group: PromptGroup, generator: Chosen, reward: Chosen, *, resumes: bool) -> None:

@@ -115,6 +115,23 @@ async def test_hooks_see_samples_that_have_an_answer_and_no_others(takes_groups)
     assert [(sample.index, sample.response) for sample in found] == [(0, ""), (1, "!"), (2, "")]
 
 
+async def test_what_was_finished_before_is_not_lost_with_a_group_that_nobody_answers():
+    async def fail(context: Any, samples: PromptGroup, sampling: Any) -> Any:
+        samples[2].status = Status.COMPLETED
+        raise RequestFailed("no answer within 3 s", "engine_timeout")
+
+    collector = Collector(Only(fail, takes_groups=True), Only(Scores()), rollout=RolloutConfig())  # type: ignore[arg-type]
+    group = [Sample(group_index=3, index=index) for index in range(3)]
+    group[1].status, group[1].reward = Status.TRUNCATED, 0.25
+    context = GenerateContext(None, None)  # type: ignore[arg-type]
+    (found,) = await collector.collect(context, [group], SamplingParams())
+    assert [(sample.status, sample.reward, sample.failure_cause) for sample in found] == [
+        (Status.FAILED, None, "engine_timeout"),
+        (Status.TRUNCATED, 0.25, None),
+        (Status.FAILED, None, "engine_timeout"),
+    ]
+
+
 @pytest.mark.parametrize("takes_groups", [False, True])
 async def test_a_generate_function_that_fails_is_named_with_its_plugin_and_place(takes_groups):
     def fail(sample: Sample) -> Sample:

@@ -78,6 +78,8 @@ async def test_another_number_of_answers_than_samples_is_refused(encoder):
         await respond(encoder, client, group(2))
 
 
-async def test_a_failing_engine_is_not_hidden(encoder):
-    with pytest.raises(EngineError):
-        await respond(encoder, OneAnswer(), group(1))
+async def test_a_failing_engine_fails_its_samples_with_the_reason(encoder):
+    found = await respond(encoder, OneAnswer(), group(2))
+    assert [(one.status, one.error, one.failure_cause) for one in found] == [
+        (Status.FAILED, "no engine answered", "engine")
+    ] * 2

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.rollout.choice import Chosen
 from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn
@@ -96,6 +97,49 @@ async def test_of_a_group_only_what_is_not_finished_is_asked_for() -> None:
     assert client.asked == [("q", 5, 2), ("qab", 3, 1)]
     assert [sample.response for sample in made] == ["x", "z", "abc", "y"]
     assert made[1] is whole
+
+
+class Faulty(Client):
+    """Answers no request that goes on from ``mute``."""
+
+    def __init__(self, mute: str, *answers: list[Generation], failure: Exception) -> None:
+        super().__init__(*answers)
+        self.mute, self.failure = mute, failure
+
+    async def generate(self, ids: list[int], *, sampling: SamplingParams, n: int = 1) -> list[Generation]:
+        if "".join(map(chr, ids)) == self.mute:
+            raise self.failure
+        return await super().generate(ids, sampling=sampling, n=n)
+
+
+async def test_a_response_that_nobody_goes_on_with_costs_itself_and_none_of_its_group() -> None:
+    gone = RequestFailed("no answer within 3 s", "engine_timeout")
+    client = Faulty("qab", [answer("x", "stop", "2")], [answer("c", "stop", "2")], failure=gone)
+    whole = ended("z", status=Status.COMPLETED, reward=1.0)
+    made = await resumed(ended(), whole, ended("ef"), Sample(prompt="q"), client=client)
+    found = [(sample.response, sample.status, sample.failure_cause) for sample in made]
+    assert found == [
+        ("ab", Status.FAILED, "engine_timeout"),
+        ("z", Status.COMPLETED, None),
+        ("efc", Status.COMPLETED, None),
+        ("x", Status.COMPLETED, None),
+    ]
+    assert made[0].error == "no answer within 3 s"
+
+
+async def test_samples_that_share_a_request_fail_together() -> None:
+    client = Faulty("q", [answer("c", "stop", "2")], failure=EngineError("sent 1 token with 2 log-probabilities"))
+    made = await resumed(Sample(prompt="q"), ended(), Sample(prompt="q"), client=client)
+    assert [(sample.status, sample.failure_cause) for sample in made] == [
+        (Status.FAILED, "engine"),
+        (Status.COMPLETED, None),
+        (Status.FAILED, "engine"),
+    ]
+
+
+async def test_a_request_that_is_refused_is_nobodys_own_affair() -> None:
+    with pytest.raises(RequestRefused, match="too long"):
+        await resumed(ended(), client=Faulty("qab", failure=RequestRefused("too long")))
 
 
 def test_routes_of_the_tokens_so_far_stay_as_they_were_taken() -> None:
