@@ -213,7 +213,7 @@ class Sampler:
             for group in made.groups:
                 await self._collector.reward_missing(group)
             harvest.wanted = len(made.groups)
-            harvest.take(made.groups)
+            self._receive(harvest, made.groups, rollout)
             return made.metrics
         limit = self._config.rollout.rollout_max_refills
         await self._round(harvest, rollout)
@@ -226,7 +226,9 @@ class Sampler:
         return {}
 
     async def _round(self, harvest: Harvest, rollout: int) -> None:
-        came = await self._production.take(rollout, harvest.missing)
+        self._receive(harvest, await self._production.take(rollout, harvest.missing), rollout)
+
+    def _receive(self, harvest: Harvest, came: list[PromptGroup], rollout: int) -> None:
         fresh, stale = self._staleness.split(came, rollout=rollout)
         if self._staleness.stale == "requeue":
             self._source.put_back(stale)

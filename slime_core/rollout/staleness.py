@@ -59,7 +59,8 @@ class Staleness:
     Arguments:
         bound: largest staleness in trained rollouts; None: there is no bound.
         stale: what becomes of groups above it.
-        measured: whether ``rollout/staleness/...`` is reported; without, all samples are as new as the weights.
+        measured: ``rollout/staleness/...`` is always reported; without, only where a sample is in fact older than the
+            weights that it trains, as a trajectory that somebody else wrote.
     """
 
     bound: int | None = None
@@ -71,7 +72,9 @@ class Staleness:
         """What the settings of a run say."""
         rollout = config.rollout
         ahead = rollout.async_buffer_size > 0 or config.weights.update_weights_interval != 1
-        return Staleness(rollout.max_staleness, rollout.stale_samples, ahead or rollout.max_staleness is not None)
+        keeps = rollout.over_sampling_batch_size is not None or rollout.partial_rollout
+        measured = ahead or keeps or rollout.max_staleness is not None
+        return Staleness(rollout.max_staleness, rollout.stale_samples, measured)
 
     def split(self, groups: Sequence[PromptGroup], *, rollout: int) -> tuple[list[PromptGroup], list[PromptGroup]]:
         """The groups that ``rollout`` may train, and those that it may not."""
@@ -86,9 +89,9 @@ class Staleness:
             trained: those that are trained on.
             left_out: samples that were too old and are not.
         """
-        if not self.measured:
-            return {}
         ages = [rollout - oldest for oldest in map(oldest_of, trained) if oldest is not None]
+        if not self.measured and max(ages, default=0) <= 0:
+            return {}
         found: dict[str, float] = {}
         if ages:
             found = {"rollout/staleness/mean": statistics.fmean(ages), "rollout/staleness/max": float(max(ages))}

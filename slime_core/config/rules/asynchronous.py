@@ -48,6 +48,25 @@ def _what_is_ahead_is_off_policy(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _what_is_kept_is_off_policy(config: RunConfig) -> Iterator[str]:
+    fetched, bound = config.rollout.over_sampling_batch_size, config.rollout.max_staleness
+    if fetched is None or bound == 0:
+        return
+    kept = f"over_sampling_batch_size = {fetched}"
+    if config.algorithm.true_on_policy_mode:
+        yield (
+            f"true_on_policy_mode trains only on what the trained weights drew, and {kept} keeps groups that finish "
+            "besides for later rollouts; add --max-staleness 0, with which they are drawn anew, or leave one of the "
+            "two out"
+        )
+    if config.algorithm.keep_old_actor:
+        yield (
+            f"keep_old_actor keeps one copy of the weights, those published last, and {kept} keeps groups that older "
+            "ones drew; for the log-probs of the weights that drew each token add --use-rollout-logprobs, and leave "
+            "keep_old_actor out"
+        )
+
+
 def _the_bound_can_be_kept(config: RunConfig) -> Iterator[str]:
     bound, ahead = config.rollout.max_staleness, config.rollout.async_buffer_size
     if bound is None:
@@ -120,11 +139,14 @@ def _ended_responses_can_go_on(config: RunConfig) -> Iterator[str]:
         )
     if not rollout.partial_rollout:
         return
-    ends = rollout.over_sampling_batch_size is not None or rollout.pause_generation_mode == "abort"
+    ahead = rollout.async_buffer_size
+    ends = rollout.pause_generation_mode == "abort" or (rollout.over_sampling_batch_size is not None and not ahead)
     if not ends and rollout.generate_function == type(rollout).model_fields["generate_function"].default:
+        others = "" if ahead else "--over-sampling-batch-size N, or --async-buffer-size N with "
+        why = f" with async_buffer_size = {ahead}, where they go on meanwhile" if ahead else ""
         yield (
-            "partial_rollout goes on with responses that were ended before their time, and none is: give "
-            "--over-sampling-batch-size N, or --async-buffer-size N with --pause-generation-mode abort, or leave it out"
+            f"partial_rollout goes on with responses that were ended before their time, and none is{why}: give "
+            f"{others}--pause-generation-mode abort, or leave it out"
         )
     if rollout.max_staleness == 0:
         yield (
@@ -138,6 +160,7 @@ _HALVES = "debug_rollout_only debug_train_only load_debug_rollout_data"
 ASYNC: dict[Rule, str] = {
     _both_sides_work_at_once: f"async_buffer_size colocate rollout_function_path {_HALVES}",
     _what_is_ahead_is_off_policy: "async_buffer_size true_on_policy_mode keep_old_actor",
+    _what_is_kept_is_off_policy: "over_sampling_batch_size max_staleness true_on_policy_mode keep_old_actor",
     _the_bound_can_be_kept: f"max_staleness async_buffer_size update_weights_interval num_rollout {_HALVES}",
     _stale_samples_have_a_bound: (
         "stale_samples max_staleness corrections use_rollout_logprobs custom_tis_function_path"
@@ -146,7 +169,7 @@ ASYNC: dict[Rule, str] = {
     _more_is_begun_than_is_taken: "over_sampling_batch_size rollout_batch_size",
     _ended_responses_can_go_on: (
         "partial_rollout mask_offpolicy_in_partial_rollout over_sampling_batch_size pause_generation_mode "
-        "generate_function max_staleness"
+        "generate_function max_staleness async_buffer_size"
     ),
 }
 """Rule -> the settings it reads."""

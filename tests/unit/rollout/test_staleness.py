@@ -14,9 +14,12 @@ import pytest
 from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, RolloutConfig, RunConfig
 from slime_core.data.chat import PromptEncoder
 from slime_core.errors import RequestRefused, RunError
+from slime_core.plugins.contracts import DataSource
 from slime_core.plugins.registry import activate
 from slime_core.rollout import sampler as module
 from slime_core.rollout.engines.generation import Generation
+from slime_core.rollout.functions import Made, NoFunctions
+from slime_core.rollout.generate import fill
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.staleness import Staleness, oldest_of, token_versions
@@ -79,21 +82,30 @@ def test_staleness_is_measured_in_trained_rollouts() -> None:
     }
     assert Staleness(2, "evict").metrics(group("5"), rollout=5, left_out=3)["rollout/staleness/evicted"] == 3.0
     assert Staleness(2).metrics(group(""), rollout=5, left_out=3) == {"rollout/staleness/requeued": 3.0}
-    assert Staleness(measured=False).metrics(trained, rollout=5, left_out=0) == {}
+    assert Staleness(measured=False).metrics(group("5"), rollout=5, left_out=0) == {}
+    assert Staleness(measured=False).metrics(group("4"), rollout=5, left_out=0) == {
+        "rollout/staleness/mean": 1.0,
+        "rollout/staleness/max": 1.0,
+    }
 
 
 @pytest.mark.parametrize(
-    ("interval", "ahead", "bound", "is_measured"),
-    [(1, 0, None, False), (2, 0, None, True), (1, 1, None, True), (1, 0, 0, True)],
+    ("interval", "rollout", "is_measured"),
+    [
+        (1, {}, False),
+        (2, {}, True),
+        (1, {"async_buffer_size": 1}, True),
+        (1, {"max_staleness": 0}, True),
+        (1, {"over_sampling_batch_size": 64}, True),
+        (1, {"partial_rollout": True}, True),
+    ],
 )
-def test_a_run_that_may_be_off_policy_measures_it(
-    interval: int, ahead: int, bound: int | None, is_measured: bool
-) -> None:
+def test_a_run_that_may_be_off_policy_measures_it(interval: int, rollout: dict[str, Any], is_measured: bool) -> None:
     config = RunConfig(
-        rollout=RolloutConfig(async_buffer_size=ahead, max_staleness=bound),
+        rollout=RolloutConfig(**rollout),
         weights={"update_weights_interval": interval},  # type: ignore[arg-type]
     )
-    assert Staleness.of(config) == Staleness(bound, "requeue", is_measured)
+    assert Staleness.of(config) == Staleness(rollout.get("max_staleness"), "requeue", is_measured)
 
 
 # --- In the sampler ---------------------------------------------------------------------------------------------------
@@ -187,6 +199,37 @@ async def test_a_group_over_the_bound_is_trained_where_it_is_corrected(build: Bu
         "rollout/staleness/corrected": 2.0,
     }
     assert dropped(tmp_path, 5) == []
+
+
+class OwnRollout(NoFunctions):
+    """Takes two groups, of which the first was drawn by version 3 and the other by version 5."""
+
+    async def rollout(self, number: int, source: DataSource) -> Made | None:
+        groups = source.next_groups(2)
+        for group, version in zip(groups, ("3", "5"), strict=True):
+            for sample in group:
+                fill(sample, [6, 15, 6], by(version)[0], Plain())  # type: ignore[arg-type]
+                sample.reward = float(sample.index or 0)
+        return Made(groups)
+
+
+class Plain:
+    def decode(self, ids: Any) -> str:
+        return ""
+
+
+@pytest.mark.parametrize(("choice", "returned"), [("requeue", [0]), ("evict", [])])
+async def test_the_bound_holds_for_a_rollout_function_of_the_run_too(
+    build: Build, tmp_path: Path, choice: str, returned: list[int]
+) -> None:
+    sampler, _ = build({}, max_staleness=1, stale_samples=choice)
+    sampler._functions = OwnRollout()
+    sampled = await sampler.sample(5)
+    assert sampled.shards[0].indices_B.tolist() == [2, 3]
+    assert sampled.metrics[f"rollout/staleness/{'requeued' if returned else 'evicted'}"] == 2.0
+    mark = "requeued" if returned else "stale"
+    assert dropped(tmp_path, 5) == [(0, mark), (1, mark)]
+    assert sampler.cursor()["source"]["returned"] == returned
 
 
 async def test_groups_that_are_always_too_old_end_the_run_and_are_named(build: Build) -> None:

@@ -20,6 +20,7 @@ def broken_rules(line: str) -> list[str]:
         "--rollout-batch-size 8 --over-sampling-batch-size 20 --partial-rollout",
         "--async-buffer-size 1 --pause-generation-mode abort --partial-rollout --mask-offpolicy-in-partial-rollout",
         "--partial-rollout --generate-function mine",
+        "--over-sampling-batch-size 64 --max-staleness 0 --true-on-policy-mode --kl-loss-coef 0",
     ],
 )
 def test_what_can_be_kept_breaks_no_rule(line: str) -> None:
@@ -44,6 +45,23 @@ def test_what_can_be_kept_breaks_no_rule(line: str) -> None:
             "partial_rollout goes on with responses that were ended before their time, and none is: give "
             "--over-sampling-batch-size N, or --async-buffer-size N with --pause-generation-mode abort, or leave it "
             "out",
+        ),
+        (
+            "--partial-rollout --over-sampling-batch-size 64 --async-buffer-size 2",
+            "partial_rollout goes on with responses that were ended before their time, and none is with "
+            "async_buffer_size = 2, where they go on meanwhile: give --pause-generation-mode abort, or leave it out",
+        ),
+        (
+            "--over-sampling-batch-size 64 --true-on-policy-mode",
+            "true_on_policy_mode trains only on what the trained weights drew, and over_sampling_batch_size = 64 keeps "
+            "groups that finish besides for later rollouts; add --max-staleness 0, with which they are drawn anew, or "
+            "leave one of the two out",
+        ),
+        (
+            "--over-sampling-batch-size 64 --keep-old-actor --update-weights-interval 2",
+            "keep_old_actor keeps one copy of the weights, those published last, and over_sampling_batch_size = 64 "
+            "keeps groups that older ones drew; for the log-probs of the weights that drew each token add "
+            "--use-rollout-logprobs, and leave keep_old_actor out",
         ),
         (
             "--partial-rollout --over-sampling-batch-size 64 --max-staleness 0",
