@@ -6,12 +6,15 @@ such a folder may unpickle parts of it (torch's planner does), so resume only fr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from torch.distributed.checkpoint.api import CheckpointException
 
 from slime_core.errors import CheckpointError
@@ -46,10 +49,26 @@ def save_weights(folder: Path, *, chunks: Sequence[Any]) -> None:
 
 def _write(state: dict[str, Any], folder: Path) -> None:
     try:
-        dist_checkpointing.save(state, str(folder))
+        with _results_stay_here():
+            dist_checkpointing.save(state, str(folder))
     except (CheckpointException, OSError, RuntimeError) as problem:  # torch's file writer raises a bare RuntimeError
         cause = _first(problem) if isinstance(problem, CheckpointException) else problem
         raise CheckpointError(f"{folder} cannot be written: {cause}. Free space, then resume.") from problem
+
+
+@contextmanager
+def _results_stay_here() -> Iterator[None]:
+    """What the writers of a save report waits in this process, which is the one that asks for it.
+
+    For saves that others finish, Megatron spawns a process on each rank that holds nothing but these reports
+    (dist_checkpointing/strategies/filesystem_async.py:51): four seconds of a core at the first save, and its memory to
+    the end of the run.
+    """
+    before, filesystem_async._results_queue = filesystem_async._results_queue, SimpleQueue()
+    try:
+        yield
+    finally:
+        filesystem_async._results_queue = before
 
 
 def load(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -104,3 +105,12 @@ def test_experts_that_train_alone_are_saved_and_resumed_exactly(megatron, folder
     changed = {name for name, part in first.weights.items() if not torch.equal(part, start[name])}
     assert changed == {name for name in start if ".experts." in name}
     assert all(torch.equal(part, first.weights[name]) for name, part in second.weights.items())
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns of Megatron's calls
+def test_saving_leaves_no_process_behind(megatron, folder, tmp_path):
+    from slime_core.checkpoint import sharded
+
+    before = psutil.Process().children()
+    sharded.save_weights(tmp_path / "weights", chunks=build(FAMILY, folder, megatron)[1])
+    assert psutil.Process().children() == before

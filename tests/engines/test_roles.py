@@ -174,7 +174,6 @@ def _carry_out(scenario: Callable[..., Any], pipe: Any, *place: Any) -> None:
     An error of a library goes as its text: one of Megatron cannot be unpickled where Megatron is not prepared.
     """
     os.setpgrp()  # with what it starts, so that all of it can be ended
-    _answer_writers_from_a_fork()
     make, found, error = Maker(*place), None, None
     try:
         found = scenario(make)
@@ -183,13 +182,6 @@ def _carry_out(scenario: Callable[..., Any], pipe: Any, *place: Any) -> None:
     except Exception:
         error = AssertionError(traceback.format_exc())
     pipe.send_bytes(cloudpickle.dumps((found, error)))
-
-
-def _answer_writers_from_a_fork() -> None:
-    """Megatron's queue between a rank and its checkpoint writers; it would spawn a process that imports all anew."""
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
-
-    vars(filesystem_async)["_results_queue"] = multiprocessing.get_context("fork").Manager().Queue()
 
 
 class Children:
