@@ -22,6 +22,7 @@ from slime_core.data.rows import tools_of
 from slime_core.errors import EngineError, PluginError, RequestRefused
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext
+from slime_core.rollout.lineage import Parents
 from slime_core.types import PromptGroup, Sample, Status
 
 __all__ = ["PathGenerate"]
@@ -82,6 +83,7 @@ class PathGenerate:
         return [sample for part in made for sample in part]
 
     async def _part(self, context: GenerateContext, part: list[Sample], sampling: SamplingParams) -> list[Sample]:
+        parents = Parents.of(part)
         async with self._room:
             inside = Call(context, sampling, tools=tools_of(part[0].metadata))
             outer = CALL.set(inside)
@@ -97,7 +99,7 @@ class PathGenerate:
                 return [replace(sample, status=Status.FAILED, error=str(failure)) for sample in part]
             finally:
                 CALL.reset(outer)
-        return self._finished(returned, part, inside, evaluation=context.evaluation)
+        return self._finished(returned, parents, inside, evaluation=context.evaluation)
 
     async def _called(self, part: list[Sample], sampling: SamplingParams, *, evaluation: bool) -> Any:
         named = self._loaded.named(evaluation=evaluation)
@@ -105,16 +107,14 @@ class PathGenerate:
             return await call(self._loaded, self._args, part[0], sampling_fields(sampling), **named)
         return await call(self._loaded, self._args, part, **named)
 
-    def _finished(self, returned: Any, part: list[Sample], inside: Call, *, evaluation: bool) -> list[Sample]:
+    def _finished(self, returned: Any, parents: Parents, inside: Call, *, evaluation: bool) -> list[Sample]:
         """What the function returned, each sample whole and of its group."""
         samples = self._samples(returned)
         if self._takes_one:
-            self._share_rollout(samples, part[0])
+            self._share_rollout(samples, parents.numbers[0])
         self._fill(samples, inside)
-        for place, sample in enumerate(samples):
-            parent = part[min(place, len(part) - 1)]
-            sample.group_index = parent.group_index if sample.group_index is None else sample.group_index
-            sample.index = parent.index if sample.index is None else sample.index
+        parents.adopt(samples)
+        for sample in samples:
             if sample.status is Status.PENDING:
                 sample.status = Status.COMPLETED
             mistake = None if evaluation or sample.status in UNFINISHED else _incomplete(sample)
@@ -134,17 +134,17 @@ class PathGenerate:
             )
         return flat
 
-    def _share_rollout(self, samples: Sequence[Sample], parent: Sample) -> None:
+    def _share_rollout(self, samples: Sequence[Sample], parent: int | None) -> None:
         """Siblings of one generation share a rollout id: the one that the function gave them, or their parent's."""
         ids = {sample.rollout_id for sample in samples}
         if len(ids) > 1:
             raise PluginError(
-                f"{self._loaded.source}: for sample {parent.index} it returned {len(samples)} samples with the rollout "
+                f"{self._loaded.source}: for sample {parent} it returned {len(samples)} samples with the rollout "
                 f"ids {sorted(map(str, ids))}; siblings share one. Give all of them the same rollout_id, or none."
             )
         if len(samples) > 1 and ids == {None}:
             for sample in samples:
-                sample.rollout_id = parent.index
+                sample.rollout_id = parent
 
     def _fill(self, samples: Sequence[Sample], inside: Call) -> None:
         """Samples that the function left without tokens get those of their conversation."""

@@ -10,6 +10,7 @@ ledger.py        where every prompt group ended
 held.py          groups in flight as text, for checkpoints
 staleness.py     how old a sample is when it is trained, and what becomes of one that is too old
 generate.py      the default generate function
+lineage.py       whose samples those are that a generate function returned
 resuming.py      samples that were begun before
 nucleus.py       which tokens were left to draw from, and the log-probabilities over just those
 transforms.py    the sample transforms of a run, in order

@@ -22,6 +22,7 @@ from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.functions import NoFunctions, RolloutFunctions
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.guard import guarded, made_by
+from slime_core.rollout.lineage import Parents
 from slime_core.rollout.resuming import UNANSWERED, anew, fail, is_finished, prepare
 from slime_core.rollout.rewards.pool import RewardFailure
 from slime_core.rollout.sampling import of_row
@@ -130,6 +131,7 @@ class Collector:
         self, generator: Chosen, context: GenerateContext, group: PromptGroup, sampling: SamplingParams
     ) -> PromptGroup:
         finished = [is_finished(sample) for sample in group]
+        parents = Parents.of(group)
         try:
             with guarded(generator.plugin, f"generate function {generator.name!r}"):
                 answer = await generator.component(context, group, sampling)
@@ -137,10 +139,9 @@ class Collector:
             raise
         except EngineError as failure:
             # What was finished when it was handed over, beside responses that go on, is not lost with them.
-            return [one if is_done else _failed(one, failure) for one, is_done in zip(group, finished, strict=True)]
+            answer = [one if is_done else _failed(one, failure) for one, is_done in zip(group, finished, strict=True)]
         samples = made_by(generator, answer)
-        for place, one in enumerate(samples):
-            _inherit(one, group[min(place, len(group) - 1)])
+        parents.adopt(samples)
         return samples
 
     async def _single(
@@ -154,16 +155,18 @@ class Collector:
         """What one generation made of ``sample``, rewarded at once; ``reward`` None: whole groups are, later."""
         if is_finished(sample):
             return [sample] if reward is None else await self._rewarded(reward, [sample])
+        parents = Parents.of([sample])
         try:
             with guarded(generator.plugin, f"generate function {generator.name!r}"):
                 answer = await generator.component(context, sample, sampling)
         except RequestRefused:
             raise
         except EngineError as failure:
-            return [_failed(sample, failure)]
+            lost = [_failed(sample, failure)]
+            parents.adopt(lost)
+            return lost
         samples = made_by(generator, answer)
-        for one in samples:
-            _inherit(one, sample)
+        parents.adopt(samples)
         samples = await self._hooked(context, samples)
         if reward is None:
             return samples
@@ -258,9 +261,3 @@ def _place_in(group: PromptGroup) -> Callable[[Sample], int]:
     """The order of a group, by the numbers of its samples; what nobody knows comes last."""
     places = {sample.index: place for place, sample in enumerate(group)}
     return lambda sample: places.get(sample.index, len(places))
-
-
-def _inherit(made: Sample, parent: Sample) -> None:
-    """A sample that a generate function made belongs to the group of the one it was made from."""
-    made.group_index = parent.group_index if made.group_index is None else made.group_index
-    made.index = parent.index if made.index is None else made.index

@@ -286,7 +286,22 @@ async def test_samples_of_a_fan_out_inherit_group_and_index(registry):
     (group,) = await collector.collect(
         GenerateContext(None, None), [[Sample(group_index=3, index=4)]], SamplingParams()
     )
-    assert [(one.group_index, one.index, one.reward) for one in group] == [(3, 4, 1.0), (3, 9, 1.0)]
+    assert [(one.group_index, one.index, one.reward) for one in group] == [(3, 4, 1.0), (3, 4, 1.0)]
+
+
+async def test_a_fan_out_that_numbers_its_siblings_anew_is_lost_nowhere(build):
+    sampler, _ = build(GOOD)
+
+    async def fan_out(context: Any, sample: Sample, sampling: Any) -> list[Sample]:
+        own = {"tokens": [5, 6], "response_length": 1, "rollout_log_probs": [-0.5], "status": Status.COMPLETED}
+        return [replace(sample, **own, index=turn, rollout_id=50 + (sample.index or 0)) for turn in range(3)]
+
+    fanning = Chosen("single_turn", fan_out, takes_groups=False)
+    sampler._collector._generators._made["single_turn"] = fanning
+    sampled = await sampler.sample(0)
+    assert sampled.shards[0].indices_B.tolist() == [index for index in range(4) for _ in range(3)]
+    assert (sampled.metrics["ledger/trained"], sampled.metrics["ledger/failed"]) == (2.0, 0.0)
+    assert not [name for name in sampled.metrics if "not_returned" in name]
 
 
 async def test_a_rollout_with_nothing_to_train_on_ends_the_run_with_the_cause(build):
