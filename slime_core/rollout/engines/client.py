@@ -33,6 +33,9 @@ REFUSED = range(400, 500)
 OVERLOADED = (408, 429)
 """The two refusals that say nothing about the request: too slow, too many."""
 
+MALFORMED = "engine_malformed"
+"""Cause of a failure: what came is no answer of an engine."""
+
 TIMEOUT = "engine_timeout"
 """Cause of a failure: nothing came within the limit."""
 
@@ -165,9 +168,8 @@ class GenerateClient:
             fields["top_k"] = cut.top_k
         body = {"input_ids": ids, "sampling_params": fields, "return_logprob": True, **asked, **extra}
         async with self._room:
-            with self._ending.counted():
-                limit_s = self._timeout_s if timeout_s is None else timeout_s
-                answer = await self._post(json.dumps(body).encode(), limit_s, session)
+            limit_s = self._timeout_s if timeout_s is None else timeout_s
+            answer = await self._post(json.dumps(body).encode(), limit_s, session)
         if answer is None:
             return [[NOTHING] * n for _ in prompts]
         rows = answer if isinstance(answer, list) else [answer]
@@ -222,11 +224,10 @@ class GenerateClient:
             return _Failure(repr(error), TIMEOUT)
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             return _Failure(repr(error), "engine_connection")
+        except aiohttp.ClientResponseError as error:
+            return _Failure(f"an answer that is no HTTP: {error!r}", MALFORMED)
         if response.status == OK:
-            try:
-                return json.loads(content)
-            except ValueError as error:
-                return _Failure(f"an answer that is no JSON: {error}", "engine_malformed")
+            return _read(content)
         text = content.decode(errors="replace")[:BODY_SHOWN]
         if response.status in REFUSED and response.status not in OVERLOADED:
             raise RequestRefused(
@@ -250,3 +251,21 @@ class _Failure:
 
     reason: str
     cause: str
+
+
+def _read(content: bytes) -> Any:
+    """One response or several, or a failure."""
+    try:
+        answer = json.loads(content)
+    except ValueError as error:
+        return _Failure(f"an answer that is no JSON: {error}", MALFORMED)
+    if not all(map(_is_response, answer if isinstance(answer, list) else [answer])):
+        text = content.decode(errors="replace")[:BODY_SHOWN]
+        return _Failure(f"the answer {text}, which is no response of SGLang's", MALFORMED)
+    return answer
+
+
+def _is_response(row: Any) -> bool:
+    meta = row.get("meta_info") if isinstance(row, dict) else None
+    reason = meta.get("finish_reason") if isinstance(meta, dict) else None
+    return isinstance(reason, dict) and "type" in reason and isinstance(row.get("output_ids"), list)

@@ -1,14 +1,15 @@
 """Ends the requests of a client before their time, with the tokens that they have.
 
-Engines are told again and again while it lasts, since a request may have been on its way to one. An engine that does
-not answer holds nobody up: its requests end by their own limit, or are cancelled by whoever waits for them.
+Engines are told again and again while it lasts, since a request may have been on its way to one, and whoever sent it: a
+generate function may ask them by itself. An engine that does not answer holds nobody up: its requests end by their own
+limit, or are cancelled by whoever waits for them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -40,17 +41,7 @@ class Ending:
 
     def __init__(self, url: str, session: Callable[[], aiohttp.ClientSession]) -> None:
         self._url, self._session = url, session
-        self._in_flight = 0
         self.is_on = False
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """A request is under way while the block runs."""
-        self._in_flight += 1
-        try:
-            yield
-        finally:
-            self._in_flight -= 1
 
     @asynccontextmanager
     async def ended(self) -> AsyncIterator[None]:
@@ -66,8 +57,7 @@ class Ending:
 
     async def _tell(self) -> None:
         while True:
-            if self._in_flight:
-                await asyncio.gather(*(self._call("POST", f"{url}/abort_request") for url in await self._engines()))
+            await asyncio.gather(*(self._call("POST", f"{url}/abort_request") for url in await self._engines()))
             await asyncio.sleep(PAUSE_S)
 
     async def _engines(self) -> list[str]:

@@ -6,10 +6,13 @@ import asyncio
 import pickle
 from array import array
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
 
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
+from slime_core.rollout.engines import client as module
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.testing.fake_engine import FakeEngine
@@ -27,6 +30,13 @@ def engine() -> Iterator[FakeEngine]:
 async def client(engine: FakeEngine) -> AsyncIterator[GenerateClient]:
     async with GenerateClient(engine.url, max_in_flight=3, timeout_s=5, vocab_size=16) as found:
         yield found
+
+
+@pytest.fixture
+def once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses are longer than any limit, so that a request which fails is not sent again, whatever the clock says."""
+    for name in ("FIRST_PAUSE_S", "LONGEST_PAUSE_S"):
+        monkeypatch.setattr(module, name, 1000.0)
 
 
 async def test_a_response_comes_back_with_ids_log_probabilities_and_version(client: GenerateClient) -> None:
@@ -104,12 +114,12 @@ async def test_an_answer_that_breaks_off_is_asked_for_again(
     ],
 )
 async def test_a_request_that_fails_for_good_says_how(
-    client: GenerateClient, engine: FakeEngine, fault: str | int, cause: str
+    client: GenerateClient, engine: FakeEngine, fault: str | int, cause: str, once: None
 ) -> None:
     engine.faults = [fault] * 50 if isinstance(fault, str) else []
     engine.fail_with = [fault] * 50 if isinstance(fault, int) else []
     with pytest.raises(RequestFailed) as failed:
-        await client.generate([3], sampling=SHORT, timeout_s=0.3)
+        await client.generate([3], sampling=SHORT, timeout_s=0.3 if fault == "hang" else 60)
     assert failed.value.cause == cause
     assert pickle.loads(pickle.dumps(failed.value)).cause == cause
 
@@ -120,6 +130,57 @@ async def test_no_refusal_is_asked_for_again(client: GenerateClient, engine: Fak
     with pytest.raises(RequestRefused, match=f"status {status}"):
         await client.generate([3], sampling=SHORT)
     assert engine.calls.count("/generate") == 1
+
+
+@asynccontextmanager
+async def saying(content: bytes) -> AsyncIterator[str]:
+    """The address of something that says ``content`` to whoever connects, whatever is asked."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(content)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def ok(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+@pytest.mark.parametrize(
+    ("content", "cause", "told"),
+    [
+        (b"220 mail.example ESMTP\r\n\r\n", "engine_malformed", "no HTTP"),
+        (ok(b"null"), "engine_malformed", "null, which is no response of SGLang's"),
+        (ok(b"{}"), "engine_malformed", "{}, which is no response of SGLang's"),
+        (ok(b'[{"meta_info": {}}, 3]'), "engine_malformed", "which is no response of SGLang's"),
+        (ok(b'{"output_ids": [3], "meta_info": {"finish_reason": null}}'), "engine_malformed", "null}}, which is no"),
+    ],
+)
+async def test_what_is_no_response_costs_its_sample_and_not_the_run(
+    content: bytes, cause: str, told: str, once: None
+) -> None:
+    async with saying(content) as url, GenerateClient(url, timeout_s=60) as client:
+        with pytest.raises(RequestFailed) as caught:
+            await client.generate([3], sampling=SHORT)
+    assert caught.value.cause == cause
+    assert told in str(caught.value)
+
+
+async def test_engines_are_told_of_requests_that_a_function_sent_by_itself(
+    client: GenerateClient, engine: FakeEngine
+) -> None:
+    engine.delay_s = 60
+    body = {"input_ids": [3], "sampling_params": {"max_new_tokens": 4}}
+    async with aiohttp.ClientSession() as session:
+        request = asyncio.create_task(session.post(f"{engine.url}/generate", json=body))
+        while not engine.most_in_flight:
+            await asyncio.sleep(0)
+        async with client.ended(), await request as response:
+            assert (await response.json())["meta_info"]["finish_reason"]["type"] == "abort"
 
 
 async def test_requests_can_be_ended_with_the_tokens_that_they_have(client: GenerateClient, engine: FakeEngine) -> None:
