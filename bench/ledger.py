@@ -1,11 +1,16 @@
 """Kills a run again and again while it generates, resumes it, and counts where every prompt group ended.
 
-    python bench/ledger.py FOLDER [--kills N] [--rollouts N] [--seed N] [FLAG ...]     further flags are slime run's
+    python bench/ledger.py FOLDER [--kills N] [--rollouts N] [--seed N] [--longest N] [FLAG ...]
+
+Further flags are slime run's. With ``--longest N`` responses have up to N tokens, each prompt its own number, so that
+many are ended halfway and go on with newer weights; what a sample is worth is then drawn by lot, because no such
+response is right. Without, they have four, and hardly any is.
 
 The run is the embedded task with over-sampling, partial rollouts, a transform that drops groups and a checkpoint every
 two rollouts. Kills take turns: the driver by SIGKILL, the inference server, the driver by SIGTERM; each comes at a
 random moment after the first checkpoint. After each, ``slime ledger`` has to balance. At the end the files of samples
-are read once more by other code: no group may be trained twice, and none that was handed out may be missing.
+are read once more by other code: no group may be trained twice, none that was handed out may be missing, and of a
+response that several versions drew, each token has to be one version's.
 """
 
 from __future__ import annotations
@@ -23,6 +28,8 @@ from typing import Any
 
 import psutil
 
+from slime_core.builtin.arithmetic.task import data_files
+
 SLIME = [sys.executable, "-m", "slime_core"]
 FLAGS = (
     *("--plugin", "grpo", "--progress", "lines", "--save-interval", "2", "--save-hf", "false"),
@@ -38,10 +45,11 @@ LEFT_OVERS_S = 20.0
 """Until what a killed driver left behind has to have ended by itself."""
 
 
-def main(folder: Path, *, kills: int, rollouts: int, seed: int, flags: list[str]) -> None:
+def main(folder: Path, *, kills: int, rollouts: int, seed: int, longest: int | None, flags: list[str]) -> None:
     """Kill and resume ``kills`` times, then let the run end; raises if a group is unaccounted for."""
     dice = random.Random(seed)
-    words = [*FLAGS, *flags, "--num-rollout", str(rollouts), "--output-dir", str(folder)]
+    lengths = [] if longest is None else long_responses(folder.with_suffix(".jsonl"), longest, dice)
+    words = [*FLAGS, *lengths, *flags, "--num-rollout", str(rollouts), "--output-dir", str(folder)]
     print("| try | ended by | rows | checkpoint | groups taken | open | ledger |\n|---|---|---|---|---|---|---|")
     for attempt in range(kills + 1):
         kill = KILLS[attempt % len(KILLS)] if attempt < kills else None
@@ -51,6 +59,19 @@ def main(folder: Path, *, kills: int, rollouts: int, seed: int, flags: list[str]
         print(f"| {attempt + 1} | {kill or f'itself, exit code {code}'} | {standing(folder)} |", flush=True)
     print(ledger(folder))
     verify(folder, rollouts)
+
+
+def long_responses(path: Path, longest: int, dice: random.Random) -> list[str]:
+    """Writes the prompts of the embedded task to ``path``, each with its own number of tokens, 4 to ``longest``, before
+    which no response ends; returns the flags of a run on them."""
+    lines = []
+    for row in map(json.loads, data_files()["train.jsonl"].splitlines()):
+        tokens = dice.randint(4, longest)
+        row["metadata"]["sampling_params"] = {"min_new_tokens": tokens, "max_new_tokens": tokens + 1}
+        lines.append(json.dumps(row) + "\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(lines))
+    return ["--prompt-data", str(path), "--rollout-max-response-len", str(longest + 1), "--rm-type", "random"]
 
 
 def carry_out(words: list[str], folder: Path, kill: str | None, *, target: int | None, delay_s: float) -> int:
@@ -133,8 +154,7 @@ def verify(folder: Path, rollouts: int) -> None:
     lost = set(range(source["next"])) - {row["group"] for row in found} - kept - set(source["returned"])
     print(f"{source['next']} groups handed out, {len(trained)} ended in a file, {len(kept)} held, "
           f"{len(source['returned'])} returned; twice: {twice}; lost: {sorted(lost)}")  # fmt: skip
-    resumed = sum(len(row["weight_versions"]) > 1 for row in found)
-    print(f"{resumed} of {len(found)} responses were ended and went on with other weights")
+    tell_resumed([row for row in found if row["status"] in ("completed", "truncated") and "dropped" not in row])
     times = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     spent = [row["perf/ledger_time"] for row in times if "perf/ledger_time" in row]
     steps = [row["perf/step_time"] for row in times if "perf/step_time" in row]
@@ -143,11 +163,30 @@ def verify(folder: Path, rollouts: int) -> None:
         raise SystemExit("a group was trained twice or lost")
 
 
+def tell_resumed(found: list[dict[str, Any]]) -> None:
+    """How many of the samples that were trained several versions drew; ends the campaign where a token is nobody's."""
+    resumed = [row for row in found if len(row["weight_versions"]) > 1]
+    for row in resumed:
+        spans = row["weight_spans"]
+        edges = [0, *(end for _, _, end in spans)]
+        whole = [start for _, start, _ in spans] == edges[:-1] and edges[-1] == row["response_length"]
+        versions = [int(version) for version, _, _ in spans]
+        if not whole or versions != sorted(versions) or versions[-1] > row["rollout"]:
+            raise SystemExit(f"rollout {row['rollout']}, sample {row['index']}: its tokens are drawn by {spans}")
+    ages = [row["rollout"] - min(map(int, row["weight_versions"])) for row in found]
+    print(f"{len(resumed)} of {len(found)} trained responses were ended and went on with newer weights, at most "
+          f"{max((len(row['weight_versions']) for row in found), default=0)} versions in one; the oldest token was "
+          f"{max(ages, default=0)} rollouts old")  # fmt: skip
+    for row in resumed[:1]:
+        print(f"rollout {row['rollout']}, sample {row['index']}: {row['weight_spans']}")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="kill and resume a run, and count where its prompt groups ended")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", type=int, default=6)
     parser.add_argument("--rollouts", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--longest", type=int, help="tokens of the longest response, at most 110")
     known, others = parser.parse_known_args()
-    main(known.folder, kills=known.kills, rollouts=known.rollouts, seed=known.seed, flags=others)
+    main(known.folder, kills=known.kills, rollouts=known.rollouts, seed=known.seed, longest=known.longest, flags=others)

@@ -51,5 +51,12 @@ def _readable(sample: Sample) -> dict[str, object]:
         "weight_versions": sample.weight_versions,
         "metadata": sample.metadata,
     }
-    marks = {"error": sample.error, "cause": sample.failure_cause, "masked": sample.remove_sample or None}
+    # Where one version drew the whole response, its name says it all.
+    spans = sample.weight_spans if len(sample.weight_versions) > 1 else None
+    marks = {
+        "weight_spans": spans,
+        "error": sample.error,
+        "cause": sample.failure_cause,
+        "masked": sample.remove_sample or None,
+    }
     return row | {name: mark for name, mark in marks.items() if mark is not None}

@@ -1,0 +1,25 @@
+"""What the file of a rollout says of a sample."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slime_core.track.samples import SampleWriter
+from slime_core.types import Sample, Status
+
+
+@pytest.mark.parametrize(
+    ("versions", "spans"), [(["3"], None), (["3", "4"], [["3", 0, 2], ["4", 2, 5]]), ([], None)], ids=str
+)
+def test_a_response_that_several_versions_drew_says_which_tokens_are_whose(
+    tmp_path: Path, versions: list[str], spans: list[list[object]] | None
+) -> None:
+    drawn = [("3", 0, 2), ("4", 2, 5)][: len(versions)]
+    sample = Sample(group_index=0, index=1, weight_versions=versions, weight_spans=drawn, status=Status.COMPLETED)
+    path = SampleWriter(tmp_path).write("train", 3, [sample])
+    assert path is not None
+    row = json.loads(path.read_text())
+    assert (row["weight_versions"], row.get("weight_spans")) == (versions, spans)
