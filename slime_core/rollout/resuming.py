@@ -65,13 +65,34 @@ def prepare(group: PromptGroup, generator: Chosen, reward: Chosen, *, resumes: b
     Arguments:
         resumes: responses that were ended go on (``partial_rollout``), where ``generator`` can; what is finished beside
             them stays as it is, with its reward unless that compares the samples of a group.
+
+    Where one of the siblings that a generation fanned out into does not stay, all of them give way to one sample: the
+    generation that begins anew makes all of them again. ``group`` is changed in place.
     """
     was_ended = resumes and any(sample.status is Status.ABORTED for sample in group)
-    for sample in group:
-        if not was_ended or not _stays(sample, generator):
+    stay = [was_ended and _stays(sample, generator) for sample in group]
+    gone = [one for one, stays in zip(group, stay, strict=True) if not stays and one.status is not Status.PENDING]
+    again = {one.rollout_id for one in gone} - {None}
+    stay = [stays and one.rollout_id not in again for one, stays in zip(group, stay, strict=True)]
+    for sample, stays in zip(group, stay, strict=True):
+        if not stays:
             anew(sample)
         elif reward.takes_groups:
             sample.reward = None
+    group[:] = _one_of_each(group, again)
+
+
+def _one_of_each(group: PromptGroup, generations: set[int | None]) -> list[Sample]:
+    """``group`` with the first sample alone of each of ``generations``, of which nothing has come yet."""
+    kept, seen = [], set()
+    for sample in group:
+        if sample.rollout_id not in generations:
+            kept.append(sample)
+        elif sample.rollout_id not in seen:
+            seen.add(sample.rollout_id)
+            sample.rollout_id = None
+            kept.append(sample)
+    return kept
 
 
 def _stays(sample: Sample, generator: Chosen) -> bool:
@@ -103,8 +124,9 @@ def add(sample: Sample, answer: Generation, response: str, *, masks: bool) -> No
     sample.rollout_log_probs = LogProbs([*(sample.rollout_log_probs or ()), *answer.log_probs])
     sample.response, sample.response_length = response, have + len(more)
     keep(sample, joined([(kept_of(sample), have), (answer.kept, len(more))]))
-    sample.weight_versions = list(dict.fromkeys([*sample.weight_versions, *answer.weight_versions]))
-    sample.weight_spans += [(version, have + start, have + end) for version, start, end in answer.weight_spans]
+    drawn_by, spans = (answer.weight_versions, answer.weight_spans) if more else ((), ())
+    sample.weight_versions = list(dict.fromkeys([*sample.weight_versions, *drawn_by]))
+    sample.weight_spans = [*sample.weight_spans, *((name, have + start, have + end) for name, start, end in spans)]
     sample.rollout_routed_experts = _routes(sample, answer)
     sample.spec_info = added(sample.spec_info, answer.spec_info) or SpecInfo()
     sample.status = FINISHED[answer.finish_reason]

@@ -13,7 +13,7 @@ from slime_core.rollout.choice import Chosen
 from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn
 from slime_core.rollout.resuming import add, prepare
-from slime_core.types import LogProbs, Mask, Sample, Status, TokenIds
+from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds
 
 
 class Encoder:
@@ -184,3 +184,44 @@ def test_a_finished_group_that_comes_again_begins_anew() -> None:
     whole = ended("z", status=Status.COMPLETED, reward=1.0)
     prepare([whole], chosen(), chosen(), resumes=True)
     assert (whole.response, whole.status, whole.weight_spans) == ("", Status.PENDING, [])
+
+
+def siblings(*statuses: Status) -> PromptGroup:
+    """What one generation fanned out into, between two samples that stand alone."""
+    fanned = [ended(str(place), index=7, rollout_id=0, status=status) for place, status in enumerate(statuses)]
+    return [ended("a", index=6, status=Status.COMPLETED), *fanned, ended("b", index=8)]
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+@pytest.mark.parametrize("takes_groups", [False, True])
+def test_a_generation_that_begins_anew_is_one_sample_again_however_many_it_came_to(
+    resumes: bool, takes_groups: bool
+) -> None:
+    group = siblings(Status.COMPLETED, Status.ABORTED, Status.COMPLETED)
+    prepare(group, chosen(takes_groups=takes_groups, resumes=False), chosen(), resumes=resumes)
+    assert [(sample.index, sample.rollout_id) for sample in group] == [(6, None), (7, None), (8, None)]
+    assert [sample.status for sample in group[1:]] == [Status.PENDING] * 2
+
+
+def test_siblings_that_are_all_there_stay_together_beside_a_response_that_goes_on() -> None:
+    group = siblings(Status.COMPLETED, Status.TRUNCATED)
+    prepare(group, chosen(takes_groups=False, resumes=False), chosen(takes_groups=False), resumes=True)
+    assert [(sample.index, sample.response) for sample in group] == [(6, "a"), (7, "0"), (7, "1"), (8, "")]
+
+
+def test_siblings_of_which_one_goes_on_stay_together() -> None:
+    group = siblings(Status.COMPLETED, Status.ABORTED)
+    prepare(group, chosen(takes_groups=False), chosen(takes_groups=False), resumes=True)
+    assert [sample.response for sample in group] == ["a", "0", "1", "b"]
+
+
+def test_siblings_that_somebody_else_wrote_stay_as_they_were_given() -> None:
+    group = siblings(Status.PENDING, Status.PENDING)
+    prepare(group, chosen(), chosen(), resumes=False)
+    assert [(sample.index, sample.rollout_id) for sample in group] == [(6, None), (7, 0), (7, 0), (8, None)]
+
+
+def test_an_answer_without_a_token_is_no_versions_work() -> None:
+    sample = ended()
+    add(sample, Generation(array("i"), array("f"), "abort", ("2",), weight_spans=(("2", 0, 0),)), "ab", masks=False)
+    assert (sample.weight_versions, sample.weight_spans, sample.status) == (["1"], [("1", 0, 2)], Status.ABORTED)
