@@ -75,11 +75,12 @@ class Ledger:
         """What a checkpoint keeps, JSON-ready."""
         groups = {"in_flight": present.in_flight, "held": present.held}
         parts = {name: [[group, list(ids)] for group, ids in found.items()] for name, found in groups.items()}
-        return {"journal": self.journal.position(), **parts}
+        position = self.journal.position()
+        return {"journal": position, "mark": self.journal.mark(position), **parts}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """Forget what came after ``state()`` was taken; None: of a run that kept no ledger."""
         state = state or {}
         held = {group: ids for name in ("in_flight", "held") for group, ids in state.get(name, [])}
-        self.journal.rewind(state.get("journal"), held=held)
+        self.journal.rewind(state.get("journal"), held=held, mark=state.get("mark"))
         self._recount = None if self._folder is None else Recount(self._folder)

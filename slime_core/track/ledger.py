@@ -15,6 +15,7 @@ since the last time is read, so a step costs its own samples.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections import Counter
@@ -29,6 +30,9 @@ __all__ = ["ENDS", "FAILED_GROUP", "JOURNAL", "NOT_ENDS", "Groups", "Journal", "
 
 JOURNAL = "taken.jsonl"
 """In the folder of samples."""
+
+MARKED = 4096
+"""Bytes by which a journal is known."""
 
 ENDS = ("trained", "filtered", "failed", "evicted")
 STALE, REQUEUED = "stale", "requeued"
@@ -86,18 +90,28 @@ class Journal:
             os.fsync(file.fileno())
             return file.tell()
 
-    def rewind(self, position: int | None, *, held: Groups) -> None:
+    def mark(self, position: int) -> str:
+        """Tells what is written before ``position`` from another run's journal: the SHA-256 of its last lines."""
+        if self._path is None or not position or not self._path.exists():
+            return ""
+        with self._path.open("rb") as file:
+            file.seek(max(0, position - MARKED))
+            return hashlib.sha256(file.read(min(position, MARKED))).hexdigest()
+
+    def rewind(self, position: int | None, *, held: Groups, mark: str | None = None) -> None:
         """Forget what came after ``position``.
 
         Arguments:
             position: None: of a run that wrote no journal.
             held: groups that are open there; with them alone the journal begins anew where the file does not reach
-                ``position``, as in the folder of another run.
+                ``position``, or is another one up to there, as in the folder of another run.
+            mark: what :meth:`mark` said of ``position``; None: nobody asked.
         """
         if self._path is None:
             return
         self._is_begun = False
-        if position and self._path.exists() and self._path.stat().st_size >= position:
+        reaches = position and self._path.exists() and self._path.stat().st_size >= position
+        if position and reaches and mark in (None, self.mark(position)):
             os.truncate(self._path, position)
             self._is_begun = True
             return

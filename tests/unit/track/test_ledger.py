@@ -198,6 +198,22 @@ def test_what_lies_behind_a_checkpoint_can_be_left_out_and_a_torn_line_is(tmp_pa
     assert found.open == {0: (0, 1), 1: (2, 3)}
 
 
+def test_a_journal_of_another_run_is_not_taken_for_the_own_one_because_it_is_long(tmp_path, journal, recount):
+    journal.took(ids(0, 1))
+    position = journal.position()
+    mark = journal.mark(position)
+    other = Journal(tmp_path / "other")
+    other.took(ids(5, 6, 7, 8, 9))  # a first try in that folder, killed before its first row
+    resumed = Journal(tmp_path / "other")
+    resumed.rewind(position, held=ids(1), mark=mark)
+    found = Recount(tmp_path / "other")
+    found.read()
+    assert found.open == {1: (2, 3)}
+    again = Journal(tmp_path)
+    again.rewind(position, held=ids(1), mark=mark)
+    assert recount().open == {0: (0, 1), 1: (2, 3)}
+
+
 def test_in_another_folder_the_ledger_begins_with_what_the_checkpoint_holds(tmp_path, recount):
     journal = Journal(tmp_path)
     journal.rewind(12345, held=ids(4))
