@@ -14,13 +14,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-import socket
-import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
+from slime_core.testing.fake_server import Answer, FakeServer, Handler
 
 __all__ = ["FakeEngine"]
 
@@ -34,19 +32,10 @@ MEMORY = ("kv_cache", "weights", "cuda_graph")
 
 NO_MEMORY = "the memory of the weights is released"
 LOG_PROB = -0.5
-START_LIMIT_S = 10.0
-
-ACCEPT_TURNS = 4
-"""Turns of an asyncio loop from a socket that was accepted last to a connection that the server knows and can close."""
-
-CLOSE_TURNS = 2
-"""Turns from asking for the end of a connection to a closed socket."""
-
-Handler = Callable[[dict[str, Any]], Coroutine[Any, Any, tuple[int, Any]]]
 
 
-class FakeEngine:
-    """Listens on a loopback port from :meth:`start` to :meth:`stop`; usable as a context manager.
+class FakeEngine(FakeServer):
+    """The engine; ``faults`` are what generate requests meet.
 
     Arguments:
         vocab_size: ids are below it.
@@ -56,75 +45,52 @@ class FakeEngine:
     Attributes:
         answers: ids of the next responses, first one first, which then end with id 1; without, it answers as above.
         drawn: the prompt and the response of every generation, in order.
-        calls: the paths that were asked for, in order.
         loaded: names of the weights of the last update.
         joined: rank and size of the update group that was joined last.
         released: tags of the memory that was given away.
         spoiled: it holds random numbers instead of weights, until the next update; its checksum says no more than that.
         fail_with: statuses that the next generate requests are answered with, first one first.
-        faults: what the next generate requests meet, first one first: ``reset``: the connection is cut; ``torn``: it is
-            cut within an answer; ``garbage``: the answer is no JSON; ``hang``: none comes.
         delay_s: seconds that every generate request takes.
         partial: tokens that a response has when it is aborted.
-        most_in_flight: generate requests that were under way at once.
+        most_in_flight: generate requests that were under way at once; those that came while it was paused wait before.
         info: further fields of its server info.
         meta: further fields of every answer's ``meta_info``.
-        bodies, keys: what each generate request said, and its routing key (None: it had none), in order.
+        bodies: what each generate request said, in order.
     """
 
     def __init__(self, *, vocab_size: int = 16, context_length: int = 128, version: str = "default") -> None:
-        self.url = ""
+        super().__init__(faulty="/generate")
         self.answers: list[list[int]] = []
         self.drawn: list[tuple[list[int], list[int]]] = []
-        self.calls: list[str] = []
         self.loaded: list[str] = []
         self.joined: tuple[int, int] | None = None
         self.released: set[str] = set()
         self.spoiled = False
         self.fail_with: list[int] = []
-        self.faults: list[str] = []
         self.delay_s = 0.0
         self.partial = 0
         self.most_in_flight = 0
         self.info: dict[str, Any] = {}
         self.meta: dict[str, Any] = {}
         self.bodies: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
         self._vocab_size, self._context_length = vocab_size, context_length
         self._in_flight = 0
         self._keeps_running = False
         self._version = version
         self._updating = False
         self._groups: set[str] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name="fake engine", daemon=True)
-        self._ready = threading.Event()
-        self._stopping = asyncio.Event()
         self._running = asyncio.Event()
+        self._running.set()
         self._aborted = asyncio.Event()
 
-    def start(self) -> None:
-        """It listens at ``url``."""
-        self._thread.start()
-        if not self._ready.wait(START_LIMIT_S):
-            raise TimeoutError("the fake engine did not start")
-
-    def stop(self) -> None:
-        """Nobody listens any more; open requests are cut."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join(START_LIMIT_S)
-
-    def __enter__(self) -> FakeEngine:
-        self.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.stop()
+    @property
+    def keys(self) -> list[str | None]:
+        """The routing key of each generate request, in order; None: it had none."""
+        return [headers.get(ROUTING_KEY) for headers in self.headers]
 
     # --- What is answered --------------------------------------------------------------------------------------------
 
-    async def _generate(self, body: dict[str, Any]) -> tuple[int, Any]:
+    async def _generate(self, body: dict[str, Any]) -> Answer:
         self.bodies.append(body)
         if self.fail_with:
             return self.fail_with.pop(0), {"error": {"message": "asked to fail"}}
@@ -146,19 +112,27 @@ class FakeEngine:
         return 200, rows if len(rows) > 1 else rows[0]
 
     async def _is_aborted(self) -> bool:
-        """Takes its time, and says whether it was told to stop meanwhile."""
+        """Takes its time, and says whether it was told to stop meanwhile. A request that comes while the engine is
+        paused is not begun, so nothing ends it before the engine goes on."""
+        await self._running.wait()
         self._in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
-        working, told = asyncio.create_task(self._work()), asyncio.create_task(self._aborted.wait())
+        working, told = asyncio.create_task(self._work()), asyncio.create_task(self._told())
         done, left = await asyncio.wait([working, told], return_when=asyncio.FIRST_COMPLETED)
         for task in left:
             task.cancel()
         self._in_flight -= 1
-        return working not in done
+        return told in done
 
     async def _work(self) -> None:
         await asyncio.sleep(self.delay_s)
         await self._running.wait()
+
+    async def _told(self) -> None:
+        """Paused in place, a request is not taken out: it ends with its next token, when the engine goes on."""
+        await self._aborted.wait()
+        if self._keeps_running:
+            await self._running.wait()
 
     def _respond(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
         stops = {END, *sampling.get("stop_token_ids", [])}
@@ -193,32 +167,35 @@ class FakeEngine:
         ends = len(ids) >= after > 0 or len(ids) == ANSWER_LENGTH
         return END if ends else sum([*prompt, *ids]) % (self._vocab_size - 2) + 2
 
-    async def _model_info(self, _: dict[str, Any]) -> tuple[int, Any]:
+    async def _model_info(self, _: dict[str, Any]) -> Answer:
         return 200, {"weight_version": self._version}
 
-    async def _server_info(self, _: dict[str, Any]) -> tuple[int, Any]:
+    async def _server_info(self, _: dict[str, Any]) -> Answer:
         return 200, {"weight_version": self._version, **self.info}
 
-    async def _pause(self, body: dict[str, Any]) -> tuple[int, Any]:
+    async def _pause(self, body: dict[str, Any]) -> Answer:
         self._running.clear()
         self._keeps_running = body.get("mode") == "in_place"
         if body.get("mode") == "abort":
-            await self._abort({"abort_all": True})
-        return _success()
-
-    async def _abort(self, body: dict[str, Any]) -> tuple[int, Any]:
-        if body.get("abort_all"):
-            self._aborted.set()
-            self._aborted = asyncio.Event()
+            self._abort_all()
             while self._in_flight:
                 await asyncio.sleep(0)
+        return _success()
+
+    async def _abort(self, body: dict[str, Any]) -> Answer:
+        if body.get("abort_all"):
+            self._abort_all()
         return 200, None
 
-    async def _continue(self, _: dict[str, Any]) -> tuple[int, Any]:
+    def _abort_all(self) -> None:
+        self._aborted.set()
+        self._aborted = asyncio.Event()
+
+    async def _continue(self, _: dict[str, Any]) -> Answer:
         self._running.set()
         return _success()
 
-    async def _begin(self, _: dict[str, Any]) -> tuple[int, Any]:
+    async def _begin(self, _: dict[str, Any]) -> Answer:
         if self._updating:
             return _refusal("a weight-update session is already open")
         if "weights" in self.released:
@@ -226,46 +203,46 @@ class FakeEngine:
         self._updating, self.loaded = True, []
         return _success()
 
-    async def _end(self, _: dict[str, Any]) -> tuple[int, Any]:
+    async def _end(self, _: dict[str, Any]) -> Answer:
         if not self._updating:
             return _refusal("no weight-update session is open")
         self._updating = False
         return _success()
 
-    async def _init_group(self, body: dict[str, Any]) -> tuple[int, Any]:
+    async def _init_group(self, body: dict[str, Any]) -> Answer:
         self._groups.add(body["group_name"])
         self.joined = body["rank_offset"], body["world_size"]
         return _success()
 
-    async def _destroy_group(self, body: dict[str, Any]) -> tuple[int, Any]:
+    async def _destroy_group(self, body: dict[str, Any]) -> Answer:
         if body["group_name"] not in self._groups:
             return _refusal("The group to be destroyed does not exist.")
         self._groups.remove(body["group_name"])
         return _success()
 
-    async def _update_distributed(self, body: dict[str, Any]) -> tuple[int, Any]:
+    async def _update_distributed(self, body: dict[str, Any]) -> Answer:
         refused = self._refused("update_weights_from_distributed")
         if refused is None and body["group_name"] not in self._groups:
             refused = _refusal(f"Group {body['group_name']} not in {sorted(self._groups)}")
         return refused or self._updated(body, names=body["names"])
 
-    async def _update_tensor(self, body: dict[str, Any]) -> tuple[int, Any]:
+    async def _update_tensor(self, body: dict[str, Any]) -> Answer:
         # What a payload holds only an unpickler could tell, and this process is not to be one.
         return self._refused("update_weights_from_tensor") or self._updated(body, names=[])
 
-    async def _update_disk(self, body: dict[str, Any]) -> tuple[int, Any]:
+    async def _update_disk(self, body: dict[str, Any]) -> Answer:
         if "weights" in self.released:
             return _refusal(NO_MEMORY)
         if not list(Path(body["model_path"]).glob("*.safetensors")):
             return _refusal(f"Failed to get weights iterator: no weights in {body['model_path']}")
         return self._updated(body, names=[])
 
-    def _refused(self, update: str) -> tuple[int, Any] | None:
+    def _refused(self, update: str) -> Answer | None:
         if not self._updating:
             return _refusal(f"{update} must run between begin_weight_update() and end_weight_update()")
         return _refusal(NO_MEMORY) if "weights" in self.released else None
 
-    def _updated(self, body: dict[str, Any], *, names: list[str]) -> tuple[int, Any]:
+    def _updated(self, body: dict[str, Any], *, names: list[str]) -> Answer:
         if body.get("flush_cache", True) and self._in_flight and self._keeps_running:
             return _refusal("Weights were updated, but the cache was not flushed because requests are still running")
         self.loaded += names
@@ -273,11 +250,11 @@ class FakeEngine:
         self._version = body.get("weight_version") or self._version
         return _success()
 
-    async def _set_version(self, body: dict[str, Any]) -> tuple[int, Any]:
+    async def _set_version(self, body: dict[str, Any]) -> Answer:
         self._version = body["new_version"]
         return _success()
 
-    async def _check_weights(self, body: dict[str, Any]) -> tuple[int, Any]:
+    async def _check_weights(self, body: dict[str, Any]) -> Answer:
         action = body.get("action", "checksum")
         if action == "reset_tensors":
             self.spoiled = True
@@ -287,7 +264,7 @@ class FakeEngine:
         total = hashlib.sha256(repr(self.spoiled).encode()).hexdigest()
         return 200, {"success": True, "ranks": [{"checksums": {"fake": total[:16]}}], "per_engine_checksum": total}
 
-    async def _release(self, body: dict[str, Any]) -> tuple[int, Any]:
+    async def _release(self, body: dict[str, Any]) -> Answer:
         tags = set(body.get("tags") or MEMORY)
         if self._in_flight and (self._running.is_set() or self._keeps_running):
             return _refusal("release_memory_occupation should be called only when server is idle.")
@@ -296,19 +273,18 @@ class FakeEngine:
         self.released |= tags
         return 200, None
 
-    async def _resume(self, body: dict[str, Any]) -> tuple[int, Any]:
+    async def _resume(self, body: dict[str, Any]) -> Answer:
         tags = set(body.get("tags") or MEMORY)
         if not tags <= self.released:
             return _refusal(f"asked to resume {sorted(tags)}; released is {sorted(self.released)}")
         self.released -= tags
         return 200, None
 
-    async def _nothing(self, _: dict[str, Any]) -> tuple[int, Any]:
+    async def _nothing(self, _: dict[str, Any]) -> Answer:
         return _success()
 
-    # --- How ---------------------------------------------------------------------------------------------------------
-
-    def _handlers(self) -> dict[str, Handler]:
+    def handlers(self) -> Mapping[str, Handler]:
+        """What SGLang's endpoints do."""
         return {
             "/generate": self._generate,
             "/health": self._nothing,  # a router looks there once, to learn that the engine speaks HTTP
@@ -331,62 +307,10 @@ class FakeEngine:
             "/resume_memory_occupation": self._resume,
         }
 
-    async def _answer(self, request: web.Request) -> web.Response:
-        self.calls.append(request.path)
-        if request.path == "/generate":
-            self.keys.append(request.headers.get(ROUTING_KEY))
-        handler = self._handlers().get(request.path)
-        if handler is None:
-            return web.json_response({"error": "not found"}, status=404)
-        body = await request.json() if request.can_read_body else {}
-        if request.path == "/generate" and self.faults:
-            return await self._fail(request, self.faults.pop(0))
-        status, answer = await handler(body)
-        return web.json_response(answer, status=status)
 
-    async def _fail(self, request: web.Request, fault: str) -> web.Response:
-        if fault == "garbage":
-            return web.Response(text="no JSON {", content_type="application/json")
-        if fault == "hang":
-            await self._stopping.wait()
-        if fault == "torn":
-            torn = web.StreamResponse(headers={"Content-Length": "1000"})
-            await torn.prepare(request)
-            await torn.write(b'{"text": "')
-        if request.transport is not None:
-            request.transport.abort()
-        return web.Response()
-
-    def _serve(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._listen())
-
-    async def _listen(self) -> None:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        server = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await server.setup()
-        listening = socket.create_server(("127.0.0.1", 0))
-        await web.SockSite(server, listening).start()
-        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        self._running.set()
-        self._ready.set()
-        await self._stopping.wait()
-        # A server that closes while it accepts leaks the socket (Server._attach in Python 3.11): first accept no more.
-        self._loop.remove_reader(listening)
-        await _turns(ACCEPT_TURNS)
-        await server.cleanup()
-        await _turns(CLOSE_TURNS)
-
-
-async def _turns(number: int) -> None:
-    for _ in range(number):
-        await asyncio.sleep(0)
-
-
-def _success() -> tuple[int, Any]:
+def _success() -> Answer:
     return 200, {"success": True, "message": "Success"}
 
 
-def _refusal(message: str) -> tuple[int, Any]:
+def _refusal(message: str) -> Answer:
     return 400, {"success": False, "message": message}

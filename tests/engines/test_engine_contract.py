@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +13,58 @@ import pytest
 import slime_core
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.engines.generation import SamplingParams
+from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.testing.fake_engine import FakeEngine
 from slime_core.weights.bucket import Bucket
-from slime_core.weights.endpoints import EngineControl
+from slime_core.weights.endpoints import EngineControl, call
 from slime_core.weights.specs import WeightSpec
 
 MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
 BUCKET = Bucket((WeightSpec("model.norm.weight", "float32", (64,)),))
 
 
+MANY = 200
+"""Requests that together take seconds on the real engine."""
+
+LONG = SamplingParams(max_new_tokens=110, ignore_eos=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An engine; ``fake`` is None for the real one."""
+
+    url: str
+    fake: FakeEngine | None = None
+
+    async def busy(self, client: GenerateClient) -> list[asyncio.Task[list[Generation]]]:
+        """Many long requests, which the engine has begun."""
+        if self.fake is not None:
+            self.fake.delay_s, self.fake.partial = 60, 2
+        tasks = [asyncio.create_task(client.generate([3, 8, 4], sampling=LONG)) for _ in range(MANY)]
+        while self.fake is not None and self.fake.most_in_flight < MANY:
+            await asyncio.sleep(0)
+        if self.fake is None:  # queued behind them: when it is answered, they have begun
+            await client.generate([3, 8, 4], sampling=SamplingParams(max_new_tokens=1))
+        return tasks
+
+    def end_all(self) -> None:
+        """Tell the engine to end what it has."""
+        call(self.url, "/abort_request", {"abort_all": True}, timeout_s=20)
+
+
 @pytest.fixture(params=["fake", "real"])
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
+def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     if request.param == "real":
         engine: Any = request.getfixturevalue("engine")
-        yield engine.server.url
+        yield Subject(engine.server.url)
     else:
         with FakeEngine(vocab_size=16, context_length=128) as fake:
-            yield fake.url
+            yield Subject(fake.url, fake)
+
+
+@pytest.fixture
+def url(subject: Subject) -> str:
+    return subject.url
 
 
 @pytest.fixture
@@ -79,6 +114,59 @@ async def test_a_paused_engine_holds_requests_and_answers_control_calls(
     assert (asking.done(), control.version()) == (False, "default")
     control.resume()
     assert len(await asking) == 1
+
+
+async def test_what_was_begun_ends_at_once_in_an_engine_that_is_paused_after_taking_it_back(
+    subject: Subject, client: GenerateClient, control: EngineControl
+) -> None:
+    asking = await subject.busy(client)
+    control.pause("retract")
+    subject.end_all()
+    answers = [answer for (answer,) in await asyncio.gather(*asking)]
+    control.resume()
+    assert {answer.finish_reason for answer in answers} == {"abort"}
+
+
+async def test_what_was_begun_ends_when_an_engine_that_is_paused_in_place_goes_on(
+    subject: Subject, client: GenerateClient, control: EngineControl
+) -> None:
+    asking = await subject.busy(client)
+    control.pause("in_place")
+    subject.end_all()
+    await asyncio.sleep(0.3)
+    assert not all(task.done() for task in asking)
+    control.resume()
+    answers = [answer for (answer,) in await asyncio.gather(*asking)]
+    assert {answer.finish_reason for answer in answers} == {"abort"}
+
+
+@pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
+async def test_what_comes_to_a_paused_engine_is_not_ended_but_begun_later(
+    subject: Subject, client: GenerateClient, control: EngineControl, mode: Any
+) -> None:
+    control.pause(mode)
+    asking = asyncio.create_task(client.generate([3, 4], sampling=SamplingParams(max_new_tokens=4, ignore_eos=True)))
+    await asyncio.sleep(0.3)
+    subject.end_all()
+    await asyncio.sleep(0.3)
+    assert not asking.done()
+    control.resume()
+    (answer,) = await asking
+    assert answer.finish_reason in ("stop", "length")
+
+
+async def test_a_client_that_ends_its_requests_ends_those_too_that_a_paused_engine_held(
+    client: GenerateClient, control: EngineControl, subject: Subject
+) -> None:
+    control.pause("in_place")
+    if subject.fake is not None:
+        subject.fake.delay_s = 60
+    asking = [asyncio.create_task(client.generate([3, 8, 4], sampling=LONG)) for _ in range(MANY)]
+    await asyncio.sleep(0.3)
+    async with client.ended():
+        control.resume()
+        answers = [answer for (answer,) in await asyncio.gather(*asking)]
+    assert {answer.finish_reason for answer in answers} == {"abort"}
 
 
 def test_the_cache_can_be_flushed_while_paused(control: EngineControl) -> None:
