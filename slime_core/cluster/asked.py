@@ -6,6 +6,7 @@ from importlib import metadata
 
 from slime_core.cluster.layout import Device, Layout
 from slime_core.config.schema import RunConfig
+from slime_core.config.sglang import speculates
 from slime_core.errors import ConfigError
 
 __all__ = ["asked_layout", "device_of", "refuse_on_device"]
@@ -28,11 +29,18 @@ def refuse_on_device(config: RunConfig, layout: Layout) -> None:
             "update_weight_transport = distributed with colocate on GPUs: NCCL takes no two processes on one GPU, and "
             "the first learner rank shares its GPU with an engine. Choose tensor, disk or auto."
         )
-    split = any(group.worker_type != "regular" for group in (*config.engine_groups, *config.beside_groups))
+    groups = (*config.engine_groups, *config.beside_groups)
+    split = any(group.worker_type != "regular" for group in groups)
     if layout.device == "cpu" and split:
         raise ConfigError(
             "prefill and decode apart hand the cache from GPU to GPU, and this run has none: device = "
             f"{config.cluster.device} means cpu here. Leave prefill_num_servers and worker_type out, or run on GPUs."
+        )
+    drafts = any(map(speculates, (config.sglang.given, *(group.overrides for group in groups))))
+    if layout.device == "cpu" and groups and drafts:
+        raise ConfigError(
+            "speculative_algorithm needs compiled kernels that SGLang has for GPUs only, and this run has none: device "
+            f"= {config.cluster.device} means cpu here. Leave it out, or run on GPUs."
         )
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from slime_core.config.section import EngineSection, Value
 from slime_core.config.tables import Row, sglang_rows
 
-__all__ = ["SGLangConfig", "owned", "rows_by_name", "server_arguments"]
+__all__ = ["SGLangConfig", "owned", "rows_by_name", "server_arguments", "speculates"]
 
 _OWNED: Mapping[str, str] = {
     "write --hf-checkpoint": "model_path model tokenizer_path revision",
@@ -69,6 +69,11 @@ def server_arguments(given: Iterable[tuple[str, Value]]) -> tuple[str, ...]:
     ``("--chunked-prefill-size=512", "--disable-radix-cache")``.
     """
     return tuple(word for name, value in given for word in _words(rows_by_name()[name], value))
+
+
+def speculates(given: Iterable[tuple[str, Value]]) -> bool:
+    """Whether engines with these flags let a draft propose tokens."""
+    return dict(given).get("speculative_algorithm") is not None
 
 
 class SGLangConfig(EngineSection):

@@ -11,7 +11,7 @@ from slime_core.config.mistakes import nearest
 from slime_core.config.rules.layout import Rule
 from slime_core.config.schema import RunConfig
 from slime_core.config.serving import EngineGroup
-from slime_core.config.sglang import rows_by_name
+from slime_core.config.sglang import rows_by_name, speculates
 
 __all__ = ["SERVING", "SERVING_OF_EVAL", "SERVING_OF_RUN"]
 
@@ -103,6 +103,16 @@ def _halves_have_gpus(config: RunConfig) -> Iterator[str]:
         yield (
             f"{split[0]}: prefill and decode apart hand the cache from GPU to GPU, and device = cpu; leave it out, or "
             "run on GPUs"
+        )
+
+
+def _drafts_have_gpus(config: RunConfig) -> Iterator[str]:
+    given = [("sglang", config.sglang.given), *((where, group.overrides) for where, group in _all_groups(config))]
+    where = next((where for where, flags in given if speculates(flags)), None)
+    if where is not None and config.cluster.device == "cpu":
+        yield (
+            f"{where}: speculative_algorithm needs compiled kernels that SGLang has for GPUs only (its CPU server ends "
+            "in copy_all_layer_kv_cache_cpu), and device = cpu; leave it out, or run on GPUs"
         )
 
 
@@ -209,6 +219,7 @@ SERVING: dict[Rule, str] = {
     _prefill_meets_decode: "engine_groups engine_models",
     _prefill_leaves_some_to_decode: f"prefill_num_servers engine_groups {_GPUS}",
     _halves_have_gpus: "prefill_num_servers engine_groups engine_models device",
+    _drafts_have_gpus: "engine_groups engine_models device",
     _a_router_has_an_address: "sglang_router_ip sglang_router_port",
     _others_routers_choose_themselves: (
         f"sglang_router_ip sglang_router_policy prefill_num_servers engine_groups {_GPUS} {_EXTERNAL} "

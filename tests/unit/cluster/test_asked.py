@@ -8,6 +8,7 @@ from slime_core.cluster.asked import asked_layout, refuse_on_device
 from slime_core.cluster.layout import Capacity, Layout, Seat, assign, plan
 from slime_core.config.schema import RunConfig
 from slime_core.config.serving import EngineGroup, EngineModel
+from slime_core.config.sglang import SGLangConfig
 from slime_core.errors import ConfigError, PlacementError
 
 LAYOUT = Layout(2, 1, 1, "gpu", groups=((1, 2),), beside=((1, 2), (1, 1)))
@@ -89,6 +90,22 @@ def test_prefill_and_decode_apart_are_refused_without_gpus():
         r"here\. Leave prefill_num_servers and worker_type out, or run on GPUs\."
     )
     asked = config(engine_groups=split)
+    with pytest.raises(ConfigError, match=message):
+        refuse_on_device(asked, asked_layout(asked, "cpu", learner_ranks=1))
+    refuse_on_device(asked, asked_layout(asked, "gpu", learner_ranks=1))
+
+
+@pytest.mark.parametrize("where", ["sglang", "group"])
+def test_drafts_are_refused_without_gpus(where):
+    flags = (("speculative_algorithm", "NGRAM"),)
+    groups = (EngineGroup(num_gpus=1, overrides=flags if where == "group" else ()),)
+    asked = config(engine_groups=groups)
+    if where == "sglang":
+        asked = asked.model_copy(update={"sglang": SGLangConfig(given=flags)})
+    message = (
+        r"speculative_algorithm needs compiled kernels that SGLang has for GPUs only, and this run has none: device = "
+        r"auto means cpu here\. Leave it out, or run on GPUs\."
+    )
     with pytest.raises(ConfigError, match=message):
         refuse_on_device(asked, asked_layout(asked, "cpu", learner_ranks=1))
     refuse_on_device(asked, asked_layout(asked, "gpu", learner_ranks=1))

@@ -145,6 +145,10 @@ def test_what_does_not_add_up_is_named(tmp_path, text, message):
     assert broken(settings(tmp_path, text)) == [message]
 
 
+DRAFTS = (
+    "speculative_algorithm needs compiled kernels that SGLang has for GPUs only (its CPU server ends in "
+    "copy_all_layer_kv_cache_cpu), and device = cpu; leave it out, or run on GPUs"
+)
 EXTERNAL = "--rollout-external-engine-addrs 127.0.0.1:30000"
 WRONG_FLAGS = {
     "--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2": (
@@ -157,6 +161,10 @@ WRONG_FLAGS = {
     "--rollout-num-gpus 2 --prefill-num-servers 1 --device cpu": (
         "prefill_num_servers: prefill and decode apart hand the cache from GPU to GPU, and device = cpu; leave it out, "
         "or run on GPUs"
+    ),
+    "--sglang-speculative-algorithm NGRAM --device cpu": f"sglang: {DRAFTS}",
+    '--engine-groups {"num_gpus":1,"overrides":{"speculative_algorithm":"NGRAM"}} --device cpu': (
+        f"engine_groups: group 0: {DRAFTS}"
     ),
     '--prefill-num-servers 1 --engine-groups {"num_gpus":1}': (
         "prefill_num_servers and engine_groups both say which engines compute prompts only; leave one out"
