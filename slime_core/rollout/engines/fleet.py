@@ -26,6 +26,7 @@ from slime_core.errors import EngineError, RemoteError, WaitTimeout
 from slime_core.rollout.engines.engine import EngineSettings
 from slime_core.rollout.engines.engine_actor import start_engine
 from slime_core.rollout.engines.external import External, Needs, discover
+from slime_core.rollout.engines.heads import with_head_bias
 from slime_core.rollout.engines.remote_router import RemoteRouter
 from slime_core.rollout.engines.router import RouterSettings, Worker
 from slime_core.rollout.engines.router_actor import start_router
@@ -269,9 +270,12 @@ class Servers:
 
     def _model_settings(self, model: EngineModel) -> Iterator[EngineSettings]:
         groups = (group for group in model.groups for _ in range(group.num_engines))
+        served = model.model_path
+        if model.is_embedding:
+            served = with_head_bias(served, self._site.logs.parent / "served" / model.name)
         for number, group in enumerate(groups):
             extra = ("--is-embedding",) if model.is_embedding else ()
-            yield self._settings(group, name=f"{model.name} {number}", seed=number, model=model.model_path, extra=extra)
+            yield self._settings(group, name=f"{model.name} {number}", seed=number, model=served, extra=extra)
 
     def _settings(self, group: EngineGroup, *, name: str, extra: tuple[str, ...], **fields: Any) -> EngineSettings:
         config, site = self._config, self._site
