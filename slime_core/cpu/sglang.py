@@ -5,9 +5,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["server_arguments", "server_environment"]
+__all__ = ["MODULE", "RUNNING_REQUESTS", "TOTAL_TOKENS", "server_arguments", "server_environment"]
 
 STAND_INS = Path(__file__).parent / "stand_ins"
+
+MODULE = "_slime_server"
+"""What ``python -m`` starts in that environment: SGLang's own server, whose processes fork."""
+
+TOTAL_TOKENS = 32_768
+"""KV cache of a CPU server unless told otherwise: by itself SGLang would plan for most of the machine's memory."""
+
+RUNNING_REQUESTS = 256
+"""Sequences a CPU server decodes together unless told otherwise: one rollout of 32 x 8."""
 
 
 def server_environment(*, threads: int = 1, processes: int = 1) -> dict[str, str]:

@@ -23,13 +23,6 @@ from slime_core.rollout.engines.process import ServerProcess, free_ports
 
 __all__ = ["EngineSettings", "SGLangServer"]
 
-CPU_TOTAL_TOKENS = 32_768
-"""KV cache of a CPU server unless told otherwise: by itself SGLang would plan for most of the machine's memory."""
-
-CPU_RUNNING_REQUESTS = 256
-"""Sequences a CPU server decodes together unless told otherwise: one rollout of 32 x 8."""
-
-CPU_MODULE = "_slime_server"
 GPU_MODULE = "sglang.launch_server"
 
 SHARED_MEMORY = "/dev/shm/sgl*"
@@ -94,8 +87,8 @@ class EngineSettings:
             "dtype": self.dtype,
             "random-seed": self.seed,
             "context-length": self.context_length,
-            "max-running-requests": self.max_running_requests or (CPU_RUNNING_REQUESTS if on_cpu else None),
-            "max-total-tokens": self.max_total_tokens or (CPU_TOTAL_TOKENS if on_cpu else None),
+            "max-running-requests": self.max_running_requests or (cpu.RUNNING_REQUESTS if on_cpu else None),
+            "max-total-tokens": self.max_total_tokens or (cpu.TOTAL_TOKENS if on_cpu else None),
             "mem-fraction-static": self.mem_fraction,
             "tensor-parallel-size": self.tensor_parallel,
             "disaggregation-mode": None if self.worker_type == "regular" else self.worker_type,
@@ -128,7 +121,7 @@ class EngineSettings:
         Arguments:
             bootstrap_port: where a prefill engine hands the cache over; 0: it is none.
         """
-        module = CPU_MODULE if self.device == "cpu" else GPU_MODULE
+        module = cpu.MODULE if self.device == "cpu" else GPU_MODULE
         bootstrap = [f"--disaggregation-bootstrap-port={bootstrap_port}"] if bootstrap_port else []
         return [sys.executable, "-m", module, *self.arguments(), f"--port={port}", *bootstrap]
 

@@ -35,18 +35,27 @@ class Needs:
         dtype: what learner and engines compute in.
         ranks: processes of one engine.
         routes: whether it must return the routes of a mixture.
+        pauses_in_place: whether requests go on with new weights from what older ones computed, which others must not
+            find in the engine's cache then.
     """
 
     model: Path
     dtype: str
     ranks: int
     routes: bool = False
+    pauses_in_place: bool = False
 
     @classmethod
     def of(cls, config: RunConfig, model: Path) -> Needs:
         """What the settings ask for."""
         dtype, size = "bfloat16" if config.model.bf16 else "float32", config.cluster.rollout_num_gpus_per_engine
-        return cls(model, dtype, size, routes=config.learner.use_rollout_routing_replay)
+        return cls(
+            model,
+            dtype,
+            size,
+            routes=config.learner.use_rollout_routing_replay,
+            pauses_in_place=config.rollout.pause_generation_mode == "in_place",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +137,8 @@ def _reasons(told: Mapping[str, Any], needs: Needs) -> list[str]:
         found.append("it serves embeddings; start it without --is-embedding")
     if needs.routes and not told.get("enable_return_routed_experts"):
         found.append("use_rollout_routing_replay needs the routes; start it with --enable-return-routed-experts")
+    if needs.pauses_in_place and not told.get("disable_radix_cache"):
+        found.append("pause_generation_mode = in_place: its cache would outlive weights; add --disable-radix-cache")
     return found
 
 

@@ -26,6 +26,7 @@ from slime_core.errors import EngineError, RemoteError, WaitTimeout
 from slime_core.rollout.engines.engine import EngineSettings
 from slime_core.rollout.engines.engine_actor import start_engine
 from slime_core.rollout.engines.external import External, Needs, discover
+from slime_core.rollout.engines.external_watch import start_watch
 from slime_core.rollout.engines.heads import with_head_bias
 from slime_core.rollout.engines.remote_router import RemoteRouter
 from slime_core.rollout.engines.router import RouterSettings, Worker
@@ -187,6 +188,8 @@ class Servers:
         if self._policy is None or self._policy.is_in:
             return
         self._introduce(self._policy, self.urls())
+        if self._external:
+            self._monitors.append(start_watch([one.url for one in self._external]).start("watch"))
 
     def _each(self, method: str, *arguments: str, what: str) -> None:
         self._wait([actor.start(method, *arguments) for actor in self.actors], what=what)

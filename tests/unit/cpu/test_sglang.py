@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from slime_core.cpu.serve import command
 from slime_core.cpu.sglang import STAND_INS, server_arguments, server_environment
 
 
@@ -32,6 +33,15 @@ def test_the_path_ends_with_the_stand_ins_where_nothing_was_set(monkeypatch):
 
 def test_the_server_is_told_to_use_the_cpu():
     assert "--device=cpu" in server_arguments()
+
+
+def test_a_server_for_runs_to_find_takes_the_users_arguments_last():
+    program, variables = command(["--model-path", "m", "--tp-size=2", "--max-total-tokens", "64"])
+    assert program[1:3] == ["-m", "_slime_server"]
+    assert program[-4:] == ["m", "--tp-size=2", "--max-total-tokens", "64"]
+    assert {"--device=cpu", "--max-total-tokens=32768", "--max-running-requests=256"} < set(program[:-5])
+    assert variables["SGLANG_CPU_OMP_THREADS_BIND"].count("|") == 1
+    assert "SGLANG_CPU_OMP_THREADS_BIND" not in command(["--model-path", "m"])[1]
 
 
 def test_this_process_does_not_see_the_stand_ins():

@@ -48,6 +48,8 @@ def test_an_engine_that_fits_is_taken(engine):
 def test_what_is_needed_stands_in_the_settings():
     line = ["--advantage-estimator", "toy", "--bf16", "--rollout-num-gpus-per-engine", "2"]
     assert Needs.of(load(line, check_rules=False).config, MODEL) == Needs(MODEL, "bfloat16", 2)
+    line += ["--pause-generation-mode", "in_place"]
+    assert Needs.of(load(line, check_rules=False).config, MODEL) == Needs(MODEL, "bfloat16", 2, pauses_in_place=True)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,11 @@ def test_what_is_needed_stands_in_the_settings():
             {},
             Needs(MODEL, "float32", 1, routes=True),
             "use_rollout_routing_replay needs the routes; start it with --enable-return-routed-experts",
+        ),
+        (
+            {},
+            Needs(MODEL, "float32", 1, pauses_in_place=True),
+            "pause_generation_mode = in_place: its cache would outlive weights; add --disable-radix-cache",
         ),
         (
             {"model_path": "/far/away"},

@@ -93,6 +93,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stand]:
         return stands.setdefault(settings.log_file.stem, Stand(settings, f"http://{settings.log_file.stem}"))
 
     monkeypatch.setattr(fleet, "start_engine", engine)
+    monkeypatch.setattr(fleet, "start_watch", lambda urls: stands.setdefault("watch", Stand(urls, "")))
     monkeypatch.setattr(fleet, "start_router", router)
     monkeypatch.setattr(fleet, "wait", lambda calls, **_: calls)
     return stands
@@ -221,7 +222,8 @@ def test_engines_of_others_are_used_and_not_stopped(started, tmp_path):
         assert ("add", ([Worker(engine.url)],)) in started["router"].called
         found.stop()
         assert started["router"].called[-1] == ("stop", ())
-    assert sorted(started) == ["router"]
+        assert (started["watch"].settings, started["watch"].called) == ([engine.url], [("watch", ())])
+    assert sorted(started) == ["router", "watch"]
 
 
 def test_a_run_that_reads_its_rollouts_starts_nothing(started, tmp_path):

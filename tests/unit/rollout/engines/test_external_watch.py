@@ -1,0 +1,68 @@
+"""Engines of others under watch: those that are gone, and those that others' weights got into."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from slime_core.errors import EngineError
+from slime_core.rollout.engines import external_watch
+from slime_core.rollout.engines.external_watch import ExternalWatch
+from slime_core.testing.fake_engine import FakeEngine
+from slime_core.weights.endpoints import call
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    with FakeEngine() as fake:
+        yield fake
+
+
+@pytest.fixture
+def holds(engine: FakeEngine) -> Callable[[str], None]:
+    return lambda version: call(engine.url, "/update_weight_version", {"new_version": version}, timeout_s=5)
+
+
+def test_versions_that_rise_are_this_runs_own(engine, holds):
+    watch = ExternalWatch([engine.url])
+    for version in ("7", "0", "1", "1", "4"):  # 7: what an earlier run left behind
+        holds(version)
+        watch.look()
+
+
+@pytest.mark.parametrize("later", ["default", "2"])
+def test_an_engine_that_holds_older_weights_than_before_ends_the_run(engine, holds, later):
+    watch = ExternalWatch([engine.url])
+    for version in ("default", "3"):
+        holds(version)
+        watch.look()
+    holds(later)
+    message = (
+        f"The engine at {engine.url}, which somebody else started, held weights of version 3 and now holds version "
+        f"'{later}': it was started anew, or another run publishes to it."
+    )
+    with pytest.raises(EngineError) as caught:
+        watch.look()
+    assert str(caught.value).startswith(message)
+
+
+def test_an_engine_that_takes_no_connection_three_times_is_gone(engine):
+    with FakeEngine() as other:
+        watch = ExternalWatch([other.url, engine.url])
+        engine.stop()
+        watch.look()
+        watch.look()
+        with pytest.raises(EngineError) as caught:
+            watch.look()
+    assert str(caught.value).startswith(f"The engine at {engine.url}, which somebody else started, is gone: Connection")
+    assert "continue from the last checkpoint with --load" in str(caught.value)
+
+
+def test_an_engine_that_is_slow_is_not_gone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(external_watch, "ANSWER_LIMIT_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # takes connections and says nothing
+        watch = ExternalWatch([f"http://127.0.0.1:{listening.getsockname()[1]}"])
+        for _ in range(5):
+            watch.look()
