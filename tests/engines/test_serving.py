@@ -1,4 +1,5 @@
-"""The real router before stand-ins of engines; real engines that a run finds, asks directly, and takes routes of."""
+"""The real router before stand-ins of engines; real engines that a run finds, asks directly, and takes routes or scores
+of."""
 
 from __future__ import annotations
 
@@ -11,15 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassification
 
+from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.errors import ConfigError
 from slime_core.learner.batches import cut, packed_sequence
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.external import External, Needs, discover
 from slime_core.rollout.engines.generation import Generation, SamplingParams
+from slime_core.rollout.engines.heads import with_head_bias
 from slime_core.rollout.engines.router import Router, RouterSettings, Worker
 from slime_core.rollout.plan import BatchPlan
+from slime_core.rollout.rewards.models import ServedReward
 from slime_core.rollout.shards import make_shards
 from slime_core.testing.fake_engine import FakeEngine
 from slime_core.types import Sample
@@ -28,6 +34,7 @@ from tests.engines.families import build, write
 # Megatron warns about its own calls between its own modules.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
 
+MODEL = ARITHMETIC / "model"
 SHORT = SamplingParams(max_new_tokens=2)
 FAMILY, LAYERS, CHOSEN = "qwen3_moe", 3, 2
 PROMPT = [3, 8, 12, 15, 9, 10, 4]
@@ -93,6 +100,33 @@ async def test_the_routes_of_an_engine_are_those_that_the_learner_takes(megatron
         assert answer.routed_experts is not None
         assert answer.routed_experts.shape == (len(PROMPT) + 12 - 1, LAYERS, CHOSEN)
         assert np.array_equal(np.sort(answer.routed_experts, axis=-1), np.sort(layers, axis=-1))
+
+
+async def test_a_reward_model_scores_as_transformers_computes(tmp_path: Path) -> None:
+    scorer = reward_model(tmp_path / "scorer")
+    samples = [Sample(prompt=prompt, response=str(number)) for prompt in ("68+19", "1+1") for number in (3, 87)]
+    served = with_head_bias(tmp_path / "scorer", tmp_path / "served")
+    config = RunConfig(rollout=RolloutConfig(rm_type="served_rm", rm_model="scorer", reward_timeout_s=60))
+    with SGLangServer(EngineSettings(served, tmp_path / "log", dtype="float32", extra=("--is-embedding",))) as server:
+        server.wait_ready()
+        rewards = await ServedReward(config, models={"scorer": server.url}).score(samples)
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    texts = [tokenizer(f"{one.prompt}{one.response}", return_tensors="pt")["input_ids"] for one in samples]
+    with torch.no_grad():
+        expected = [scorer(ids).logits.item() for ids in texts]
+    assert len(set(expected)) == 4
+    assert rewards == pytest.approx(expected, abs=1e-5)
+
+
+def reward_model(folder: Path) -> Any:
+    """One output on top of the embedded checkpoint's shape; its head has no bias."""
+    config = AutoConfig.from_pretrained(MODEL)
+    config.num_labels = 1
+    torch.manual_seed(5)
+    found = Qwen3ForSequenceClassification(config).float().eval()
+    found.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(MODEL).save_pretrained(folder)
+    return found
 
 
 def learner_routes(megatron: Any, folder: Path, answers: list[Generation]) -> list[Any]:

@@ -104,6 +104,10 @@ def shared() -> list[str]:
     return [name for name in os.listdir("/dev/shm") if name.startswith(mine)] + maps
 
 
+def test_an_engine_of_two_processes_answers_like_one_of_one_process(servers: dict[int, str]) -> None:
+    assert difference(generated(servers[2]), generated(servers[1])) <= LARGEST_DIFFERENCE
+
+
 def test_after_a_publication_an_engine_answers_like_one_that_was_started_from_the_same_weights(
     servers: dict[int, str], width: int, transport: Any, weights: Weights, changed: Weights, tmp_path: Path
 ) -> None:
