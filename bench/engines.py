@@ -97,7 +97,8 @@ def external(folder: Path) -> Rows:
             ("the server afterwards", *left_running(server, url)),
         ]
         other = another_model(folder / "other")
-        refused = slime(folder / "refused", *named, "--num-rollout", "1", "--hf-checkpoint", str(other))
+        data = ("--prompt-data", str(ARITHMETIC / "data" / "train.jsonl"), "--rollout-max-response-len", "8")
+        refused = slime(folder / "refused", *named, *data, "--num-rollout", "1", "--hf-checkpoint", str(other))
         rows.append(("another model", *says(refused, "is not that of")))
         rows.append(("it dies midway", *dies_midway(folder / "dies", named, server)))
         dead = slime(folder / "dead", *named, "--num-rollout", "1")
@@ -259,7 +260,7 @@ def says(ended: subprocess.CompletedProcess[str], text: str) -> tuple[str, bool]
 def short(errors: str) -> str:
     """A message on one line, with folders left out."""
     message = " ".join(errors.partition("slime: ")[2].split())
-    return re.sub(r"/\S*/", "", re.sub(r"127\.0\.0\.1:\d+", "HOST:PORT", message)).replace("|", "\\|")
+    return re.sub(r"(?<!\S)/\S*/", "", re.sub(r"127\.0\.0\.1:\d+", "HOST:PORT", message)).replace("|", "\\|")
 
 
 def wait_for(is_there: Callable[[], bool], limit_s: float, what: str) -> None:
