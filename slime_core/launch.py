@@ -39,7 +39,7 @@ from slime_core.learner.absent import AbsentLearner, UnpublishedLearner
 from slime_core.learner.actor import LearnerActor, LearnerHandle, Saving, manifest_record
 from slime_core.learner.critic_actor import CriticActor, CriticGroup
 from slime_core.learner.layout import ParallelLayout
-from slime_core.learner.rank import LearnerSettings
+from slime_core.learner.settings import LearnerSettings
 from slime_core.loop import train
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import Place, RunInfo

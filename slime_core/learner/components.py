@@ -12,7 +12,7 @@ from slime_core.learner.advantages import OverShards, TokenEstimation
 from slime_core.learner.corrections import Corrections, NamedCorrection
 from slime_core.learner.custom import Custom
 from slime_core.learner.objective import Objective
-from slime_core.learner.process import LearnerSettings
+from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import AdvantageSettings, CorrectionSettings

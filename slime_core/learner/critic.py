@@ -16,9 +16,9 @@ from slime_core.config.schema import OptimizerConfig, RunConfig
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.learner.batches import MicroBatch
 from slime_core.learner.finite import refuse_non_finite_weights
-from slime_core.learner.process import LearnerSettings
 from slime_core.learner.refusals import refuse_non_finite, refuse_wrong_weights
 from slime_core.learner.same_model import require_same_model
+from slime_core.learner.settings import LearnerSettings
 from slime_core.learner.totals import Sums
 from slime_core.learner.trained import TrainedModel
 from slime_core.ops.values import clipped_value_loss

@@ -14,9 +14,8 @@ import ray
 
 from slime_core.cluster.actors import Call
 from slime_core.cluster.group import ActorGroup
-from slime_core.learner.critic_rank import CriticRank
 from slime_core.learner.meeting import Meeting, numbered
-from slime_core.learner.process import LearnerSettings
+from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.manifest import Manifest, attach
 
 __all__ = ["CriticActor", "CriticGroup"]
@@ -25,7 +24,7 @@ Wait = Callable[..., list[Any]]
 
 
 class CriticActor(Meeting):
-    """Runs a :class:`CriticRank`, with exactly the driver's plugins."""
+    """Runs a :class:`~slime_core.learner.critic_rank.CriticRank`, with exactly the driver's plugins."""
 
     def __init__(self, manifest: Manifest) -> None:
         # Here, because the options that setup() is handed are objects of the plugins' classes.
@@ -34,6 +33,8 @@ class CriticActor(Meeting):
 
     def setup(self, settings: LearnerSettings) -> None:
         """Build the critic and load its start weights. Collective."""
+        from slime_core.learner.critic_rank import CriticRank  # with torch, which the driver does not need
+
         self._critic = CriticRank(settings, self._registry)
 
     def values(self, shards: list[Any]) -> list[Any]:

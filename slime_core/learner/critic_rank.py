@@ -13,8 +13,9 @@ from slime_core.config.described import described
 from slime_core.config.flops import forward_flops
 from slime_core.learner.critic import Critic
 from slime_core.learner.custom import Custom
-from slime_core.learner.process import LearnerSettings, prepare_process
+from slime_core.learner.process import prepare_process
 from slime_core.learner.recut import Column, Place, recut, taken
+from slime_core.learner.settings import LearnerSettings
 from slime_core.ops.packing import row_budget
 from slime_core.plugins.registry import Registry
 from slime_core.types import TrainBatch

@@ -26,9 +26,10 @@ from slime_core.learner.critic import Critic
 from slime_core.learner.custom import Custom
 from slime_core.learner.finite import refuse_non_finite_weights
 from slime_core.learner.parity import ParityGate
-from slime_core.learner.process import LearnerSettings, prepare_process
+from slime_core.learner.process import prepare_process
 from slime_core.learner.refusals import refuse_non_finite, refuse_wrong_weights
 from slime_core.learner.roles import ACTOR, OLD_ACTOR
+from slime_core.learner.settings import LearnerSettings
 from slime_core.learner.train_data import save_train_data
 from slime_core.learner.trained import TrainedModel
 from slime_core.plugins.component import Kind

@@ -17,7 +17,7 @@ import torch
 from safetensors.numpy import save
 
 from slime_core.learner.batches import MicroBatch
-from slime_core.learner.process import LearnerSettings
+from slime_core.learner.settings import LearnerSettings
 from slime_core.track.record import write_atomically
 from slime_core.types import TrainBatch
 

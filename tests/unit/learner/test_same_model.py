@@ -9,8 +9,8 @@ from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import CriticConfig, RunConfig
 from slime_core.errors import ConfigError
 from slime_core.learner.critic import Critic
-from slime_core.learner.process import LearnerSettings
 from slime_core.learner.same_model import require_same_model
+from slime_core.learner.settings import LearnerSettings
 
 MODEL = ARITHMETIC / "model"
 
