@@ -30,15 +30,19 @@ setup: ## make .venv: the pinned CPU environment and the five packages, editable
 demo: setup ## train a tiny model with GRPO on this machine's CPU
 	@$(BIN)/slime run --plugin grpo --device cpu
 
-# Look at no clock, and at most one of them starts servers: two of these files may run beside each other. In a pytest of
-# their own, because Megatron takes over the process that loads it.
-BESIDE := $(wildcard $(addprefix tests/engines/test_,critic.py function_paths.py layouts.py learner.py llama.py \
-    log_probs.py megatron_flags.py model.py roles.py shared_prompts.py) tests/e2e/test_bad_input.py)
+# Look at no clock, so two of these files may run beside each other, the longest first. A file that is not named here
+# runs alone. In a pytest of their own, because Megatron takes over the process that loads it.
+BESIDE := $(wildcard $(patsubst %,tests/%.py, \
+    e2e/test_run engines/test_layouts e2e/test_ppo e2e/test_halves engines/test_parity e2e/test_layouts \
+    engines/test_transports e2e/test_bad_input engines/test_critic e2e/test_async e2e/test_lifecycle \
+    $(addprefix engines/test_,function_paths learner families roles shared_prompts serving processes sampling) \
+    $(addprefix e2e/test_,function_paths rollout_paths parity scaffold nodes) \
+    $(addprefix engines/test_,freezing routing gloo log_probs megatron_flags model llama schedules)))
 
 .PHONY: test
 test: setup lint types contracts ## everything that must hold: lint, types, import contracts, tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/guards tests/contracts
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(BESIDE)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(BESIDE)
 	$(BIN)/python -m pytest $(addprefix --ignore ,$(BESIDE)) tests/engines tests/e2e
 
 .PHONY: lint

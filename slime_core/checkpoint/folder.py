@@ -26,7 +26,7 @@ from typing import Any
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.track.record import numbered, write_atomically
 
-__all__ = ["Checkpoint", "RunState", "drafted", "find", "newest", "set_aside", "write_state"]
+__all__ = ["Checkpoint", "RunState", "critic_part", "drafted", "find", "newest", "set_aside", "write_state"]
 
 NAME = re.compile(r"step-(\d{6,})")
 
@@ -131,6 +131,21 @@ def find(path: Path) -> Checkpoint:
         f"{path} holds no checkpoint: neither state.json nor a folder step-NNNNNN. Give a run folder, its checkpoints "
         "folder, or one checkpoint."
     )
+
+
+def critic_part(checkpoint: Path) -> Path:
+    """The folder of the critic in a checkpoint.
+
+    Raises:
+        CheckpointError: the run that wrote it had no critic.
+    """
+    if not (checkpoint / "critic").is_dir():
+        raise CheckpointError(
+            f"{checkpoint} holds no critic, and the advantage estimator of this run needs one: the run that wrote it "
+            "had none. Resume with its estimator, or start anew from its weights with --hf-checkpoint "
+            f"{checkpoint / 'hf'}; a critic that is trained first (--num-critic-only-steps) then leaves them alone."
+        )
+    return checkpoint / "critic"
 
 
 def _by_step(folder: Path) -> dict[int, Path]:

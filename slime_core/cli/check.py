@@ -44,7 +44,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     """
     config = resolved.config
     check_targets(config, active.registry, trains=True, architecture=architecture, heavy=True)
-    resume = resumed(config)
+    resume = resumed(config, active.registry)
     check_files(config, active.registry, trains=True, first=0 if resume is None else resume.state.step)
     continued(active.manifest, resume, allowed=config.run.allow_plugin_change)
     options_of(resolved, active)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from slime_core.checkpoint.folder import Checkpoint, find, set_aside
+from slime_core.checkpoint.folder import Checkpoint, critic_part, find, set_aside
 from slime_core.cli.changes import continued
 from slime_core.cli.plan import half_of
 from slime_core.cli.preflight import preflight
@@ -27,13 +27,14 @@ from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.discovery import CORE, PATHS
 from slime_core.plugins.entries import listed
+from slime_core.plugins.selection import has_critic
 from slime_core.track.events import EvalFinished, Event, Listener
 from slime_core.track.record import RunRecord, numbered
 from slime_core.track.track import Sink, Track
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
-    from slime_core.plugins.registry import ActivePlugins
+    from slime_core.plugins.registry import ActivePlugins, Registry
 
 __all__ = ["execute", "expand", "open_record", "options_of", "paths", "resumed", "written"]
 
@@ -59,7 +60,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     """Train as resolved; returns the exit code."""
     begun_s = time.monotonic()
     config = resolved.config
-    resume = resumed(config)
+    resume = resumed(config, active.registry)
     manifest = continued(active.manifest, resume, allowed=config.run.allow_plugin_change)
     preflight(config, active.registry, trains=True, first=0 if resume is None else resume.state.step)
     trackers = _trackers(resolved, active)
@@ -178,16 +179,19 @@ def _new_folder(job_name: str) -> Path:
     raise AssertionError("numbers do not end")
 
 
-def resumed(config: RunConfig) -> Checkpoint | None:
+def resumed(config: RunConfig, registry: Registry) -> Checkpoint | None:
     """The checkpoint that the run continues from, if it continues.
 
     Raises:
         ConfigError: there is none where ``load`` says, or nothing is left to do.
+        CheckpointError: the run trains a critic, and the checkpoint holds none.
     """
     if config.model.load is None:
         return None
     found = find(config.model.load)
     _refuse_finished(config, found)
+    if has_critic(config, registry):
+        critic_part(found.path)
     return found
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from slime_core.checkpoint.folder import critic_part
 from slime_core.config.schema import OptimizerConfig, RunConfig
-from slime_core.errors import CheckpointError, ConfigError
+from slime_core.errors import ConfigError
 from slime_core.learner.batches import MicroBatch
 from slime_core.learner.finite import refuse_non_finite_weights
 from slime_core.learner.refusals import refuse_non_finite, refuse_wrong_weights
@@ -82,13 +83,7 @@ class Critic:
         Raises:
             CheckpointError: it is of another model, or of a run without a critic.
         """
-        if not (folder / "critic").is_dir():
-            raise CheckpointError(
-                f"{folder} holds no critic, and the advantage estimator of this run needs one: the run that wrote it "
-                "had none. Resume with its estimator, or start anew from its weights with --hf-checkpoint "
-                f"{folder / 'hf'}; a critic that is trained first (--num-critic-only-steps) then leaves them alone."
-            )
-        self.trained.load(folder / "critic")
+        self.trained.load(critic_part(folder))
 
     def annotate(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Begin a rollout: on the last pipeline stage every micro-batch has the values of its response tokens."""

@@ -110,6 +110,18 @@ def test_a_run_that_has_done_its_rollouts_is_refused(run: Path, capsys: pytest.C
     assert "step-000004 has done 4 of them, so nothing is left to do. Give --num-rollout more than 4" in printed
 
 
+def test_a_critic_is_not_continued_from_a_checkpoint_without_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--plugin", "ppo", "--load", "run", "--num-rollout", "5"]) == 1
+    checkpoint = run / "checkpoints" / "step-000004"
+    assert (
+        f"{checkpoint.relative_to(Path.cwd())} holds no critic, and the advantage estimator of this run needs one: the "
+        "run that wrote it had none. Resume with its estimator, or start anew from its weights with --hf-checkpoint "
+    ) in capsys.readouterr().err
+    (checkpoint / "critic").mkdir()
+    assert main(["run", "--plugin", "ppo", "--load", "run", "--num-rollout", "5"]) != 0
+    assert "holds no critic" not in capsys.readouterr().err
+
+
 def test_a_tracker_that_cannot_be_made_is_named_before_there_is_a_folder(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
