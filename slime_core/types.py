@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["PromptGroup", "Sample", "SpecInfo", "Status", "StepPlan", "TrainBatch"]
+__all__ = ["REWARD_KEY", "PromptGroup", "Sample", "SpecInfo", "Status", "StepPlan", "TrainBatch"]
+
+REWARD_KEY = "reward_key"
+"""Key of a sample's metadata: which of several named rewards counts for it."""
 
 
 class Status(StrEnum):
@@ -117,7 +120,7 @@ class Sample:
         loss_mask: one entry a response id, 1 trains, 0 (tool output) does not; None: all ones.
         status: see :class:`Status`.
         metadata: the data row's own fields; ``generate_function`` and ``rm_type`` name components of the run's plugins
-            for this row, see :mod:`slime_core.data.named`.
+            for this row, ``reward_key`` one of the named rewards, see :mod:`slime_core.data.named`.
         generate_function_path: slime's name for the former, which goes before it; a component's name, never a path.
         weight_versions: the versions of the weights that produced the response, oldest first.
         weight_spans: which of them drew which tokens of the response, ``(version, start, end)`` with ``end`` excluded;
@@ -174,12 +177,17 @@ class Sample:
         """Number of prompt ids at the start of ``tokens``."""
         return len(self.tokens) - self.response_length
 
+    def reward_key(self, default: str | None = None) -> str | None:
+        """Which of several named rewards counts: the one that the row's metadata names, else ``default``."""
+        return self.metadata.get(REWARD_KEY) or default
+
     def reward_value(self, key: str | None = None) -> float:
-        """The reward as one number: itself, or its entry ``key``.
+        """The reward as one number: itself, or its entry ``key``, unless the row's metadata names another.
 
         Raises:
             ValueError: the sample has no reward, or holds named rewards and ``key`` is not one of them.
         """
+        key = self.reward_key(key)
         if isinstance(self.reward, dict):
             if key not in self.reward:
                 raise ValueError(

@@ -20,11 +20,13 @@ class Answering:
 
     Attributes:
         asked: path and body of every question, in order.
+        authorized: what the header Authorization of each said.
         fail_with: statuses of the next answers, first one first; ``0`` cuts the connection.
     """
 
     def __init__(self, answer: Callable[[Any], Any]) -> None:
         self.asked: list[tuple[str, Any]] = []
+        self.authorized: list[str | None] = []
         self.fail_with: list[int] = []
         service = self
 
@@ -32,6 +34,7 @@ class Answering:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 service.asked.append((self.path, body))
+                service.authorized.append(self.headers["Authorization"])
                 status = service.fail_with.pop(0) if service.fail_with else 200
                 if status == 0:
                     self.close_connection = True

@@ -50,6 +50,10 @@ class RolloutConfig(Section):
     """Also log how often one of k responses of a rollout reaches eval_pass_threshold, as rollout/pass@K."""
     rm_url: Name | None = None
     """Where reward model remote_rm sends samples; ${NAME} in it is that environment variable. None: nowhere."""
+    rm_token_env: Name | None = None
+    """Environment variable whose value remote_rm sends as "Authorization: Bearer VALUE". None: no such header."""
+    rm_row_urls: tuple[Name, ...] = ()
+    """Other services that rows may name as rm_url in their metadata, each in full. Empty: rows may name rm_url."""
     rm_batch_size: Count = 1
     """Samples of a group that remote_rm sends in one question, as a list. 1: each by itself, not as a list."""
     rm_concurrency: Count = 64

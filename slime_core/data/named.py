@@ -1,43 +1,62 @@
-"""What a row of a prompt file may name for itself: the generate function and the reward model of its samples.
+"""What a row of a prompt file may say for itself: the generate function and the reward model of its samples.
 
 ``{"prompt": "2+2", "label": "4", "metadata": {"rm_type": "exact_match", "generate_function": "single_turn"}}``
 
-A name is that of a component of a plugin that the run has named, and nothing else: it is never a path to code, so that
-data cannot make a run execute what the run did not ask for. A row without a name, or with null or an empty text, takes
-the components that the run's settings name.
+    generate_function, rm_type   the name of a component of a plugin that the run has named
+    reward_key                   which of the named numbers of its reward model counts
+    rm_url                       which of the services that the run's settings allow is asked
+
+Nothing else: it is never a path to code nor an address of its own, so that data cannot make a run execute or contact
+what the run did not ask for. A row without a name, or with null or an empty text, takes what the run's settings name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from slime_core.config.reward_sum import reward_names
 from slime_core.config.schema import RunConfig
+from slime_core.config.secrets import shown
 from slime_core.errors import DataError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.discovery import nearest
 from slime_core.plugins.registry import Registry
-from slime_core.types import Sample
+from slime_core.types import REWARD_KEY, Sample
 
-__all__ = ["GENERATE_FUNCTION", "REWARD_MODEL", "Offered", "name_of", "offered_to_rows", "refuse_unknown"]
+__all__ = [
+    "GENERATE_FUNCTION",
+    "REWARD_MODEL",
+    "RM_URL",
+    "Offered",
+    "name_of",
+    "not_allowed",
+    "offered_to_rows",
+    "refuse_unknown",
+]
 
 GENERATE_FUNCTION = "generate_function"
 REWARD_MODEL = "rm_type"
+RM_URL = "rm_url"
 """Keys of a row's metadata."""
 
 KINDS = {GENERATE_FUNCTION: Kind.GENERATE_FUNCTION, REWARD_MODEL: Kind.REWARD_MODEL}
 
-Offered = Mapping[str, Sequence[str]]
-"""Key of a row's metadata -> the names it may hold."""
+Offered = Mapping[str, Mapping[str, str]]
+"""Key of a row's metadata -> the names it may hold, each with the setting that it needs and the run does not give, or
+nothing."""
 
 
-def offered_to_rows(config: RunConfig, registry: Registry) -> dict[str, Sequence[str]]:
+def offered_to_rows(config: RunConfig, registry: Registry) -> dict[str, dict[str, str]]:
     """What rows may name; as in slime, they have no say in the reward where the run gives a function for it by path."""
-    kinds = dict(KINDS)
-    if config.custom.custom_rm_path is not None:
-        del kinds[REWARD_MODEL]
-    return {key: registry.names(kind) for key, kind in kinds.items()}
+    settings = config.rollout
+    found = {GENERATE_FUNCTION: dict.fromkeys(registry.names(Kind.GENERATE_FUNCTION), "")}
+    if config.custom.custom_rm_path is None:
+        names = registry.names(Kind.REWARD_MODEL)
+        found[REWARD_MODEL] = {name: _lacks(registry, name, dict(settings)) for name in names}
+        if settings.rm_url is not None:
+            found[RM_URL] = dict.fromkeys((settings.rm_url, *settings.rm_row_urls), "")
+    return found
 
 
 def name_of(sample: Sample, key: str, offered: Offered) -> str | None:
@@ -54,7 +73,8 @@ def name_of(sample: Sample, key: str, offered: Offered) -> str | None:
     name = own or sample.metadata.get(key)
     if not name:
         return None
-    refuse_unknown({key: name}, offered, where=f"sample {sample.index} of group {sample.group_index}")
+    where = f"sample {sample.index} of group {sample.group_index}"
+    _refuse_name(key, name, offered[key], where=where)
     return str(name)
 
 
@@ -65,21 +85,56 @@ def refuse_unknown(metadata: Mapping[str, Any], offered: Offered, *, where: str)
         where: the row, for the message.
 
     Raises:
-        DataError: no active plugin offers it; says which do exist.
+        DataError: no active plugin offers it, or the run does not allow it; says what it may be.
     """
     for key, names in offered.items():
         name = metadata.get(key)
-        if name and not _is_offered(name, KINDS[key], names):
-            found = f"{where}: metadata {key} = {name!r} names no {KINDS[key].words} of the run's plugins"
-            close = nearest(name, names) if isinstance(name, str) else ""
-            raise DataError(
-                f"{found}{close}. They offer: {', '.join(names)}.\nCorrect the row, or name the plugin that has it "
-                "with --plugin NAME. Rows name components; a path to code is given as a flag."
-            )
+        if name and key in KINDS:
+            _refuse_name(key, name, names, where=where)
+        elif name and name not in list(names):
+            raise DataError(f"{where}: metadata {not_allowed(name, names)}")
+    reward_key = metadata.get(REWARD_KEY)
+    if offered and reward_key and not isinstance(reward_key, str):
+        raise DataError(
+            f"{where}: metadata {REWARD_KEY} = {reward_key!r:.100} is no name; accepted is the name of one of the "
+            "numbers that the row's reward model gives"
+        )
 
 
-def _is_offered(name: Any, kind: Kind, names: Sequence[str]) -> bool:
-    """A row may also name a weighted sum of reward models."""
-    if kind is Kind.REWARD_MODEL and isinstance(name, str):
-        return all(part in names for part in reward_names(name))
-    return name in names
+def not_allowed(url: object, allowed: Collection[str]) -> str:
+    """What to say of an address that a row names and the run does not allow."""
+    return (
+        f"{RM_URL} = {url!r:.100}, which is none of the services that the run may ask: "
+        f"{', '.join(map(shown, allowed))}. Correct the row, or allow the service with --rm-row-urls URL."
+    )
+
+
+def _refuse_name(key: str, name: Any, names: Mapping[str, str], *, where: str) -> None:
+    kind = KINDS[key]
+    parts = _parts(name, kind)
+    if not all(part in names for part in parts):
+        found = f"{where}: metadata {key} = {name!r} names no {kind.words} of the run's plugins"
+        close = nearest(name, names) if isinstance(name, str) else ""
+        raise DataError(
+            f"{found}{close}. They offer: {', '.join(names)}.\nCorrect the row, or name the plugin that has it "
+            "with --plugin NAME. Rows name components; a path to code is given as a flag."
+        )
+    lacking = next(((part, names[part]) for part in parts if names[part]), None)
+    if lacking is not None:
+        part, setting = lacking
+        raise DataError(
+            f"{where}: metadata {key} = {name!r}: {kind.words} {part!r} needs {setting}, which the run does not give. "
+            f"Add --{setting.replace('_', '-')}, or correct the row."
+        )
+
+
+def _parts(name: Any, kind: Kind) -> tuple[Any, ...]:
+    """The components that a row names: a weighted sum has several. What is no text is no name."""
+    if not isinstance(name, str):
+        return (repr(name),)
+    return reward_names(name) if kind is Kind.REWARD_MODEL else (name,)
+
+
+def _lacks(registry: Registry, name: str, settings: Mapping[str, Any]) -> str:
+    traits: Any = registry.find(Kind.REWARD_MODEL, name).traits
+    return next((setting for setting in sorted(traits.needs) if settings[setting] is None), "")

@@ -12,6 +12,7 @@ from slime_core.config.reward_sum import reward_names
 from slime_core.config.rules.routing import recomputes
 from slime_core.config.schema import CriticConfig, RunConfig
 from slime_core.errors import PluginError
+from slime_core.plugins.asked import check_asked
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.discovery import CORE, PluginIdentity
 from slime_core.plugins.pairings import check_pairings
@@ -111,7 +112,7 @@ def check_selection(config: RunConfig, registry: Registry, *, trains: bool) -> N
             for setting in ("gamma", "lambd"):
                 _refuse_unused(found, setting, getattr(config.algorithm, setting))
         elif found.kind is Kind.REWARD_MODEL:
-            _refuse_missing_address(found, config)
+            check_asked(found.component, found.plugin, by=found.by, config=config)
         elif found.kind is Kind.POLICY_LOSS and config.custom.custom_loss_function_path is None:
             for setting in ("normalize_advantages", "use_opd"):
                 _refuse_idle_advantages(found, setting, getattr(config.algorithm, setting))
@@ -191,17 +192,6 @@ def _refuse_idle_replay(found: Selected, config: RunConfig) -> None:
             "none, so the learner passes over a token once and nothing is replayed. Leave --use-routing-replay out, or "
             "give --num-steps-per-rollout 2 or more."
         )
-
-
-def _refuse_missing_address(found: Selected, config: RunConfig) -> None:
-    traits: Any = found.component.traits
-    by = f"rm_type = {config.rollout.rm_type}" if found.by == "rm_type" else found.by
-    for setting in sorted(traits.needs):
-        if dict(config.rollout)[setting] is None:
-            raise PluginError(
-                f"{by}: reward model {found.component.name!r} of {found.plugin} needs "
-                f"{setting}, which is not set. Add --{setting.replace('_', '-')}, or choose another reward model."
-            )
 
 
 def _refuse_unused(found: Selected, setting: str, value: float) -> None:

@@ -145,8 +145,9 @@ class RewardTraits:
         judges: its rewards may differ. False: each is the same, and a run that would learn from them alone is refused.
         needs: which of the settings ``rm_url`` and ``rm_model`` it cannot do without; a run that names it and gives
             none is refused.
-        asks_models: it is made with ``models=``, the name -> URL of the models beside the policy; only for what runs in
-            the sampler.
+        asks_models: it is made with ``models=``, the name -> URL of the models beside the policy.
+        asks_for: what it asks the model ``rm_model`` for. ``scores``: that has to be served with ``is_embedding``.
+            ``texts``: without. None: either will do.
     """
 
     scope: Literal["sample", "group"] = "sample"
@@ -154,11 +155,13 @@ class RewardTraits:
     judges: bool = True
     needs: AbstractSet[str] = frozenset()
     asks_models: bool = False
+    asks_for: Literal["scores", "texts"] | None = None
 
     def __post_init__(self) -> None:
         _require_choice("RewardTraits.scope", self.scope, ("sample", "group"))
-        accepted = ("sampler",) if self.asks_models else ("worker", "sampler")
-        _require_choice("RewardTraits.runs_in", self.runs_in, accepted)
+        _require_choice("RewardTraits.runs_in", self.runs_in, ("worker", "sampler"))
+        if self.asks_for is not None:
+            _require_choice("RewardTraits.asks_for", self.asks_for, ("scores", "texts"))
         for setting in sorted(self.needs):
             _require_choice("RewardTraits.needs", setting, REWARD_SETTINGS)
         object.__setattr__(self, "needs", frozenset(self.needs))

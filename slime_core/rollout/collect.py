@@ -199,16 +199,17 @@ class Collector:
 
     def _settle(self, sample: Sample, answer: Any, whence: str, *, evaluation: bool) -> None:
         reward = float(answer) if isinstance(answer, Real) and not isinstance(answer, int | float) else answer
-        if not self._is_usable(reward):
-            reward = RewardFailure("invalid", f"{whence} {answer!r}; {ACCEPTED}")
+        if not self._is_usable(reward, sample.reward_key(self._rollout.reward_key)):
+            own = f" (its row names {sample.reward_key()})" if sample.reward_key() else ""
+            reward = RewardFailure("invalid", f"{whence} {answer!r:.200}; {ACCEPTED}{own}")
         if isinstance(reward, RewardFailure):
             self._fail(sample, reward, evaluation=evaluation)
         else:
             sample.reward = reward
 
-    def _is_usable(self, answer: Any) -> bool:
+    def _is_usable(self, answer: Any, key: str | None) -> bool:
         if isinstance(answer, dict):
-            answer = answer.get(self._rollout.reward_key or "")
+            answer = answer.get(key or "")
         return isinstance(answer, RewardFailure) or (isinstance(answer, int | float) and math.isfinite(answer))
 
     def _fail(self, sample: Sample, failure: RewardFailure, *, evaluation: bool) -> None:
@@ -227,7 +228,7 @@ class Collector:
             self._count_as_wrong(sample)
 
     def _count_as_wrong(self, sample: Sample) -> None:
-        key = self._rollout.reward_key
+        key = sample.reward_key(self._rollout.reward_key)
         sample.reward = 0.0 if key is None else {key: 0.0}
 
     def take_retries(self) -> dict[str, float]:

@@ -83,7 +83,7 @@ class Sampler:
         self._rewarding = Rewarding(
             registry,
             make=partial(self._components.make, Kind.REWARD_MODEL),
-            pool=pool_of(manifest, config.rollout, settings.options, log_file=settings.rewards_log),
+            pool=pool_of(manifest, settings),
             models=settings.model_urls,
         )
         self._generators = cache(self._components.generators)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from slime_core.config.reward_sum import reward_terms
 from slime_core.config.rules.layout import Rule
 from slime_core.config.schema import RunConfig
+from slime_core.config.secrets import written_out
 
 __all__ = ["REWARDS"]
 
@@ -29,16 +30,50 @@ def _sums_of_evaluation_sets_can_be_read(config: RunConfig) -> Iterator[str]:
 
 
 def _services_can_be_asked(config: RunConfig) -> Iterator[str]:
-    url = config.rollout.rm_url
-    if url is None:
+    if config.rollout.rm_url is not None:
+        yield from _unusable("rm_url", config.rollout.rm_url)
+    for url in config.rollout.rm_row_urls:
+        yield from _unusable("rm_row_urls", url)
+
+
+def _unusable(setting: str, url: str) -> Iterator[str]:
+    """What is wrong with an address; the message does not show it, since it may hold a secret."""
+    host = _host(url)
+    if host is None:
+        yield f"{setting} is no address of a service; accepted is http://HOST:PORT/PATH, or the same with https"
         return
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        yield "rm_url is no address of a service; accepted is http://HOST:PORT/PATH, or the same with https"
-    elif parts.password and not parts.password.startswith("${"):
+    for what in written_out(url):
         yield (
-            f"rm_url holds a password for {parts.hostname}, which the record of the run would show; export it and "
-            "write ${NAME} in its place"
+            f"{setting} holds {what} for {host} written out, which the record of the run would show; export it and "
+            "write ${NAME} in its place, or have it sent as a header with --rm-token-env NAME"
+        )
+
+
+def _host(url: str) -> str | None:
+    """None: ``url`` is no address."""
+    try:
+        parts = urlsplit(url)
+        has_port = parts.port is None or parts.port > 0
+    except ValueError:
+        return None
+    return parts.hostname if parts.scheme in ("http", "https") and has_port else None
+
+
+def _tokens_are_named(config: RunConfig) -> Iterator[str]:
+    name = config.rollout.rm_token_env
+    if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        yield (
+            "rm_token_env is no name of an environment variable; accepted is the name, such as RM_TOKEN, and never the "
+            "secret itself"
+        )
+
+
+def _rows_ask_a_service(config: RunConfig) -> Iterator[str]:
+    urls = config.rollout.rm_row_urls
+    if urls and config.rollout.rm_url is None:
+        yield (
+            "rm_row_urls says which services rows may name besides rm_url, which is not set; add --rm-url URL, for "
+            "rows that name none"
         )
 
 
@@ -61,7 +96,9 @@ def _tokenizers_are_there(config: RunConfig) -> Iterator[str]:
 REWARDS: dict[Rule, str] = {
     _sums_can_be_read: "rm_type",
     _sums_of_evaluation_sets_can_be_read: "eval_datasets",
-    _services_can_be_asked: "rm_url",
+    _services_can_be_asked: "rm_url rm_row_urls",
+    _tokens_are_named: "rm_token_env",
+    _rows_ask_a_service: "rm_url rm_row_urls",
     _judges_can_be_read: "rm_judge_pattern rm_judge_prompt",
     _tokenizers_are_there: "rm_tokenizer",
 }

@@ -11,19 +11,18 @@ import asyncio
 import json
 import os
 import random
-import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 
+from slime_core.config.secrets import SECRET, secret_names, shown, unset
 from slime_core.errors import ConfigError
 from slime_core.rollout.rewards.pool import RewardFailure
 
-__all__ = ["Service", "shown", "with_secrets"]
+__all__ = ["Service", "with_secrets"]
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
@@ -33,17 +32,14 @@ AGAIN = (408, 429)
 LARGEST_ANSWER = 16 * 2**20
 """Bytes; a longer answer is no list of rewards."""
 
+BODY_LOOKED_AT = 2**16
+"""Bytes of an answer in which secrets are looked for before it is quoted."""
+
 BODY_SHOWN = 200
 """Characters of an answer that a failure quotes."""
 
-_SECRET = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-
-
-def shown(url: str) -> str:
-    """``url`` for people: scheme, host, port and path alone."""
-    parts = urlsplit(url)
-    port = "" if parts.port is None else f":{parts.port}"
-    return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
+SHORTEST_SECRET = 4
+"""Characters; a shorter one is a word that an answer may hold anyway."""
 
 
 def with_secrets(url: str) -> str:
@@ -52,13 +48,24 @@ def with_secrets(url: str) -> str:
     Raises:
         ConfigError: a variable is not set.
     """
-    missing = [name for name in _SECRET.findall(url) if name not in os.environ]
-    if missing:
+    missing = next(unset(*secret_names(url)), None)
+    if missing is not None:
         raise ConfigError(
-            f"the URL {shown(url)} names the environment variable {missing[0]}, which is not set where the sampler "
+            f"the URL {shown(url)} names the environment variable {missing}, which is not set where the sampler "
             "runs. Export it before the run, on a cluster in the runtime environment of the job."
         )
-    return _SECRET.sub(lambda found: os.environ[found[1]], url)
+    return SECRET.sub(lambda found: os.environ[found[1]], url)
+
+
+def _token(name: str) -> str:
+    token = os.environ.get(name, "").strip()
+    if token and token.isascii() and token.isprintable():
+        return token
+    found = "holds nothing that a header can carry" if name in os.environ else "is not set where the sampler runs"
+    raise ConfigError(
+        f"rm_token_env names the environment variable {name}, which {found}. Export one line of ASCII before the run, "
+        "on a cluster in the runtime environment of the job."
+    )
 
 
 class Service:
@@ -68,10 +75,17 @@ class Service:
         url: where questions go; it may name environment variables, see :func:`with_secrets`.
         timeout_s: seconds until a question must be answered, all attempts and waiting for room included.
         max_in_flight: questions under way at once.
+        token_env: environment variable whose value is sent as ``Authorization: Bearer``; None: no such header.
+
+    Raises:
+        ConfigError: an environment variable is not set.
     """
 
-    def __init__(self, url: str, *, timeout_s: float, max_in_flight: int) -> None:
+    def __init__(self, url: str, *, timeout_s: float, max_in_flight: int, token_env: str | None = None) -> None:
         self._url, self.shown = with_secrets(url), shown(url)
+        token = None if token_env is None else _token(token_env)
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._secrets = {name: os.environ[name].strip() for name in [*secret_names(url), *filter(None, [token_env])]}
         self._timeout_s, self._max_in_flight = timeout_s, max_in_flight
         self._num_open = 0
         self._session: aiohttp.ClientSession | None = None
@@ -93,7 +107,9 @@ class Service:
     async def _attempt(self, session: aiohttp.ClientSession, body: object, deadline_s: float) -> Any:
         limit = aiohttp.ClientTimeout(total=max(0.001, deadline_s - time.monotonic()))
         try:
-            async with session.post(self._url, json=body, timeout=limit, allow_redirects=False) as response:
+            async with session.post(
+                self._url, json=body, headers=self._headers, timeout=limit, allow_redirects=False
+            ) as response:
                 status, content = response.status, await response.content.read(LARGEST_ANSWER + 1)
                 while len(content) <= LARGEST_ANSWER and not response.content.at_eof():
                     content += await response.content.read(LARGEST_ANSWER + 1 - len(content))
@@ -106,7 +122,7 @@ class Service:
         return self._read(status, content)
 
     def _read(self, status: int, content: bytes) -> Any:
-        text = content[: BODY_SHOWN * 4].decode(errors="replace")[:BODY_SHOWN]
+        text = self.masked(content[:BODY_LOOKED_AT].decode(errors="replace"))[:BODY_SHOWN]
         if status in AGAIN or status >= 500:
             return _Again("unavailable", f"status {status}: {text}")
         if status != 200:
@@ -117,6 +133,16 @@ class Service:
             return json.loads(content)
         except ValueError:
             return RewardFailure("invalid", f"{self.shown} answered with no JSON: {text}")
+
+    def told(self, answer: object) -> str:
+        """What it answered, for a message."""
+        return f"{self.shown} answered {self.masked(repr(answer))[:BODY_SHOWN]}"
+
+    def masked(self, text: str) -> str:
+        """``text`` without the secrets, which a service may repeat in what it says of a question."""
+        for name, value in self._secrets.items():
+            text = text.replace(value, "${" + name + "}") if len(value) >= SHORTEST_SECRET else text
+        return text
 
     def _given_up(self, last: _Again, attempts: int) -> RewardFailure:
         return RewardFailure(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.config.schema import RolloutConfig, RunConfig
+from slime_core.data.named import RM_URL, not_allowed
 from slime_core.errors import ConfigError
 from slime_core.rollout.engines.models import model_url
 from slime_core.rollout.rewards.http import Service
@@ -51,7 +52,8 @@ Answers = list[Reward | RewardFailure]
 
 
 class RemoteReward:
-    """Asks the service at ``rm_url``, up to ``rm_batch_size`` samples of a group in one question.
+    """Asks the service at ``rm_url``, or that of ``rm_row_urls`` which a row names as ``rm_url`` in its metadata: up to
+    ``rm_batch_size`` samples of a group in one question.
 
     One sample is ``{"prompt": ..., "response": ..., "label": ...}``, and its answer a number or a table of numbers;
     several are a list of such, and so is their answer.
@@ -67,32 +69,47 @@ class RemoteReward:
         settings = options.rollout
         if settings.rm_url is None:
             raise ConfigError("rm_type asks a service for rewards, and rm_url is not set; add --rm-url URL")
-        self._batch = settings.rm_batch_size
-        self._service = _service(settings.rm_url, settings)
+        self._batch, self._url = settings.rm_batch_size, settings.rm_url
+        # All that may be asked: a row chooses among them, and what else it says is no address.
+        urls, token = (settings.rm_url, *settings.rm_row_urls), settings.rm_token_env
+        self._services = {url: _service(url, settings, token_env=token) for url in urls}
 
     async def score(self, samples: Sequence[Sample]) -> Answers:
         """One reward or failure a sample, in order."""
-        parts = [samples[start : start + self._batch] for start in range(0, len(samples), self._batch)]
-        answers = await asyncio.gather(*map(self._ask, parts))
-        return [one for answer in answers for one in answer]
+        by_url: dict[str, list[int]] = {}
+        for place, sample in enumerate(samples):
+            by_url.setdefault(str(sample.metadata.get(RM_URL) or self._url), []).append(place)
+        parts = [(url, at[start : start + self._batch]) for url, at in by_url.items() for start in self._starts(at)]
+        answers = await asyncio.gather(*(self._part(url, [samples[one] for one in at]) for url, at in parts))
+        found = [pair for (_, at), each in zip(parts, answers, strict=True) for pair in zip(at, each, strict=True)]
+        return [answer for _, answer in sorted(found, key=lambda pair: pair[0])]
 
-    async def _ask(self, samples: Sequence[Sample]) -> Answers:
+    def _starts(self, places: Sequence[int]) -> range:
+        return range(0, len(places), self._batch)
+
+    async def _part(self, url: str, samples: Sequence[Sample]) -> Answers:
+        if url in self._services:
+            return await self._ask(self._services[url], samples)
+        return [RewardFailure("refused", f"its row names {not_allowed(url, tuple(self._services))}")] * len(samples)
+
+    async def _ask(self, service: Service, samples: Sequence[Sample]) -> Answers:
         rows = [{"prompt": one.prompt, "response": one.response, "label": one.label} for one in samples]
-        answer = await self._service.ask(rows if self._batch > 1 else rows[0])
+        answer = await service.ask(rows if self._batch > 1 else rows[0])
         if isinstance(answer, RewardFailure):
             return [answer] * len(samples)
         found = answer if self._batch > 1 else [answer]
         if not isinstance(found, list) or len(found) != len(samples):
-            said = f"{self._service.shown} answered {answer!r:.200}; accepted is a list of {len(samples)} rewards"
+            said = f"{service.told(answer)}; accepted is a list of {len(samples)} rewards"
             return [RewardFailure("invalid", said)] * len(samples)
-        return [self._reward(one) for one in found]
+        return [self._reward(service, one) for one in found]
 
-    def _reward(self, found: Any) -> Reward | RewardFailure:
+    def _reward(self, service: Service, found: Any) -> Reward | RewardFailure:
         numbers = list(found.values()) if isinstance(found, dict) else [found]
         if numbers and all(_is_number(one) for one in numbers):
             return {name: float(one) for name, one in found.items()} if isinstance(found, dict) else float(found)
-        said = f"{self._service.shown} answered {found!r:.200}"
-        return RewardFailure("invalid", f"{said}; accepted is a finite number, or a table of them with --reward-key")
+        return RewardFailure(
+            "invalid", f"{service.told(found)}; accepted is a finite number, or a table of them with --reward-key"
+        )
 
 
 class ServedReward:
@@ -202,8 +219,9 @@ def _model(settings: RolloutConfig, models: Mapping[str, str], endpoint: str) ->
     return settings.rm_model, model_url(models, settings.rm_model, endpoint)
 
 
-def _service(url: str, settings: RolloutConfig) -> Service:
-    return Service(url, timeout_s=settings.reward_timeout_s, max_in_flight=settings.rm_concurrency)
+def _service(url: str, settings: RolloutConfig, *, token_env: str | None = None) -> Service:
+    limit_s, at_once = settings.reward_timeout_s, settings.rm_concurrency
+    return Service(url, timeout_s=limit_s, max_in_flight=at_once, token_env=token_env)
 
 
 def _text_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:

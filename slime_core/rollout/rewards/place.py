@@ -7,17 +7,16 @@ Either way it gives each sample a reward or a :class:`~slime_core.rollout.reward
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from slime_core.config.reward_sum import reward_terms
-from slime_core.config.schema import RolloutConfig
 from slime_core.errors import RunError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.rewards.pool import Reward, RewardFailure, RewardPool, RewardPoolSettings
 from slime_core.rollout.rewards.weighted import Scorer, WeightedSum
+from slime_core.rollout.sampled import SamplerSettings
 from slime_core.types import Sample
 
 __all__ = ["InPool", "InSampler", "Rewarding", "pool_of"]
@@ -62,20 +61,20 @@ class Rewarding:
             await self._pool.close()
 
 
-def pool_of(
-    manifest: Manifest | None, config: RolloutConfig, options: Mapping[str, Any], *, log_file: Path | None
-) -> RewardPool | None:
+def pool_of(manifest: Manifest | None, settings: SamplerSettings) -> RewardPool | None:
     """The pool of a run; None without a manifest. It starts no process before a reward is asked for."""
     if manifest is None:
         return None
+    rollout = settings.config.rollout
     return RewardPool(
         RewardPoolSettings(
             manifest.to_json(),
-            options,
-            num_workers=config.reward_num_workers,
-            timeout_s=config.reward_timeout_s,
-            memory_gib=config.reward_memory_gib,
-            log_file=log_file,
+            settings.options,
+            num_workers=rollout.reward_num_workers,
+            timeout_s=rollout.reward_timeout_s,
+            memory_gib=rollout.reward_memory_gib,
+            log_file=settings.rewards_log,
+            models=settings.model_urls,
         )
     )
 

@@ -80,6 +80,7 @@ class RewardPoolSettings:
         timeout_s: seconds that one call may take.
         memory_gib: memory that one process and its children may use.
         log_file: receives what rewards print; None: nothing does.
+        models: name -> URL of the models beside the policy, for rewards that ask them.
     """
 
     manifest: str
@@ -88,6 +89,7 @@ class RewardPoolSettings:
     timeout_s: float = 30.0
     memory_gib: float = 4.0
     log_file: Path | None = None
+    models: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def memory_bytes(self) -> int:
@@ -140,6 +142,7 @@ class RewardProcess:
             "manifest": settings.manifest,
             # Objects of classes that plugins define: readable there once those are loaded.
             "options": pickle.dumps(dict(settings.options)),
+            "models": dict(settings.models),
             "timeout_s": settings.timeout_s,
             "memory_bytes": settings.memory_bytes,
         }

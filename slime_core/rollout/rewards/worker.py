@@ -129,6 +129,7 @@ class _Worker:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         self._registry: Registry = attach(Manifest.from_json(setup["manifest"]))
         self._options: dict[str, Any] = pickle.loads(setup["options"])
+        self._urls: dict[str, str] = setup["models"]
         self._timeout_s: float = setup["timeout_s"]
         self._writer = writer
         self._models: dict[str, Any] = {}
@@ -154,7 +155,9 @@ class _Worker:
     def _model(self, name: str) -> Any:
         if name not in self._models:
             owner = self._registry.owner(Kind.REWARD_MODEL, name)
-            self._models[name] = self._registry.load(Kind.REWARD_MODEL, name)(self._options.get(owner.name))
+            traits: Any = self._registry.find(Kind.REWARD_MODEL, name).traits
+            more = {"models": self._urls} if traits.asks_models else {}
+            self._models[name] = self._registry.load(Kind.REWARD_MODEL, name)(self._options.get(owner.name), **more)
         return self._models[name]
 
 

@@ -284,6 +284,27 @@ async def test_retries_are_bounded_and_the_cause_stays():
     assert (made[1].failure_cause, made[1].error, made[1].reward) == ("engine_timeout", "nobody answered", None)
 
 
+async def test_a_row_says_which_of_several_rewards_counts():
+    class Named:
+        async def score(self, samples: Any) -> Any:
+            return [{"score": 1.0, "acc": 0.5}] * len(samples)
+
+    async def done(context: Any, sample: Sample, sampling: Any) -> Sample:
+        sample.status, sample.metadata = Status.COMPLETED, {"reward_key": [None, "acc", "other"][sample.index or 0]}
+        return sample
+
+    choices: list[Any] = [Only(done), Only(Named())]
+    made = await collected(Collector(*choices, rollout=RolloutConfig(reward_key="score")))
+    assert [sample.reward_value("score") for sample in made[:2]] == [1.0, 0.5]
+    assert (made[2].status, made[2].failure_cause) == (Status.FAILED, "reward_invalid")
+    assert made[2].error == (
+        "reward model 'mine' returned {'score': 1.0, 'acc': 0.5}; accepted is a finite number or a dict of them with "
+        "--reward-key (its row names other)"
+    )
+    measured = await collected(Collector(*choices, rollout=RolloutConfig(reward_key="score")), evaluation=True)
+    assert [sample.reward_value("score") for sample in measured] == [1.0, 0.5, 0.0]
+
+
 async def test_a_reward_of_whole_groups_waits_for_the_second_try():
     collector, reward = retrying(FailsFirst(0, 1, 0), takes_groups=True)
     assert [sample.reward for sample in await collected(collector)] == [1.0, 1.0, 1.0]

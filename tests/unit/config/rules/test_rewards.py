@@ -8,12 +8,17 @@ import pytest
 
 from slime_core.config.check import mistakes
 from slime_core.config.measuring import EvalConfig, EvalDataset
-from slime_core.config.schema import RolloutConfig, RunConfig
+from slime_core.config.schema import EngineConfig, RolloutConfig, RunConfig
+from slime_core.config.serving import EngineModel
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import activate
 from slime_core.plugins.selection import check_selection
 
 ADDRESS = "rm_url is no address of a service; accepted is http://HOST:PORT/PATH, or the same with https"
+SHOWN = (
+    "{} holds {} for host written out, which the record of the run would show; export it and write ${{NAME}} in its "
+    "place, or have it sent as a header with --rm-token-env NAME"
+)
 
 
 @pytest.mark.parametrize(
@@ -23,8 +28,25 @@ ADDRESS = "rm_url is no address of a service; accepted is http://HOST:PORT/PATH,
         ({"rm_url": "file:///etc/passwd"}, ADDRESS),
         (
             {"rm_url": "http://me:secret@host/score"},
-            "rm_url holds a password for host, which the record of the run would show; export it and write ${NAME} in "
-            "its place",
+            SHOWN.format("rm_url", "a password"),
+        ),
+        ({"rm_url": "http://token@host/score"}, SHOWN.format("rm_url", "a user")),
+        ({"rm_url": "http://host/score?n=1&Api-Key=secret"}, SHOWN.format("rm_url", "Api-Key")),
+        ({"rm_url": "http://host/?access_token=secret&auth=${A}"}, SHOWN.format("rm_url", "access_token")),
+        (
+            {"rm_url": "http://host", "rm_row_urls": ("http://host?sig=secret",)},
+            SHOWN.format("rm_row_urls", "sig"),
+        ),
+        ({"rm_url": "http://host:port/secret"}, ADDRESS),
+        (
+            {"rm_token_env": "Bearer secret"},
+            "rm_token_env is no name of an environment variable; accepted is the name, such as RM_TOKEN, and never the "
+            "secret itself",
+        ),
+        (
+            {"rm_row_urls": ("http://host",)},
+            "rm_row_urls says which services rows may name besides rm_url, which is not set; add --rm-url URL, for "
+            "rows that name none",
         ),
         (
             {"rm_judge_pattern": "(a"},
@@ -43,10 +65,12 @@ ADDRESS = "rm_url is no address of a service; accepted is http://HOST:PORT/PATH,
 def test_what_cannot_be_asked_is_refused(settings, message):
     config = RunConfig(rollout=RolloutConfig(**settings))
     assert [one.message for one in mistakes(config) if one.message.startswith("rm_")] == [message]
+    assert "secret" not in message.replace("the secret itself", "")
 
 
-def test_a_password_may_come_from_the_environment():
-    config = RunConfig(rollout=RolloutConfig(rm_url="http://me:${KEY}@host/score"))
+@pytest.mark.parametrize("url", ["http://me:${KEY}@host/score", "http://host/?token=${KEY}&tokens=&keyboard=qwerty"])
+def test_a_password_may_come_from_the_environment(url):
+    config = RunConfig(rollout=RolloutConfig(rm_url=url))
     assert not [one.message for one in mistakes(config) if one.message.startswith("rm_")]
 
 
@@ -70,4 +94,66 @@ def refused(config, registry, by, name, setting):
     assert str(failure.value) == (
         f"{by}: reward model {name!r} of {owner} needs {setting}, which is not set. Add "
         f"--{setting.replace('_', '-')}, or choose another reward model."
+    )
+
+
+SERVED = (
+    EngineModel(name="scorer", model_path=Path("m"), is_embedding=True),
+    EngineModel(name="helper", model_path=Path("m")),
+)
+ADVICE = "is_embedding = {} in its table [[engine.engine_models]], name another with --rm-model, or choose another"
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "said"),
+    [
+        (
+            "judge",
+            "helpr",
+            "asks rm_model = helpr (did you mean 'helper'?), and beside the policy the run serves helper (texts), "
+            "scorer (scores). Name one of them with --rm-model, or serve it: a table [[engine.engine_models]] with "
+            "name and model_path.",
+        ),
+        (
+            "judge",
+            "scorer",
+            "asks for texts, and rm_model = scorer is served for scores; beside the policy the run serves helper "
+            f"(texts), scorer (scores). Give {ADVICE.format('false')} reward model.",
+        ),
+        (
+            "served_rm",
+            "helper",
+            "asks for scores, and rm_model = helper is served for texts; beside the policy the run serves helper "
+            f"(texts), scorer (scores). Give {ADVICE.format('true')} reward model.",
+        ),
+    ],
+)
+def test_a_model_that_is_not_served_as_it_is_asked_is_refused_before_the_run(name, model, said):
+    registry = activate([]).registry
+    with pytest.raises(PluginError) as failure:
+        check_selection(asking(name, model), registry, trains=False)
+    owner = registry.owner("reward_model", name)
+    assert str(failure.value) == f"rm_type = {name}: reward model {name!r} of {owner} {said}"
+
+
+@pytest.mark.parametrize(("name", "model"), [("judge", "helper"), ("served_rm", "scorer")])
+def test_a_model_that_is_served_as_it_is_asked_passes(name, model):
+    check_selection(asking(name, model), activate([]).registry, trains=False)
+
+
+def asking(name, model):
+    return RunConfig(rollout=RolloutConfig(rm_type=name, rm_model=model), engine=EngineConfig(engine_models=SERVED))
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting"),
+    [({"rm_url": "http://host?key=${NOT_SET}"}, "rm_url"), ({"rm_token_env": "NOT_SET"}, "rm_token_env")],
+)
+def test_a_secret_that_is_not_there_is_missed_before_the_run(settings, setting):
+    rollout = RolloutConfig(**{"rm_type": "remote_rm", "rm_url": "http://host", **settings})
+    with pytest.raises(PluginError) as failure:
+        check_selection(RunConfig(rollout=rollout), activate([]).registry, trains=False)
+    assert str(failure.value).endswith(
+        f"is asked with the secret that {setting} names, the environment variable NOT_SET, and it is not set. Export "
+        "it before the run, on a cluster in the runtime environment of the job."
     )

@@ -8,8 +8,9 @@ import re
 import pytest
 
 from slime_core.config.schema import RolloutConfig, RunConfig
+from slime_core.config.secrets import shown
 from slime_core.errors import ConfigError
-from slime_core.rollout.rewards.http import shown, with_secrets
+from slime_core.rollout.rewards.http import with_secrets
 from slime_core.rollout.rewards.models import JudgeReward, RemoteReward, ServedReward
 from slime_core.rollout.rewards.pool import RewardFailure
 from slime_core.types import Sample
@@ -36,6 +37,57 @@ async def test_a_service_is_sent_prompt_response_and_label_and_answers_the_rewar
         ("/score?key=1", {"prompt": "1+1", "response": "a", "label": "2"}),
         ("/score?key=1", {"prompt": "1+1", "response": "bb", "label": "2"}),
     ]
+
+
+async def test_a_token_is_sent_as_a_header_and_no_message_repeats_it(monkeypatch):
+    monkeypatch.setenv("RM_TOKEN", " s3cret-token \n")
+    monkeypatch.setenv("RM_KEY", "s3cret-key")
+    repeats = [b"no table: s3cret-token s3cret-key", {"said": "s3cret-token"}, 1.0]
+    with Answering(lambda body: repeats.pop(0)) as service:
+        reward = remote(service, "/score?key=${RM_KEY}", rm_token_env="RM_TOKEN")
+        found = [(await reward.score(samples("a")))[0] for _ in range(3)]
+    assert service.authorized == ["Bearer s3cret-token"] * 3
+    assert [path for path, _ in service.asked] == ["/score?key=s3cret-key"] * 3
+    assert found == [
+        RewardFailure("invalid", f"{service.url}/score answered with no JSON: no table: ${{RM_TOKEN}} ${{RM_KEY}}"),
+        RewardFailure(
+            "invalid",
+            f"{service.url}/score answered {{'said': '${{RM_TOKEN}}'}}; accepted is a finite number, or a table of "
+            "them with --reward-key",
+        ),
+        1.0,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "found"), [(None, "is not set where"), ("two\nlines", "holds nothing that a header")]
+)
+def test_a_token_that_is_not_there_is_missed_at_once(monkeypatch, value, found):
+    monkeypatch.delenv("RM_TOKEN", raising=False)
+    if value is not None:
+        monkeypatch.setenv("RM_TOKEN", value)
+    with pytest.raises(ConfigError, match=f"^rm_token_env names the environment variable RM_TOKEN, which {found}"):
+        RemoteReward(RunConfig(rollout=RolloutConfig(rm_url="http://127.0.0.1:1", rm_token_env="RM_TOKEN")))
+
+
+async def test_rows_choose_among_the_services_that_the_run_allows_and_no_other_is_asked():
+    with Answering(lambda body: [1.0] * len(body)) as first, Answering(lambda body: [2.0] * len(body)) as second:
+        reward = remote(first, "/a", rm_row_urls=(second.url + "/b",), rm_batch_size=2)
+        urls = [None, second.url + "/b", second.url + "/c", first.url + "/a", "", ["x"], second.url + "/b"]
+        rows = [
+            Sample(index=place, metadata={"rm_url": url} if url is not None else {}) for place, url in enumerate(urls)
+        ]
+        found = await reward.score(rows)
+    others = f"{first.url}/a, {second.url}/b. Correct the row, or allow the service with --rm-row-urls URL."
+    refused = [
+        RewardFailure(
+            "refused", f"its row names rm_url = {url!r}, which is none of the services that the run may ask: {others}"
+        )
+        for url in (second.url + "/c", "['x']")
+    ]
+    assert found == [1.0, 2.0, refused[0], 1.0, 1.0, refused[1], 2.0]
+    assert sorted(len(body) for _, body in first.asked) == [1, 2]
+    assert [(path, len(body)) for path, body in second.asked] == [("/b", 2)]
 
 
 async def test_several_samples_share_a_question_and_keep_their_order():
