@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from slime_core.opaque import Opaque, json_of, read_json
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -119,6 +121,8 @@ class Sample:
         reward: a number, or named numbers.
         loss_mask: one entry a response id, 1 trains, 0 (tool output) does not; None: all ones.
         status: see :class:`Status`.
+        multimodal_inputs: kind of input, such as ``image`` -> what the data holds of it, for the engine.
+        multimodal_train_inputs: for the model that is trained: name -> array or tensor, see :mod:`slime_core.opaque`.
         metadata: the data row's own fields; ``generate_function`` and ``rm_type`` name components of the run's plugins
             for this row, ``reward_key`` one of the named rewards, see :mod:`slime_core.data.named`.
         generate_function_path: slime's name for the former, which goes before it; a component's name, never a path.
@@ -153,7 +157,7 @@ class Sample:
     status: Status = Status.PENDING
     metadata: dict[str, Any] = field(default_factory=dict)
     multimodal_inputs: Any = None
-    multimodal_train_inputs: Any = None
+    multimodal_train_inputs: Any = field(default=None, compare=False)
     weight_versions: list[str] = field(default_factory=list)
     weight_spans: list[tuple[str, int, int]] = field(default_factory=list)
     rollout_log_probs: list[float] | LogProbs | None = None
@@ -263,11 +267,12 @@ class Sample:
             self.status = ends[reason["type"] if isinstance(reason, dict) else reason]
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field by name, arrays as lists; :meth:`from_dict` makes an equal sample of it."""
+        """Every field by name, for JSON: arrays as lists, opaque ones as objects; :meth:`from_dict` reads it again."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         plain = {name: list(value) if isinstance(value, _Numbers) else value for name, value in values.items()}
         if self.rollout_routed_experts is not None:
             plain["rollout_routed_experts"] = _nested(self.rollout_routed_experts)
+        plain["multimodal_train_inputs"] = json_of(self.multimodal_train_inputs)
         counters = {one.name: getattr(self.spec_info, one.name) for one in fields(self.spec_info)}
         return {**plain, "status": self.status.value, "spec_info": counters}
 
@@ -281,7 +286,9 @@ class Sample:
         counters = SpecInfo(**values.get("spec_info", {}))
         status = Status(values.get("status", Status.PENDING))
         spans = [(version, start, end) for version, start, end in values.get("weight_spans", ())]
-        return Sample(**{**values, "status": status, "spec_info": counters, "weight_spans": spans})
+        inputs = read_json(values.get("multimodal_train_inputs"))
+        read = {"status": status, "spec_info": counters, "weight_spans": spans, "multimodal_train_inputs": inputs}
+        return Sample(**{**values, **read})
 
 
 def _nested(numbers: Any) -> Any:
@@ -334,6 +341,8 @@ class TrainBatch:
             token of a sample, which no engine read. None: it was not asked.
         kept_counts_U: int64 [u], how many tokens each response token was drawn from; 0: all. None: all, everywhere.
         kept_ids_S: int64 [s], those tokens, response token after response token.
+        inputs: what samples carry for the model beside tokens; names, dtypes and shapes behind the first dimension are
+            those of the whole rollout, the same on every rank.
     """
 
     rollout: int
@@ -352,6 +361,7 @@ class TrainBatch:
     routes_TLK: np.ndarray | None = None
     kept_counts_U: np.ndarray | None = None
     kept_ids_S: np.ndarray | None = None
+    inputs: dict[str, Opaque] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.lengths_B)

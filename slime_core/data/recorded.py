@@ -11,7 +11,6 @@ come back bit for bit, since JSON writes enough digits of each. Reading runs not
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import DataError, RunError
+from slime_core.opaque import as_json, from_json
 from slime_core.track.record import write_atomically
 from slime_core.types import LogProbs, PromptGroup, Sample, TokenIds
 
@@ -27,9 +27,6 @@ __all__ = ["Recorded", "RolloutFiles", "read_rollout", "screen_rollouts", "write
 
 FORMAT = "slime rollout"
 VERSION = 1
-
-ARRAY = "__array__"
-"""Key of an object that stands for a NumPy array: its dtype; beside it ``shape`` and the bytes in base 64."""
 
 PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 """How files start that torch.save or pickle wrote."""
@@ -156,9 +153,8 @@ def _packed(value: Any) -> Any:
 
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
-        return {ARRAY: value.dtype.str, "shape": list(value.shape), "data": data}
+    if isinstance(value, np.ndarray) and isinstance(held := as_json(value), dict):
+        return held
     raise TypeError(f"a {type(value).__name__}")
 
 
@@ -258,7 +254,7 @@ def _refuse_untrainable(path: Path, number: int, sample: Sample) -> None:
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        found = json.loads(line, object_hook=_unpacked)
+        found = json.loads(line, object_hook=from_json)
     except RecursionError:
         raise DataError(f"{path}, line {number}: lists or tables too deep inside one another to be read") from None
     except (ValueError, TypeError) as problem:
@@ -266,17 +262,6 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError(f"{path}, line {number}: a {type(found).__name__}, not an object; save the rollout again")
     return found
-
-
-def _unpacked(found: dict[str, Any]) -> Any:
-    if ARRAY not in found:
-        return found
-    import numpy as np
-
-    dtype = np.dtype(found[ARRAY])
-    if dtype.kind not in "biuf":
-        raise ValueError(f"an array of {dtype}")
-    return np.frombuffer(base64.b64decode(found["data"]), dtype).reshape(found["shape"]).copy()
 
 
 # --- Looking before anything starts -----------------------------------------------------------------------------------

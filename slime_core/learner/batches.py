@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from slime_core.learner.inputs import RowInputs
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.rows import zigzag
 from slime_core.learner.sequences import Sequences, lay_out, ranges
@@ -84,6 +85,7 @@ class MicroBatch:
             tokens that it sees; a layer that is missing: it chooses. See :mod:`slime_core.learner.routing`.
         given_routes_TLK: int16 [t, layers, k], those of the engine, -1 where it has none; None: none at all.
         kept: what each response token was drawn from; None: from all tokens.
+        inputs: what the samples carry for the model beside tokens.
     """
 
     tokens_1T: torch.Tensor
@@ -115,6 +117,7 @@ class MicroBatch:
     routes: dict[int, torch.Tensor] = field(default_factory=dict)
     given_routes_TLK: torch.Tensor | None = None
     kept: KeptTokens | None = None
+    inputs: RowInputs = field(default_factory=RowInputs)
 
     @property
     def lengths(self) -> list[int]:
@@ -229,6 +232,7 @@ def _micro_batch(
         shared=_shared(row, shard.lengths_B[members], padding, place) if row.shares else None,
         given_routes_TLK=_given_routes(shard, row.places_T, padding, held_T, place),
         kept=_kept(shard, take_U, place),
+        inputs=RowInputs(shard.inputs, tuple(members.tolist())),
     )
 
 

@@ -11,6 +11,7 @@ from slime_core.errors import RunError, SlimeError
 from slime_core.learner.advantages import OverShards, TokenEstimation
 from slime_core.learner.corrections import Corrections, NamedCorrection
 from slime_core.learner.custom import Custom
+from slime_core.learner.inputs import AcceptedInputs
 from slime_core.learner.objective import Objective
 from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.boundary import boundary
@@ -18,7 +19,7 @@ from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import AdvantageSettings, CorrectionSettings
 from slime_core.plugins.registry import Registry
 
-__all__ = ["build_estimation", "build_learning", "build_model_spec", "build_objective", "who_builds"]
+__all__ = ["accepted_inputs", "build_estimation", "build_learning", "build_model_spec", "build_objective", "who_builds"]
 
 
 def build_objective(
@@ -104,6 +105,13 @@ def build_model_spec(registry: Registry, architecture: str, *, options: Mapping[
 def who_builds(registry: Registry, architecture: str) -> str:
     """The model spec that fits the checkpoint, and its plugin, for messages."""
     return _who(registry, Kind.MODEL_SPEC, _spec_name(registry, architecture))
+
+
+def accepted_inputs(registry: Registry, settings: LearnerSettings) -> AcceptedInputs:
+    """What the model of the checkpoint takes beside tokens."""
+    name = _spec_name(registry, settings.architecture)
+    traits: Any = registry.find(Kind.MODEL_SPEC, name).traits
+    return AcceptedInputs(traits.inputs, _who(registry, Kind.MODEL_SPEC, name), settings.layout.context)
 
 
 def build_estimation(

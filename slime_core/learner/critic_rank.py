@@ -55,12 +55,13 @@ class CriticRank:
         from slime_core.cpu import megatron
 
         megatron.install()
-        from slime_core.learner.components import build_model_spec, who_builds
+        from slime_core.learner.components import accepted_inputs, build_model_spec, who_builds
 
         self._settings = settings
         self._device = prepare_process(settings)
         name, options = settings.architecture, settings.options
         spec = build_model_spec(registry, name, options=options, custom=Custom(options))
+        self._accepts = accepted_inputs(registry, settings)
         self.critic = Critic(spec, builder=who_builds(registry, name), settings=settings)
         self._steps: list[list[Any]] = []
         self._shards: Sequence[TrainBatch] = ()
@@ -71,10 +72,14 @@ class CriticRank:
 
         Returns:
             None on ranks that do not speak for their share.
+
+        Raises:
+            RunError: the samples carry inputs that the model does not take.
         """
         from slime_core.learner.advantages import response_tokens
 
         settings = self._settings
+        self._accepts.require(shards[0].inputs.keys())
         shares = recut_for(settings, shards)
         share, self._places = shares[settings.layout.data_rank(settings.rank, world_size=settings.world_size)]
         self._shards, self._steps = shards, self._cut(share)

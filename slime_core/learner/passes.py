@@ -13,6 +13,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 
 from slime_core.learner.batches import MicroBatch, idle, packed_sequence
+from slime_core.learner.inputs import handed
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.log_probs import response_log_probs
 from slime_core.learner.objective import Objective
@@ -165,9 +166,8 @@ def _forward(last: Any, micro_batches: Iterator[MicroBatch], chunk: Any) -> tupl
     micro = next(micro_batches)
     # Megatron would copy bfloat16 logits to float32, all at once.
     as_they_are = {"fp32_output": False} if isinstance(chunk.module, Float16Module) else {}
-    output = chunk(
-        micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=packed_sequence(micro), **as_they_are
-    )
+    given = {**as_they_are, **handed(chunk, micro.inputs, micro.tokens_1T.device)}
+    output = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=packed_sequence(micro), **given)
     return output, lambda logits_1TV, **options: last(micro, logits_1TV, **options)
 
 

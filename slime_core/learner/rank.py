@@ -21,7 +21,7 @@ from slime_core.learner.advantages import OverShards, normalize
 from slime_core.learner.batches import MicroBatch
 from slime_core.learner.cast import Cast
 from slime_core.learner.columns import Columns
-from slime_core.learner.components import build_learning, build_model_spec, who_builds
+from slime_core.learner.components import accepted_inputs, build_learning, build_model_spec, who_builds
 from slime_core.learner.critic import Critic
 from slime_core.learner.custom import Custom
 from slime_core.learner.finite import refuse_non_finite_weights
@@ -88,6 +88,7 @@ class Learner:
         from slime_core.learner.freezing import freeze
 
         settings, config = self._settings, self._config
+        self._accepts = accepted_inputs(registry, settings)
         self._spec = build_model_spec(registry, settings.architecture, options=settings.options, custom=self.custom)
         return TrainedModel(
             self._spec,
@@ -152,6 +153,7 @@ class Learner:
             on.
             ParityError: learner and engines give the same tokens other log-probabilities; nothing was trained.
             PluginError: a hook failed.
+            RunError: the samples carry inputs that the model does not take.
         """
         from slime_core.learner.totals import average
 
@@ -159,6 +161,7 @@ class Learner:
             model.begin_rollout()
         if self._config.learner.use_rollout_routing_replay:
             self._routing.require_fitting(shard)
+        self._accepts.require(shard.inputs.keys())
         steps = self._cut(shard)
         self.parity.mark(shard, steps[0])
         every = [micro for step in steps for micro in step]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from slime_core.errors import RunError
+from slime_core.opaque import Opaque, column, part
 from slime_core.ops.packing import balance, pack, pack_by_count
 from slime_core.types import TrainBatch
 
@@ -106,6 +107,7 @@ def _batch(shards: Sequence[TrainBatch], plan: list[list[list[Place]]]) -> tuple
             routes_TLK=None,
             kept_counts_U=None,
             kept_ids_S=None,
+            inputs={name: _inputs([shard.inputs[name] for shard in shards], places) for name in shards[0].inputs},
         ),
         places,
     )
@@ -127,6 +129,10 @@ def put_together(columns: Sequence[Column], shard: TrainBatch, *, number: int) -
     if missing:
         raise RunError(f"{missing} of {len(shard)} samples of a shard have no values; a rank of the critic is missing")
     return np.concatenate([parts[number, i] for i in range(len(shard))])
+
+
+def _inputs(columns: Sequence[Opaque], places: Sequence[Place]) -> Opaque:
+    return column([part(columns[k], i) for k, i in places], columns[0].dtype)
 
 
 def _per_sample(columns_B: Sequence[np.ndarray], places: Sequence[Place]) -> np.ndarray:

@@ -46,6 +46,7 @@ def save_train_data(
         "rank": f"{settings.rank}",
         "world_size": f"{settings.world_size}",
         "temperature": repr(float(shard.temperature)),
+        "inputs": json.dumps({name: given.dtype for name, given in shard.inputs.items()}),
         "steps": json.dumps([asdict(step) for step in shard.steps]),
     }
     return write_atomically(Path(name), save(trained_columns(shard, steps), metadata=metadata))
@@ -55,6 +56,9 @@ def trained_columns(shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]]) ->
     """Every column of ``shard``, and every per-token column of its micro-batches, float32 [u] in the shard's order."""
     own = {one.name: getattr(shard, one.name) for one in fields(shard)}
     found = {name: np.ascontiguousarray(values) for name, values in own.items() if isinstance(values, np.ndarray)}
+    for name, given in shard.inputs.items():
+        found |= {f"inputs/{name}": given.values}
+        found |= {f"inputs/{name}/starts_B": given.starts_B, f"inputs/{name}/counts_B": given.counts_B}
     found |= {f"{name}_B": np.ascontiguousarray(values) for name, values in shard.columns_B.items()}
     # An idle micro-batch repeats another one without weight, to fill a schedule up.
     for micro in (micro for step in steps for micro in step if micro.scale):

@@ -42,6 +42,10 @@ REWARD_SETTINGS = ("rm_url", "rm_model")
 """The settings that say whom a reward model asks."""
 
 
+FORWARD = ("input_ids", "position_ids", "attention_mask", "packed_seq_params", "fp32_output")
+"""What the core itself hands a model's forward."""
+
+
 @dataclass(frozen=True, slots=True)
 class AdvantageTraits:
     """How an advantage estimator is called.
@@ -219,12 +223,23 @@ class ModelSpecTraits:
         refuses: ``package.module:function``; the function takes the object of a ``config.json`` and returns what of it
             the spec does not build, one text each, such as ``asks for sliding windows; only full attention is built``.
             It is called before anything starts and imports nothing heavy. None: the spec speaks when it builds.
+        inputs: names of ``Sample.multimodal_train_inputs``, such as ``pixel_values``, that its model's forward takes as
+            keyword arguments: those of the samples of a row, one after the other in the order of the row. Only chunks
+            that embed tokens (the first pipeline stage) are handed them. A run whose samples carry others is refused.
     """
 
     architectures: AbstractSet[str] = frozenset()
     refuses: str | None = None
+    inputs: AbstractSet[str] = frozenset()
 
     def __post_init__(self) -> None:
+        for name in sorted(self.inputs):
+            if not name.isidentifier() or name in FORWARD:
+                raise ValueError(
+                    f"ModelSpecTraits.inputs names {name!r}; accepted are names of keyword arguments, other than "
+                    f"{', '.join(FORWARD)}"
+                )
+        object.__setattr__(self, "inputs", frozenset(self.inputs))
         if self.refuses is not None and not TARGET.fullmatch(self.refuses):
             found = f"ModelSpecTraits.refuses is {self.refuses!r}"
             raise ValueError(f"{found}; write it as 'package.module:function'")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from slime_core.ops.packing import balance, split_steps
 from slime_core.ops.prompts import LEAST_SAVED, Prompts
 from slime_core.plugins.contracts import GroupedRewards
+from slime_core.rollout.inputs import TrainInputs
 from slime_core.rollout.kept import kept_columns
 from slime_core.rollout.plan import BatchPlan
 from slime_core.types import Sample, StepPlan, TrainBatch
@@ -135,13 +136,16 @@ def make_shards(
     Raises:
         ValueError: fewer rollouts than steps, or fewer samples than ranks in a step, so that a rank would have nothing
             to do; or a sample has not the routes that ``with_routes`` asks for; or one does not say, or says wrongly,
-            what its tokens were drawn from.
+            what its tokens were drawn from; or its inputs for the model are no arrays, or other ones than those of
+            other samples.
     """
     lengths = [len(sample.tokens) for sample in samples]
     masks = loss_masks(samples)
     sums_B = np.array([mask.sum() for mask in masks], np.int64)
     weights_B = np.zeros(len(samples), np.float32)
-    shared = _shared(samples) if plan.share_prompts else None
+    inputs = TrainInputs(samples)
+    # Prompts of equal tokens may go with other images, and a row has those of all its samples.
+    shared = _shared(samples) if plan.share_prompts and not inputs else None
     # A constant divisor weighs all tokens alike; by how much is the factor's.
     per_token = plan.per_token or plan.token_divisor is not None
     shards: list[list[StepPlan]] = [[] for _ in range(plan.num_ranks)]
@@ -155,7 +159,8 @@ def make_shards(
     given = {"advantages": advantages_B, "rewards": rewards_B}
     columns_B = {name: values_B for name, values_B in given.items() if values_B is not None}
     found = [
-        _shard(samples, masks, weights_B, columns_B, steps, rollout, temperature, with_routes, cuts) for steps in shards
+        _shard(samples, masks, weights_B, columns_B, inputs, steps, rollout, temperature, with_routes, cuts)
+        for steps in shards
     ]
     return [replace(shard, shares_prompts=shared is not None) for shard in found]
 
@@ -194,6 +199,7 @@ def _shard(
     masks: Sequence[NDArray[np.float32]],
     weights_B: NDArray[np.float32],
     columns_B: dict[str, NDArray[np.float32]],
+    inputs: TrainInputs,
     plan: Sequence[StepPlan],
     rollout: int,
     temperature: float,
@@ -223,6 +229,7 @@ def _shard(
         routes_TLK=np.concatenate([_routes(samples[i], like=samples[mine[0]]) for i in mine]) if with_routes else None,
         kept_counts_U=kept_counts_U,
         kept_ids_S=kept_ids_S,
+        inputs=inputs.columns(mine),
     )
 
 

@@ -55,7 +55,9 @@ class Job:
         save: empty folder to save into after the last rollout.
         prepare: called once the learner is built.
         naps: the learner sleeps and wakes before each rollout and at the end.
-        tensor: ranks that share every matrix.
+        tensor, pipeline, context: ranks that share every matrix, the layers, every row.
+        plugins: beside the core's.
+        architecture: of the model.
     """
 
     config: RunConfig
@@ -67,6 +69,10 @@ class Job:
     prepare: Callable[[], None] | None = None
     naps: bool = False
     tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    plugins: Sequence[str] = ()
+    architecture: str = "Qwen3ForCausalLM"
 
 
 @dataclass(frozen=True)
@@ -86,12 +92,13 @@ def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
     from slime_core.learner.rank import Learner, LearnerSettings
     from slime_core.plugins.registry import activate
 
-    active = activate([], architecture="Qwen3ForCausalLM", paths=function_paths(dict(job.config.custom)))
+    paths = function_paths(dict(job.config.custom))
+    active = activate(job.plugins, architecture=job.architecture, paths=paths)
     options = {"paths": PathOptions(config=job.config, sources=active.functions)} if active.functions else {}
     settings = LearnerSettings(
         job.config,
         job.folder,
-        "Qwen3ForCausalLM",
+        job.architecture,
         "clipped",
         options,
         job.num_steps,
@@ -99,7 +106,7 @@ def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
         world_size=world_size,
         address=address,
         num_threads=1,
-        layout=ParallelLayout(tensor=job.tensor),
+        layout=ParallelLayout(tensor=job.tensor, pipeline=job.pipeline, context=job.context),
     )
     try:
         learner = Learner(settings, active.registry)

@@ -35,7 +35,9 @@ def test_an_old_cursor_goes_on_with_the_prompts_that_its_version_handed_out_next
 
 
 def test_an_old_cursor_of_other_prompts_or_settings_is_refused_with_what_differs(file):
-    with pytest.raises(CheckpointError, match=r"would mean other prompts: seed was 11, is 12\. Resume with the prompts"):
+    with pytest.raises(
+        CheckpointError, match=r"would mean other prompts: seed was 11, is 12\. Resume with the prompts"
+    ):
         source(file, seed=12).restore(OLD["cursor"])
     file.write_text(file.read_text().replace("p3", "p9"))
     with pytest.raises(CheckpointError, match=r"would mean other prompts: digest was 166556\w+, is \w+\. Resume with"):

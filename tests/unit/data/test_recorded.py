@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from slime_core.data.recorded import Recorded, RolloutFiles, read_rollout, screen_rollouts, write_rollout
 from slime_core.errors import DataError, RunError
@@ -67,6 +68,34 @@ def test_every_double_comes_back_bit_for_bit(tmp_path: Path) -> None:
     one = sample(0, reward={"score": reward, "least": sys.float_info.min, "third": 1 / 3})
     (again,) = read_rollout(write_rollout(tmp_path / "0.jsonl", Recorded(0, math.pi, [one]))).trained
     assert again.reward == {"score": reward, "least": sys.float_info.min, "third": 1 / 3}
+
+
+def test_inputs_for_the_model_survive_in_their_dtype(tmp_path: Path) -> None:
+    rows = torch.tensor([[0.5, -2.0, 3.0]]).bfloat16()
+    one = sample(0, multimodal_train_inputs={"pixels": rows, "grid": np.array([[1, 2, 3]])})
+    (again,) = read_rollout(write_rollout(tmp_path / "0.jsonl", Recorded(0, 1.0, [one]))).trained
+    found = again.multimodal_train_inputs
+    assert torch.equal(found["pixels"], rows)
+    assert (found["grid"].dtype, found["grid"].tolist()) == (np.int64, [[1, 2, 3]])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"__array__": "|O", "shape": [1], "data": "AAAAAAAAAAA="}',
+        '{"__array__": "bfloat17", "shape": [1], "data": ""}',
+        '{"__array__": "<f4", "shape": [3], "data": "AAAA"}',
+        '{"__array__": "<f4"}',
+        '{"__array__": "<f4", "shape": "x", "data": ""}',
+    ],
+)
+def test_what_stands_for_no_array_is_a_mistake_of_the_file(file: Path, text: str) -> None:
+    header, first, *rest = file.read_text().splitlines()
+    spoilt = first.replace('"multimodal_train_inputs": null', f'"multimodal_train_inputs": {{"pixels": {text}}}')
+    assert spoilt != first
+    file.write_text("\n".join([header, spoilt, *rest]) + "\n")
+    with pytest.raises(DataError, match=r"0\.jsonl, line 2: no JSON: .*; save the rollout again"):
+        read_rollout(file)
 
 
 def test_numpy_numbers_and_arrays_survive_and_other_objects_are_named(tmp_path: Path) -> None:

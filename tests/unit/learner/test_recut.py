@@ -16,6 +16,7 @@ from slime_core.learner.critic_rank import recut_for
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.recut import Column, put_together, recut, taken
 from slime_core.learner.settings import LearnerSettings
+from slime_core.opaque import part
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, Status, TrainBatch
@@ -36,6 +37,7 @@ def shards(num_ranks: int, *, count: int = 13) -> list[TrainBatch]:
             response_length=response,
             loss_mask=random.integers(0, 2, response).tolist(),
             status=Status.COMPLETED,
+            multimodal_train_inputs={"pixels": np.full((index, 2), index)} if index % 3 else None,
         )
         sample.rollout_log_probs = [-float(index)] * response
         samples.append(sample)
@@ -57,6 +59,7 @@ def by_sample(batches: list[TrainBatch]) -> dict[int, tuple[object, ...]]:
                 assert index not in found
                 weight, reward = float(batch.loss_weights_B[i]), float(batch.columns_B["rewards"][i])
                 columns = (tokens[i].tolist(), masks[i].tolist(), log_probs[i].tolist())
+                assert part(batch.inputs["pixels"], i).tolist() == [[index, index]] * (index if index % 3 else 0)
                 found[index] = (number, step.divisor, weight, reward, *columns)
     return found
 

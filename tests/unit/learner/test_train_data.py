@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.learner.batches import cut, idle
 from slime_core.learner.settings import LearnerSettings
 from slime_core.learner.train_data import save_train_data, trained_columns
+from slime_core.opaque import Opaque
 from slime_core.types import StepPlan, TrainBatch
 
 
@@ -56,6 +58,15 @@ def test_columns_stand_in_the_order_of_the_shard_whatever_the_plan() -> None:
     assert "trained/ref_log_probs_U" not in found
 
 
+def test_opaque_inputs_are_in_the_file_and_their_dtypes_beside_it(tmp_path: Path) -> None:
+    bits = np.array([[16256], [16384]], np.int16)  # 1 and 2
+    batch = replace(shard(), inputs={"pixels": Opaque(bits, np.array([0, 0]), np.array([2, 0]), "bfloat16")})
+    with safe_open(save_train_data(tmp_path / "{rank}", batch, cut(batch), settings()), "numpy") as file:
+        assert json.loads(file.metadata()["inputs"]) == {"pixels": "bfloat16"}
+        assert file.get_tensor("inputs/pixels").tolist() == [[16256], [16384]]
+        assert file.get_tensor("inputs/pixels/counts_B").tolist() == [2, 0]
+
+
 def test_what_another_rank_holds_is_nan() -> None:
     batch = shard()
     found = trained_columns(batch, cut(batch)[:1])
@@ -82,7 +93,7 @@ def test_a_file_holds_the_columns_and_says_whose_they_are(tmp_path: Path) -> Non
     ]
     assert about == {
         **{"format": "slime train data", "version": "1", "rollout": "3", "rank": "1", "world_size": "2"},
-        "temperature": "0.7",
+        **{"temperature": "0.7", "inputs": "{}"},
     }
 
 

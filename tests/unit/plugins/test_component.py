@@ -62,3 +62,14 @@ def test_a_component_survives_pickling():
 def test_what_a_model_spec_refuses_is_named_by_an_import_path():
     with pytest.raises(ValueError, match=r"^ModelSpecTraits.refuses is 'mine'; write it as 'package.module:function'$"):
         ModelSpecTraits(refuses="mine")
+
+
+@pytest.mark.parametrize("name", ["pixel-values", "input_ids"])
+def test_inputs_of_a_model_are_keyword_arguments_that_the_core_leaves_free(name):
+    with pytest.raises(ValueError, match=r"^ModelSpecTraits\.inputs") as caught:
+        ModelSpecTraits(inputs={"pixel_values", name})
+    assert str(caught.value) == (
+        f"ModelSpecTraits.inputs names {name!r}; accepted are names of keyword arguments, other than input_ids, "
+        "position_ids, attention_mask, packed_seq_params, fp32_output"
+    )
+    assert ModelSpecTraits(inputs={"pixel_values"}).inputs == frozenset({"pixel_values"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from slime_core.data.prompts import PromptFiles
@@ -85,6 +86,20 @@ def test_without_held_groups_the_state_is_the_sources(supply):
     resumed = supply()
     resumed.restore(source.state())
     assert numbers(resumed.next_groups(1)) == [1]
+
+
+def test_a_held_group_keeps_its_images_in_a_checkpoint(supply):
+    source = supply()
+    (group,) = source.next_groups(1)
+    for sample in end(group):
+        sample.multimodal_train_inputs = {"pixels": np.ones((2, 3), np.float16)}
+    source.put_back([group])
+    resumed = supply()
+    resumed.restore(json.loads(json.dumps(source.state())))
+    (again,) = resumed.next_groups(1)
+    pixels = again[1].multimodal_train_inputs["pixels"]
+    assert (pixels.dtype, pixels.tolist()) == (np.float16, [[1, 1, 1]] * 2)
+    assert again[1].tokens == [0, 1, 2]
 
 
 def test_a_held_group_that_json_cannot_carry_begins_anew_after_a_restart(supply):

@@ -1,0 +1,57 @@
+"""A plugin with a model that sees: Qwen3 whose token 47 stands for one patch of a picture, projected into its place.
+
+Its Hugging Face checkpoint is a Qwen3 one with one more weight, ``model.picture.weight`` [hidden, PATCH].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from slime_core import Component, ModelSpecTraits, hookimpl
+from slime_core.learner.spec import MBridgeSpec
+
+PLACEHOLDER = 47
+PATCH = 3
+ARCHITECTURE = "PicturesForCausalLM"
+
+
+@hookimpl
+def slime_register_model_specs() -> Iterator[Component]:
+    traits = ModelSpecTraits(architectures=frozenset({ARCHITECTURE}), inputs=frozenset({"pixel_values"}))
+    yield Component("pictures", target=f"{__name__}:Pictures", traits=traits, summary="Qwen3 that sees, for tests")
+
+
+class Pictures(MBridgeSpec):
+    """Adds the projection to the chunk that embeds tokens."""
+
+    def build(self, *args: Any, **options: Any) -> list[Any]:
+        import torch
+        from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_parallel_attributes
+
+        chunks = super().build(*args, **options)
+        self._bridge._DIRECT_MAPPING["embedding.picture.weight"] = "model.picture.weight"
+        for chunk in chunks:
+            chunk.__class__ = _seeing()
+            if chunk.pre_process:
+                hidden, dtype = chunk.config.hidden_size, chunk.config.params_dtype
+                chunk.embedding.picture = torch.nn.Linear(PATCH, hidden, bias=False, dtype=dtype)
+                set_defaults_if_not_set_tensor_model_parallel_attributes(chunk.embedding.picture.weight)
+        return chunks
+
+
+def _seeing() -> Any:
+    from megatron.core.models.gpt import GPTModel
+
+    class Seeing(GPTModel):
+        def forward(self, input_ids: Any, position_ids: Any, *rest: Any, pixel_values: Any = None, **more: Any) -> Any:
+            if pixel_values is not None:
+                assert self.pre_process, "a chunk that embeds nothing was handed pixels"
+                places = (input_ids[0] == PLACEHOLDER).nonzero()[:, 0]
+                assert len(places) == len(pixel_values), f"{len(places)} placeholders, {len(pixel_values)} patches"
+                embedded = self.embedding(input_ids, position_ids)
+                seen = self.embedding.picture(pixel_values.to(embedded.dtype))
+                more["decoder_input"] = embedded.index_add(0, places, seen[:, None])
+            return super().forward(input_ids, position_ids, *rest, **more)
+
+    return Seeing
