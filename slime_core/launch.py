@@ -214,6 +214,7 @@ class _Fleet:
             saving=Saving(checkpoints, self._job.model, save_hf=config.checkpoint.save_hf),
             data_ranks=[layout.data_rank(rank, world_size=len(ranks)) for rank in range(len(ranks))],
             checks_equal=config.weights.check_weight_update_equal,
+            ahead=config.rollout.async_buffer_size,
             also=self._monitors,
             warn=self._warn,
             failures=self._failures,

@@ -25,12 +25,16 @@ from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.weights.publisher import Publisher, PublisherSettings
 
-__all__ = ["LearnerActor", "LearnerHandle", "Saving", "Trained"]
+__all__ = ["LearnerActor", "LearnerHandle", "Saving", "Trained", "unchecked"]
 
 UNCHECKED = (
     "parity of learner and engines could not be checked: no trained token of this rollout is known to come from the "
-    "published weights alone. A generate function must copy weight_versions from the engine's answers to its samples. "
-    "--parity-interval 0 switches the check off"
+    "published weights alone. {older}A generate function must copy weight_versions from the engine's answers to its "
+    "samples. --parity-interval 0 switches the check off"
+)
+OLDER = (
+    "--async-buffer-size {ahead} generates ahead, so that tokens may be older than the weights they are trained with: "
+    "a short run with --async-buffer-size 0 checks the same engines. "
 )
 
 
@@ -161,6 +165,7 @@ class LearnerHandle:
         saving: where checkpoints go.
         data_ranks: which data-parallel shard each rank trains; ranks that share one copy of the model share a shard.
         checks_equal: after the first publication, prove that it reaches every weight of the engines.
+        ahead: rollouts that are generated ahead of training, for the words of a warning.
         also: background calls whose failure ends any wait, such as engine monitors; calls added later count too.
         warn: receives what a person should read, such as a report of a wait that takes long.
         failures: receives what watching plugins got wrong on any rank.
@@ -175,6 +180,7 @@ class LearnerHandle:
         saving: Saving,
         data_ranks: Sequence[int],
         checks_equal: bool = False,
+        ahead: int = 0,
         also: Sequence[Call] = (),
         warn: Callable[[str], None],
         failures: Failures,
@@ -184,6 +190,7 @@ class LearnerHandle:
         self._group, self._watch, self._saving = group, watch, saving
         self._warned, self._parity_seen, self._checks_equal = False, False, checks_equal
         self._data_ranks, self._also, self._warn = list(data_ranks), also, warn
+        self._ahead = ahead
 
     def setup(self, settings: LearnerSettings, *, reachable: bool) -> list[Call]:
         """Start building on every rank; the caller waits.
@@ -227,7 +234,7 @@ class LearnerHandle:
     def _watch_parity(self, tokens: float | None) -> None:
         """Warn once if the first rollout whose parity was due could not be compared; None: it was not due."""
         if tokens == 0 and not self._parity_seen:
-            self._warn(UNCHECKED)
+            self._warn(unchecked(self._ahead))
         self._parity_seen = self._parity_seen or tokens is not None
 
     def publish(self, version: int) -> None:
@@ -286,6 +293,11 @@ class LearnerHandle:
             fail_after_s=self._watch.wait_fail_s,
             on_warn=lambda late: self._warn(str(late)),
         )
+
+
+def unchecked(ahead: int) -> str:
+    """What to say where no token could be compared in a run that generates ``ahead`` rollouts ahead."""
+    return UNCHECKED.format(older=OLDER.format(ahead=ahead) if ahead else "")
 
 
 def manifest_record(manifest: Manifest) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig, WeightsConfig
 from slime_core.errors import ParityError
+from slime_core.learner.actor import unchecked
 from slime_core.learner.batches import MicroBatch, cut
 from slime_core.learner.objective import Objective
 from slime_core.learner.parity import BFLOAT16, FLOAT32, STRICT, ParityGate, compare
@@ -280,3 +281,19 @@ def test_a_response_that_trains_nothing_may_be_stale():
     batch = shard(versions=(3, 2, 3))
     batch.loss_mask_U[2] = 0.0
     assert fresh(gate(strict=True, published=3), batch) == [[True] * 4, [False]]
+
+
+def test_a_run_that_generates_ahead_is_told_why_no_token_could_be_compared() -> None:
+    said = [unchecked(ahead).partition("the published weights alone. ") for ahead in (0, 2)]
+    assert [start for start, _, _ in said] == 2 * [
+        "parity of learner and engines could not be checked: no trained token of this rollout is known to come from "
+    ]
+    rest = (
+        "A generate function must copy weight_versions from the engine's answers to its samples. --parity-interval 0 "
+        "switches the check off"
+    )
+    assert said[0][2] == rest
+    assert said[1][2] == (
+        "--async-buffer-size 2 generates ahead, so that tokens may be older than the weights they are trained with: a "
+        f"short run with --async-buffer-size 0 checks the same engines. {rest}"
+    )
