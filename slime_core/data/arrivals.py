@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.data.left_out import BAD, tell
+from slime_core.data.raw import Raw
 from slime_core.data.rows import content_of
-from slime_core.data.tables import LineTable, Raw
+from slime_core.data.tables import LineTable
 from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slime_core.data.tables import Raw, open_rows
+from slime_core.data.raw import Raw
+from slime_core.data.tables import open_rows
 from slime_core.errors import DataError
 
 __all__ = ["Prompt", "PromptRow", "Reading", "content_of", "numbered_prompts", "prompt_of", "read_prompts", "tools_of"]
