@@ -19,11 +19,12 @@ from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.config.mistakes import Mistake, report
 from slime_core.config.schema import RunConfig
 from slime_core.data.named import offered_to_rows
-from slime_core.data.recorded import RolloutFiles, screen_rollouts
+from slime_core.data.recorded import RolloutFiles
 from slime_core.data.requests import reading_of, template_arguments, training_paths
 from slime_core.data.row_sampling import drawn
 from slime_core.data.rows import Reading
 from slime_core.data.screen import Room, screen
+from slime_core.data.screen_rollouts import screen_rollouts
 from slime_core.plugins.component import Kind
 from slime_core.plugins.refusals import refusals
 from slime_core.plugins.selection import has_critic

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from slime_core.data.recorded import Recorded, RolloutFiles, read_rollout, screen_rollouts, write_rollout
+from slime_core.data.recorded import Recorded, RolloutFiles, read_rollout, write_rollout
+from slime_core.data.screen_rollouts import screen_rollouts
 from slime_core.errors import DataError, RunError
 from slime_core.types import Sample, Status
 
