@@ -22,8 +22,8 @@ import torch
 
 from slime_core.learner.inputs import RowInputs
 from slime_core.learner.layout import ParallelLayout
-from slime_core.learner.rows import zigzag
 from slime_core.learner.sequences import Sequences, lay_out, ranges
+from slime_core.learner.shares import zigzag
 from slime_core.ops.kept import KeptTokens
 from slime_core.ops.packing import pack, row_budget
 from slime_core.types import StepPlan, TrainBatch
