@@ -110,6 +110,21 @@ def of_hugging_face(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, experts_implementation="eager")
 
 
+def by_expert(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """transformers 5 holds the experts of a layer in one tensor; checkpoints hold each alone."""
+    found = {}
+    for name, weight in weights.items():
+        if ".experts." not in name:
+            found[name] = weight
+            continue
+        parts = {"down_proj": weight}
+        if name.endswith("gate_up_proj"):
+            parts = dict(zip(("gate_proj", "up_proj"), weight.chunk(2, dim=1), strict=True))
+        for part, stacked in parts.items():
+            found |= {f"{name.rpartition('.')[0]}.{n}.{part}.weight": one for n, one in enumerate(stacked)}
+    return found
+
+
 def live_run(model: Path, run: Path, *flags: str) -> list[dict[str, float]]:
     """The metrics of each rollout of a ``slime run`` of ``model``; one that is finished is only read."""
     if not (run / "checkpoints" / f"step-{ROLLOUTS:06d}").exists():

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from slime_core.errors import ConfigError
-from tests.engines.families import FAMILIES, build, config_of, of_hugging_face, spec_of, write
+from tests.engines.families import FAMILIES, build, by_expert, config_of, of_hugging_face, spec_of, write
 
 # Megatron warns about its own calls between its own modules.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
@@ -107,22 +107,6 @@ def test_the_gradient_of_a_packed_loss_equals_hugging_faces(megatron, name, fold
     for key, gradient in spec.export_weights([chunk]):
         assert (gradient - expected.pop(key)).norm() < 1e-5 * gradient.norm(), key
     assert not expected
-
-
-def by_expert(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """transformers 5 holds the experts of a layer in one tensor; checkpoints hold each alone."""
-    found = {}
-    for key, weight in weights.items():
-        parts = {"down_proj": weight}
-        if key.endswith(".experts.gate_up_proj"):
-            gate, up = weight.chunk(2, dim=1)
-            parts = {"gate_proj": gate, "up_proj": up}
-        if ".experts." not in key:
-            found[key] = weight
-            continue
-        for part, stacked in parts.items():
-            found |= {f"{key.rpartition('.')[0]}.{n}.{part}.weight": one for n, one in enumerate(stacked)}
-    return found
 
 
 def test_weights_come_back_bit_for_bit(megatron, name, folder, hugging_face):
