@@ -17,8 +17,9 @@ asynchronous run's rollouts may be older, by at most its staleness bound):
     {"step": 2, "eval/arithmetic": 0.46}
 
 An evaluation before training belongs to row 0. An evaluation after training step k measures version k + 1 and waits for
-row k + 1; the one after the last step gets a row of its own at the end. A row is written once, when its step has ended,
-so steps are unique and rise. Everybody who wants an evaluation at once hears :class:`~.events.EvalFinished`.
+row k + 1; the one after the last step gets a row of its own at the end. A row is written when its step has ended, so
+steps are unique and rise. An evaluation that went on beside training is added to its row when it has ended, however
+many rows follow by then. Everybody who wants an evaluation at once hears :class:`~.events.EvalFinished`.
 
 Names: ``rollout/raw_reward``, ``rollout/response_len/mean``, ``rollout/truncated_ratio``, ``train/loss``,
 ``train/pg_loss``, ``train/grad_norm``, ``train/train_rollout_logprob_abs_diff``, ``perf/<phase>_time`` (seconds),

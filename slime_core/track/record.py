@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
 
@@ -89,6 +89,16 @@ class RunRecord:
     def write_text(self, name: str, text: str) -> Path:
         """``directory/name`` holds ``text``, or what it held before, never a part."""
         return write_atomically(self.directory / name, text)
+
+    def add_to_row(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The row of ``step``, which is written, holds ``metrics`` too.
+
+        The file is replaced as a whole; nobody may have it open for writing.
+        """
+        rows = read_rows(self.metrics)
+        assert any(row["step"] == step for row in rows), f"{self.metrics} has no row {step} yet"
+        held = ({**row, **metrics} if row["step"] == step else row for row in rows)
+        write_atomically(self.metrics, "".join(json.dumps(row, allow_nan=False) + "\n" for row in held))
 
     def _refuse_used(self) -> None:
         if self.directory.is_file():

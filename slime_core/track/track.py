@@ -34,7 +34,7 @@ class Sink(Protocol):
     """Where rows go: the shape of a tracker."""
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Receive the row of ``step``; steps rise."""
+        """Receive the row of ``step``, or what is added to it later; steps rise but for the latter."""
 
     def close(self) -> None:
         """No row follows."""
@@ -106,17 +106,19 @@ class Track:
             self._metrics.add(f"perf/{phase}_time", time.monotonic() - begun_s)
 
     def evaluation(self, version: int, metrics: Mapping[str, float]) -> None:
-        """Keep what was measured with the weights of ``version`` for row ``version``; the last one counts.
+        """What was measured with the weights of ``version`` is part of row ``version``; the last one counts.
+
+        It waits for a row that is not written yet, and is added to one that is: training went on meanwhile.
 
         Arguments:
             metrics: names with ``eval/`` in front.
-
-        Raises:
-            AssertionError: row ``version`` is written already, which is a mistake in the loop.
         """
-        assert version > self._last_row, f"row {self._last_row} is written; version {version} comes too late"
-        self._evaluations[version] = dict(Metrics(metrics))
-        self.emit(EvalFinished(version, self._evaluations[version]))
+        found = dict(Metrics(metrics))
+        if version > self._last_row:
+            self._evaluations[version] = found
+        else:
+            self._add_to_row(version, found)
+        self.emit(EvalFinished(version, found))
 
     def warn(self, message: str) -> None:
         """Tell the listeners."""
@@ -147,6 +149,15 @@ class Track:
         assert step > self._last_row, f"row {step} comes after row {self._last_row}; steps rise"
         self._last_row = step
         self._rows.log(step, metrics)
+        self._tell_sinks(step, metrics)
+
+    def _add_to_row(self, step: int, metrics: dict[str, float]) -> None:
+        self._rows.close()
+        self.record.add_to_row(step, metrics)
+        self._rows = JsonLines(self.record.metrics)
+        self._tell_sinks(step, metrics)
+
+    def _tell_sinks(self, step: int, metrics: dict[str, float]) -> None:
         for sink, observer in self._sinks:
             if observer.active:
                 with observer:

@@ -12,7 +12,11 @@ class Tracker(Protocol):
     """Sends metrics somewhere."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of one step."""
+        """Record metrics of one step.
+
+        Steps rise, but for an evaluation that went on beside training: it is logged when it has ended, under the step
+        that it measured.
+        """
         ...
 
     def close(self) -> None:

@@ -66,12 +66,47 @@ def test_an_evaluation_is_in_the_row_of_the_weights_it_measured(tmp_path: Path) 
     ]
 
 
-def test_an_evaluation_of_weights_whose_row_is_written_is_a_mistake(tmp_path: Path) -> None:
+def test_an_evaluation_that_ends_late_is_added_to_its_row_and_rows_go_on(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    record, memory = RunRecord(tmp_path), Memory()
+    with Track(record, tensorboard=False, trackers={"memory": memory}, listeners=[heard.append]) as track:
+        for step in range(3):
+            with track.step(step) as metrics:
+                metrics["train/loss"] = step
+                if step == 2:
+                    track.evaluation(1, {"eval/sums": 0.5, "eval/weight_version": 1.0})
+    assert rows(record) == [
+        {"step": 0, "train/loss": 0.0},
+        {"step": 1, "train/loss": 1.0, "eval/sums": 0.5, "eval/weight_version": 1.0},
+        {"step": 2, "train/loss": 2.0},
+    ]
+    assert [step for step, _ in memory.rows] == [0, 1, 1, 2]
+    assert memory.rows[2] == (1, {"eval/sums": 0.5, "eval/weight_version": 1.0})
+    assert EvalFinished(1, {"eval/sums": 0.5, "eval/weight_version": 1.0}) in heard
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["metrics.jsonl"]
+
+
+def test_an_evaluation_that_is_not_finite_leaves_the_row_as_it_was(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path)
+    with Track(record, tensorboard=False) as track:
+        with track.step(0) as metrics:
+            metrics["train/loss"] = 1
+        with pytest.raises(NonFiniteError, match="eval/sums"):
+            track.evaluation(0, {"eval/sums": float("nan")})
+    assert rows(record) == [{"step": 0, "train/loss": 1.0}]
+
+
+def test_a_resumed_run_adds_to_rows_before_and_behind_its_start(tmp_path: Path) -> None:
     with Track(RunRecord(tmp_path), tensorboard=False) as track:
-        with track.step(0):
+        for step in range(2):
+            with track.step(step):
+                pass
+    resumed = RunRecord(tmp_path, resumed_step=1)
+    with Track(resumed, tensorboard=False) as track:
+        with track.step(1):
             pass
-        with pytest.raises(AssertionError, match="row 0 is written"):
-            track.evaluation(0, {"eval/sums": 0.1})
+        track.evaluation(1, {"eval/sums": 0.25})
+    assert rows(resumed) == [{"step": 0}, {"step": 1, "eval/sums": 0.25}]
 
 
 def test_a_step_that_fails_writes_no_row_but_keeps_the_evaluation(tmp_path: Path) -> None:
