@@ -24,6 +24,7 @@ from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.functions import RolloutFunctions, eval_columns
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.harvest import causes
+from slime_core.rollout.rewards.weighted import part_metrics
 from slime_core.rollout.sampling import eval_sampling
 from slime_core.rollout.scores import EvalScores, score
 from slime_core.track.samples import SampleWriter
@@ -107,6 +108,7 @@ class Evaluation:
             samples = await self._measured(one, context)
             metrics |= _score(one, samples).metrics(f"eval/{name}")
             metrics |= {f"eval/{name}-failed/{cause}": n for cause, n in one.collector.take_failures().items()}
+            metrics |= part_metrics(samples, f"eval/{name}/reward_parts")
             metrics |= {f"eval/{name}-left_out": float(one.left_out)} if one.settings.longest_prompt else {}
             data[name] = eval_columns(samples, key=one.settings.reward_key)
         return {} if self._measures.functions.log_evaluation(context.rollout, data, metrics) else metrics

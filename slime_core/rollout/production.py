@@ -183,6 +183,16 @@ class Production:
             self._source.put_back([group.given])
         self.check()
 
+    async def rest(self) -> None:
+        """What was begun has ended when this returns; a publication or another rollout begins what is ahead of it.
+
+        Raises:
+            SlimeError: what ended a group.
+        """
+        while running := [one.task for one in self._open if one.task is not None and not one.task.done()]:
+            await asyncio.wait(running)
+        self.check()
+
     def present(self) -> Present:
         """The groups that were taken from the source, and not from here."""
         waiting = ids_of([group.given for group in self._finished])

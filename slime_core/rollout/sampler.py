@@ -249,11 +249,14 @@ class Sampler:
     # --- Evaluation --------------------------------------------------------------------------------------------------
 
     async def evaluate(self, step: int) -> dict[str, float]:
-        """Scores of every evaluation set under the weights the engines hold now, as ``eval/...`` metrics."""
+        """Scores of every evaluation set under the weights the engines hold now, as ``eval/...`` metrics.
+
+        Where this sampler also generates ahead of training, the engines first end that.
+        """
         context = self._context(step, evaluation=True)
         if not self._settings.trains:
             return await self.evaluation.run(context, None)
-        self._production.check()
+        await self._production.rest()
         return await self.evaluation.run(context, self._source)
 
     async def measure(self, name: str, *, step: int) -> EvalScores:

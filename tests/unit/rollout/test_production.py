@@ -219,6 +219,43 @@ async def test_no_group_is_trained_above_the_bound_in_whatever_order_they_end(
     await production.close()
 
 
+async def test_at_rest_what_is_ahead_has_ended_and_nothing_was_begun_for_it(make: Make) -> None:
+    production, engines = make(ahead=1)
+    production.published(0)
+    resting = asyncio.create_task(production.rest())
+    await turns()
+    await engines.end(0)
+    assert not resting.done()
+    await engines.end(1)
+    await resting
+    assert engines.begun == [(0, [0, 1])]
+    assert production.metrics()["rollout/buffer/finished"] == 2.0
+    assert await taken(production, engines, 0) == [0, 1]
+    await production.close()
+
+
+async def test_at_rest_a_group_that_is_begun_for_an_aborted_one_has_ended_too(make: Make) -> None:
+    production, engines = make(ahead=1, repeats=True)
+    production.published(0)
+    resting = asyncio.create_task(production.rest())
+    await turns()
+    await engines.end(0, 1, status=Status.ABORTED)
+    assert (resting.done(), sorted(engines.flying)) == (False, [0, 1])
+    await engines.end(0, 1)
+    await resting
+
+
+async def test_what_fails_before_it_rests_is_raised(make: Make) -> None:
+    production, engines = make(ahead=1)
+    production.published(0)
+    resting = asyncio.create_task(production.rest())
+    await turns()
+    engines.flying.pop(0).set_exception(PluginError("no more"))
+    await engines.end(1)
+    with pytest.raises(PluginError, match="no more"):
+        await resting
+
+
 # --- What goes wrong --------------------------------------------------------------------------------------------------
 
 

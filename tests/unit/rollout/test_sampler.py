@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from array import array
@@ -416,6 +417,42 @@ async def test_an_evaluation_is_the_mean_reward_overall_and_by_metadata(build, t
     }
     assert [n for _, _, n in client.asked] == [1, 1]
     assert (tmp_path / "samples" / "eval-sums-000008.jsonl").is_file()
+
+
+async def test_an_evaluation_has_the_engines_to_itself_unless_it_has_a_sampler_of_its_own(build):
+    ahead = RolloutConfig(rollout_batch_size=1, n_samples_per_prompt=2, async_buffer_size=1)
+    sampler, client = build(GOOD, rollout=ahead)
+    under_way = 0
+
+    class Slow(FakeClient):
+        async def generate(self, *arguments: Any, **options: Any) -> list[Generation]:
+            nonlocal under_way
+            under_way += options["n"]
+            for _ in range(20):
+                await asyncio.sleep(0)
+            beside.append((options["n"], under_way))
+            under_way -= options["n"]
+            return await client.generate(*arguments, **options)
+
+    beside: list[tuple[int, int]] = []
+    sampler._client = Slow(GOOD)
+    sampler.published(0)
+    await sampler.evaluate(0)
+    # A group of two ahead alone, then the two evaluation prompts, one response each.
+    assert beside == [(2, 2), (1, 2), (1, 1)]
+    await sampler.close()
+
+
+async def test_an_evaluation_says_what_every_part_of_a_weighted_sum_gave(build):
+    rollout = RolloutConfig(rollout_batch_size=2, n_samples_per_prompt=2, rm_type="0.5*exact_match+0.25*f1")
+    sampler, _ = build({"1+1": [answer("2")], "2+2": [answer("44", "length")]}, rollout=rollout)
+    scores = await sampler.evaluate(0)
+    await sampler.close()
+    assert {name: scores[name] for name in scores if "reward_parts" in name} == {
+        "eval/sums/reward_parts/exact_match": 0.5,
+        "eval/sums/reward_parts/f1": 0.5,
+    }
+    assert scores["eval/sums"] == 0.375
 
 
 async def test_each_set_is_drawn_rewarded_and_read_by_its_own_settings(build, tmp_path):
