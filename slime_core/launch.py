@@ -3,7 +3,7 @@
     Ray session, placement
       engines    one actor each; the server it starts is a process of its own
       router     in front of the engines
-      sampler    one actor
+      sampler    one actor; another for evaluations beside training
       learner    one actor a rank; a critic apart has actors of its own
 
 Engines, learner and sampler start side by side: the slowest of them, not their sum, is what one waits for. Only where
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.checkpoint.folder import Checkpoint, RunState
-from slime_core.cluster.actors import Call, start_actor
+from slime_core.cluster.actors import Actor, Call, start_actor
 from slime_core.cluster.asked import asked_layout, device_of, refuse_on_device
 from slime_core.cluster.group import ActorGroup
 from slime_core.cluster.inspection import inspect_nodes
@@ -40,13 +40,14 @@ from slime_core.learner.actor import LearnerActor, LearnerHandle, Saving, manife
 from slime_core.learner.critic_actor import CriticActor, CriticGroup
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.settings import LearnerSettings
-from slime_core.loop import train
+from slime_core.loop import is_due, train
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import Place, RunInfo
 from slime_core.plugins.lifecycle import Failures, LifecycleHooks, lifetime, unclaimed_states
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.actor import SamplerActor, SamplerHandle
+from slime_core.rollout.beside import BesideSampler, Evaluations, beside_settings
 from slime_core.rollout.engines.fleet import Servers, Site
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.track.track import Track
@@ -94,6 +95,7 @@ class Job:
 
 
 Warn = Callable[[str], None]
+AnySampler = SamplerHandle | BesideSampler
 
 
 def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState:
@@ -108,8 +110,9 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
         with track.timer("start"):
             fleet.start_engines()
             learner, devices = fleet.start_learner(track.record.checkpoints)
-            sampler = fleet.start_sampler(trains=True)
+            handle = fleet.start_sampler(trains=True)
             fleet.join(learner)
+        sampler = fleet.evaluates_beside(handle, learner, track)
         state = RunState(plugins=manifest_record(job.manifest))
         with lifetime(hooks, _info(job, track.record.directory, resume), warn=track.warn):
             if resume is not None:
@@ -118,18 +121,30 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
                 for unclaimed in unclaimed_states(resume.state.plugin_states, job.registry):
                     track.warn(unclaimed)
                 state = replace(resume.state, plugins=state.plugins)
-            config = _followed(job.config)
+            config = _followed(job.config, owes=resume is not None and _owes_evaluation(job.config, track, state.step))
             state = train(learner, sampler, config=config, state=state, track=track, devices=devices, hooks=hooks)
             sampler.close()
             learner.close()
         return state
 
 
-def _followed(config: RunConfig) -> RunConfig:
-    """What the loop follows: where one half runs alone, nothing is published after the start."""
+def _followed(config: RunConfig, *, owes: bool = False) -> RunConfig:
+    """What the loop follows: where one half runs alone, nothing is published after the start.
+
+    Arguments:
+        owes: the weights that the run starts from have to be measured, whatever ``skip_eval_before_train`` says.
+    """
+    if owes:
+        config = config.model_copy(update={"eval": config.eval.model_copy(update={"skip_eval_before_train": False})})
     if config.debug.trains and config.debug.generates:
         return config
     return config.model_copy(update={"weights": config.weights.model_copy(update={"update_weights_interval": 0})})
+
+
+def _owes_evaluation(config: RunConfig, track: Track, step: int) -> bool:
+    """Whether the evaluation after ``step`` steps was due, and ended with the run that is resumed in its own folder."""
+    record = track.record
+    return is_due(config.eval.eval_interval, step) and record.resumed_step == step and not record.pending_evaluation
 
 
 def _info(job: Job, folder: Path, resume: Checkpoint | None) -> RunInfo:
@@ -137,7 +152,7 @@ def _info(job: Job, folder: Path, resume: Checkpoint | None) -> RunInfo:
     return RunInfo(folder, core_values(job.config), step=step, num_rollout=job.config.rollout.num_rollout)
 
 
-def _restore(resume: Checkpoint, learner: LearnerHandle, sampler: SamplerHandle, hooks: LifecycleHooks) -> None:
+def _restore(resume: Checkpoint, learner: LearnerHandle, sampler: AnySampler, hooks: LifecycleHooks) -> None:
     """Weights, data and plugins of every process are where ``resume`` left them."""
     states = resume.state.plugin_states
     learner.load(resume)
@@ -176,6 +191,8 @@ class _Fleet:
         self._job, self._placement, self._device, self._warn = job, placement, device, warn
         self._watch = job.config.watch
         self._learner_calls: list[Call] = []
+        self._sampler_calls: list[Call] = []
+        self._eval_sampler: Actor | None = None
         self._monitors: list[Call] = []
         self._address = head_address()
         site = Site(
@@ -248,17 +265,40 @@ class _Fleet:
         settings = self._sampler_settings(trains=trains)
         actor = start_actor(SamplerActor, self._job.manifest, label="sampler", env=self._cpu_environment())
         sampler = SamplerHandle(actor, watch=self._watch, also=self._monitors, warn=self._warn, failures=self._failures)
-        self._sampler_call = sampler.setup(settings)
+        self._sampler_calls.append(sampler.setup(settings))
+        if trains and self._job.config.eval.is_beside_training:
+            actor = start_actor(SamplerActor, self._job.manifest, label="eval sampler", env=self._cpu_environment())
+            own = self._sampler_settings(trains=False)
+            own = beside_settings(own, url=self._servers.eval_url(), num_engines=len(self._servers.eval_actors))
+            self._sampler_calls.append(actor.start("setup", own))
+            self._eval_sampler = actor
         return sampler
+
+    def evaluates_beside(
+        self, sampler: SamplerHandle, learner: LearnerHandle | AbsentLearner, track: Track
+    ) -> AnySampler:
+        """``sampler``, with evaluations beside training if the run asks for them; everything has started."""
+        if self._eval_sampler is None:
+            return sampler
+        publish = None
+        if self._servers.eval_actors and isinstance(learner, LearnerHandle):
+            publish = learner.publish_for_evaluation
+            settings = self._publisher_settings(self._servers.eval_ranks, self._gpus(self._servers.eval_actors))
+            # Nothing is in flight there, and what older weights computed is forgotten.
+            learner.connect_evaluation(self._servers.eval_urls(), replace(settings, pause_mode="retract"))
+        evaluations = Evaluations(
+            self._eval_sampler, report=track.evaluation, wait=self._wait, monitors=self._monitors, publish=publish
+        )
+        return BesideSampler.of(self._job.config, sampler, evaluations)
 
     def join(self, learner: LearnerHandle | AbsentLearner | None) -> None:
         """Everything has started, and learner and engines know each other, when this returns."""
-        calls = [*self._servers.calls(), self._sampler_call, *self._learner_calls]
+        calls = [*self._servers.calls(), *self._sampler_calls, *self._learner_calls]
         self._wait(calls, what="engines, learner and sampler to start")
         self._servers.take_in()
         if isinstance(learner, LearnerHandle) and self._servers.are_there:
-            gpus = self._wait([engine.start("gpus") for engine in self._servers.actors], what="the engines' GPUs")
-            learner.connect(self._servers.urls(), self._publisher_settings(gpus))
+            settings = self._publisher_settings(self._servers.ranks, self._gpus(self._servers.actors))
+            learner.connect(self._servers.urls(), settings)
 
     def stop(self) -> None:
         """Stop servers in their own time; whatever does not answer dies with its Ray actor."""
@@ -274,18 +314,22 @@ class _Fleet:
             on_warn=lambda late: self._warn(str(late)),
         )
 
-    def _publisher_settings(self, gpus: Sequence[tuple[str, ...]]) -> PublisherSettings:
+    def _gpus(self, engines: Sequence[Actor]) -> list[tuple[str, ...]]:
+        return self._wait([engine.start("gpus") for engine in engines], what="the engines' GPUs")
+
+    def _publisher_settings(self, ranks: tuple[int, ...], gpus: Sequence[tuple[str, ...]]) -> PublisherSettings:
+        """How weights travel to engines of so many processes each."""
         config = self._job.config
         return PublisherSettings(
             model=self._job.model,
             dtype=self._dtype,
             bytes_limit=config.weights.update_weight_buffer_size,
             backend="nccl" if self._device == "gpu" else "gloo",
-            devices_per_engine=self._servers.ranks,
+            devices_per_engine=ranks,
             address=self._address or "127.0.0.1",
             transport=config.transport,
             disk_folder=self._job.weights_folder,
-            engine_gpus=tuple(gpus) if all(gpus) and len(gpus) == len(self._servers.ranks) else (),
+            engine_gpus=tuple(gpus) if all(gpus) and len(gpus) == len(ranks) else (),
             pause_mode=config.rollout.pause_generation_mode,
             resumes=not config.cluster.colocate,
         )

@@ -50,8 +50,11 @@ class Sampler(Protocol):
     def sample(self, rollout: int) -> Rollout:
         """The next rollout; waits until it is there."""
 
-    def evaluate(self, step: int) -> dict[str, float]:
-        """Scores of the weights that the engines hold."""
+    def evaluate(self, step: int) -> dict[str, float] | None:
+        """Scores of the weights that the engines hold; None: they are being measured, and the track hears of it."""
+
+    def before_publish(self) -> None:
+        """Nothing measures any more what the engines serve, so that it may change, when this returns."""
 
     def published(self, version: int) -> None:
         """The engines serve ``version``; what is generated ahead may go on."""
@@ -124,6 +127,7 @@ def publish(
 ) -> int:
     """Hand the learner's weights to every engine; returns the version that the engines now serve."""
     with track.timer("update_weights"):
+        sampler.before_publish()
         devices.make_room_for_weights()
         learner.publish(version)
         sampler.published(version)
@@ -132,10 +136,12 @@ def publish(
 
 
 def evaluate(sampler: Sampler, track: Track, *, step: int, served: int) -> None:
-    """Measure what the engines serve after ``step`` steps: weights of version ``served``, older if updates are rare."""
+    """Measure what the engines serve after ``step`` steps: weights of version ``served``, older if updates are rare.
+    An evaluation beside training only begins."""
     with track.timer("eval"):
         scores = sampler.evaluate(step)
-    track.evaluation(step, {**scores, "eval/weight_version": float(served)})
+    if scores is not None:
+        track.evaluation(step, {**scores, "eval/weight_version": float(served)})
 
 
 def is_due(interval: int | None, count: int) -> bool:

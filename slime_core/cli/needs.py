@@ -90,7 +90,7 @@ class Needs:
             item=2 if config.model.bf16 else FLOAT32,
             ranks=config.num_learner_ranks if trains else 0,
             copies=config.num_data_ranks * parallel.context_parallel_size if trains else 0,
-            engines=sum(group.num_engines for group in config.engine_groups),
+            engines=sum(group.num_engines for group in (*config.engine_groups, *config.eval_groups)),
             roles=_roles(config) if trains else 0,
             buffer=weights.update_weight_buffer_size if config.transport == "tensor" and trains else 0,
             critic_parameters=sum(sizes.values()) - sizes.get(OUTPUT_LAYER, 0) if judged else 0,

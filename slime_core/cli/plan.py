@@ -131,10 +131,14 @@ def _rows(config: RunConfig, layout: Layout, seats: Assignment) -> Iterator[str]
     if config.engine.rollout_external_engine_addrs:
         yield f"  engines of others: {', '.join(config.engine.rollout_external_engine_addrs)}"
     models = config.engine.engine_models
-    names = [model.name for model in models for group in model.groups for _ in range(group.num_engines)]
-    for name, block in zip(names, seats.beside, strict=True):
+    names = [
+        (model.name, "its own weights") for model in models for one in model.groups for _ in range(one.num_engines)
+    ]
+    evaluating = sum(group.num_engines for group in config.eval_groups)
+    names += [(f"eval engine {number}", "evaluations alone") for number in range(evaluating)]
+    for (name, purpose), block in zip(names, seats.beside, strict=True):
         size = f"tensor parallel over {len(block)}" if len(block) > 1 else "whole"
-        yield f"  {name:<16} {_place(*block):<28} {size}, its own weights"
+        yield f"  {name:<16} {_place(*block):<28} {size}, {purpose}"
 
 
 def _ranks(name: str, cut: ParallelLayout, seats: Sequence[Seat]) -> Iterator[str]:

@@ -52,7 +52,7 @@ def _can_use_gpus() -> bool:
 
 
 def asked_layout(config: RunConfig, device: Device, *, learner_ranks: int) -> Layout:
-    """Learner, critic, the policy's engines and those of models beside it.
+    """Learner, critic, the policy's engines and those beside them.
 
     Arguments:
         device: what ``config.cluster.device`` was resolved to.

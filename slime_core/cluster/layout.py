@@ -39,7 +39,8 @@ class Layout:
         colocated: engines sit on the learner's devices.
         critic_ranks: processes of a critic that trains apart, one device each, which nobody shares.
         groups: further engines of the policy, as pairs of their number and the devices of each.
-        beside: engines of models beside the policy, as such pairs; nobody shares their devices.
+        beside: engines of models beside the policy, and those that only evaluate, as such pairs; nobody shares their
+            devices.
     """
 
     learner_ranks: int
@@ -58,7 +59,7 @@ class Layout:
 
     @property
     def sizes_beside(self) -> tuple[int, ...]:
-        """Devices of each engine of a model beside the policy."""
+        """Devices of each engine beside the policy's."""
         return _each(self.beside)
 
     @property
@@ -73,7 +74,7 @@ class Layout:
         engines = f"{_products(((self.engines, self.devices_per_engine), *self.groups))} (engines x devices)"
         needed = f"the larger of {learner} and {engines}" if self.colocated else f"{learner} + {engines}"
         apart = f" + {self.critic_ranks} (critic ranks)" if self.critic_ranks else ""
-        apart += f" + {_products(self.beside)} (engines of other models x devices)" if self.beside else ""
+        apart += f" + {_products(self.beside)} (further engines x devices)" if self.beside else ""
         return f"{needed}{apart} = {self.bundles}"
 
 
@@ -141,7 +142,7 @@ class Seat:
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """Whose seat is whose: one for each rank of the learner and of a critic apart, in rank order, and a row for each
-    engine, of the policy and of models beside it."""
+    engine, of the policy and beside it."""
 
     learner: tuple[Seat, ...]
     engines: tuple[tuple[Seat, ...], ...]
@@ -202,8 +203,8 @@ def assign(layout: Layout, *, seats: Sequence[Seat]) -> Assignment:
 
     Engines choose first because they must not straddle nodes, and from the end so that the learner's ranks stay
     together. Colocated, the learner takes the first seats of all, and engines whole blocks from the first node on. A
-    critic apart has the last of the seats that the engines leave, and is nobody's neighbour. Engines of models beside
-    the policy choose before all others, from the end.
+    critic apart has the last of the seats that the engines leave, and is nobody's neighbour. Engines beside the
+    policy's choose before all others, from the end.
 
     Raises:
         PlacementError: the free seats of the nodes do not add up to whole engines.

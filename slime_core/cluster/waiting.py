@@ -22,7 +22,7 @@ from slime_core.cluster.actors import Call
 from slime_core.cluster.failures import local_error
 from slime_core.errors import WaitTimeout
 
-__all__ = ["FAIL_AFTER_S", "WARN_AFTER_S", "Late", "PendingCall", "report", "wait"]
+__all__ = ["FAIL_AFTER_S", "WARN_AFTER_S", "Late", "PendingCall", "has_ended", "report", "wait"]
 
 WARN_AFTER_S = 60.0
 """Seconds after which a wait is reported first; then again whenever the time waited has doubled."""
@@ -113,6 +113,11 @@ def wait(
         if waiting:
             watch.look(waiting.values(), finished=len(calls) - len(waiting))
     return [results[call.ref] for call in calls]
+
+
+def has_ended(call: Call) -> bool:
+    """Whether ``call`` has returned or failed; looks, and waits for nothing."""
+    return bool(_ready([call.ref], within_s=0))
 
 
 class _Watch:

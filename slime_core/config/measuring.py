@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from slime_core.config.bounded import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Share
 from slime_core.config.mistakes import nearest
 from slime_core.config.section import TOLD, Once, Section
+from slime_core.config.serving import EngineGroup
 
 __all__ = ["EvalConfig", "EvalDataset", "dataset_of"]
 
@@ -173,6 +174,31 @@ class EvalConfig(Section):
     """Which of a reward model's named numbers evaluations count. None: reward_key."""
     eval_pass_threshold: Finite = 1.0
     """Reward from which on a response counts as solved, in pass@k."""
+    eval_num_gpus: Count | None = None
+    """GPUs of engines that only evaluate, beside training; on a CPU, one a server process. None: there are none."""
+    eval_num_gpus_per_engine: Count | None = None
+    """GPUs one of these engines spans. None: rollout_num_gpus_per_engine."""
+    eval_interleaved: bool = False
+    """Evaluate on the policy's engines while generation and training go on; new weights wait for it.
+
+    False: training waits for an evaluation, which waits for what is generated ahead.
+    """
+
+    @property
+    def is_beside_training(self) -> bool:
+        """Whether training goes on while an evaluation is under way."""
+        return self.eval_interleaved or self.eval_num_gpus is not None
+
+    def groups(self, *, num_gpus_per_engine: int) -> tuple[EngineGroup, ...]:
+        """Engines that only evaluate, as one group or none.
+
+        Arguments:
+            num_gpus_per_engine: of an engine where nothing else is said.
+        """
+        if self.eval_num_gpus is None:
+            return ()
+        size = self.eval_num_gpus_per_engine or num_gpus_per_engine
+        return (EngineGroup(num_gpus=self.eval_num_gpus, num_gpus_per_engine=size),)
 
     @property
     def files(self) -> tuple[tuple[str, Path], ...]:

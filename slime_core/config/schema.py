@@ -334,8 +334,16 @@ class RunConfig(Section):
         return any(group.worker_type != "regular" for group in self.engine_groups)
 
     @property
-    def beside_groups(self) -> tuple[EngineGroup, ...]:
-        """Groups of the engines of all models beside the policy, model after model."""
+    def eval_groups(self) -> tuple[EngineGroup, ...]:
+        """Groups of the engines that only evaluate."""
         if not self.debug.generates:
             return ()
-        return tuple(group for model in self.engine.engine_models for group in model.groups)
+        return self.eval.groups(num_gpus_per_engine=self.cluster.rollout_num_gpus_per_engine)
+
+    @property
+    def beside_groups(self) -> tuple[EngineGroup, ...]:
+        """Groups of all engines beside the policy's: those of other models, model after model; then those that only
+        evaluate."""
+        if not self.debug.generates:
+            return ()
+        return (*(group for model in self.engine.engine_models for group in model.groups), *self.eval_groups)

@@ -76,6 +76,7 @@ class LearnerActor(Meeting):
         self._registry = attach(manifest)
         self._learner: Any = None
         self._publisher: Any = None
+        self._eval_publisher: Any = None
 
     def setup(self, settings: LearnerSettings) -> None:
         """Build the model and load the start weights. Collective."""
@@ -85,9 +86,16 @@ class LearnerActor(Meeting):
 
     def connect(self, engine_urls: list[str], settings: PublisherSettings) -> None:
         """Meet the engines for weight transfer. Collective."""
+        self._publisher = self._publishes_to(engine_urls, settings)
+
+    def connect_evaluation(self, engine_urls: list[str], settings: PublisherSettings) -> None:
+        """Meet the engines that only evaluate. Collective."""
+        self._eval_publisher = self._publishes_to(engine_urls, settings)
+
+    def _publishes_to(self, engine_urls: list[str], settings: PublisherSettings) -> Publisher:
         learner = self._learner
         written = learner.custom.find("custom_update_weight_post_write_path")
-        self._publisher = Publisher(
+        return Publisher(
             engine_urls,
             settings=settings,
             weights=learner.export_weights(),
@@ -116,6 +124,10 @@ class LearnerActor(Meeting):
         proven = float(self._publisher.publish(self._learner.export_weights(), version=str(version)))
         self._learner.published(version)
         return proven
+
+    def publish_for_evaluation(self, version: int) -> None:
+        """Every engine that only evaluates holds the weights of the learner, as ``version``. Collective."""
+        self._eval_publisher.publish(self._learner.export_weights(), version=str(version))
 
     def check_equal(self, version: int) -> None:
         """The engines lose all weights and get ``version`` again. Collective; see ``Publisher.check_equal``."""
@@ -151,8 +163,9 @@ class LearnerActor(Meeting):
 
     def close(self) -> None:
         """Leave every process group."""
-        if self._publisher is not None:
-            self._publisher.close()
+        for publisher in (self._publisher, self._eval_publisher):
+            if publisher is not None:
+                publisher.close()
         self._learner.close()
 
 
@@ -208,6 +221,11 @@ class LearnerHandle:
         """Meet the engines for weight transfer."""
         self._wait(self._group.start("connect", engine_urls, settings), what="learner and engines to meet")
 
+    def connect_evaluation(self, engine_urls: list[str], settings: PublisherSettings) -> None:
+        """Meet the engines that only evaluate."""
+        calls = self._group.start("connect_evaluation", engine_urls, settings)
+        self._wait(calls, what="learner and engines that only evaluate to meet")
+
     def train(self, shards: list[Any]) -> dict[str, float]:
         """All optimizer steps of one rollout; ``shards`` are references, one a data-parallel rank."""
         values = [] if self._critic is None else self._critic.values(shards, self._wait)
@@ -250,6 +268,11 @@ class LearnerHandle:
         if self._checks_equal:
             self._checks_equal = False
             self._wait(self._group.start("check_equal", version), what="spoiled engines to get all weights back")
+
+    def publish_for_evaluation(self, version: int) -> None:
+        """Every engine that only evaluates holds the learner's weights, as ``version``, when this returns."""
+        calls = self._group.start("publish_for_evaluation", version)
+        self._wait(calls, what=f"weights of version {version} to reach the engines that only evaluate")
 
     def sleep(self) -> None:
         """No rank holds anything on its device when this returns."""

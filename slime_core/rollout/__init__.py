@@ -19,4 +19,5 @@ plan.py          how samples are cut into optimizer steps, shards and micro-batc
 shards.py        finished groups become one shard a data-parallel rank
 sampler.py       generate, reward, estimate, pack
 actor.py         the sampler as a Ray actor, and the driver's handle
+beside.py        evaluations that go on while training does
 """

@@ -120,6 +120,9 @@ class SamplerHandle:
         metrics: dict[str, float] = self._call("evaluate", step, what=f"the evaluation after {step} steps")
         return metrics
 
+    def before_publish(self) -> None:
+        """Nothing to wait for: an evaluation has ended when :meth:`evaluate` returns."""
+
     def published(self, version: int) -> None:
         """The engines serve ``version``; what is generated ahead may go on."""
         self._call("published", version, what="the sampler to go on")

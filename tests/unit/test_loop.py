@@ -42,6 +42,7 @@ class Diary:
     states: dict[str, Any] = field(default_factory=dict)
     sampled: int = 0
     served: list[int] = field(default_factory=list)
+    unpublished: int = 0
 
     def sample(self, rollout: int) -> Sampled:
         self._note("sample", rollout)
@@ -65,7 +66,11 @@ class Diary:
         self._note("evaluate", step)
         return {"eval/sums": step / 10}
 
+    def before_publish(self) -> None:
+        self.unpublished = len(self.calls)
+
     def published(self, version: int) -> None:
+        assert self.unpublished == len(self.calls) - 1
         assert self.calls[-1] == f"publish {version}"
         self.served.append(version)
 

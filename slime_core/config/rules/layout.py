@@ -62,6 +62,8 @@ def _engine_heads_divide(config: RunConfig) -> Iterator[str]:
     yield from _uneven(config, "rollout_num_gpus_per_engine", asked, "num_attention_heads")
     for size in sorted({group.num_gpus_per_engine or asked for group in config.engine.engine_groups}):
         yield from _uneven(config, "engine_groups: num_gpus_per_engine", size, "num_attention_heads")
+    if (size_of_own := config.eval.eval_num_gpus_per_engine) is not None:
+        yield from _uneven(config, "eval_num_gpus_per_engine", size_of_own, "num_attention_heads")
 
 
 def _every_chunk_has_a_layer(config: RunConfig) -> Iterator[str]:
@@ -183,5 +185,7 @@ LEARNER_LAYOUT: dict[Rule, str] = {
     _experts_lie_in_the_replicas: f"expert_model_parallel_size {_RANKS} {_SIZES}",
 }
 
-ENGINE_LAYOUT: dict[Rule, str] = {_engine_heads_divide: "hf_checkpoint rollout_num_gpus_per_engine engine_groups"}
+ENGINE_LAYOUT: dict[Rule, str] = {
+    _engine_heads_divide: "hf_checkpoint rollout_num_gpus_per_engine engine_groups eval_num_gpus_per_engine"
+}
 """Rule -> the settings it reads."""

@@ -2,6 +2,7 @@
 
     policy      engines of one or several groups, or engines that somebody else started (:mod:`.external`); one router
     a model     one engine, which is asked directly; or several, behind a router of their own
+    evaluation  engines that only evaluate the policy, likewise; the policy's router does not know them
 
 All of them are started side by side. A router takes its engines in when they answer.
 """
@@ -36,6 +37,9 @@ __all__ = ["Servers", "Site"]
 
 Wait = Callable[..., list[Any]]
 
+EVALUATION = "eval"
+"""Marks the servers that only evaluate, where others carry the name of a model."""
+
 STOP_LIMIT_S = 6.0
 """Seconds for servers to stop by themselves; Ctrl-C promises an end within ten."""
 
@@ -50,7 +54,7 @@ class Site:
         on_gpus: whether they compute on GPUs.
         reachable: whether other nodes have to reach them.
         slots: of the policy's engines, group after group.
-        beside: of the models' engines, model after model, group after group.
+        beside: of the models' engines, model after model, group after group; then of those that only evaluate.
     """
 
     model: Path
@@ -81,6 +85,7 @@ class Servers:
         self._external: list[External] = []
         self._policy: _Served | None = None
         self._models: dict[str, _Served] = {}
+        self._evaluating: _Served | None = None
         self._router_url = ""
         engine = config.engine
         self._remote = RemoteRouter(f"http://{engine.sglang_router_ip}:{engine.sglang_router_port}")
@@ -103,6 +108,8 @@ class Servers:
         for model in config.engine.engine_models:
             settings = list(self._model_settings(model))
             self._models[model.name] = self._serve(model.name, settings, [next(slots) for _ in settings])
+        if settings := self._eval_settings():
+            self._evaluating = self._serve(EVALUATION, settings, [next(slots) for _ in settings])
 
     @property
     def are_there(self) -> bool:
@@ -160,6 +167,10 @@ class Servers:
         """Name -> URL of every model beside the policy, all of which answer when this returns."""
         return {name: self._model_url(model) for name, model in self._models.items()}
 
+    def eval_url(self) -> str:
+        """Where engines that only evaluate answer, all of which do when this returns. Empty: there are none."""
+        return "" if self._evaluating is None else self._model_url(self._evaluating)
+
     def calls(self) -> list[Call]:
         """The starts of the policy's engines, to be waited for together with others; each ends with a URL."""
         return self._policy.calls if self._policy else []
@@ -182,6 +193,21 @@ class Servers:
         own = (group.size for group in self._config.engine_groups for _ in range(group.num_engines))
         return (*own, *(one.ranks for one in self._external))
 
+    @property
+    def eval_actors(self) -> list[Actor]:
+        """Of the engines that only evaluate."""
+        return self._evaluating.engines if self._evaluating else []
+
+    def eval_urls(self) -> list[str]:
+        """Of these engines, each of its own; they have started when this returns."""
+        calls = self._evaluating.calls if self._evaluating else []
+        return self._wait(calls, what="the engines that only evaluate to start") if calls else []
+
+    @property
+    def eval_ranks(self) -> tuple[int, ...]:
+        """Processes of each of them, in the order of :meth:`eval_urls`."""
+        return tuple(group.size for group in self._config.eval_groups for _ in range(group.num_engines))
+
     def take_in(self) -> None:
         """Engines that have started are watched, and the router sends them requests. It takes in only those that are
         not paused, so shared devices are left after this. Does it once."""
@@ -199,6 +225,7 @@ class Servers:
     def _all(self) -> Iterator[_Served]:
         yield from [self._policy] if self._policy is not None else []
         yield from self._models.values()
+        yield from [self._evaluating] if self._evaluating is not None else []
 
     def _serve(self, name: str, settings: Sequence[EngineSettings], slots: Sequence[Slot]) -> _Served:
         reachable = self._site.reachable
@@ -230,7 +257,7 @@ class Servers:
         return url
 
     def _model_url(self, model: _Served) -> str:
-        urls: list[str] = self._wait(model.calls, what="the engines of models beside the policy to start")
+        urls: list[str] = self._wait(model.calls, what="the engines beside the policy's to start")
         url = self._started_router(model) or urls[0]
         if not model.is_in:
             self._introduce(model, urls)
@@ -268,6 +295,15 @@ class Servers:
                 gives_memory_away=config.cluster.colocate,
                 extra=(*routes, *apart),
             )
+            for number, group in enumerate(groups)
+        ]
+
+    def _eval_settings(self) -> list[EngineSettings]:
+        config = self._config
+        groups = [group for group in config.eval_groups for _ in range(group.num_engines)]
+        context, seed = config.engine.sglang_context_length, config.run.seed
+        return [
+            self._settings(group, name=f"eval engine {number}", seed=seed + number, context_length=context, extra=())
             for number, group in enumerate(groups)
         ]
 

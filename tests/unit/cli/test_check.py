@@ -116,6 +116,18 @@ def test_memory_of_a_critic_apart_is_that_of_its_own_gpus() -> None:
     assert f", {8e9 * (2 * (2 + 4) + 12) / 4 / GIB:.1f} GiB on that of a critic rank" in line
 
 
+def test_engines_that_only_evaluate_are_counted_and_placed() -> None:
+    lines = planned("--device cuda --eval-num-gpus 2")
+    assert lines[0].startswith("1 (learner ranks) + 1 x 1 (engines x devices) + 2 x 1 (further engines x devices) = 4 ")
+    placed = [line.split() for line in lines if "eval engine" in line]
+    assert placed == [
+        ["eval", "engine", "0", "machine", "0,", "GPU", "2", "whole,", "evaluations", "alone"],
+        ["eval", "engine", "1", "machine", "0,", "GPU", "3", "whole,", "evaluations", "alone"],
+    ]
+    config = load(["--advantage-estimator", "toy", "--eval-num-gpus", "2"], check_rules=False).config
+    assert Needs.of(config, trains=True).engines == 3
+
+
 def test_a_run_without_a_learner_starts_no_critic() -> None:
     lines = planned("--debug-rollout-only --critic-num-gpus 2")
     assert lines[0].startswith("0 (learner ranks) + 1 x 1 (engines x devices) = 1 bundles")

@@ -6,7 +6,7 @@ import pytest
 
 from slime_core.cluster.asked import asked_layout, refuse_on_device
 from slime_core.cluster.layout import Capacity, Layout, Seat, assign, plan
-from slime_core.config.schema import RunConfig
+from slime_core.config.schema import EvalConfig, RunConfig
 from slime_core.config.serving import EngineGroup, EngineModel
 from slime_core.config.sglang import SGLangConfig
 from slime_core.errors import ConfigError, PlacementError
@@ -46,8 +46,15 @@ def test_settings_become_a_layout():
 def test_the_sum_names_every_part():
     assert LAYOUT.bundles == 8
     assert str(LAYOUT) == (
-        "2 (learner ranks) + 1 x 1 + 1 x 2 (engines x devices) + 1 x 2 + 1 x 1 (engines of other models x devices) = 8"
+        "2 (learner ranks) + 1 x 1 + 1 x 2 (engines x devices) + 1 x 2 + 1 x 1 (further engines x devices) = 8"
     )
+
+
+def test_engines_that_only_evaluate_sit_behind_all_others():
+    whole = config()
+    evaluating = whole.model_copy(update={"eval": EvalConfig(eval_num_gpus=4, eval_num_gpus_per_engine=2)})
+    layout = asked_layout(evaluating, "gpu", learner_ranks=2)
+    assert (layout.beside, layout.bundles) == (((1, 2), (1, 1), (2, 2)), LAYOUT.bundles + 4)
 
 
 def test_others_engines_need_no_seat():

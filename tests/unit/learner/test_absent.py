@@ -34,6 +34,9 @@ class Generating:
     def evaluate(self, step: int) -> dict[str, float]:
         return {"eval/sums": 0.25}
 
+    def before_publish(self) -> None:
+        """Nothing is under way."""
+
     def published(self, version: int) -> None:
         """Nothing is generated ahead."""
 

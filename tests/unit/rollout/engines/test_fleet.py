@@ -226,6 +226,37 @@ def test_engines_of_others_are_used_and_not_stopped(started, tmp_path):
     assert sorted(started) == ["router", "watch"]
 
 
+def test_engines_that_only_evaluate_serve_the_policy_apart_from_its_router(started, tmp_path):
+    found = servers(settings("--eval-num-gpus", "2", "--rollout-num-gpus", "1"), tmp_path)
+    assert sorted(started) == ["engine 0", "eval engine 0", "eval engine 1", "router", "router-eval"]
+    assert started["eval engine 1"].settings.model == MODEL
+    assert started["eval engine 1"].settings.log_file == tmp_path / "eval-engine-1.log"
+    found.take_in()
+    assert (found.router_url(), found.urls(), found.ranks) == ("http://router", ["http://engine-0"], (1,))
+    assert ("add", ([Worker("http://engine-0")],)) in started["router"].called
+    assert found.eval_url() == "http://router-eval"
+    workers = [Worker("http://eval-engine-0"), Worker("http://eval-engine-1")]
+    assert ("add", (workers,)) in started["router-eval"].called
+    assert (found.eval_urls(), found.eval_ranks) == (["http://eval-engine-0", "http://eval-engine-1"], (1, 1))
+    assert [call[0] for call in started["eval engine 0"].called].count("watch") == 1
+    assert found.model_urls() == {}
+    found.stop()
+    assert started["eval engine 0"].called[-1] == ("stop", ())
+
+
+def test_one_engine_that_only_evaluates_is_asked_directly_beside_models(started, tmp_path):
+    line = ["--eval-num-gpus", "2", "--eval-num-gpus-per-engine", "2"]
+    found = servers(settings(*line, file=tmp_path, text=TWO_GROUPS), tmp_path)
+    assert found.eval_url() == "http://eval-engine-0"
+    assert (started["eval engine 0"].settings.tensor_parallel, found.eval_ranks) == (2, (2,))
+    assert found.model_urls() == {"judge": "http://judge-0", "score": "http://router-score"}
+
+
+def test_without_engines_of_their_own_evaluations_have_no_address(started, tmp_path):
+    found = servers(settings(), tmp_path)
+    assert (found.eval_url(), found.eval_urls(), found.eval_actors, found.eval_ranks) == ("", [], [], ())
+
+
 def test_a_run_that_reads_its_rollouts_starts_nothing(started, tmp_path):
     found = servers(settings("--debug-train-only"), tmp_path)
     assert (found.are_there, found.router_url(), found.model_urls(), found.calls()) == (False, "", {}, [])

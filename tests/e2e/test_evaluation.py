@@ -1,0 +1,53 @@
+"""A run whose evaluations have an engine of their own, live."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.conftest import Finished, train
+
+BRIEF = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "4", "--rm-type", "1.0*exact_match")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Four steps, with an evaluation after each and a checkpoint in the middle."""
+    folder = tmp_path_factory.mktemp("apart") / "run"
+    words = (
+        "--num-rollout",
+        "4",
+        "--eval-interval",
+        "1",
+        "--save-interval",
+        "2",
+        "--eval-num-gpus",
+        "1",
+        "--seed",
+        "3",
+    )
+    return train(folder, *BRIEF, *words)
+
+
+def test_every_evaluation_is_in_the_row_of_its_weights_once(run: Finished) -> None:
+    assert [row["step"] for row in run.rows] == [0, 1, 2, 3, 4]
+    assert [row["eval/weight_version"] for row in run.rows] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert all("perf/eval_waited_time" in row for row in run.rows[:4])
+
+
+def test_weights_stay_as_they_are_until_an_evaluation_has_ended(run: Finished) -> None:
+    for step, row in enumerate(run.rows):
+        samples = run.samples(f"eval-arithmetic-{step:06d}.jsonl")
+        assert {tuple(one["weight_versions"]) for one in samples} == {(str(step),)}
+        mean = sum(one["reward"] for one in samples) / len(samples)
+        assert (row["eval/arithmetic"], row["eval/arithmetic/reward_parts/exact_match"]) == pytest.approx((mean, mean))
+
+
+def test_the_start_weights_score_as_they_do_on_the_policys_engines(run: Finished, trained: Finished) -> None:
+    name = "eval-arithmetic-000000.jsonl"
+    assert [one["response"] for one in run.samples(name)] == [one["response"] for one in trained.samples(name)]
+
+
+def test_the_policys_router_does_not_know_the_engine(run: Finished) -> None:
+    logs = {path.stem for path in (run.folder / "logs").iterdir()}
+    assert {"engine-0", "eval-engine-0", "router"} <= logs
+    assert "router-eval" not in logs
