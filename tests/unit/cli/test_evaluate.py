@@ -119,6 +119,17 @@ def test_scores_are_printed_as_json_and_kept_where_asked(
     assert (job.samples, job.logs) == (folder / "samples", folder / "logs")
 
 
+@pytest.mark.parametrize("words", [["--eval-num-gpus", "1"], ["--eval-interleaved"]])
+def test_nothing_trains_that_an_evaluation_could_go_beside(
+    evaluated: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", *words]) == 0
+    ((job, _),) = evaluated
+    assert not job.config.eval.is_beside_training
+    assert job.config.beside_groups == ()
+
+
 def test_the_samples_of_a_run_are_not_replaced(
     run: Path, evaluated: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
