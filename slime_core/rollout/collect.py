@@ -7,7 +7,7 @@ those that take whole groups live side by side: a sample is rewarded as soon as 
 from __future__ import annotations
 
 import asyncio
-import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,6 +33,9 @@ __all__ = ["TRAINABLE", "Collector", "missing_of"]
 TRAINABLE = (Status.COMPLETED, Status.TRUNCATED)
 
 ACCEPTED = "accepted is a finite number or a dict of them with --reward-key"
+
+LARGEST = sys.float_info.max
+"""Of a whole number beyond it, math.isfinite raises."""
 
 NOT_RETURNED = "not_returned"
 """Cause of a failure: the generate function left the sample out."""
@@ -210,7 +213,7 @@ class Collector:
     def _is_usable(self, answer: Any, key: str | None) -> bool:
         if isinstance(answer, dict):
             answer = answer.get(key or "")
-        return isinstance(answer, RewardFailure) or (isinstance(answer, int | float) and math.isfinite(answer))
+        return isinstance(answer, RewardFailure) or (isinstance(answer, int | float) and abs(answer) <= LARGEST)
 
     def _fail(self, sample: Sample, failure: RewardFailure, *, evaluation: bool) -> None:
         """A response that nobody could score is not trained on; an evaluation counts it as wrong."""

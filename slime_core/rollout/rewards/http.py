@@ -131,7 +131,7 @@ class Service:
             return RewardFailure("invalid", f"{self.shown} answered with more than {LARGEST_ANSWER} bytes")
         try:
             return json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             return RewardFailure("invalid", f"{self.shown} answered with no JSON: {text}")
 
     def told(self, answer: object) -> str:

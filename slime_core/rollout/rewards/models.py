@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,8 @@ from typing import Any
 
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.data.named import RM_URL, not_allowed
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, PluginError
+from slime_core.plugins.boundary import boundary
 from slime_core.rollout.engines.models import model_url
 from slime_core.rollout.rewards.http import Service
 from slime_core.rollout.rewards.pool import Reward, RewardFailure
@@ -135,7 +137,12 @@ class ServedReward:
 
     async def _one(self, sample: Sample) -> Reward | RewardFailure:
         # SGLang answers here with what the model's head gives, which is the reward; the router passes it on.
-        answer = await self._service.ask({"model": self._name, "input": self._text(sample)})
+        try:
+            with boundary(f"the chat template of {self._folder}", "making one text of prompt and response"):
+                text = self._text(sample)
+        except PluginError as error:
+            return RewardFailure("invalid", str(error))
+        answer = await self._service.ask({"model": self._name, "input": text})
         if isinstance(answer, RewardFailure):
             return answer
         match answer:
@@ -231,7 +238,8 @@ def _text_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
 
 
 def _is_number(found: Any) -> bool:
-    return isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
+    # Of a whole number too large for a float, math.isfinite raises.
+    return isinstance(found, int | float) and not isinstance(found, bool) and abs(found) <= sys.float_info.max
 
 
 def _read(path: Path) -> str:

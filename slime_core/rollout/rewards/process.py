@@ -28,7 +28,8 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from slime_core.errors import PluginError
+from slime_core.errors import PluginError, RunError
+from slime_core.plugins.boundary import boundary
 from slime_core.rollout.engines.process import die_with
 from slime_core.rollout.rewards.worker import read_frame, write_frame
 from slime_core.types import Sample
@@ -104,6 +105,7 @@ class _LostError(Exception):
 @dataclass(slots=True)
 class _Call:
     answer: asyncio.Future[Any]
+    sent_s: float = field(default_factory=time.monotonic)
     begun_s: float | None = None
 
 
@@ -117,6 +119,7 @@ class RewardProcess:
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._runs, self._has_stuck = True, False
+        self._heard_s = 0.0
 
     @staticmethod
     async def start(settings: RewardPoolSettings) -> RewardProcess:
@@ -170,8 +173,12 @@ class RewardProcess:
             assert self._writer is not None
             if not self._runs:
                 raise _LostError("crash")
-            write_frame(self._writer, pickle.dumps((number, name, samples)))
+            with boundary(f"reward model {name!r}", "sending it what it scores", error=RunError):
+                frame = pickle.dumps((number, name, samples))
+            write_frame(self._writer, frame)
             message = await call.answer
+        except RunError as error:
+            return RewardFailure("invalid", str(error))
         except (_LostError, ConnectionError) as lost:
             cause = str(lost) if isinstance(lost, _LostError) else "crash"
             return RewardFailure(cause, _said(cause, name, self._settings), lost=True)
@@ -205,12 +212,13 @@ class RewardProcess:
         while True:
             try:
                 message = json.loads(await read_frame(reader))
-            except (asyncio.IncompleteReadError, ConnectionError):
+            except (asyncio.IncompleteReadError, ConnectionError, ValueError):
                 await self.end("crash")
                 return
             self._take(message)
 
     def _take(self, message: dict[str, Any]) -> None:
+        self._heard_s = time.monotonic()
         # A call that timed out may have left a thread or a child behind, and one out of memory what it took: both would
         # be in the way of others.
         self._has_stuck = self._has_stuck or message.get("cause") in ("timeout", "memory")
@@ -223,8 +231,10 @@ class RewardProcess:
             call.answer.set_result(message)
 
     async def _watch(self) -> None:
-        cause = None
-        while cause is None:
+        before, cause = None, None
+        # Late twice: what came while this loop was busy is read between the two looks.
+        while cause is None or (cause == "timeout" and before is None):
+            before = cause
             await asyncio.sleep(LOOK_S)
             cause = self._over()
         await self.end(cause)
@@ -234,9 +244,15 @@ class RewardProcess:
         limit_s, now_s = self._settings.timeout_s + GRACE_S, time.monotonic()
         if self._process.poll() is not None:
             return "crash"
-        if any(call.begun_s is not None and now_s - call.begun_s > limit_s for call in self._calls.values()):
+        if any(now_s - since_s > limit_s for since_s in self._waits()):
             return "timeout"
         return "memory" if _memory(self._process.pid) > self._settings.memory_bytes else None
+
+    def _waits(self) -> list[float]:
+        """Since when the process works on calls; where it says that it works on none, on reading the next."""
+        left = [call for call in self._calls.values() if not call.answer.done()]
+        begun = [call.begun_s for call in left if call.begun_s is not None]
+        return begun or [max(call.sent_s, self._heard_s) for call in left]
 
 
 def _spawn(settings: RewardPoolSettings, theirs: socket.socket) -> subprocess.Popen[bytes]:
@@ -290,7 +306,7 @@ def _valid(name: str, reward: Any) -> Reward | RewardFailure:
     if all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
         return {key: float(number) for key, number in reward.items()} if isinstance(reward, dict) else float(reward)
     accepted = "accepted is a finite number, or a dict of them with --reward-key"
-    return RewardFailure("invalid", f"reward model {name!r} returned {reward!r}; {accepted}")
+    return RewardFailure("invalid", f"reward model {name!r} returned {reward!r:.200}; {accepted}")
 
 
 def _said(cause: str, name: str, settings: RewardPoolSettings) -> str:

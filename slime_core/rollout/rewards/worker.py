@@ -45,6 +45,12 @@ LAST_S = 1.0
 LIMITS: dict[type[BaseException], str] = {TimeoutError: "timeout", MemoryError: "memory"}
 """What is raised in a process at its limits -> the cause that it is counted under."""
 
+LARGEST_ANSWER = 2**24
+"""Bytes of what one call gives; more is no reward, and the sampler holds it all."""
+
+LONGEST_ERROR = 2000
+"""Characters of what a reward raises that its sample says."""
+
 HEAD = 8
 """Bytes of a frame's length, big-endian."""
 
@@ -71,10 +77,17 @@ def main() -> None:
     keeper, worker = os.getpid(), os.fork()
     if worker == 0:
         die_with(keeper)
+        _keep_from_children(connection)
         asyncio.run(_serve(connection))
     else:
         connection.close()
         _keep(worker)
+
+
+def _keep_from_children(connection: socket.socket) -> None:
+    """A process that a reward forks can neither take the parent's words nor answer in its place."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.register_at_fork(after_in_child=lambda: os.dup2(nothing, connection.fileno()))
 
 
 def _keep(worker: int) -> None:
@@ -131,26 +144,35 @@ class _Worker:
         self._options: dict[str, Any] = pickle.loads(setup["options"])
         self._urls: dict[str, str] = setup["models"]
         self._timeout_s: float = setup["timeout_s"]
-        self._writer = writer
+        self._writer, self._process = writer, os.getpid()
         self._models: dict[str, Any] = {}
 
     def say(self, **message: Any) -> None:
         _say(self._writer, **message)
 
     async def run(self, call: int, name: str, samples: list[Any]) -> None:
+        try:
+            await self._run(call, name, samples)
+        finally:
+            if os.getpid() != self._process:  # what a reward has forked goes no further than the reward
+                os._exit(0)
+
+    async def _run(self, call: int, name: str, samples: list[Any]) -> None:
         self.say(begun=call)
         try:
             # Whatever a reward raises costs the samples of this call, and says so with its own words.
             with boundary(f"reward model {name!r}", "scoring"):
                 async with asyncio.timeout(self._timeout_s):
                     rewards = await self._model(name).score(samples)
-                answer = json.dumps({"done": call, "rewards": [_plain(reward) for reward in rewards]})
-            write_frame(self._writer, answer.encode())
+                answer = json.dumps({"done": call, "rewards": [_plain(reward) for reward in rewards]}).encode()
+                if len(answer) > LARGEST_ANSWER:
+                    raise ValueError(f"the rewards of one call take more than {LARGEST_ANSWER} bytes")
+            write_frame(self._writer, answer)
         except SlimeError as error:
             cause = _cause(error.__cause__)
             # Limits raise without a word; whose they are and what they are, the parent knows.
             own = str(error.__cause__ or error) or ("" if cause in LIMITS.values() else str(error))
-            self.say(failed=call, cause=cause, error=own)
+            self.say(failed=call, cause=cause, error=own[:LONGEST_ERROR])
 
     def _model(self, name: str) -> Any:
         if name not in self._models:
@@ -169,7 +191,7 @@ def _plain(reward: Any) -> Any:
         return float(reward)
     if hasattr(reward, "item") and getattr(reward, "ndim", None) == 0:
         return float(reward.item())
-    return reward if reward is None or isinstance(reward, str) else repr(reward)
+    return None if reward is None else f"{reward if isinstance(reward, str) else repr(reward):.200}"
 
 
 def _cause(error: BaseException | None) -> str:

@@ -38,9 +38,9 @@ def test_a_scope_that_does_not_exist_names_those_that_do():
         RewardTraits(scope="batch")
 
 
-def test_a_reward_model_that_asks_models_waits_in_the_sampler_and_needs_what_the_core_has():
-    with pytest.raises(ValueError, match=r"RewardTraits\.runs_in is 'worker'; accepted are 'sampler'"):
-        RewardTraits(asks_models=True)
+def test_a_reward_model_needs_and_asks_for_what_the_core_has():
+    with pytest.raises(ValueError, match=r"RewardTraits\.asks_for is 'logits'; accepted are 'scores', 'texts'"):
+        RewardTraits(asks_for="logits")
     with pytest.raises(ValueError, match=r"RewardTraits\.needs is 'url'; accepted are 'rm_url', 'rm_model'"):
         RewardTraits(needs={"url"})
 

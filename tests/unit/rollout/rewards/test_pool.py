@@ -6,6 +6,7 @@ import asyncio
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,9 +19,10 @@ from slime_core.plugins.discovery import CORE, PluginSource, local_file
 from slime_core.plugins.manifest import record
 from slime_core.rollout.rewards.pool import RewardFailure, RewardPool, RewardPoolSettings
 from slime_core.types import Sample
+from tests.answering import Answering
 
 PLUGIN = '''
-import asyncio, math, os, subprocess, threading, time
+import asyncio, math, os, subprocess, sys, threading, time
 import numpy
 from slime_core import Component, RewardTraits, hookimpl
 
@@ -30,6 +32,7 @@ def slime_register_reward_models():
     yield Component("meeting", target=f"{__name__}:Meeting")
     yield Component("short", target=f"{__name__}:Short")
     yield Component("threaded", target=f"{__name__}:Threaded")
+    yield Component("asking", target=f"{__name__}:Asking", traits=RewardTraits(asks_models=True))
 
 class Mean:
     """Does what the response says."""
@@ -57,6 +60,21 @@ class Mean:
             case "numpy": return numpy.float32(0.5)
             case "daemon": return float(subprocess.Popen(["sleep", "601"], start_new_session=True).pid)
             case "print": print("a word from the reward", flush=True)
+            case "quit": sys.exit(0)
+            case "twice":
+                if os.fork():
+                    await asyncio.sleep(0.2)
+                    return 1.0
+                if sample.index:
+                    await asyncio.sleep(0.1)
+                return 2.0
+            case "million": return {str(one): 1.0 for one in range(10**6)}
+            case "long": return "x" * 10**7
+            case "long error": raise ValueError("x" * 10**7)
+            case "loud": print("x" * 10**8)
+            case "huge": return 10**400
+            case "nan in a dict": return {"score": 1.0, "format": math.nan}
+            case "true": return True
             case "circle":
                 circle = {}
                 circle["self"] = circle
@@ -79,6 +97,18 @@ class Threaded:
             await asyncio.to_thread(time.sleep, 600)
         return [before] * len(samples)
 
+class Asking:
+    """Asks the judge that the run serves."""
+    def __init__(self, options, *, models):
+        self.models = models
+    async def score(self, samples):
+        return await asyncio.gather(*(asyncio.to_thread(self.one, sample) for sample in samples))
+    def one(self, sample):
+        import json, urllib.request
+        body = json.dumps({"text": sample.response}).encode()
+        with urllib.request.urlopen(self.models["judge"] + "/score", body) as answer:
+            return json.load(answer)
+
 class Meeting:
     """Returns once four calls are there at one time."""
     def __init__(self, options=None):
@@ -99,7 +129,7 @@ async def pool(tmp_path: Path) -> AsyncIterator[RewardPool]:
     pool = RewardPool(settings(tmp_path, memory_gib=0.5, num_workers=1))
     yield pool
     await pool.close()
-    assert [child for child in psutil.Process().children() if "reward_worker" in " ".join(child.cmdline())] == []
+    assert [child for child in psutil.Process().children() if "rewards.worker" in " ".join(child.cmdline())] == []
 
 
 def samples(*responses: str) -> list[Sample]:
@@ -172,6 +202,61 @@ async def test_a_worker_loads_exactly_the_drivers_plugins(tmp_path: Path) -> Non
 
 async def test_numbers_of_numpy_are_numbers(pool: RewardPool) -> None:
     assert await pool.score("mean", samples("numpy"), together=False) == [0.5]
+
+
+async def test_a_reward_in_a_process_asks_the_models_that_the_run_serves(tmp_path: Path) -> None:
+    with Answering(lambda body: len(body["text"])) as judge:
+        pool = RewardPool(settings(tmp_path, timeout_s=10.0, models={"judge": judge.url}))
+        try:
+            assert await pool.score("asking", samples("a", "bb"), together=False) == [1.0, 2.0]
+        finally:
+            await pool.close()
+    assert sorted(judge.asked, key=str) == [("/score", {"text": "a"}), ("/score", {"text": "bb"})]
+
+
+async def test_what_a_reward_forks_answers_nobody_and_takes_no_call(pool: RewardPool) -> None:
+    twice = [Sample(response="twice", index=index) for index in range(2)]
+    assert await pool.score("mean", twice, together=False) == [1.0, 1.0]
+    assert await pool.score("mean", samples("abc"), together=False) == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("response", "cause", "said"),
+    [
+        ("quit", "SystemExit", "SystemExit"),
+        ("million", "ValueError", "the rewards of one call take more than 16777216 bytes"),
+        ("long", "invalid", "returned 'xxxx"),
+        ("long error", "ValueError", "xxxx"),
+        ("huge", "OverflowError", "int too large to convert to float"),
+        ("nan in a dict", "invalid", "returned {'score': 1.0, 'format': nan}; accepted is a finite number"),
+    ],
+)
+async def test_what_is_too_much_costs_its_own_sample_and_few_words(pool, response: str, cause: str, said: str) -> None:
+    first, failure, last = await pool.score("mean", samples("true", response, "loud"), together=False)
+    assert (first, last) == (1.0, 4.0)
+    assert isinstance(failure, RewardFailure)
+    assert (failure.cause, said in failure.error, len(failure.error) < 2100) == (cause, True, True), failure
+
+
+async def test_a_sample_that_cannot_be_sent_costs_itself(pool: RewardPool) -> None:
+    locked = Sample(response="x", metadata={"lock": threading.Lock()})
+    failure, reward = await pool.score("mean", [locked, *samples("ab")], together=False)
+    assert (reward, isinstance(failure, RewardFailure) and failure.cause) == (2.0, "invalid")
+    assert failure.error == (
+        "reward model 'mean': sending it what it scores failed with TypeError: cannot pickle '_thread.lock' object"
+    )
+
+
+async def test_five_hundred_at_once_beside_one_that_hangs_and_one_that_dies(tmp_path: Path) -> None:
+    pool = RewardPool(settings(tmp_path, timeout_s=1.0))
+    try:
+        asked = [samples("hang" if place == 100 else "exit" if place == 101 else "abc") for place in range(500)]
+        found = await asyncio.gather(*(pool.score("mean", one, together=False) for one in asked))
+    finally:
+        await pool.close()
+    odd = {place: one[0].cause for place, one in enumerate(found) if isinstance(one[0], RewardFailure)}
+    assert odd == {100: "timeout", 101: "crash"}
+    assert sum(one == [3.0] for one in found) == 498
 
 
 async def test_too_many_rewards_cost_their_own_call(pool: RewardPool) -> None:
