@@ -19,7 +19,7 @@ from slime_core.plugins.boundary import boundary
 from slime_core.plugins.discovery import Source, nearest
 from slime_core.plugins.functions import FunctionSource, load_function, own_definitions
 
-__all__ = ["Loaded", "check_texts", "load_all_checked", "load_checked"]
+__all__ = ["Loaded", "check_texts", "chosen_text", "load_all_checked", "load_checked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,16 @@ def check_texts(sources: Mapping[str, Sequence[FunctionSource]], forms: Mapping[
     for setting in sorted(sources.keys() & forms.keys()):
         for source in sources[setting]:
             _check_text(source, forms[setting])
+
+
+def chosen_text(source: FunctionSource, forms: Sequence[Form]) -> tuple[bytes | None, str | None]:
+    """The text that a function stands in, and its name; None: the text cannot be read, or does not show it."""
+    text = _text(source)
+    if text is None or source.attribute is not None:
+        return text, source.attribute
+    found = definitions(text, source.code.plugin.distribution)
+    names = choose({name: one for name, one in found.items() if one is not None}, forms)
+    return text, names[0] if len(names) == 1 else None
 
 
 def load_checked(options: PathOptions, setting: str, forms: Mapping[str, Sequence[Form]]) -> Loaded:
@@ -95,7 +105,7 @@ def _chosen(source: FunctionSource, forms: Sequence[Form]) -> Any:
 
 
 def _check_text(source: FunctionSource, forms: Sequence[Form]) -> None:
-    text = source.code.content if source.code.source is Source.FILE else _text_of_module(source.code.plugin.entry_point)
+    text = _text(source)
     if text is None:
         return
     try:
@@ -150,6 +160,11 @@ def _is_class(definition: Definition) -> bool:
 
 def _accepted(forms: Sequence[Form]) -> str:
     return f"accepted: {', or '.join(dict.fromkeys(form.text for form in forms))}"
+
+
+def _text(source: FunctionSource) -> bytes | None:
+    code = source.code
+    return code.content if code.source is Source.FILE else _text_of_module(code.plugin.entry_point)
 
 
 def _text_of_module(module: str) -> bytes | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from slime_core.adapters.check import check_texts
+from slime_core.adapters.reward_uses import check_reward_uses
 from slime_core.adapters.signatures import Form
 from slime_core.config.schema import RunConfig
 from slime_core.plugins.functions import FunctionSource
@@ -94,9 +95,13 @@ def check_rollout_functions(functions: Mapping[str, Sequence[FunctionSource]], c
     """Returns if nothing in the text of the functions keeps the rollout from calling them; runs none of it.
 
     Raises:
-        PluginError: see :func:`slime_core.adapters.check.check_texts`.
+        PluginError: see :func:`slime_core.adapters.check.check_texts` and
+            :func:`slime_core.adapters.reward_uses.check_reward_uses`.
     """
-    check_texts(functions, rollout_forms(config))
+    forms = rollout_forms(config)
+    check_texts(functions, forms)
+    rewards = functions.get("custom_rm_path", ())
+    check_reward_uses(rewards, forms["custom_rm_path"], group_rm=config.custom.group_rm)
 
 
 def rollout_forms(config: RunConfig) -> dict[str, Sequence[Form]]:

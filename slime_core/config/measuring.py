@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from slime_core.config.bounded import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Share
 from slime_core.config.mistakes import nearest
+from slime_core.config.reward_sum import RewardSum
 from slime_core.config.section import TOLD, Once, Section
 from slime_core.config.serving import EngineGroup
 
@@ -75,8 +76,8 @@ class EvalDataset(Section):
     """Render prompts with the tokenizer's chat template."""
     generate_function: Name | None = None
     """Component that turns a prompt into a response."""
-    rm_type: Name | None = None
-    """Component that rewards responses."""
+    rm_type: RewardSum | None = None
+    """Component that rewards responses, or a sum of several, as text or as a table of weights."""
     reward_key: Name | None = None
     """Which of a reward model's named numbers counts; "none": rewards are plain numbers."""
     pass_threshold: Finite | None = None

@@ -1,11 +1,28 @@
-"""``rm_type``: the name of one reward model, or a weighted sum of several, such as ``0.7*math + 0.3*dapo:acc``."""
+"""``rm_type``: the name of one reward model, or a weighted sum of several, such as ``0.7*math + 0.3*dapo:acc``.
+
+A file may give the sum as a table, which is read into the same text::
+
+    [rollout.rm_type]
+    math = 0.7
+    "dapo:acc" = 0.3
+"""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any
 
-__all__ = ["RewardTerm", "reward_names", "reward_terms"]
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
+
+from slime_core.config.bounded import Name
+from slime_core.config.section import TOLD
+
+__all__ = ["RewardSum", "RewardTerm", "reward_names", "reward_terms"]
 
 _TERM = re.compile(r"([+-]?)\s*(\d+(?:\.\d*)?|\.\d+)\s*\*\s*([A-Za-z0-9][A-Za-z0-9._+-]*?)(?::([^\s:*]+?))?\s*")
 _BETWEEN = re.compile(r"(?<=[^\s+-])\s*(?=[+-]\s*[\d.]+\s*\*)")
@@ -49,6 +66,38 @@ def reward_terms(written: str) -> tuple[RewardTerm, ...] | None:
     if len({str(term) for term in terms}) < len(terms):
         raise ValueError(f"{written!r} names a part twice; add up its weights")
     return tuple(terms)
+
+
+def _written(found: Any) -> Any:
+    """A table of weights as the sum that it means; anything else as it is."""
+    if not isinstance(found, Mapping):
+        return found
+    wrong = [f"{name} = {weight!r}" for name, weight in found.items() if not _is_weight(weight)]
+    if wrong or not found:
+        shown = ", ".join(wrong) or "an empty table"
+        raise _told(f"found {shown}; accepted: a table of reward models and their weights, such as math = 0.7")
+    parts = [f"{Decimal(repr(weight)):+f}*{name}" for name, weight in found.items()]
+    text = "".join(parts).removeprefix("+")
+    try:
+        read = reward_terms(text) or ()
+    except ValueError:
+        read = ()
+    if [str(term) for term in read] != list(found):
+        names = ", ".join(map(repr, found))
+        raise _told(f'found the parts {names}; accepted: NAME or "NAME:KEY", such as math = 0.7, "dapo:acc" = 0.3')
+    return text
+
+
+def _is_weight(found: object) -> bool:
+    return isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
+
+
+def _told(text: str) -> PydanticCustomError:
+    return PydanticCustomError(TOLD, "{text}", {"text": text})
+
+
+RewardSum = Annotated[Name, BeforeValidator(_written)]
+"""The text of ``rm_type``, which a file may write as a table."""
 
 
 def reward_names(written: str) -> tuple[str, ...]:

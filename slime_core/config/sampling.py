@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from slime_core.config.bounded import All, Count, CountOrZero, Name, Positive, Share
+from slime_core.config.reward_sum import RewardSum
 from slime_core.config.section import Section
 
 __all__ = ["RolloutConfig"]
@@ -42,8 +43,11 @@ class RolloutConfig(Section):
     """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
     generate_function: Name = "single_turn"
     """Component that turns a prompt into a response; of kind generate_function."""
-    rm_type: Name = "exact_match"
-    """Component that rewards responses; of kind reward_model. Or a sum of several: 0.7*math+0.3*f1."""
+    rm_type: RewardSum = "exact_match"
+    """Component that rewards responses; of kind reward_model. Or a sum of several: 0.7*math+0.3*f1.
+
+    A file may have a table of weights: rm_type = { math = 0.7, "dapo:acc" = 0.3 }, or [rollout.rm_type].
+    """
     reward_key: Name | None = None
     """Which of a reward model's named numbers trains. None: rewards are plain numbers."""
     log_passrate: bool = False

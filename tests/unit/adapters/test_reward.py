@@ -10,10 +10,12 @@ import pytest
 
 from slime_core.adapters.calling import THREADS
 from slime_core.adapters.reward import PathReward
+from slime_core.adapters.rollout import PathFunctions
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import activate
 from slime_core.rollout.rewards.pool import RewardFailure, RewardPool, RewardPoolSettings
 from slime_core.types import Sample
+from tests.answering import Answering
 
 SAMPLES = [
     Sample(index=0, prompt="1+1", response="2", label="2"),
@@ -48,6 +50,51 @@ async def test_with_group_rm_the_function_gets_the_list(write, second: str) -> N
     text = f"async def f(args, {second}, **kwargs): return [len({second}) + one.index for one in {second}]"
     options = write("custom_rm_path", text, "--group-rm")
     assert await PathReward(options).score(SAMPLES) == [2.0, 3.0]
+
+
+ONE = "async def reward_func(args, sample, **kwargs): return float(sample.response == sample.label)"
+LIST = "async def reward_func(args, batch, **kwargs): return [0.0 for one in batch] + [0.0] * len(batch[1:])"
+EITHER = """
+    async def reward_func(args, sample, **kwargs):
+        if isinstance(sample, list):
+            return [one.reward for one in sample]
+        return sample.index
+    """
+
+
+def test_a_function_of_one_sample_is_refused_with_group_rm_before_it_runs(write) -> None:
+    with pytest.raises(PluginError) as refused:
+        write("custom_rm_path", ONE, "--group-rm")
+    assert str(refused.value) == (
+        "--custom-rm-path mine.py: with --group-rm, reward_func is called with the list of a group's samples, and it "
+        "reads sample.label, which a list has not; accepted: async fn(args, samples, **kwargs) that returns a list, "
+        "one reward each. Leave --group-rm out to have it called once a sample."
+    )
+
+
+def test_a_function_of_a_list_is_refused_without_group_rm_before_it_runs(write) -> None:
+    with pytest.raises(PluginError) as refused:
+        write("custom_rm_path", LIST, name=":reward_func")
+    assert str(refused.value) == (
+        "--custom-rm-path mine.py:reward_func: reward_func is called once a sample, and it goes over batch as over a "
+        "list; accepted: async fn(args, sample, **kwargs) that returns one reward. Call the parameter samples, or add "
+        "--group-rm, to have it called with the samples of a group."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        (ONE, []),
+        (LIST, ["--group-rm"]),
+        (EITHER, []),
+        (EITHER, ["--group-rm"]),
+        ("def f(args, sample): return score(sample)", ["--group-rm"]),
+        ("def f(args, sample): return [sample.index(one) for one in sample]", ["--group-rm"]),
+    ],
+)
+def test_what_may_be_called_so_is_not_refused(write, text: str, flags: list[str]) -> None:
+    write("custom_rm_path", text, *flags)
 
 
 async def test_a_function_over_samples_gets_all_that_are_scored_together(write) -> None:
@@ -182,24 +229,29 @@ def test_a_class_that_cannot_be_made_is_refused(write) -> None:
 async def test_a_function_of_a_file_scores_in_a_process_of_its_own(write) -> None:
     text = """
         import os
+        from slime_core.adapters import get_model_url, post
 
         async def reward(args, sample):
             if sample.index == 9:
                 raise KeyError("no such label")
-            return {"process": os.getpid(), "router": args.sglang_router_port}
+            url = get_model_url(args, "judge", "/score")
+            return {"process": os.getpid(), "router": args.sglang_router_port, "judge": await post(url, {"n": 1})}
         """
     options = write("custom_rm_path", text)
-    options.derived.update(sglang_router_port=3)
     manifest = activate([], paths={"custom_rm_path": ["mine.py"]}).manifest
     pool = RewardPool(RewardPoolSettings(manifest.to_json(), {"paths": options}, num_workers=1))
-    try:
-        (reward, _) = await pool.score("custom_rm_path", SAMPLES, together=True)
-        (failure,) = await pool.score("custom_rm_path", [Sample(index=9)], together=True)
-    finally:
-        await pool.close()
+    with Answering(lambda body: 7) as judge:
+        # As the sampler hands on where the models beside the policy answer.
+        PathFunctions(options, router_url="http://127.0.0.1:3", model_urls={"judge": judge.url})
+        try:
+            (reward, _) = await pool.score("custom_rm_path", SAMPLES, together=True)
+            (failure,) = await pool.score("custom_rm_path", [Sample(index=9)], together=True)
+        finally:
+            await pool.close()
+    assert judge.asked == [("/score", {"n": 1})] * 2
     assert isinstance(reward, dict)
-    assert (reward["process"] != os.getpid(), reward["router"]) == (True, 3.0)
+    assert (reward["process"] != os.getpid(), reward["router"], reward["judge"]) == (True, 3.0, 7.0)
     assert isinstance(failure, RewardFailure)
     assert failure.error.endswith(
-        "--custom-rm-path mine.py: calling it failed with KeyError: 'no such label' (mine.py:6)"
+        "--custom-rm-path mine.py: calling it failed with KeyError: 'no such label' (mine.py:7)"
     )
