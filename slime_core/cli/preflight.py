@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slime_core.cli.activation import architecture_of
 from slime_core.cli.needs import GIB, KIB, MIB, Needs
@@ -19,6 +19,7 @@ from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.config.mistakes import Mistake, report
 from slime_core.config.schema import RunConfig
 from slime_core.data.named import offered_to_rows
+from slime_core.data.processing import has_processor
 from slime_core.data.recorded import RolloutFiles
 from slime_core.data.requests import reading_of, template_arguments, training_paths
 from slime_core.data.row_sampling import drawn
@@ -82,6 +83,28 @@ def _check_model(config: RunConfig, registry: Registry) -> None:
                 )
                 for text in found
             ]
+        )
+    if unseen := list(_unseen_images(config, registry, architecture)):
+        raise report([Mistake(text) for text in unseen])
+
+
+def _unseen_images(config: RunConfig, registry: Registry, architecture: str | None) -> Iterator[str]:
+    """Of images that engines are shown and that the learner's model cannot be handed."""
+    keys, component = config.data.multimodal_keys, registry.model_spec(architecture or "")
+    if keys is None or component is None or not has_processor(config.model.hf_checkpoint or start_weights(config)):
+        return
+    traits: Any = component.traits
+    shown = f"multimodal_keys = {keys!r}: engines are shown what these fields hold"
+    if not traits.inputs:
+        who = f"model spec {component.name!r} of {registry.owner(Kind.MODEL_SPEC, component.name)}"
+        yield (
+            f"{shown}, and the model of {who} takes tokens only, so answers to images would be trained without them; "
+            "name a plugin with a model spec that declares such inputs (--plugin), or leave multimodal_keys out"
+        )
+    elif config.parallel.context_parallel_size > 1:
+        yield (
+            f"{shown}, and context_parallel_size = {config.parallel.context_parallel_size} gives a rank parts of a "
+            "row, without saying which images belong to them; leave --context-parallel-size out"
         )
 
 

@@ -79,6 +79,15 @@ class PromptEncoder:
             raise DataError(f"the prompt {prompt!r} has no tokens; the model needs at least one to continue from")
         return ids
 
+    def text(self, prompt: str | list[dict[str, Any]], *, tools: Sequence[Any] | None = None) -> str:
+        """The prompt as the tokenizer reads it: rendered, where there is a template; raises as :meth:`encode`."""
+        if self._uses_template:
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            return self.render(messages, tools=tools, asks=True)
+        if not isinstance(prompt, str):
+            raise DataError("the prompt is a list of chat messages; add --apply-chat-template to render them")
+        return prompt
+
     def encode_response(self, text: str) -> list[int]:
         """Token ids of a response that the model is to give: ``text`` and the token that ends it, if there is one."""
         ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -112,13 +121,8 @@ class PromptEncoder:
         return list(found["input_ids"]), [tuple(span) for span in found["offset_mapping"]]
 
     def _ids(self, prompt: str | list[dict[str, Any]], tools: Sequence[Any] | None) -> list[int]:
-        if self._uses_template:
-            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            text = self.render(messages, tools=tools, asks=True)
-            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        if not isinstance(prompt, str):
-            raise DataError("the prompt is a list of chat messages; add --apply-chat-template to render them")
-        return list(self.tokenizer(prompt)["input_ids"])
+        text = self.text(prompt, tools=tools)
+        return list(self.tokenizer(text, add_special_tokens=not self._uses_template)["input_ids"])
 
     def is_special(self, token_id: int) -> bool:
         """Whether the id is of a token that stands for no text, such as the end of a turn."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime_core.data.chat import PromptEncoder
+from slime_core.data.processing import InputProcessor, Processed
 from slime_core.data.rows import tools_of
 from slime_core.errors import EngineError, RequestRefused, RunError
 from slime_core.rollout.engines.client import GenerateClient
@@ -30,6 +31,7 @@ class GenerateContext:
         evaluation: whether the samples are only measured.
         rollout: number of the rollout; of an evaluation, the steps done.
         models: name -> URL of every model beside the policy.
+        processor: makes what the model is trained on of a prompt's images; None: samples keep what they are given.
         masks_resumed: tokens of a response that was ended and goes on are not trained, those that are added are.
     """
 
@@ -39,6 +41,7 @@ class GenerateContext:
     rollout: int = 0
     masks_resumed: bool = False
     models: Mapping[str, str] = field(default_factory=dict)
+    processor: InputProcessor | None = None
 
     def model_url(self, name: str, endpoint: str = "") -> str:
         """Where model ``name`` answers: a judge, say, that a generate function asks.
@@ -86,11 +89,37 @@ async def _costing(samples: Sequence[Sample], answering: Awaitable[None]) -> Non
 async def _begin(context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> None:
     prompt_ids = context.encoder.encode(samples[0].prompt, tools=tools_of(samples[0].metadata))
     inputs = engine_inputs(samples[0])
+    seen = await processed(context, samples[0])
     answers = await context.client.generate(prompt_ids, sampling=sampling, n=len(samples), **inputs)
     if len(answers) != len(samples):
         raise RunError(f"{len(samples)} responses were asked for, the engine returned {len(answers)}")
     for sample, answer in zip(samples, answers, strict=True):
-        fill(sample, prompt_ids, answer, context.encoder)
+        fill(sample, prompt_ids if seen is None else seen.ids, answer, context.encoder)
+        if seen is not None:
+            sample.multimodal_train_inputs = dict(seen.inputs)
+            _refuse_another_prompt(sample, answer)
+
+
+async def processed(context: GenerateContext, sample: Sample) -> Processed | None:
+    """The sample's prompt with its images as the trained model reads it; None: it has none, or is not to be trained.
+
+    Raises:
+        DataError: the images cannot be read, or the processor refuses them.
+    """
+    inputs = sample.multimodal_inputs
+    if context.processor is None or context.evaluation or not isinstance(inputs, dict) or not inputs:
+        return None
+    return await context.processor(sample.prompt, inputs, tools=tools_of(sample.metadata))
+
+
+def _refuse_another_prompt(sample: Sample, answer: Generation) -> None:
+    found = answer.prompt_tokens
+    if found is not None and found != sample.prompt_length:
+        raise RunError(
+            f"sample {sample.index}: the engine read {found} prompt tokens, and the checkpoint's processor makes "
+            f"{sample.prompt_length} of the same prompt and images; log-probabilities would be of other places. Give "
+            "every image one placeholder in the prompt, as the model's chat template writes it"
+        )
 
 
 def engine_inputs(sample: Sample) -> dict[str, Any]:
@@ -110,9 +139,17 @@ async def _go_on(context: GenerateContext, sample: Sample, sampling: SamplingPar
     if rest is None:
         sample.status = Status.TRUNCATED
         return
-    (answer,) = await context.client.generate(list(sample.tokens), sampling=rest, **engine_inputs(sample))
+    (answer,) = await context.client.generate(_so_far(context, sample), sampling=rest, **engine_inputs(sample))
     ids = [*sample.tokens[sample.prompt_length :], *answer.token_ids]
     add(sample, answer, context.encoder.decode(ids), masks=context.masks_resumed)
+
+
+def _so_far(context: GenerateContext, sample: Sample) -> list[int]:
+    """The tokens of an ended response's request; the engine puts an image's further placeholders in by itself."""
+    if context.processor is None or not sample.multimodal_train_inputs:
+        return list(sample.tokens)
+    asked = context.encoder.encode(sample.prompt, tools=tools_of(sample.metadata))
+    return [*asked, *sample.tokens[sample.prompt_length :]]
 
 
 def fill(sample: Sample, prompt_ids: list[int], answer: Generation, encoder: PromptEncoder) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slime_core.data.rows import tools_of
 from slime_core.errors import DataError
 from slime_core.rollout.engines.generation import SamplingParams
-from slime_core.rollout.generate import GenerateContext, SingleTurn
+from slime_core.rollout.generate import GenerateContext, SingleTurn, processed
 from slime_core.types import LogProbs, PromptGroup, Sample, Status, TokenIds
 
 __all__ = ["FromLabel"]
@@ -30,7 +30,10 @@ class FromLabel:
         if context.evaluation:
             return await self._asking(context, samples, sampling)
         prompt_ids = context.encoder.encode(samples[0].prompt, tools=tools_of(samples[0].metadata))
+        seen = await processed(context, samples[0])
+        prompt_ids = prompt_ids if seen is None else seen.ids
         for sample in samples:
+            sample.multimodal_train_inputs = sample.multimodal_train_inputs if seen is None else dict(seen.inputs)
             _answer(sample, prompt_ids, context, sampling.max_new_tokens)
         return samples
 

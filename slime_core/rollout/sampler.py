@@ -23,6 +23,7 @@ from slime_core.config.described import routes_shape
 from slime_core.config.eval_sets import EvalSet
 from slime_core.config.schema import RolloutConfig
 from slime_core.data.chat import PromptEncoder
+from slime_core.data.processing import InputProcessor, has_processor
 from slime_core.data.recorded import Recorded, RolloutFiles, write_rollout
 from slime_core.data.requests import template_arguments
 from slime_core.errors import RunError
@@ -74,6 +75,7 @@ class Sampler:
         self._settings, self._config, self._registry = settings, config, registry
         self.hooks = LifecycleHooks(registry, place=Place.SAMPLER, options=settings.options)
         self._encoder = self._encodes(templated=config.data.apply_chat_template)
+        self._processor = self._processes()
         self._sampling = train_sampling(config, end_of_sequence=self._encoder.end_of_sequence)
         self._client = self._asks()
         self._functions = rollout_functions(
@@ -297,6 +299,8 @@ class Sampler:
         if self._settings.trains:
             await self._production.close()
         await self._client.close()
+        if self._processor is not None:
+            self._processor.close()
         await self.evaluation.close()
         await self._rewarding.close()
 
@@ -337,6 +341,12 @@ class Sampler:
             trust_remote_code=self._config.model.trust_remote_code,
         )
 
+    def _processes(self) -> InputProcessor | None:
+        has_images = self._settings.trains and self._config.data.multimodal_keys is not None
+        if not has_images or not has_processor(self._settings.folder):
+            return None
+        return InputProcessor(self._encoder, trust_remote_code=self._config.model.trust_remote_code)
+
     def _asks(self) -> GenerateClient:
         settings, config = self._settings, self._config
         return GenerateClient(
@@ -375,4 +385,5 @@ class Sampler:
             number,
             masks_resumed=self._config.rollout.mask_offpolicy_in_partial_rollout,
             models=self._settings.model_urls,
+            processor=self._processor,
         )

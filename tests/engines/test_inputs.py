@@ -150,21 +150,45 @@ def test_another_order_of_samples_in_a_row_trains_the_same(
     children: Children, folder: Path, samples: list[Sample], expected: dict[str, torch.Tensor]
 ) -> None:
     (shard,) = cut(samples)
-    turned = tuple(
+    reversed_steps = tuple(
         replace(step, micro_batches=tuple(micro[::-1] for micro in reversed(step.micro_batches)))
         for step in shard.steps
     )
-    assert distance(train(children, folder, [replace(shard, steps=turned)]).weights, expected) < NEAR
+    assert distance(train(children, folder, [replace(shard, steps=reversed_steps)]).weights, expected) < NEAR
+
+
+def turned(shard: TrainBatch) -> TrainBatch:
+    """The first group, where everyone has one patch, with the patches of one another."""
+    pixels = shard.inputs["pixel_values"]
+    order = [1, 2, 3, 0, *range(4, 12)]
+    return replace(shard, inputs={"pixel_values": replace(pixels, starts_B=pixels.starts_B[order])})
 
 
 def test_pixels_of_another_sample_are_far_out_of_bounds(
     children: Children, folder: Path, samples: list[Sample], expected: dict[str, torch.Tensor]
 ) -> None:
     (shard,) = cut(samples)
-    pixels = shard.inputs["pixel_values"]
-    order = [1, 2, 3, 0, *range(4, 12)]  # of the first group, where everyone has one patch
-    wrong = replace(shard, inputs={"pixel_values": replace(pixels, starts_B=pixels.starts_B[order])})
-    assert distance(train(children, folder, [wrong]).weights, expected) > FAR
+    assert distance(train(children, folder, [turned(shard)]).weights, expected) > FAR
+
+
+def judged(children: Children, folder: Path, shard: TrainBatch) -> dict[str, float]:
+    """Metrics of a critic that learns from ``shard``."""
+    config = test_learner.settings(algorithm={"advantage_estimator": "ppo"})
+    job = Job(config, folder, [[shard]], plugins=("ppo", pictures.__file__), architecture=ARCHITECTURE)
+    return children.run(job)[0].metrics[0]
+
+
+def test_a_critic_sees_what_the_actor_sees(children: Children, folder: Path, samples: list[Sample]) -> None:
+    def rewarded(max_tokens: int) -> TrainBatch:
+        plan = BatchPlan(num_ranks=1, num_steps=2, max_tokens=max_tokens)
+        how = {"rewards_B": ADVANTAGES, "rollout": 0, "temperature": TEMPERATURE}
+        return make_shards(samples, None, plan, **how)[0]
+
+    together, alone = (judged(children, folder, rewarded(max_tokens)) for max_tokens in (1000, 1))
+    for name in ("train/value_loss", "train/critic_grad_norm"):
+        assert together[name] == pytest.approx(alone[name], rel=1e-5)
+    swapped = judged(children, folder, turned(rewarded(1000)))
+    assert swapped["train/critic_grad_norm"] != pytest.approx(together["train/critic_grad_norm"], rel=1e-3)
 
 
 def test_a_model_that_takes_no_pixels_is_not_trained_without_them(

@@ -90,6 +90,7 @@ class Generation:
             asked for.
         spec_info: counters of speculative decoding; None: the engine does none.
         kept: what each token was drawn from, which ``log_probs`` are about; None: from all.
+        prompt_tokens: that the engine read, placeholders of images included; None: it does not say.
     """
 
     token_ids: array[int]
@@ -101,6 +102,7 @@ class Generation:
     weight_spans: tuple[tuple[str, int, int], ...] = ()
     spec_info: SpecInfo | None = None
     kept: Kept | None = field(default=None, compare=False)
+    prompt_tokens: int | None = field(default=None, compare=False)
 
 
 NOTHING = Generation(array("i"), array("f"), "abort")
@@ -139,6 +141,7 @@ def read_generation(row: Mapping[str, Any], routes: tuple[int, int] | None, cut:
         weight_spans=tuple(_span(span, len(token_ids)) for span in spans if span["version"]),
         spec_info=spec_info(meta),
         kept=kept,
+        prompt_tokens=meta.get("prompt_tokens"),
     )
 
 

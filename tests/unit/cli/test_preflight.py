@@ -234,3 +234,61 @@ def test_a_checkpoint_that_nothing_trains_is_not_asked_about(tmp_path: Path) -> 
     (tmp_path / "config.json").write_text(json.dumps({**described, "attention_bias": True}))
     run = config(f"--hf-checkpoint {tmp_path} --debug-rollout-only --apply-chat-template", estimator="grpo")
     check_files(run, activate(["grpo", "models"]).registry, trains=True)
+
+
+SEEING = """
+from slime_core import Component, ModelSpecTraits, hookimpl
+
+@hookimpl
+def slime_register_model_specs():
+    traits = ModelSpecTraits(architectures={"SeeingForCausalLM"}, inputs={"pixel_values"})
+    yield Component("seeing", target="a:B", traits=traits)
+"""
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    """A checkpoint with a processor, and prompts with an image."""
+    shutil.copytree(ARITHMETIC / "model", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    (tmp_path / "seeing.py").write_text(SEEING)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "1+1=", "label": "2", "image": "cat.png"}')
+    return tmp_path
+
+
+def with_images(folder: Path, more: str = "") -> RunConfig:
+    fields = """--multimodal-keys {"image":"image"} --apply-chat-template --rollout-max-response-len 8"""
+    return config(
+        f"--hf-checkpoint {folder} --prompt-data {folder / 'prompts.jsonl'} {fields} {more}", estimator="grpo"
+    )
+
+
+def test_images_that_a_model_is_not_handed_are_refused_before_anything_starts(photographs: Path) -> None:
+    registry = activate(["grpo", "models"]).registry
+    with pytest.raises(ConfigError) as caught:
+        check_files(with_images(photographs), registry, trains=True)
+    found = str(caught.value)
+    assert (
+        """multimodal_keys = '{"image":"image"}': engines are shown what these fields hold, and the model of """
+        in found
+    )
+    assert "model spec 'qwen3' of plugin 'models' (" in found
+    assert (
+        "takes tokens only, so answers to images would be trained without them; name a plugin with a model spec that "
+        "declares such inputs (--plugin), or leave multimodal_keys out\n"
+    ) in found
+    (photographs / "preprocessor_config.json").unlink()  # nothing makes numbers of the images
+    check_files(with_images(photographs), registry, trains=True)
+
+
+def test_a_model_that_is_handed_images_takes_rows_whole(photographs: Path) -> None:
+    described = json.loads((photographs / "config.json").read_text())
+    (photographs / "config.json").write_text(json.dumps({**described, "architectures": ["SeeingForCausalLM"]}))
+    registry = activate(["grpo", str(photographs / "seeing.py")]).registry
+    check_files(with_images(photographs), registry, trains=True)
+    with pytest.raises(ConfigError) as caught:
+        check_files(with_images(photographs, "--context-parallel-size 2"), registry, trains=True)
+    assert (
+        "hold, and context_parallel_size = 2 gives a rank parts of a row, without saying which images belong to them; "
+        "leave --context-parallel-size out\n"
+    ) in str(caught.value)
