@@ -9,17 +9,25 @@ from typing import Any
 from uuid import uuid4
 
 from slime_core.adapters.inside import Answer, Conversation
+from slime_core.errors import PluginError
 from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.engines.speculation import added
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.nucleus import Kept, joined, keep
 from slime_core.rollout.resuming import FINISHED
-from slime_core.types import LogProbs, Mask, Sample, SpecInfo, TokenIds
+from slime_core.types import LogProbs, Mask, Sample, SpecInfo, Status, TokenIds
 
 __all__ = ["Call", "Trajectory", "sampling_fields"]
 
 MARK = "\u2063slime-answer\u2063"
 """Stands where the last answer was while a chat template renders what follows it; no prompt holds it."""
+
+
+CUTS_NOTHING = {"min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+"""What SGLang takes where a request does not say it."""
+
+DISTRIBUTION = ("temperature", "top_p", "top_k", *CUTS_NOTHING)
+"""What decides how likely a token is."""
 
 
 @dataclass(slots=True)
@@ -57,7 +65,7 @@ class Trajectory:
         """One more turn of the model, after what was added before it."""
         added = self.added or []
         begin = len(self.ids) + len(added)
-        self.spans += [(version, begin + start, begin + end) for version, start, end in answer.weight_spans]
+        self.spans += [(name, begin + start, begin + end) for name, start, end in answer.weight_spans if end > start]
         self.ids += [*added, *answer.token_ids]
         self.log_probs += [*([0.0] * len(added)), *answer.log_probs]
         self.mask += [*([0] * len(added)), *([1] * len(answer.token_ids))]
@@ -85,7 +93,8 @@ class Trajectory:
         sample.rollout_routed_experts = self.answers[-1].routed_experts
         sample.spec_info = reduce(added, (answer.spec_info for answer in self.answers), None) or SpecInfo()
         keep(sample, joined(self.kept))
-        sample.status = FINISHED[self.answers[-1].finish_reason]
+        was_ended = any(answer.finish_reason == "abort" for answer in self.answers)
+        sample.status = Status.ABORTED if was_ended else FINISHED[self.answers[-1].finish_reason]
 
 
 class Call:
@@ -131,6 +140,8 @@ class Call:
         return answer
 
     async def _drawn(self, trajectory: Trajectory, sampling_params: Mapping[str, Any]) -> Answer:
+        if not self._context.evaluation:
+            _refuse_another_distribution(sampling_params, self._sampling)
         asked = sampling_params.get("max_new_tokens", self._sampling.max_new_tokens)
         room = min(asked, self._sampling.max_new_tokens - len(trajectory.seen) + len(trajectory.prompt_ids))
         if room < 1:
@@ -168,6 +179,17 @@ class Call:
         """The text of the token that ended the last answer: the template writes it too."""
         last = trajectory.answers[-1].token_ids[-1:]
         return str(self.tokenizer.decode(last)) if last and trajectory.answers[-1].finish_reason == "stop" else ""
+
+
+def _refuse_another_distribution(given: Mapping[str, Any], sampling: SamplingParams) -> None:
+    drawn = {**CUTS_NOTHING, **sampling.fields(n=1)}
+    for name in (name for name in given if name in DISTRIBUTION and given[name] != drawn[name]):
+        raise PluginError(
+            f"generate_single: {name} = {given[name]!r} cannot be trained on; the run's is {drawn[name]:g}. The "
+            "learner reckons with one distribution a run: another for a turn would make its log-probabilities other "
+            "ones than those that were drawn from. Leave it out, or set it for the run (--rollout-temperature, "
+            "--rollout-top-p, --rollout-top-k); in evaluations everything is accepted."
+        )
 
 
 def _begins_with(messages: str | list[dict[str, Any]], before: str | list[dict[str, Any]]) -> bool:

@@ -90,10 +90,11 @@ async def generate_single(conversation: Conversation, sampling_params: Mapping[s
 
     Arguments:
         conversation: chat messages, which need ``--apply-chat-template``; or the text so far.
-        sampling_params: SGLang's names, instead of the run's.
+        sampling_params: SGLang's names, instead of the run's. In training they may say where a turn ends, and not how
+            likely its tokens are.
 
     Raises:
-        PluginError: called outside a custom generate function.
+        PluginError: called outside a custom generate function, or with another temperature or cut than the run trains.
         EngineError: no engine answered; left alone, the sample fails and the run goes on.
     """
     return await _inside("generate_single").answer(conversation, sampling_params or {})

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slime_core.adapters.conversation import Call
+from slime_core.adapters.conversation import Call, sampling_fields
 from slime_core.data.chat import PromptEncoder
-from slime_core.errors import EngineError
+from slime_core.errors import EngineError, PluginError
 from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.generate import GenerateContext
-from slime_core.types import LogProbs, Sample, TokenIds
+from slime_core.types import LogProbs, Sample, Status, TokenIds
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
 FIRST = [{"role": "user", "content": "1+1"}]
@@ -128,3 +129,53 @@ async def test_every_turn_is_rendered_with_the_tools_and_arguments_of_the_run(mo
     made = Call(GenerateContext(Client(), encoder), SamplingParams(max_new_tokens=99), tools=[{"name": "add"}])
     await made.answer(second(await made.answer(FIRST, {})), {})
     assert texts == ["T1:9;u1+1a9", "u2a9"]
+
+
+class Ending(Client):
+    """Its second answer was ended from outside; weights of another version draw each."""
+
+    async def generate(self, ids: list[int], *, sampling: SamplingParams, session: str) -> list[Generation]:
+        (drawn,) = await super().generate(ids, sampling=sampling, session=session)
+        number = len(self.asked)
+        reason, version = "abort" if number == 2 else "stop", str(number + 3)
+        return [replace(drawn, finish_reason=reason, weight_versions=(version,), weight_spans=((version, 0, 2),))]
+
+
+async def test_a_conversation_of_which_a_turn_was_ended_is_not_finished_whatever_came_after(encoder) -> None:
+    made = call(Ending(), encoder)
+    turns = second(await made.answer(FIRST, {}))
+    turns += [{"role": "assistant", "content": await made.answer(turns, {})}, {"role": "user", "content": "3"}]
+    await made.answer(turns, {})
+    (trajectory,) = made.trajectories
+    sample = Sample()
+    trajectory.fill(sample, encoder.tokenizer)
+    assert sample.status is Status.ABORTED
+    assert sample.weight_versions == ["4", "5", "6"]
+    drawn = [place for place, trains in enumerate(sample.loss_mask or ()) if trains]
+    assert [(name, drawn.index(start), end - start) for name, start, end in sample.weight_spans] == [
+        ("4", 0, 2),
+        ("5", 2, 2),
+        ("6", 4, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"temperature": 0.5}, "temperature = 0.5 cannot be trained on; the run's is 1"),
+        ({"top_p": 0.9}, "top_p = 0.9 cannot be trained on; the run's is 1"),
+        ({"min_p": 0.1}, "min_p = 0.1 cannot be trained on; the run's is 0"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty = 1.1 cannot be trained on; the run's is 1"),
+    ],
+)
+async def test_a_turn_drawn_from_another_distribution_is_refused_in_training(encoder, given, told) -> None:
+    client = Client()
+    with pytest.raises(PluginError, match=f"generate_single: {told}. The learner reckons with one distribution a run"):
+        await call(client, encoder).answer(FIRST, given)
+    assert client.asked == []
+    nothing: Any = client
+    evaluating = Call(GenerateContext(nothing, encoder, evaluation=True), SamplingParams(max_new_tokens=99))
+    await evaluating.answer(FIRST, given)
+    same = {**sampling_fields(SamplingParams(max_new_tokens=99)), "repetition_penalty": 1.0, "min_p": 0.0}
+    await call(client, encoder).answer(FIRST, {**same, "stop": ["x"]})
+    assert len(client.asked) == 2
