@@ -38,8 +38,9 @@ class GenerateFunction(Protocol):
     async def __call__(self, context: Any, sample: Sample, sampling: Any) -> Sample | list[Sample]:
         """The finished sample, or several that one generation fanned out into and that share a ``rollout_id``.
 
-        A sample whose generation was ended from outside comes back as ``ABORTED``, with the tokens that it has. With
-        ``partial_rollout`` it is handed over again: as it is where the function's traits say ``resumes``, else anew.
+        A sample whose generation was ended from outside, in whichever turn, comes back as ``ABORTED``, with the tokens
+        that it has. With ``partial_rollout`` it is handed over again: as it is where the function's traits say
+        ``resumes``, else anew; a fan-out begins anew as the one sample that it was made from.
         """
         ...
 
