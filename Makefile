@@ -82,6 +82,7 @@ transports: setup ## publish over every transport to real engines, and the table
 .PHONY: ledger
 ledger: setup ## kill and resume a run again and again, and count where every prompt group ended: docs/ledger.md
 	$(BIN)/python bench/ledger.py outputs/ledger
+	$(BIN)/python bench/ledger.py outputs/ledger-long --longest 100 --kills 2 --rollouts 10 --max-staleness 3
 
 .PHONY: layouts
 layouts: setup ## one rollout trained in every layout of the learner, and how far each is from one rank
