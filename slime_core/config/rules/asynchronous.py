@@ -155,6 +155,16 @@ def _ended_responses_can_go_on(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _failed_samples_are_tried_again(config: RunConfig) -> Iterator[str]:
+    rollout = config.rollout
+    count, default = rollout.failed_sample_retries, type(rollout).model_fields["failed_sample_retries"].default
+    if count != default and rollout.failed_samples != "retry":
+        yield (
+            f"failed_sample_retries = {count} has no effect with failed_samples = {rollout.failed_samples}, which "
+            "generates none again; add --failed-samples retry, or leave it out"
+        )
+
+
 _HALVES = "debug_rollout_only debug_train_only load_debug_rollout_data"
 
 ASYNC: dict[Rule, str] = {
@@ -167,6 +177,7 @@ ASYNC: dict[Rule, str] = {
     ),
     _something_is_in_flight: "pause_generation_mode async_buffer_size",
     _more_is_begun_than_is_taken: "over_sampling_batch_size rollout_batch_size",
+    _failed_samples_are_tried_again: "failed_sample_retries failed_samples",
     _ended_responses_can_go_on: (
         "partial_rollout mask_offpolicy_in_partial_rollout over_sampling_batch_size pause_generation_mode "
         "generate_function max_staleness async_buffer_size"

@@ -1,4 +1,4 @@
-"""The rules of over-sampling and of responses that go on: each broken once, with its text."""
+"""The rules of over-sampling, of responses that go on and of samples that failed: each broken once, with its text."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def broken_rules(line: str) -> list[str]:
         "--rollout-batch-size 8 --over-sampling-batch-size 20 --partial-rollout",
         "--async-buffer-size 1 --pause-generation-mode abort --partial-rollout --mask-offpolicy-in-partial-rollout",
         "--partial-rollout --generate-function mine",
+        "--failed-samples retry --failed-sample-retries 5",
         "--over-sampling-batch-size 64 --max-staleness 0 --true-on-policy-mode --kl-loss-coef 0",
     ],
 )
@@ -34,6 +35,11 @@ def test_what_can_be_kept_breaks_no_rule(line: str) -> None:
             "--rollout-batch-size 8 --over-sampling-batch-size 7",
             "over_sampling_batch_size = 7 begins fewer prompts than rollout_batch_size = 8 takes; give at least 8, or "
             "leave it out",
+        ),
+        (
+            "--failed-sample-retries 5",
+            "failed_sample_retries = 5 has no effect with failed_samples = drop_sample, which generates none again; "
+            "add --failed-samples retry, or leave it out",
         ),
         (
             "--mask-offpolicy-in-partial-rollout",
