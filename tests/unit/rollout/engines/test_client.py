@@ -6,7 +6,8 @@ import asyncio
 import pickle
 from array import array
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import aiohttp
 import pytest
@@ -136,14 +137,20 @@ async def test_no_refusal_is_asked_for_again(client: GenerateClient, engine: Fak
 async def saying(content: bytes) -> AsyncIterator[str]:
     """The address of something that says ``content`` to whoever connects, whatever is asked."""
 
+    answering: list[Any] = []
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering.append(asyncio.current_task())
         await reader.read(1)
         writer.write(content)
         writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await asyncio.gather(*answering)
 
 
 def ok(body: bytes) -> bytes:
