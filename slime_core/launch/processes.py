@@ -1,0 +1,204 @@
+"""The processes of a run: engines and routers, the sampler, and the ranks of learner and critic."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from slime_core.cluster.actors import Actor, Call, Watched, start_actor
+from slime_core.cluster.asked import asked_layout, device_of, refuse_on_device
+from slime_core.cluster.group import ActorGroup
+from slime_core.cluster.inspection import inspect_nodes
+from slime_core.cluster.layout import Device
+from slime_core.cluster.lending import Lending, Sharing
+from slime_core.cluster.placement import Placement, Slot, place
+from slime_core.cluster.session import Session, head_address
+from slime_core.cluster.waiting import wait
+from slime_core.launch.job import Job, cpu_environment, learner_settings, publisher_settings, sampler_settings
+from slime_core.learner.absent import AbsentLearner, UnpublishedLearner
+from slime_core.learner.actor import LearnerActor, LearnerHandle, Saving
+from slime_core.learner.critic_actor import CriticActor, CriticGroup
+from slime_core.learner.layout import ParallelLayout
+from slime_core.plugins.lifecycle import Failures
+from slime_core.rollout.actor import SamplerActor, SamplerHandle
+from slime_core.rollout.beside import BesideSampler, Evaluations, beside_settings
+from slime_core.rollout.engines.fleet import Servers, Site
+from slime_core.track.track import Track
+from slime_core.weights.publisher import PublisherSettings
+
+__all__ = ["AnyLearner", "AnySampler", "Processes", "Warn", "processes"]
+
+Warn = Callable[[str], None]
+AnySampler = SamplerHandle | BesideSampler
+AnyLearner = LearnerHandle | AbsentLearner
+
+
+@contextmanager
+def processes(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -> Iterator[Processes]:
+    """A Ray cluster with room for the processes of ``job``; nothing of them is left after the block."""
+    cluster = job.config.cluster
+    with ExitStack() as stack:
+        stack.enter_context(Session(cluster.ray_address, namespace=f"slime-{os.getpid()}-{time.time_ns()}"))
+        inspect_nodes(job.manifest)
+        device = device_of(job.config)
+        layout = asked_layout(job.config, device, learner_ranks=learner_ranks)
+        refuse_on_device(job.config, layout)
+        if job.config.transport == "disk":
+            stack.callback(shutil.rmtree, job.weights_folder, ignore_errors=True)
+        placement = stack.enter_context(place(layout))
+        started = Processes(job, placement, device=device, warn=warn, failures=failures)
+        stack.callback(started.stop)
+        yield started
+
+
+class Processes:
+    """Everything that runs in other processes, with the calls that are still starting it."""
+
+    def __init__(self, job: Job, placement: Placement, *, device: Device, warn: Warn, failures: Failures) -> None:
+        self._failures = failures
+        self._job, self._placement, self._device, self._warn = job, placement, device, warn
+        self._watch = job.config.watch
+        self._learner_calls: list[Call] = []
+        self._sampler_calls: list[Call] = []
+        self._eval_sampler: Actor | None = None
+        self._monitors: list[Call] = []
+        self._address = head_address()
+        site = Site(
+            model=job.model,
+            logs=job.logs,
+            on_gpus=device == "gpu",
+            reachable=self._address is not None,
+            slots=placement.engines,
+            beside=placement.beside,
+        )
+        self._servers = Servers(job.config, site, wait=self._wait, monitors=self._monitors)
+
+    def start_engines(self) -> None:
+        """Begin to start every engine, of the policy and of models beside it, and the routers.
+
+        Raises:
+            ConfigError: an engine that somebody else started cannot serve this run.
+        """
+        self._servers.start()
+
+    def start_learner(self, checkpoints: Path) -> tuple[AnyLearner, Lending]:
+        """Begin to start every rank of the learner, if there are any; returns it, and who lends the devices to it."""
+        if not self._placement.learner:
+            return AbsentLearner(), Lending()
+        ranks = tuple(
+            start_actor(
+                LearnerActor,
+                self._job.manifest,
+                label=f"learner rank {rank}",
+                slot=slot,
+                env=cpu_environment(self._device),
+            )
+            for rank, slot in enumerate(self._placement.learner)
+        )
+        config = self._job.config
+        layout = ParallelLayout.of(config.parallel)
+        learner = (LearnerHandle if self._servers.are_there else UnpublishedLearner)(
+            ActorGroup(ranks),
+            watch=self._watch,
+            saving=Saving(checkpoints, self._job.model, save_hf=config.checkpoint.save_hf),
+            data_ranks=[layout.data_rank(rank, world_size=len(ranks)) for rank in range(len(ranks))],
+            checks_equal=config.weights.check_weight_update_equal,
+            ahead=config.rollout.async_buffer_size,
+            also=self._monitors,
+            warn=self._warn,
+            failures=self._failures,
+            critic=self._critic_apart(),
+        )
+        devices = self._share_devices(learner) if config.cluster.colocate and self._servers.are_there else Lending()
+        self._learner_calls = learner.setup(
+            learner_settings(self._job, self._device), reachable=self._address is not None
+        )
+        return learner, devices
+
+    def _critic_apart(self) -> CriticGroup | None:
+        """Begin to start every rank of a critic apart; None: it shares the learner's, or there is none."""
+        if not self._placement.critic:
+            return None
+        ranks = tuple(
+            start_actor(
+                CriticActor,
+                self._job.manifest,
+                label=f"critic rank {rank}",
+                slot=slot,
+                env=cpu_environment(self._device),
+            )
+            for rank, slot in enumerate(self._placement.critic)
+        )
+        layout = ParallelLayout.of(self._job.config.critic_parallel)
+        return CriticGroup(ActorGroup(ranks), replace(learner_settings(self._job, self._device), layout=layout))
+
+    def _share_devices(self, learner: LearnerHandle) -> Sharing:
+        self._servers.take_in()
+        devices = Sharing(self._servers, learner)
+        devices.vacate()
+        return devices
+
+    def start_sampler(self, *, trains: bool) -> SamplerHandle:
+        """Begin to start the sampler, which needs the router's address, and those of models beside the policy."""
+        settings = sampler_settings(self._job, self._servers, trains=trains)
+        actor = self._actor(SamplerActor, "sampler")
+        sampler = SamplerHandle(actor, watch=self._watch, also=self._monitors, warn=self._warn, failures=self._failures)
+        self._sampler_calls.append(sampler.setup(settings))
+        if trains and self._job.config.eval.is_beside_training:
+            actor = self._actor(SamplerActor, "eval sampler")
+            own = sampler_settings(self._job, self._servers, trains=False)
+            own = beside_settings(own, url=self._servers.eval_url(), num_engines=len(self._servers.eval_actors))
+            self._sampler_calls.append(actor.start("setup", own))
+            self._eval_sampler = actor
+        return sampler
+
+    def evaluates_beside(self, sampler: SamplerHandle, learner: AnyLearner, track: Track) -> AnySampler:
+        """``sampler``, with evaluations beside training if the run asks for them; everything has started."""
+        if self._eval_sampler is None:
+            return sampler
+        publish = None
+        if self._servers.eval_actors and isinstance(learner, LearnerHandle):
+            publish = learner.publish_for_evaluation
+            settings = self._publishes_to(self._servers.eval_ranks, self._servers.eval_actors)
+            # Nothing is in flight there, and what older weights computed is forgotten.
+            learner.connect_evaluation(self._servers.eval_urls(), replace(settings, pause_mode="retract"))
+        evaluations = Evaluations(
+            self._eval_sampler, report=track.evaluation, wait=self._wait, monitors=self._monitors, publish=publish
+        )
+        return BesideSampler.of(self._job.config, sampler, evaluations)
+
+    def join(self, learner: AnyLearner) -> None:
+        """Everything has started, and learner and engines know each other, when this returns."""
+        calls = [*self._servers.calls(), *self._sampler_calls, *self._learner_calls]
+        self._wait(calls, what="engines, learner and sampler to start")
+        self._servers.take_in()
+        if isinstance(learner, LearnerHandle) and self._servers.are_there:
+            settings = self._publishes_to(self._servers.ranks, self._servers.actors)
+            learner.connect(self._servers.urls(), settings)
+
+    def stop(self) -> None:
+        """Stop servers in their own time; whatever does not answer dies with its Ray actor."""
+        self._servers.stop()
+
+    def _actor(self, runs: type[Watched], label: str, slot: Slot | None = None) -> Actor:
+        return start_actor(runs, self._job.manifest, label=label, slot=slot, env=cpu_environment(self._device))
+
+    def _wait(self, calls: Sequence[Call], *, what: str) -> list[Any]:
+        return wait(
+            list(calls),
+            what=what,
+            also=self._monitors,
+            warn_after_s=self._watch.wait_warn_s,
+            fail_after_s=self._watch.wait_fail_s,
+            on_warn=lambda late: self._warn(str(late)),
+        )
+
+    def _publishes_to(self, ranks: tuple[int, ...], engines: Sequence[Actor]) -> PublisherSettings:
+        gpus = self._wait([engine.start("gpus") for engine in engines], what="the engines' GPUs")
+        return publisher_settings(self._job, ranks, gpus, device=self._device, address=self._address)
