@@ -4,6 +4,7 @@ engines/         inference servers: started, found, watched, and asked
 rewards/         what judges a response, in processes that can be killed
 supply.py        prompts as the sampler takes them
 production.py    prompt groups in flight, for the rollout that is asked for and those after it
+pace.py          how far generation may run ahead of training
 collect.py       prompt groups become finished, rewarded groups
 harvest.py       what a rollout has so far, and what was left out with which reason
 ledger.py        where every prompt group ended

@@ -24,59 +24,18 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from slime_core.config.schema import RunConfig
 from slime_core.errors import RunError
 from slime_core.plugins.contracts import DataSource
 from slime_core.rollout.held import copied, group_text, oldest_of_group, prompts_text, read_group
 from slime_core.rollout.ledger import Present
+from slime_core.rollout.pace import Pace
 from slime_core.rollout.supply import ids_of
 from slime_core.types import PromptGroup, Status
 
-__all__ = ["Pace", "Production"]
+__all__ = ["Production"]
 
 END_LIMIT_S = 30.0
 """For requests to end that were told to: an engine answers within a second, a reward model within its own limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How far generation may run ahead of training.
-
-    Example, 8 groups a rollout, one rollout ahead, samples at most 2 trained rollouts old: ``Pace(8, ahead=1,
-    oldest=2)``.
-
-    Arguments:
-        batch: groups a rollout.
-        ahead: rollouts that may be generated, or wait, beyond the one that is being taken. 0: none.
-        oldest: how many trained rollouts older than the learner's weights those may be that drew a group's first token;
-            None: any number.
-        total: rollouts of the run; none beyond is begun.
-        waits: rollouts wait for groups that are due; False: what comes too late is somebody else's to judge.
-        repeats: groups that an update of the weights aborted go back to the source, and others are begun for them.
-        fetch: groups that are begun at once where some are missing; None: as many as are.
-    """
-
-    batch: int
-    ahead: int = 0
-    oldest: int | None = None
-    total: int | None = None
-    waits: bool = True
-    repeats: bool = False
-    fetch: int | None = None
-
-    @staticmethod
-    def of(config: RunConfig) -> Pace:
-        """What the settings of a run say."""
-        rollout = config.rollout
-        return Pace(
-            rollout.rollout_batch_size,
-            ahead=rollout.async_buffer_size,
-            oldest=rollout.max_staleness,
-            total=rollout.num_rollout,
-            waits=rollout.stale_samples != "correct",
-            repeats=rollout.pause_generation_mode == "abort",
-            fetch=rollout.over_sampling_batch_size,
-        )
 
 
 @dataclass(slots=True, eq=False)

@@ -42,8 +42,9 @@ from slime_core.rollout.functions import AsRewarded, rollout_functions
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.harvest import Harvest, causes
 from slime_core.rollout.ledger import LEDGER, Ledger, Present
+from slime_core.rollout.pace import Pace
 from slime_core.rollout.plan import BatchPlan, batch_metrics
-from slime_core.rollout.production import Pace, Production
+from slime_core.rollout.production import Production
 from slime_core.rollout.rewards.place import Rewarding, pool_of
 from slime_core.rollout.sampled import Sampled, SamplerSettings, SamplerState
 from slime_core.rollout.sampling import cuts, train_sampling

@@ -20,7 +20,8 @@ from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn
 from slime_core.rollout.ledger import Ledger, Present
-from slime_core.rollout.production import Pace, Production
+from slime_core.rollout.pace import Pace
+from slime_core.rollout.production import Production
 from slime_core.rollout.resuming import anew
 from slime_core.rollout.supply import Supply
 from slime_core.testing.fake_engine import FakeEngine

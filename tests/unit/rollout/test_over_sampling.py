@@ -14,7 +14,8 @@ from slime_core.errors import RunError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.rollout import production as module
 from slime_core.rollout.ledger import Ledger, Present
-from slime_core.rollout.production import Pace, Production
+from slime_core.rollout.pace import Pace
+from slime_core.rollout.production import Production
 from slime_core.rollout.supply import Supply
 from slime_core.track.samples import SampleWriter
 from slime_core.types import LogProbs, PromptGroup, Status, TokenIds

@@ -15,7 +15,8 @@ import pytest
 from slime_core.data.prompts import PromptFiles
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.contracts import PromptRequest
-from slime_core.rollout.production import Pace, Production
+from slime_core.rollout.pace import Pace
+from slime_core.rollout.production import Production
 from slime_core.types import LogProbs, PromptGroup, Sample, Status, TokenIds
 
 TURNS = 5
