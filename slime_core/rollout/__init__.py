@@ -1,24 +1,26 @@
 """From prompts to shards: real inference servers, a router before them, and a sampler that keeps them busy.
 
-engines/         inference servers: started, found, watched, and asked
-rewards/         what judges a response, in processes that can be killed
-supply.py        prompts as the sampler takes them
-production.py    prompt groups in flight, for the rollout that is asked for and those after it
-pace.py          how far generation may run ahead of training
-collect.py       prompt groups become finished, rewarded groups
-harvest.py       what a rollout has so far, and what was left out with which reason
-ledger.py        where every prompt group ended
-held.py          groups in flight as text, for checkpoints
-staleness.py     how old a sample is when it is trained, and what becomes of one that is too old
-generate.py      the default generate function
-lineage.py       whose samples those are that a generate function returned
-resuming.py      samples that were begun before
-nucleus.py       which tokens were left to draw from, and the log-probabilities over just those
-transforms.py    the sample transforms of a run, in order
-evaluation.py    held-out prompts; scores.py measures them
-plan.py          how samples are cut into optimizer steps, shards and micro-batches
-shards.py        finished groups become one shard a data-parallel rank
-sampler.py       generate, reward, estimate, pack
-actor.py         the sampler as a Ray actor, and the driver's handle
-beside.py        evaluations that go on while training does
+    engines/         inference servers: started, found, watched, and asked
+    rewards/         what judges a response, in processes that can be killed
+    supply.py        prompts as the sampler takes them
+    production.py    prompt groups in flight, for the rollout that is asked for and those after it
+    pace.py          how far generation may run ahead of training
+    collect.py       prompt groups become finished, rewarded groups
+    harvest.py       what a rollout has so far, and what was left out with which reason
+    ledger.py        where every prompt group ended
+    held.py          groups in flight as text, for checkpoints
+    staleness.py     how old a sample is when it is trained, and what becomes of one that is too old
+    generate.py      the default generate function
+    lineage.py       whose samples those are that a generate function returned
+    resuming.py      samples that were begun before
+    nucleus.py       which tokens were left to draw from, and the log-probabilities over just those
+    transforms.py    the sample transforms of a run, in order
+    evaluation.py    held-out prompts; scores.py measures them
+    plan.py          how samples are cut into optimizer steps, shards and micro-batches
+    shards.py        finished groups become one shard a data-parallel rank
+    sampler.py       generate, reward, estimate, pack
+    actor.py         the sampler as a Ray actor, and the driver's handle
+    beside.py        evaluations that go on while training does
+
+The rule between them: nothing here knows Megatron; only token ids cross the border to an engine, never text.
 """
