@@ -59,6 +59,8 @@ class PromptPath:
         text = str(path)
         found = re.fullmatch(r"(.+)@\[(-?\d*):(-?\d*)\]", text, re.DOTALL)
         if found is None:
+            if re.fullmatch(r".+@(\[[^/\[\]]*\])?", text) and not path.exists():
+                raise DataError(f"{text}: what stands behind @ is no slice; accepted: @[a:b] with 0 <= a < b, no steps")
             return cls(path)
         pattern, start, stop = found.groups()
         ends = int(start or 0), int(stop) if stop else None

@@ -12,6 +12,7 @@ import json
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -64,11 +65,14 @@ class _Counted:
 class ParquetTable(_Counted):
     """The rows of a Parquet file; those that come one after the other are decoded once.
 
+    Arguments:
+        window: rows that will be asked for in any order, before others; so many are held.
+
     Raises:
         DataError: the file cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, window: int = 0) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -79,11 +83,16 @@ class ParquetTable(_Counted):
         groups = self._file.metadata
         super().__init__(path, (groups.row_group(number).num_rows for number in range(groups.num_row_groups)))
         self._batches: Iterator[Any] = iter(())
-        self._held: tuple[int, int, list[dict[str, Any]]] = (-1, 0, [])
+        self._group, self._next = -1, 0
+        """Whose batches these are, and the first row of the next one."""
+        self._held: dict[int, list[dict[str, Any]]] = {}
+        """First row -> rows that were decoded, at most ``_most`` in all."""
+        self._most = window + 2 * BATCH
 
     def batches(self) -> Iterator[Any]:
         """All rows as record batches, in order."""
-        yield from self._file.iter_batches(batch_size=BATCH)
+        with _decoding(self.path, "Parquet"):
+            yield from self._file.iter_batches(batch_size=BATCH)
 
     @property
     def schema(self) -> Any:
@@ -91,14 +100,29 @@ class ParquetTable(_Counted):
         return self._file.schema_arrow
 
     def _row(self, part: int, row: int) -> dict[str, Any]:
-        held, first, rows = self._held
-        if part != held or row < first:
+        whole = self._starts[part] + row
+        with _decoding(f"{self.path}, row {whole + 1}", "Parquet"):
+            found = next((first for first, rows in self._held.items() if first <= whole < first + len(rows)), None)
+            if found is None:
+                found = self._decode_to(part, whole)
+            return self._held[found][whole - found]
+
+    def _decode_to(self, part: int, row: int) -> int:
+        """Decode on to ``row``, which is not held; returns the first row of its batch."""
+        if part != self._group or row < self._next:
             self._batches = self._file.iter_batches(batch_size=BATCH, row_groups=[part])
-            first, rows = 0, []
-        while row >= first + len(rows):
-            first, rows = first + len(rows), next(self._batches).to_pylist()
-        self._held = part, first, rows
-        return rows[row - first]
+            self._group, self._next = part, self._starts[part]
+        while row >= self._next:
+            batch, first = next(self._batches), self._next
+            self._next += batch.num_rows
+            if row < self._next + self._most and first not in self._held:
+                self._hold(first, batch.to_pylist())
+        return first
+
+    def _hold(self, first: int, rows: list[dict[str, Any]]) -> None:
+        self._held[first] = rows
+        while sum(map(len, self._held.values())) > self._most:
+            del self._held[next(iter(self._held))]
 
 
 class ArrowTable(_Counted):
@@ -156,8 +180,8 @@ class ArrowTable(_Counted):
         return "+".join(map(stamp_of, self._files))
 
     def _row(self, part: int, row: int) -> dict[str, Any]:
-        (content,) = self._batches[part].slice(row, 1).to_pylist()
-        found: dict[str, Any] = content
+        with _decoding(f"{self.path}, row {self._starts[part] + row + 1}", "a saved data set"):
+            found: dict[str, Any] = self._batches[part].slice(row, 1).to_pylist()[0]
         return found
 
 
@@ -178,10 +202,30 @@ def _copy(path: Path) -> Path:
 
     copy = cache_folder() / f"{key_of(path)}.arrow"
     if not copy.exists():
-        copy.parent.mkdir(parents=True, exist_ok=True)
         table, draft = ParquetTable(path), copy.with_suffix(f".{os.getpid()}")
-        with pa.OSFile(str(draft), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
-            for batch in table.batches():
-                stream.write_batch(batch)
-        draft.replace(copy)
+        try:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with pa.OSFile(str(draft), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+                for batch in table.batches():
+                    stream.write_batch(batch)
+            draft.replace(copy)
+        except OSError as problem:
+            raise DataError(
+                f"{path}: no copy for an exact shuffle can be written to {copy.parent}: {problem}. Name a folder with "
+                "room as XDG_CACHE_HOME, or shuffle in windows (--shuffle-window), which needs no copy"
+            ) from problem
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
     return copy
+
+
+@contextmanager
+def _decoding(what: object, form: str) -> Iterator[None]:
+    """What pyarrow finds wrong while it decodes comes out as an error of the data."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as problem:
+        raise DataError(f"{what} cannot be read as {form}: {problem}; write the file again") from problem

@@ -69,5 +69,5 @@ def _digest(rows: Sequence[PromptRow]) -> str:
     """SHA-256 of prompts and labels in file order."""
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(json.dumps([row.prompt, row.label]).encode() + b"\n")
+        digest.update(json.dumps([row.prompt, row.label], default=str).encode() + b"\n")
     return digest.hexdigest()

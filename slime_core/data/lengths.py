@@ -112,7 +112,7 @@ class _Worker:
     def _answer(self, chunk: Sequence[Asked]) -> list[int]:
         asks, tells = self._pipes()
         try:
-            asks.write(json.dumps(chunk) + "\n")
+            asks.write(json.dumps(chunk, default=str) + "\n")
             asks.flush()
             answer = json.loads(tells.readline())
         except (OSError, ValueError):

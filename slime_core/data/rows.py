@@ -8,13 +8,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slime_core.config.prompt_paths import PromptPath
 from slime_core.data.raw import Raw
-from slime_core.data.tables import open_rows
+from slime_core.data.tables import Joined, open_rows
 from slime_core.errors import DataError
 
-__all__ = ["Prompt", "PromptRow", "Reading", "content_of", "numbered_prompts", "prompt_of", "read_prompts", "tools_of"]
+__all__ = [
+    "Prompt",
+    "PromptRow",
+    "Reading",
+    "content_of",
+    "no_rows",
+    "numbered_prompts",
+    "prompt_of",
+    "read_prompts",
+    "tools_of",
+]
 
 EXAMPLE = '{"prompt": "What is 2 + 2?", "label": "4"}'
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
+"""How compressed files begin."""
+
+PARQUET = b"PAR1"
 
 Prompt = str | list[dict[str, Any]]
 
@@ -90,7 +108,8 @@ def numbered_prompts(
         bad: takes the mistakes of rows that cannot be read, which are passed over; None: they are raised.
     """
     rows = seen = 0
-    for raw in open_rows(path).read(0):
+    opened = open_rows(path)
+    for raw in opened.read(0):
         if most_bytes is not None and seen > most_bytes:
             break
         seen += size_of(raw)
@@ -106,7 +125,18 @@ def numbered_prompts(
             continue
         yield raw, row
     if not rows:
-        raise DataError(f"{path} holds no rows. Give a JSON Lines file, one object a line, such as " + EXAMPLE)
+        raise no_rows(path, opened)
+
+
+def no_rows(path: Path, rows: Joined) -> DataError:
+    """The error of ``path`` that names no row; ``rows`` are those that it names."""
+    start, found = PromptPath.read(path).start, sum(table.total() for table in rows.tables)
+    if start and start >= found:
+        return DataError(f"{path}: the slice begins at row {start}, and there are {found} rows, counted from 0")
+    return DataError(
+        f"{path} holds no rows. Give a file that holds some: Parquet, or JSON Lines, one object a line, such as "
+        f"{EXAMPLE}"
+    )
 
 
 def size_of(raw: Raw) -> int:
@@ -136,17 +166,55 @@ def content_of(raw: Raw) -> dict[str, Any]:
     """
     if isinstance(raw.content, dict):
         return raw.content
+    line = raw.content.removeprefix(BYTE_ORDER_MARK) if raw.number == 1 else raw.content
     try:
-        row = json.loads(raw.content.decode("utf-8"))
-    except UnicodeDecodeError as problem:
-        raise DataError(f"{raw.place}: not UTF-8 ({problem}). Name a JSON Lines file in UTF-8.") from problem
-    except json.JSONDecodeError as problem:
-        raise DataError(
-            f"{raw.place}, column {problem.colno}: not JSON ({problem.msg}). Expected an object such as {EXAMPLE}"
-        ) from problem
+        row = json.loads(line.decode("utf-8"))
+        if b"\\ud" in line.lower():
+            json.dumps(row, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as problem:
+        raise DataError(_unreadable(raw, line, problem)) from problem
+    if raw.number == 1 and isinstance(row, list):
+        raise DataError(_array(raw))
     if not isinstance(row, dict):
         raise DataError(f"{raw.place}: found {type(row).__name__}, expected an object such as {EXAMPLE}")
     return row
+
+
+def _unreadable(raw: Raw, line: bytes, problem: Exception) -> str:
+    """What is wrong with a line that is no JSON."""
+    if raw.number == 1 and (found := _of_another_form(raw, line)):
+        return found
+    if isinstance(problem, UnicodeDecodeError):
+        return f"{raw.place}: not UTF-8 ({problem}). Name a JSON Lines file in UTF-8."
+    if isinstance(problem, UnicodeEncodeError):
+        half = f"{problem.object[problem.start : problem.end]!a}"
+        return (
+            f"{raw.place}: {half} is half of a character, which no text can hold. Write both halves, or leave it out."
+        )
+    if isinstance(problem, RecursionError):
+        found = "lists or objects too deep inside one another to be read"
+        return f"{raw.place}: {found}. Expected an object such as {EXAMPLE}"
+    if isinstance(problem, json.JSONDecodeError):
+        place = f"{raw.place}, column {problem.colno}"
+        return f"{place}: not JSON ({problem.msg}). Expected an object such as {EXAMPLE}"
+    return f"{raw.place}: a number too long to be read. Write numbers of more than 4,300 digits as text."
+
+
+def _of_another_form(raw: Raw, line: bytes) -> str | None:
+    """What is to be done with a file that is no JSON Lines, by its beginning; None: it may be."""
+    if line.startswith(PARQUET):
+        return f"{raw.file} is Parquet, and its name does not end in .parquet; give it a name that does"
+    packed = next((name for mark, name in PACKED.items() if line.startswith(mark)), None)
+    if packed is not None:
+        return f"{raw.file} is compressed ({packed}); accepted: JSON Lines and Parquet as they are, so unpack it first"
+    return _array(raw) if line.lstrip().startswith(b"[") else None
+
+
+def _array(raw: Raw) -> str:
+    return (
+        f"{raw.file} is one JSON list; accepted: JSON Lines, one object a line, such as {EXAMPLE}. "
+        f"jq -c '.[]' {raw.file} writes them so"
+    )
 
 
 def _prompt(raw: Raw, row: dict[str, Any], key: str) -> Prompt:
@@ -157,14 +225,18 @@ def _prompt(raw: Raw, row: dict[str, Any], key: str) -> Prompt:
     if isinstance(prompt, str):
         return prompt
     if not _is_chat(prompt):
-        raise DataError(f"{raw.place}: field {key!r} is neither text nor a list of messages with role and content")
+        raise DataError(
+            f"{raw.place}: field {key!r} is neither text nor a list of messages with role and content: found "
+            f"{json.dumps(prompt, default=str)[:80]}"
+        )
     return prompt if isinstance(raw.content, bytes) else list(map(_without_gaps, prompt))
 
 
 def _metadata(raw: Raw, row: dict[str, Any], key: str) -> dict[str, Any]:
-    metadata = row.get(key, {})
-    if isinstance(raw.content, dict):  # of columns: a row may have nothing of one, or dates, which JSON has not
-        metadata = json.loads(json.dumps({} if metadata is None else metadata, default=str))
+    found = row.get(key)
+    metadata: Any = {} if found is None else found
+    if isinstance(raw.content, dict):  # of columns: there may be dates, which JSON has not
+        metadata = json.loads(json.dumps(metadata, default=str))
     if not isinstance(metadata, dict):
         raise DataError(f"{raw.place}: field {key!r} is {type(metadata).__name__}, expected an object (--metadata-key)")
     return metadata
@@ -174,7 +246,10 @@ def _label(raw: Raw, row: dict[str, Any], key: str | None) -> str | None:
     if key is None:
         return None
     if key not in row:
-        raise DataError(f"{raw.place}: no field {key!r}, found {', '.join(row)}. Name the right one with --label-key.")
+        raise DataError(
+            f"{raw.place}: no field {key!r}, found {', '.join(row)}. Name the right one with --label-key, or say with "
+            "--label-key none that rows have none."
+        )
     label = row[key]
     return label if isinstance(label, str) or label is None else json.dumps(label, default=str)
 
@@ -187,8 +262,11 @@ def _tools(raw: Raw, row: dict[str, Any], key: str | None) -> list[Any] | None:
             tools = json.loads(tools)
         except json.JSONDecodeError:
             tools = 0
-    if tools is not None and not isinstance(tools, list):
-        raise DataError(f"{raw.place}: field {key!r} is no list of tools, as JSON or as its text (--tool-key)")
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise DataError(
+            f"{raw.place}: field {key!r} is no list of tools, which are objects, as JSON or as its text (--tool-key): "
+            f"found {json.dumps(row[str(key)], default=str)[:80]}"
+        )
     return tools or None
 
 
@@ -206,8 +284,14 @@ def _is_chat(prompt: Any) -> bool:
     return (
         isinstance(prompt, list)
         and bool(prompt)
-        and all(isinstance(message, dict) and "role" in message and "content" in message for message in prompt)
+        and all(isinstance(message, dict) and _is_message(message) for message in prompt)
     )
+
+
+def _is_message(message: dict[str, Any]) -> bool:
+    """Only a user has to say something: an assistant may call a tool without a word."""
+    role, content = message.get("role"), message.get("content", 0)
+    return isinstance(role, str) and (isinstance(content, str | list) or (content is None and role != "user"))
 
 
 def _without_gaps(message: dict[str, Any]) -> dict[str, Any]:

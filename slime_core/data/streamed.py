@@ -13,7 +13,7 @@ from typing import Any
 
 from slime_core.data.left_out import BAD, EMPTY, TOO_LONG, kept, nothing_left, reading_of, tell
 from slime_core.data.orders import Feistel, Windows
-from slime_core.data.rows import PromptRow, prompt_of
+from slime_core.data.rows import PromptRow, no_rows, prompt_of
 from slime_core.data.tables import open_rows
 from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptRequest
@@ -31,7 +31,8 @@ class Streamed:
 
     def __init__(self, request: PromptRequest) -> None:
         self._request, self._reading = request, reading_of(request)
-        self._rows = open_rows(request.path, draws=request.shuffle and request.window is None)
+        draws = request.shuffle and request.window is None
+        self._rows = open_rows(request.path, draws=draws, window=request.window or 0)
         self._size = self._rows.total() if request.shuffle and request.window is None else None
         self._seen = 0
         """Places that were looked at."""
@@ -42,7 +43,7 @@ class Streamed:
         self._ready: dict[int, PromptRow] = {}
         self._order: tuple[int, Any] = (-1, None)
         if not self._rows.reaches(0):
-            raise DataError(f"{request.path} holds no rows")
+            raise no_rows(request.path, self._rows)
 
     def at(self, number: int) -> PromptRow:
         """See :class:`Stream`."""

@@ -158,23 +158,26 @@ def _lines(found: Sequence[tuple[Table, int] | None]) -> Iterator[tuple[LineTabl
             yield each[0], each[1]
 
 
-def open_rows(path: Path, *, draws: bool = False) -> Joined:
+def open_rows(path: Path, *, draws: bool = False, window: int = 0) -> Joined:
     """The rows that ``path`` names; see :mod:`slime_core.config.prompt_paths`.
 
     Arguments:
         draws: rows will be read one by one from everywhere. To read one of a Parquet file, many have to be decoded;
             such files are copied as Arrow files into the cache folder, once.
+        window: rows that will be read in any order, before others.
 
     Raises:
         DataError: there are no such files, or one cannot be read.
     """
     where = PromptPath.read(path)
-    return Joined([_open(file, draws=draws) for file in where.files()], start=where.start, stop=where.stop)
+    return Joined(
+        [_open(file, draws=draws, window=window) for file in where.files()], start=where.start, stop=where.stop
+    )
 
 
-def _open(file: Path, *, draws: bool) -> Table:
+def _open(file: Path, *, draws: bool, window: int) -> Table:
     if is_saved_dataset(file):
         return ArrowTable.saved(file)
     if file.suffix != ".parquet":
         return LineTable(file)
-    return ArrowTable.copied(file) if draws else ParquetTable(file)
+    return ArrowTable.copied(file) if draws else ParquetTable(file, window=window)

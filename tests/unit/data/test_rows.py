@@ -101,3 +101,71 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
 def test_a_file_without_rows_is_refused(tmp_path):
     with pytest.raises(DataError, match="holds no rows"):
         prompts(write(tmp_path, "", " "))
+
+
+def test_a_byte_order_mark_before_the_first_line_is_passed_over(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n{"a": 2}\n')
+    assert read_rows(path) == [(1, {"a": 1}), (2, {"a": 2})]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (f'{{"prompt": "q", "label": {"[" * 100_000}', "line 1: lists or objects too deep inside one another"),
+        (f'{{"prompt": "q", "label": {"9" * 5000}}}', "line 1: a number too long to be read. Write numbers of more"),
+        (r'{"prompt": "a\ud800b", "label": "x"}', r"line 1: '\ud800' is half of a character, which no text can hold"),
+        ('{"prompt": "q", "label": "x", "tools": [1]}', "'tools' is no list of tools, which are objects"),
+        ('{"prompt": [{"role": 7, "content": "q"}], "label": "x"}', "messages with role and content: found [{"),
+        ('{"prompt": [{"role": "user", "content": null}], "label": "x"}', "messages with role and content: found [{"),
+        ('{"prompt": [{"role": "user", "content": 5}], "label": "x"}', "messages with role and content: found [{"),
+        ('{"prompt": null, "label": "x"}', "neither text nor a list of messages with role and content: found null"),
+        ('{"prompt": "q"}', "or say with --label-key none that rows have none."),
+    ],
+)
+def test_a_row_that_json_or_the_reader_takes_ill_is_an_error_of_the_data(tmp_path, line, message):
+    path = write(tmp_path, line)
+    with pytest.raises(DataError) as caught:
+        read_prompts(path, Reading(tool_key="tools"))
+    assert message in str(caught.value)
+
+
+def test_both_halves_of_a_character_are_one(tmp_path):
+    (row,) = prompts(write(tmp_path, r'{"prompt": "\ud83d\ude00", "label": "x"}'))
+    assert row.prompt == "\N{GRINNING FACE}"
+
+
+def test_metadata_may_be_null(tmp_path):
+    (row,) = prompts(write(tmp_path, '{"prompt": "q", "label": "x", "metadata": null}'))
+    assert row.metadata == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x1f\x8b\x08\x00\x00", "is compressed (gzip); accepted: JSON Lines and Parquet as they are, so unpack it"),
+        (b"\x28\xb5\x2f\xfd\x00", "is compressed (zstd); accepted"),
+        (b"PAR1\x15\x04", "is Parquet, and its name does not end in .parquet; give it a name that does"),
+        (b'[{"prompt": "q"}]', "is one JSON list; accepted: JSON Lines, one object a line, such as {"),
+        (b'[\n{"prompt": "q"}\n]', "is one JSON list; accepted: JSON Lines"),
+    ],
+)
+def test_files_of_other_forms_are_told_by_their_beginning(tmp_path, content, message):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        prompts(path)
+    assert str(caught.value).startswith(f"{path} {message}")
+
+
+def test_a_slice_behind_the_last_row_says_how_many_there_are(tmp_path):
+    path = write(tmp_path, '{"prompt": "q", "label": "x"}')
+    with pytest.raises(DataError, match=r"@\[7:9\]: the slice begins at row 7, and there are 1 rows, counted from 0"):
+        prompts(Path(f"{path}@[7:9]"))
+
+
+@pytest.mark.parametrize("slice_", ["[0:9:2]", "[5]", "[a:b]", "[]", ""])
+def test_what_is_no_slice_behind_a_path_is_named(tmp_path, slice_):
+    path = write(tmp_path, '{"prompt": "q", "label": "x"}')
+    with pytest.raises(DataError, match=r"what stands behind @ is no slice; accepted: @\[a:b\] with 0 <= a < b"):
+        prompts(Path(f"{path}@{slice_}"))

@@ -8,10 +8,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as arrow
 import pytest
+from pyarrow import parquet
 
 from slime_core import PromptRequest
 from slime_core.config.prompt_paths import PromptPath
+from slime_core.data.columnar import ParquetTable
 from slime_core.data.line_index import EVERY, LineIndex, indexed
 from slime_core.data.mixed import shares, spread
 from slime_core.data.orders import Feistel, Windows
@@ -382,3 +385,28 @@ def test_a_mix_gives_each_source_its_share_and_goes_on_where_it_stood(tmp_path, 
     resumed.restore(json.loads(json.dumps(prompts.state())))
     assert resumed.next_groups(900) == prompts.next_groups(900)
     assert len(prompts) == (693 if not order.get("streams") else 715) + 11
+
+
+def test_a_parquet_file_that_is_corrupt_inside_is_named_and_leaves_no_half_copy(tmp_path, cache):
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(arrow.Table.from_pylist([{"prompt": f"{n} " * 50} for n in range(3000)]), path)
+    content = bytearray(path.read_bytes())
+    content[200:3000] = b"\xff" * 2800
+    path.write_bytes(content)
+    for order in ({"streams": True, "shuffle": False}, {"streams": True}, {}):
+        with pytest.raises(DataError, match=r"rows\.parquet(, row 1)? cannot be read as Parquet: "):
+            source(path, label_key=None, **order).next_groups(1)
+    assert [file for file in cache.rglob("*") if file.is_file()] == []
+
+
+def test_in_windows_each_batch_of_a_parquet_file_is_decoded_once(tmp_path, monkeypatch):
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(arrow.Table.from_pylist([{"prompt": f"{n}"} for n in range(2000)]), path, row_group_size=1500)
+    prompts = source(path, label_key=None, streams=True, window=700)
+    decoded = []
+    held = ParquetTable._hold
+    monkeypatch.setattr(
+        ParquetTable, "_hold", lambda table, first, rows: (decoded.append(first), held(table, first, rows))
+    )
+    assert sorted(map(int, drawn(prompts, 2000))) == list(range(2000))
+    assert sorted(decoded) == [0, 256, 512, 768, 1024, 1280, 1500, 1756]
