@@ -11,22 +11,27 @@ appears. Move files in whole; names that begin with a dot are passed over.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
+from slime_core.config.mistakes import nearest
 from slime_core.data.left_out import BAD, tell
 from slime_core.data.raw import Raw
 from slime_core.data.rows import content_of
-from slime_core.data.tables import LineTable
+from slime_core.data.tables import Joined, LineTable
 from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds
 
-__all__ = ["GIVEN", "Arrivals"]
+__all__ = ["GIVEN", "Arrivals", "screen_arrivals"]
+
+MOST_BYTES = 32 * 2**20
+"""Looked through before anything starts; what lies behind is read when it is taken."""
 
 GIVEN = "given"
 """Key of a sample's ``train_metadata``: status and reward of the response that it has already."""
@@ -52,8 +57,7 @@ class Arrivals:
             DataError: a line is no finished sample; with ``skips_bad`` its group is left out and counted.
         """
         path = self._request.buffer.data
-        files = [] if path is None else [path] if path.is_file() else sorted(path.glob("*.jsonl"))
-        new = [file for file in files if file.name not in self._read and not file.name.startswith(".")]
+        new = [file for file in ([] if path is None else _files(path)) if file.name not in self._read]
         found = [group for file in new for group in self._of_file(file)]
         self._read += [file.name for file in new]
         return found
@@ -72,24 +76,44 @@ class Arrivals:
         groups = []
         for _, lines in groupby(enumerate(rows), key=lambda row: _group_of(*row)):
             try:
-                groups.append(self._numbered([_sample(raw) for _, raw in lines]))
+                groups.append(self._numbered([(raw, _sample(raw)) for _, raw in lines]))
             except DataError:
                 if not self._request.skips_bad:
                     raise
                 tell(self._request, BAD, 1)
         return groups
 
-    def _numbered(self, group: PromptGroup) -> PromptGroup:
+    def _numbered(self, lines: Sequence[tuple[Raw, Sample]]) -> PromptGroup:
         """The group under numbers of its own: below 0, since those from 0 on are of the prompts."""
-        size = self._request.n_samples_per_prompt
+        size, group = self._request.n_samples_per_prompt, [sample for _, sample in lines]
         if len(group) != size:
             raise DataError(
-                f"{self._request.buffer.data}: group {group[0].group_index} has {len(group)} samples, and "
+                f"{lines[0][0].place}: group {group[0].group_index} has {len(group)} samples, and "
                 f"n_samples_per_prompt = {size}; accepted: groups of that size, their lines together"
             )
         self._groups += 1
         first = -self._groups * size
         return [replace(one, group_index=-self._groups, index=first + place) for place, one in enumerate(group)]
+
+
+def screen_arrivals(path: Path, *, most_bytes: int = MOST_BYTES) -> None:
+    """Returns if nothing wrong was found in the lines that are there already, whole groups apart.
+
+    Raises:
+        DataError: a line is no finished sample; names file and line.
+    """
+    for file in _files(path):
+        for raw in Joined([LineTable(file)]).read(0):
+            if most_bytes <= 0:
+                return
+            most_bytes -= len(raw.content)
+            if not raw.is_blank:
+                _sample(raw)
+
+
+def _files(path: Path) -> list[Path]:
+    found = [path] if path.is_file() else sorted(path.glob("*.jsonl"))
+    return [file for file in found if not file.name.startswith(".")]
 
 
 def _group_of(number: int, raw: Raw) -> Any:
@@ -102,6 +126,8 @@ def _group_of(number: int, raw: Raw) -> Any:
 
 def _sample(raw: Raw) -> Sample:
     values = content_of(raw)
+    for wrong in _mistyped(values):
+        raise DataError(f"{raw.place}: {wrong}")
     try:
         sample = Sample.from_dict(values)
     except (TypeError, ValueError) as problem:
@@ -116,6 +142,30 @@ def _sample(raw: Raw) -> Sample:
     return sample
 
 
+KINDS: dict[str, tuple[type, ...]] = {
+    "tokens": (list,),
+    "prompt": (str, list),
+    "response": (str,),
+    "label": (str, NoneType),
+    "metadata": (dict,),
+    "train_metadata": (dict, NoneType),
+    "weight_versions": (list,),
+    "remove_sample": (bool,),
+}
+"""Fields that have no rule of their own below, and what JSON may hold for them."""
+
+WORDS = {list: "a list", str: "text", dict: "an object", bool: "true or false", NoneType: "null"}
+
+
+def _mistyped(values: Mapping[str, Any]) -> list[str]:
+    unknown = [name for name in values if name not in Sample.__dataclass_fields__]
+    wrong = [name for name in values if name in KINDS and not isinstance(values[name], KINDS[name])]
+    return [
+        *(f"no such field {name}{nearest(name, Sample.__dataclass_fields__)}" for name in unknown),
+        *(f"{name} is {values[name]!r}; accepted: {' or '.join(WORDS[one] for one in KINDS[name])}" for name in wrong),
+    ]
+
+
 def _mistakes(sample: Sample) -> list[str]:
     length, tokens = sample.response_length, sample.tokens
     checks = {
@@ -125,12 +175,11 @@ def _mistakes(sample: Sample) -> list[str]:
             type(length) is int and 0 < length < len(tokens)
         ),
         f"rollout_log_probs are not {length} numbers, one a response token": (
-            _are(sample.rollout_log_probs, float | int, math.isfinite) and len(sample.rollout_log_probs or ()) == length
+            _are(sample.rollout_log_probs, float | int, _is_finite) and len(sample.rollout_log_probs or ()) == length
         ),
         f"loss_mask is not {length} times 0 or 1": sample.loss_mask is None
         or (_are(sample.loss_mask, int, lambda one: one in (0, 1)) and len(sample.loss_mask) == length),
         f"reward is {sample.reward!r}; accepted: a finite number, or named ones": _is_reward(sample.reward),
-        "metadata is no object": isinstance(sample.metadata, dict),
     }
     return [message for message, holds in checks.items() if not holds]
 
@@ -142,4 +191,9 @@ def _are(values: Any, kind: Any, accepted: Any) -> bool:
 
 def _is_reward(reward: Any) -> bool:
     values = list(reward.values()) if isinstance(reward, dict) else [reward]
-    return reward is None or _are(values, float | int, math.isfinite)
+    return reward is None or _are(values, float | int, _is_finite)
+
+
+def _is_finite(number: float) -> bool:
+    """Of a float64; a whole number of JSON may be too large for one."""
+    return abs(number) <= sys.float_info.max

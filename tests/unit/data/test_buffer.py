@@ -10,6 +10,7 @@ import pytest
 
 from slime_core import PromptRequest, Sample
 from slime_core.config.embedded import ARITHMETIC
+from slime_core.data.arrivals import screen_arrivals
 from slime_core.data.buffer import BufferedPrompts
 from slime_core.data.chat import PromptEncoder
 from slime_core.errors import CheckpointError, DataError
@@ -133,7 +134,17 @@ def test_the_state_of_another_data_source_is_refused(make):
         ({"rollout_log_probs": [-0.5, float("nan")]}, "rollout_log_probs are not 2 numbers, one a response token"),
         ({"loss_mask": [1, 2]}, "loss_mask is not 2 times 0 or 1"),
         ({"reward": "high"}, "reward is 'high'; accepted: a finite number, or named ones"),
-        ({"unknown": 1}, "not a sample: .*unexpected keyword argument 'unknown'"),
+        ({"unknown": 1}, "no such field unknown"),
+        ({"rewrd": 1}, r"no such field rewrd; did you mean reward\?"),
+        ({"tokens": 5}, "tokens is 5; accepted: a list"),
+        ({"tokens": None}, "tokens is None; accepted: a list"),
+        ({"rollout_log_probs": [-(10**400), -0.5]}, "rollout_log_probs are not 2 numbers, one a response token"),
+        ({"reward": 10**400}, "reward is 10*; accepted: a finite number, or named ones"),
+        ({"train_metadata": [1]}, r"train_metadata is \[1\]; accepted: an object or null"),
+        ({"metadata": None}, "metadata is None; accepted: an object"),
+        ({"prompt": 5}, "prompt is 5; accepted: text or a list"),
+        ({"response": 5}, "response is 5; accepted: text"),
+        ({"label": 5}, "label is 5; accepted: text or null"),
     ],
 )
 def test_a_trajectory_that_could_not_be_trained_is_named_by_file_and_line(make, tmp_path, changed, found):
@@ -148,9 +159,20 @@ def test_a_trajectory_that_could_not_be_trained_is_named_by_file_and_line(make, 
 def test_a_group_of_another_size_is_refused(make, tmp_path):
     write(tmp_path / "inbox" / "a.jsonl", GOOD)
     with pytest.raises(
-        DataError, match="group 3 has 1 samples, and n_samples_per_prompt = 2; accepted: groups of that size"
+        DataError,
+        match=r"a\.jsonl, line 1: group 3 has 1 samples, and n_samples_per_prompt = 2; accepted: groups of that size",
     ):
         make(n_samples_per_prompt=2).next_groups(1)
+
+
+def test_trajectories_are_looked_through_before_anything_starts(tmp_path):
+    write(tmp_path / "a.jsonl", GOOD)
+    write(tmp_path / "b.jsonl", GOOD, {**GOOD, "tokens": 5})
+    screen_arrivals(tmp_path / "a.jsonl")
+    for path in (tmp_path, tmp_path / "b.jsonl"):
+        with pytest.raises(DataError, match=r"b\.jsonl, line 2: tokens is 5; accepted: a list"):
+            screen_arrivals(path)
+    screen_arrivals(tmp_path / "b.jsonl", most_bytes=10)
 
 
 async def test_a_trajectory_is_trained_as_it_came(make, tmp_path):
