@@ -17,6 +17,7 @@ from slime_core.config.mistakes import nearest
 from slime_core.config.schema import RunConfig
 from slime_core.data.chat import PromptEncoder
 from slime_core.data.prompts import PromptFiles
+from slime_core.data.rows import Prompt, tools_of
 from slime_core.errors import ConfigError, RunError
 from slime_core.plugins.contracts import DataSource, PromptRequest
 from slime_core.rollout.collect import Collector
@@ -156,9 +157,12 @@ class Evaluation:
         encoder = self._measures.encoder(one.apply_chat_template)
         kept: list[bool] = []
 
-        def keeps(prompt: str | list[dict[str, Any]]) -> bool:
-            kept.append(len(encoder.encode(prompt)) <= (one.longest_prompt or 0))
+        def keeps(prompt: Prompt, tools: list[Any] | None = None) -> bool:
+            kept.append(len(encoder.encode(prompt, tools=tools)) <= (one.longest_prompt or 0))
             return kept[-1]
+
+        def keeps_many(asked: Sequence[tuple[Prompt, list[Any] | None]]) -> list[bool]:
+            return [keeps(*each) for each in asked]
 
         request = PromptRequest(
             path=one.path,
@@ -169,6 +173,7 @@ class Evaluation:
             n_samples_per_prompt=one.n_samples,
             shuffle=False,
             keeps=None if one.longest_prompt is None else keeps,
+            keeps_many=None if one.longest_prompt is None else keeps_many,
         )
         source = PromptFiles(request=request)
         groups = source.next_groups(len(source))
@@ -199,4 +204,7 @@ def _room(one: EvalSet, group: PromptGroup, encoder: PromptEncoder) -> int:
     """Tokens that the responses of a group may have."""
     if one.max_context_len is None:
         return one.max_response_len
-    return min(one.max_response_len, one.max_context_len - len(encoder.encode(group[0].prompt)))
+    return min(
+        one.max_response_len,
+        one.max_context_len - len(encoder.encode(group[0].prompt, tools=tools_of(group[0].metadata))),
+    )
