@@ -145,6 +145,8 @@ class Setting:
             raise Unacceptable(f"found {len(words)} values, {' '.join(words)!r}; {self._accepted()}")
         if self.is_switch:
             return self._switch(words)
+        if "" in words and _names_paths(self.info.annotation):
+            raise Unacceptable(f"found {' '.join(words)!r}; {self._accepted()}")
         return self._read(self._shaped(words), found=repr(" ".join(words)))
 
     def read_toml(self, value: object, *, base: Path) -> Any:
@@ -155,6 +157,8 @@ class Setting:
         """
         if self.optional and value == "none":
             return None
+        if value == "" and _names_paths(self.info.annotation):
+            raise Unacceptable(f"found ''; {self._accepted()}")
         try:
             as_json = json.dumps(value)
         except TypeError:  # dates and times, which no setting takes
@@ -250,6 +254,11 @@ def _anchored(value: Any, base: Path) -> Any:
     if isinstance(value, BaseModel):
         return value.model_copy(update={name: _anchored(entry, base) for name, entry in value})
     return tuple(_anchored(entry, base) for entry in value) if isinstance(value, tuple) else value
+
+
+def _names_paths(annotation: Any) -> bool:
+    """Whether a text of it may be a path; an empty one would be the working directory."""
+    return annotation is Path or any(map(_names_paths, get_args(annotation)))
 
 
 def _absolute(path: Path, base: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 from slime_core.config.prompt_paths import unreadable
 from slime_core.config.rules.layout import Rule
@@ -45,12 +46,27 @@ def _workers_have_work(config: RunConfig) -> Iterator[str]:
         )
 
 
+GIVEN_BY_THE_RUN = frozenset(
+    {
+        *("conversation", "messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize"),
+        *("padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+        "tokenizer_kwargs",
+    }
+)
+"""Arguments of ``apply_chat_template`` in transformers that are no variables of a template."""
+
+
 def _template_arguments_are_used(config: RunConfig) -> Iterator[str]:
     data = config.data
     if not isinstance(_parsed(data.apply_chat_template_kwargs), dict):
         yield (
             f"apply_chat_template_kwargs = {data.apply_chat_template_kwargs!r} is no JSON object; accepted: text such "
             """as '{"enable_thinking": false}'"""
+        )
+    elif taken := sorted(GIVEN_BY_THE_RUN & _parsed(data.apply_chat_template_kwargs).keys()):
+        yield (
+            f"apply_chat_template_kwargs = {data.apply_chat_template_kwargs!r} holds {', '.join(taken)}, which the run "
+            "itself decides at each prompt; accepted: what the template reads besides, such as enable_thinking"
         )
     elif data.apply_chat_template_kwargs != "{}" and not data.apply_chat_template:
         yield (
@@ -83,13 +99,12 @@ def _buffer_is_readable(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _parsed(text: str) -> object:
+def _parsed(text: str) -> Any:
     """The value of JSON; text that is none stands for itself."""
     try:
-        found: object = json.loads(text)
-    except ValueError:
+        return json.loads(text)
+    except (ValueError, RecursionError):
         return text
-    return found
 
 
 DATA: dict[Rule, str] = {

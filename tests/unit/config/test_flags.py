@@ -84,6 +84,7 @@ def test_local_plugin_files_become_absolute_and_names_stay() -> None:
         ("--lr 1e-3 2e-3", "--lr: found '1e-3 2e-3'; accepted: one value, a number of at least 0"),
         ("--lr 1 --lr 2", "--lr: given twice, as 1 and as 2; accepted: once"),
         ("--save-hf --no-save-hf", "--save-hf: given twice, as true and as false; accepted: once"),
+        ("--prompt-data=", "--prompt-data: found ''; accepted: a path or none"),
         ("--rollout-stop", "--rollout-stop: no value given; accepted: any number of values, each text"),
         (
             "--eval-prompt-data a",

@@ -34,6 +34,11 @@ def broken(line: str) -> list[str]:
             f"prompt_data: {HERE}@[5:5]: the slice holds no rows; accepted: @[a:b] with 0 <= a < b",
         ),
         (
+            '--apply-chat-template --apply-chat-template-kwargs {"tokenize":true,"tools":[]}',
+            """apply_chat_template_kwargs = '{"tokenize":true,"tools":[]}' holds tokenize, tools, which the run """
+            "itself decides at each prompt; accepted: what the template reads besides, such as enable_thinking",
+        ),
+        (
             "--shuffle-window 8",
             "shuffle_window = 8 is for prompts that are read as they are needed; add --streaming-data, or leave the "
             "window out: prompts in memory are shuffled among all",
