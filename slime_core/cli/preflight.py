@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from slime_core.cli.activation import architecture_of
@@ -18,12 +19,13 @@ from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.config.mistakes import Mistake, report
 from slime_core.config.schema import RunConfig
+from slime_core.data.arrivals import screen_arrivals
+from slime_core.data.mixed import shares
 from slime_core.data.named import offered_to_rows
 from slime_core.data.processing import has_processor
 from slime_core.data.recorded import RolloutFiles
 from slime_core.data.requests import reading_of, template_arguments, training_paths
 from slime_core.data.row_sampling import drawn
-from slime_core.data.rows import Reading
 from slime_core.data.screen import Room, screen
 from slime_core.data.screen_rollouts import screen_rollouts
 from slime_core.plugins.component import Kind
@@ -195,7 +197,12 @@ def _screen_prompts(config: RunConfig, registry: Registry, *, trains: bool) -> N
     offered = offered_to_rows(config, registry)
     response = config.rollout.rollout_max_response_len
     source = registry.find(Kind.DATA_SOURCE, config.data.data_source).traits if trains else None
+    buffer = config.data.buffer_data if isinstance(source, DataTraits) and source.buffers else None
+    if buffer is not None and config.data.on_bad_data == "fail":
+        screen_arrivals(buffer)
     if isinstance(source, DataTraits) and source.reads_prompt_files:
+        if config.data.prompt_mix:
+            shares([weight for _, weight in config.data.prompt_mix])
         room = _room(config, registry, response=response, leaves_out=config.data.rollout_max_prompt_len)
         for setting, path in training_paths(config.data):
             screen(
@@ -211,7 +218,8 @@ def _screen_prompts(config: RunConfig, registry: Registry, *, trains: bool) -> N
     for one in eval_sets(config):
         # Ours, for our model: looked through by the tests.
         if not (embedded and one.path.is_relative_to(ARITHMETIC)):
-            rows = Reading(input_key=one.input_key, label_key=one.label_key, metadata_key=one.metadata_key)
+            rows = replace(rows, input_key=one.input_key, label_key=one.label_key, metadata_key=one.metadata_key)
+            rows = replace(rows, multimodal_keys=())
             room = _room_of(one, config, registry)
             screen(one.path, rows, room=room, setting=f"eval_prompt_data {one.name}", offered=offered)
 
@@ -228,6 +236,7 @@ def _room_of(one: EvalSet, config: RunConfig, registry: Registry) -> Room | None
         folder=folder,
         apply_chat_template=one.apply_chat_template,
         leaves_out=one.longest_prompt,
+        template_arguments=template_arguments(config.data),
     )
 
 

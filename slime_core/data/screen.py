@@ -15,7 +15,7 @@ from typing import Any
 
 from slime_core.data.named import GENERATE_FUNCTION, Offered, refuse_unknown
 from slime_core.data.row_sampling import Drawn, refuse_unusable
-from slime_core.data.rows import Prompt, PromptRow, Reading, numbered_prompts
+from slime_core.data.rows import Prompt, PromptRow, Reading, numbered_prompts, size_of
 from slime_core.errors import DataError
 from slime_core.plugins.boundary import boundary
 
@@ -90,7 +90,10 @@ def screen(
             offers; names the line.
     """
     most = MOST_BYTES // 8 if streams else MOST_BYTES
-    found = numbered_prompts(path, reading, most_bytes=most, bad=[] if skips_bad else None)
+    bad: list[str] = []
+    found = list(numbered_prompts(path, reading, most_bytes=most, bad=bad if skips_bad else None))
+    if not found:
+        raise DataError(f"{path}: none of the {len(bad)} rows that were looked at can be read, the first one: {bad[0]}")
     rows = [(raw.place, row) for raw, row in found]
     for place, row in rows:
         refuse_unknown(row.metadata, offered or {}, where=place)
@@ -99,7 +102,11 @@ def screen(
     if room is not None:
         if not room.apply_chat_template:
             _refuse_messages(rows)
+        elif rows:
+            _lengths(rows[:1], room)
         _refuse_long(rows, room, setting)
+        if not bad and sum(size_of(raw) for raw, _ in found) < most:
+            _refuse_if_all_are_long(rows, room, path)
 
 
 def _refuse_messages(rows: Rows) -> None:
@@ -129,6 +136,22 @@ def _refuse_long(rows: Rows, room: Room, setting: str) -> None:
         )
 
 
+def _refuse_if_all_are_long(rows: Rows, room: Room, path: Path) -> None:
+    """Counts the shortest prompts, and where none of them is short enough, all."""
+    sized = sorted((_size(row), position) for position, (_, row) in enumerate(rows))
+    if room.leaves_out is None or not sized or sum(size for size, _ in sized) > MOST_TEXT:
+        return
+    for positions in ([position for _, position in sized[:8]], range(len(rows))):
+        lengths = _lengths([rows[position] for position in positions], room)
+        if min(lengths, default=0) <= room.leaves_out:
+            return
+    raise DataError(
+        f"{path}: all {len(rows)} prompts have more than the {room.leaves_out} tokens that a prompt may have here, the "
+        f"shortest {min(lengths)}; raise the limit (--rollout-max-prompt-len; of evaluations, --eval-max-prompt-len or "
+        "max_context_len), or shorten them"
+    )
+
+
 def _suspects(rows: Rows, most_tokens: float) -> Iterator[int]:
     """Positions of prompts that may be too long, longest first: a token is at least a byte of text, or comes from the
     template."""
@@ -143,7 +166,7 @@ def _suspects(rows: Rows, most_tokens: float) -> Iterator[int]:
 
 def _size(row: PromptRow) -> int:
     whole = row.prompt if isinstance(row.prompt, str) and not row.tools else [row.prompt, row.tools]
-    return len((whole if isinstance(whole, str) else json.dumps(whole, ensure_ascii=False)).encode())
+    return len((whole if isinstance(whole, str) else json.dumps(whole, ensure_ascii=False, default=str)).encode())
 
 
 def _lengths(rows: Rows, room: Room) -> list[int]:

@@ -74,6 +74,28 @@ def test_a_tokenizer_with_code_of_its_own_is_left_to_the_sampler(tmp_path: Path)
     look(tmp_path, "1" * 50, folder=tmp_path)
 
 
+def test_a_limit_that_leaves_no_prompt_is_refused(tmp_path: Path) -> None:
+    look(tmp_path, "1" * 9, "1" * 5, leaves_out=5)
+    with pytest.raises(DataError) as caught:
+        look(tmp_path, "1" * 9, "1" * 6, leaves_out=5)
+    assert str(caught.value) == (
+        f"{tmp_path}/prompts.jsonl: all 2 prompts have more than the 5 tokens that a prompt may have here, the "
+        "shortest 6; raise the limit (--rollout-max-prompt-len; of evaluations, --eval-max-prompt-len or "
+        "max_context_len), or shorten them"
+    )
+
+
+def test_where_no_row_can_be_read_there_is_nothing_to_skip_to(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text("5\n6\n")
+    with pytest.raises(DataError, match=r"none of the 2 rows that were looked at can be read, the first one: .*line 1"):
+        screen(tmp_path / "prompts.jsonl", READING, room=room(), setting="prompt_data", skips_bad=True)
+
+
+def test_the_template_renders_one_prompt_even_where_none_can_be_too_long(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"prompts\.jsonl, line 1: turning the prompt into tokens failed"):
+        look(tmp_path, "1", context=None, apply_chat_template=True, template_arguments={"chat_template": "{{ 1 / 0 }}"})
+
+
 def test_messages_without_the_template_are_refused_with_their_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"line 2: the prompt is a list of chat messages.*add --apply-chat-template"):
         look(tmp_path, "1", [{"role": "user", "content": "1"}])
