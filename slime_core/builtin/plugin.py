@@ -185,7 +185,7 @@ def slime_register_generate_functions() -> Iterator[Component]:
     yield Component(
         "from_buffer",
         target="slime_core.rollout.buffered:FromBuffer",
-        traits=GenerateTraits(scope="group", sends_prompts_whole=True, rewards=True),
+        traits=GenerateTraits(scope="group", sends_prompts_whole=True, rewards=True, keeps_given=True),
         summary="Trajectories that the data source gives, as they are; one response to each other prompt",
     )
 

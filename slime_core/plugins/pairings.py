@@ -47,14 +47,23 @@ def _refuse_unread_data_settings(config: RunConfig, registry: Registry) -> None:
             f"{found[0]} = {getattr(config.data, found[0])}: {_named(registry, Kind.DATA_SOURCE, source)} has no "
             f"buffer. Choose a data source with one, --data-source {' or '.join(able)}, or leave it out."
         )
-    if config.data.loss_mask_type != "prefix" and not _traits(registry, Kind.GENERATE_FUNCTION, generate).masks_turns:
-        names = registry.names(Kind.GENERATE_FUNCTION)
-        able = [name for name in names if _traits(registry, Kind.GENERATE_FUNCTION, name).masks_turns]
-        raise PluginError(
-            f"loss_mask_type = {config.data.loss_mask_type}: {_named(registry, Kind.GENERATE_FUNCTION, generate)} does "
-            f"not train the turns of conversations. Choose one that does, --generate-function {' or '.join(able)}, or "
-            "leave it out."
-        )
+    if config.data.loss_mask_type != "prefix":
+        asked = f"loss_mask_type = {config.data.loss_mask_type}"
+        _require_generate(registry, generate, "masks_turns", asked, "does not train the turns of conversations")
+    if config.data.buffer_data is not None:
+        asked = f"buffer_data = {config.data.buffer_data}"
+        _require_generate(registry, generate, "keeps_given", asked, "does not train responses that are given")
+
+
+def _require_generate(registry: Registry, name: str, trait: str, asked: str, lacks: str) -> None:
+    if getattr(_traits(registry, Kind.GENERATE_FUNCTION, name), trait):
+        return
+    names = registry.names(Kind.GENERATE_FUNCTION)
+    able = [one for one in names if getattr(_traits(registry, Kind.GENERATE_FUNCTION, one), trait)]
+    raise PluginError(
+        f"{asked}: {_named(registry, Kind.GENERATE_FUNCTION, name)} {lacks}. Choose one that does, --generate-function "
+        f"{' or '.join(able)}, or leave it out."
+    )
 
 
 # --- What no engine has drawn -----------------------------------------------------------------------------------------

@@ -186,6 +186,8 @@ class GenerateTraits:
             from them; what is finished in its group it leaves alone. False: what was not finished is begun anew.
         masks_turns: it trains the assistant's turns of conversations and reads ``loss_mask_type``; with another, a run
             that sets that is refused.
+        keeps_given: it trains responses that the data source gives, such as trajectories of ``buffer_data``, as they
+            are; with another, a run that sets that is refused.
     """
 
     scope: Literal["sample", "group"] = "sample"
@@ -194,6 +196,7 @@ class GenerateTraits:
     rewards: bool = False
     resumes: bool = False
     masks_turns: bool = False
+    keeps_given: bool = False
 
     def __post_init__(self) -> None:
         _require_choice("GenerateTraits.scope", self.scope, ("sample", "group"))

@@ -129,6 +129,11 @@ def test_a_mix_has_paths_and_weights_from_flags_and_from_a_file(tmp_path: Path) 
             r"^loss_mask_type = qwen3: 'single_turn' of .* does not train the turns of conversations\. Choose one that "
             r"does, --generate-function from_messages, or leave it out\.$",
         ),
+        (
+            "--data-source buffered --buffer-data given.jsonl",
+            r"^buffer_data = .*given\.jsonl: 'single_turn' of .* does not train responses that are given\. Choose one "
+            r"that does, --generate-function from_buffer, or leave it out\.$",
+        ),
     ],
 )
 def test_what_the_components_do_not_read_is_refused(line: str, message: str) -> None:
