@@ -79,6 +79,10 @@ matrix: setup ## a few steps in every layout and over every transport
 transports: setup ## publish over every transport to real engines, and the table of docs/layouts.md
 	$(BIN)/python bench/transports.py
 
+.PHONY: engines
+engines: setup ## runs with engines of others, with engines and models of several kinds: the table of docs/engines.md
+	$(BIN)/python bench/engines.py outputs/engines
+
 .PHONY: ledger
 ledger: setup ## kill and resume a run again and again, and count where every prompt group ended: docs/ledger.md
 	$(BIN)/python bench/ledger.py outputs/ledger
