@@ -148,7 +148,8 @@ def another_model(folder: Path) -> Path:
 
 def dies_midway(folder: Path, named: tuple[str, ...], server: psutil.Popen) -> tuple[str, bool]:
     """The server is killed after two steps of a long run."""
-    running = subprocess.Popen(command(folder, *named, "--num-rollout", "200"), stderr=subprocess.PIPE, text=True)
+    words = command(folder, *named, "--num-rollout", "200")
+    running = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     metrics = folder / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2, RUN_LIMIT_S, "two steps")
     killed_s = time.monotonic()
