@@ -20,6 +20,7 @@ from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext
 from slime_core.testing.fake_engine import LOG_PROB, FakeEngine
 from slime_core.testing.pairs import DRAWN, END, letters, pairing_encoder
+from slime_core.testing.resumed import ended, require_left_alone, require_resumed
 from slime_core.testing.suite import ComponentSuite, require
 from slime_core.testing.waiting import require_cancellable, run
 from slime_core.types import PromptGroup, Sample, Status
@@ -27,7 +28,7 @@ from slime_core.types import PromptGroup, Sample, Status
 __all__ = ["GenerateFunctionSuite"]
 
 PROMPTS = ("6 * 7 = ", "What is the capital of France?", "once upon a time", "Say 1234.")
-VERSION = "7"
+VERSION, LATER = "7", "8"
 SAMPLING = SamplingParams(max_new_tokens=24, stop_token_ids=(END,))
 CONTEXT_LENGTH = 8192
 NEVER_S = 3600.0
@@ -154,6 +155,29 @@ class GenerateFunctionSuite(ComponentSuite):
                 "between generations",
             )
 
+    def test_what_was_ended_goes_on_from_its_tokens(self) -> None:
+        if not self.traits().resumes:
+            return
+        for played in self._play():
+            if played.samples[0].response_length > 1:
+                self._go_on(played.samples)
+
+    def _go_on(self, samples: list[Sample]) -> None:
+        """The first of ``samples``, ended half way, is handed out again beside the others, with newer weights."""
+        encoder = pairing_encoder(apply_chat_template=self.apply_chat_template)
+        whole = samples[0]
+        kept = list(whole.tokens)[whole.prompt_length : whole.prompt_length + whole.response_length // 2]
+        before = ended(whole, text=encoder.decode(kept))
+        finished = samples[1:] if self._takes_groups() else []
+        with self._engine(version=LATER) as engine:
+            engine.answers = [letters(text) for text in self.answers]
+            (calls,) = run(self._generated(engine, [copy.deepcopy([before, *finished])]))
+            drawn = list(engine.drawn)
+        made = [sample for call in calls for sample in call]
+        most = SAMPLING.max_new_tokens if self.traits().sends_prompts_whole else None
+        require_resumed(before, made, drawn, versions=(VERSION, LATER), most=most)
+        require_left_alone(finished, made)
+
     def test_it_can_be_cancelled(self) -> None:
         encoder = pairing_encoder(apply_chat_template=self.apply_chat_template)  # loading it takes a while
         with self._engine() as engine:
@@ -207,8 +231,8 @@ class GenerateFunctionSuite(ComponentSuite):
             context = GenerateContext(client, encoder)
             return await self.make()(context, group if self._takes_groups() else group[0], SAMPLING)
 
-    def _engine(self) -> FakeEngine:
-        return FakeEngine(vocab_size=DRAWN, context_length=CONTEXT_LENGTH, version=VERSION)
+    def _engine(self, *, version: str = VERSION) -> FakeEngine:
+        return FakeEngine(vocab_size=DRAWN, context_length=CONTEXT_LENGTH, version=version)
 
     def _takes_groups(self) -> bool:
         return bool(self.traits().scope == "group")

@@ -95,6 +95,52 @@ SINGLES = {
     ),
 }
 
+RESUMED = "await context.client.generate(list(sample.tokens), sampling=rest"
+ADDED = "    add(sample, answer, context.encoder.decode(ids), masks=context.masks_resumed)"
+RESUMES = {
+    "drawn anew from the prompt": (
+        RESUMED,
+        RESUMED.replace("list(sample.tokens)", "list(sample.tokens)[: sample.prompt_length]"),
+        "which was ended with 2 tokens, was drawn anew: the engine is to be sent all of its tokens",
+    ),
+    "begun anew": (
+        UNFINISHED,
+        f"for one in samples: one.response_length *= one.status is not Status.ABORTED\n        {UNFINISHED}",
+        "was drawn anew",
+    ),
+    "left as it was": (GATHERED, "await asyncio.gather(*begun)", "was not gone on with"),
+    "its tokens are lost": (
+        ADDED,
+        f"{ADDED}\n    sample.tokens = TokenIds(sample.tokens[:2] + sample.tokens[4:])",
+        "lost tokens or got others in their place",
+    ),
+    "its log-probabilities are lost": (
+        ADDED,
+        f"{ADDED}\n    sample.rollout_log_probs = LogProbs([-1.0] * sample.response_length)",
+        "lost the log-probabilities that its tokens had",
+    ),
+    "only what was added counts": (
+        ADDED,
+        f"{ADDED}\n    sample.response_length = len(answer.token_ids)",
+        "both count those that it had and those that were added",
+    ),
+    "only the new weights": (
+        ADDED,
+        f"{ADDED}\n    sample.weight_versions = list(answer.weight_versions)",
+        "was drawn from weights of the versions ['7', '8'] and says ['8']",
+    ),
+    "finished ones go on too": (
+        UNFINISHED,
+        f"for one in samples: one.status = Status.PENDING\n        {UNFINISHED}",
+        "was finished, and came back changed or not at all beside one that was ended",
+    ),
+    "finished ones are dropped": (
+        "        return samples\n",
+        "        return [one for one in samples if one.response_length and one in [*fresh, *ended]]\n",
+        "was finished, and came back changed or not at all beside one that was ended",
+    ),
+}
+
 TURNS = """
 import dataclasses
 from slime_core import Component, GenerateTraits, Status, hookimpl
@@ -157,6 +203,15 @@ def test_a_broken_function_is_caught_by_the_property_that_names_it(name, first_p
     old, new, prop, words = SINGLES[name]
     source = broken(first_party("slime_core/rollout/generate.py", SINGLE), old, new)
     assert words in violation(GenerateFunctionSuite, source, prop)
+
+
+@pytest.mark.parametrize("name", RESUMES)
+def test_a_function_that_says_that_it_resumes_and_does_not_is_caught(name, first_party, broken, violation):
+    old, new, words = RESUMES[name]
+    source = first_party("slime_core/rollout/generate.py", SINGLE)
+    resuming = broken(source, 'GenerateTraits(scope="group")', 'GenerateTraits(scope="group", resumes=True)')
+    found = violation(GenerateFunctionSuite, broken(resuming, old, new), "what_was_ended_goes_on_from_its_tokens")
+    assert words in found
 
 
 @pytest.mark.parametrize("name", SEVERAL)

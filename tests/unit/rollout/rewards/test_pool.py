@@ -68,7 +68,7 @@ class Mean:
                 if sample.index:
                     await asyncio.sleep(0.1)
                 return 2.0
-            case "million": return {str(one): 1.0 for one in range(10**6)}
+            case "heavy": return {"x" * 2**25: 1.0}
             case "long": return "x" * 10**7
             case "long error": raise ValueError("x" * 10**7)
             case "loud": print("x" * 10**8)
@@ -220,31 +220,32 @@ async def test_what_a_reward_forks_answers_nobody_and_takes_no_call(pool: Reward
     assert await pool.score("mean", samples("abc"), together=False) == [3.0]
 
 
-@pytest.mark.parametrize(
-    ("response", "cause", "said"),
-    [
-        ("quit", "SystemExit", "SystemExit"),
-        ("million", "ValueError", "the rewards of one call take more than 16777216 bytes"),
-        ("long", "invalid", "returned 'xxxx"),
-        ("long error", "ValueError", "xxxx"),
-        ("huge", "OverflowError", "int too large to convert to float"),
-        ("nan in a dict", "invalid", "returned {'score': 1.0, 'format': nan}; accepted is a finite number"),
-    ],
-)
-async def test_what_is_too_much_costs_its_own_sample_and_few_words(pool, response: str, cause: str, said: str) -> None:
-    first, failure, last = await pool.score("mean", samples("true", response, "loud"), together=False)
-    assert (first, last) == (1.0, 4.0)
-    assert isinstance(failure, RewardFailure)
-    assert (failure.cause, said in failure.error, len(failure.error) < 2100) == (cause, True, True), failure
+TOO_MUCH = {
+    "quit": ("SystemExit", "reward model 'mean': 0"),
+    "heavy": ("ValueError", "reward model 'mean': the rewards of one call take more than 16777216 bytes"),
+    "long": ("invalid", "reward model 'mean' returned 'xxxx"),
+    "long error": ("ValueError", "reward model 'mean': xxxx"),
+    "huge": ("OverflowError", "reward model 'mean': int too large to convert to float"),
+    "nan in a dict": ("invalid", "reward model 'mean' returned {'score': 1.0, 'format': nan}; accepted is a finite"),
+}
 
 
-async def test_a_sample_that_cannot_be_sent_costs_itself(pool: RewardPool) -> None:
+async def test_what_is_too_much_costs_its_own_sample_and_few_words(tmp_path: Path) -> None:
+    pool = RewardPool(settings(tmp_path, timeout_s=60.0, num_workers=1))
     locked = Sample(response="x", metadata={"lock": threading.Lock()})
-    failure, reward = await pool.score("mean", [locked, *samples("ab")], together=False)
-    assert (reward, isinstance(failure, RewardFailure) and failure.cause) == (2.0, "invalid")
-    assert failure.error == (
-        "reward model 'mean': sending it what it scores failed with TypeError: cannot pickle '_thread.lock' object"
+    try:
+        first, *failures, last = await pool.score("mean", samples("true", *TOO_MUCH, "loud"), together=False)
+        unsent, after = await pool.score("mean", [locked, *samples("ab")], together=False)
+    finally:
+        await pool.close()
+    assert (first, last, after) == (1.0, 4.0, 2.0)
+    for failure, (cause, said) in zip(failures, TOO_MUCH.values(), strict=True):
+        assert (failure.cause, failure.error[: len(said)], len(failure.error) < 2100) == (cause, said, True)
+    assert unsent == RewardFailure(
+        "invalid",
+        "reward model 'mean': sending it what it scores failed with TypeError: cannot pickle '_thread.lock' object",
     )
+    assert (tmp_path / "rewards.log").stat().st_size > 10**8
 
 
 async def test_five_hundred_at_once_beside_one_that_hangs_and_one_that_dies(tmp_path: Path) -> None:
