@@ -10,7 +10,7 @@ from typing import Any
 from slime_core.data.chat import PromptEncoder
 from slime_core.data.processing import InputProcessor, Processed
 from slime_core.data.rows import tools_of
-from slime_core.errors import EngineError, RequestRefused, RunError
+from slime_core.errors import DataError, EngineError, RequestRefused, RunError
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.engines.models import model_url
@@ -109,7 +109,10 @@ async def processed(context: GenerateContext, sample: Sample) -> Processed | Non
     inputs = sample.multimodal_inputs
     if context.processor is None or context.evaluation or not isinstance(inputs, dict) or not inputs:
         return None
-    return await context.processor(sample.prompt, inputs, tools=tools_of(sample.metadata))
+    try:
+        return await context.processor(sample.prompt, inputs, tools=tools_of(sample.metadata))
+    except DataError as problem:
+        raise DataError(f"sample {sample.index} of group {sample.group_index}: {problem}") from problem
 
 
 def _refuse_another_prompt(sample: Sample, answer: Generation) -> None:

@@ -195,6 +195,12 @@ async def test_a_prompt_without_a_place_for_its_image_is_refused(processor, path
         await processor("<image><image>1+1=", {"image": [path]})
 
 
+async def test_a_sample_whose_image_cannot_be_read_is_named(encoder, processor):
+    context = GenerateContext(None, encoder, processor=processor)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"^sample 0 of group 7: the image 'absent\.png': reading it failed with"):
+        await SingleTurn()(context, group("absent.png", group_index=7), SamplingParams())
+
+
 def test_a_checkpoint_says_whether_it_has_a_processor(folder: Path, tmp_path: Path) -> None:
     assert has_processor(folder)
     assert not has_processor(ARITHMETIC / "model")
