@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import tempfile
 import unittest
 from collections.abc import Mapping, Sequence
@@ -15,6 +13,7 @@ from typing import Any, ClassVar
 from slime_core.plugins.component import Kind
 from slime_core.plugins.discovery import CORE, PluginSource
 from slime_core.plugins.manifest import record
+from slime_core.testing.nursery import Nursery
 from slime_core.testing.suite import ComponentSuite, require
 
 __all__ = ["ModelSpecSuite"]
@@ -115,8 +114,8 @@ def _failure(task: Path, report: Path, limit_s: float) -> str | None:
 
 
 def _process(task: Path, report: Path, limit_s: float) -> subprocess.CompletedProcess[str]:
-    """One process on the CPU: what is tested is the map, and a map is the same everywhere."""
-    path = os.pathsep.join(filter(None, sys.path))
-    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "slime_core.testing.model_process", str(task), str(report)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False)
+    return _NURSERY.run(str(task), str(report), limit_s=limit_s)
+
+
+_NURSERY = Nursery({"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
+"""On the CPU: what is tested is the map, and a map is the same everywhere."""
