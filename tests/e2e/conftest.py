@@ -14,10 +14,8 @@ import pytest
 LIMIT_S = 240
 """A run of a few steps takes half a minute on two idle cores."""
 
-BRIEF = (
-    *("--rollout-batch-size", "8", "--n-samples-per-prompt", "4"),
-    *("--eval-prompt-data", "none", "--eval-interval", "none"),
-)
+NO_EVAL = ("--eval-prompt-data", "none", "--eval-interval", "none")
+BRIEF = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "4", *NO_EVAL)
 """For runs of which neither the size of a rollout nor an evaluation is tested."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Finished, train
+from tests.e2e.conftest import NO_EVAL, Finished, train
 
 CODE = """
 import json
@@ -83,7 +83,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         home / "run",
         *words,
         *shape.split(),
-        *["--update-weight-transport", "disk", "--eval-interval", "none"],
+        *["--update-weight-transport", "disk", *NO_EVAL],
         "--custom-config-path",
         settings,
     )

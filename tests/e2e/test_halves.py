@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from tests.e2e.conftest import Finished, train
+from tests.e2e.conftest import NO_EVAL, Finished, train
 
 # Three runs before the first test begins.
 pytestmark = pytest.mark.timeout(900)
 
 SMALL = ("--num-rollout", "2", "--rollout-batch-size", "16", "--num-steps-per-rollout", "2", "--seed", "5")
-NO_EVAL = ("--eval-interval", "none", "--eval-prompt-data", "none")
 KL = ("--use-kl-loss", "--kl-loss-coef", "0.1", "--kl-loss-type", "k3")
 
 

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from slime_core.config.embedded import ARITHMETIC
-from tests.e2e.conftest import Finished, slime
+from tests.e2e.conftest import NO_EVAL, Finished, slime
 
 OF_THE_CRITIC = {
     "train/value_loss",
@@ -31,7 +31,7 @@ def weights(checkpoint: Path) -> dict[str, bytes]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """Three rollouts, the first of which trains the critic alone; its only flag about the algorithm is the plugin."""
     folder = tmp_path_factory.mktemp("runs") / "ppo"
-    sizes = ("--num-rollout", "3", "--num-critic-only-steps", "1", "--save-interval", "1", "--eval-interval", "none")
+    sizes = ("--num-rollout", "3", "--num-critic-only-steps", "1", "--save-interval", "1", *NO_EVAL)
     found = slime(folder, "run", "--plugin", "ppo", "--output-dir", folder, "--progress", "lines", *sizes)
     assert found.code == 0, found.errors + found.output
     return found

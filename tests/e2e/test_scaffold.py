@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.cli.scaffold import Scaffold
-from tests.e2e.conftest import LIMIT_S, command
+from tests.e2e.conftest import LIMIT_S, NO_EVAL, command
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_the_command_of_a_generated_readme_trains_the_embedded_model(package: Pa
     (words,) = Scaffold("advantage-estimator", "my-algo").commands
     assert words in (package / "README.md").read_text()
     ended = subprocess.run(
-        command(*words.split()[1:], "--output-dir", output, "--skip-eval-before-train", "--progress", "lines"),
+        command(*words.split()[1:], "--output-dir", output, *NO_EVAL, "--progress", "lines"),
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(site)},
         capture_output=True,
