@@ -18,6 +18,7 @@
     evaluation.py    held-out prompts; scores.py measures them
     plan.py          how samples are cut into optimizer steps, shards and micro-batches
     shards.py        finished groups become one shard a data-parallel rank
+    parts.py         what a sampler generates and rewards with, made from its settings
     sampler.py       generate, reward, estimate, pack
     actor.py         the sampler as a Ray actor, and the driver's handle
     beside.py        evaluations that go on while training does

@@ -16,36 +16,23 @@ from __future__ import annotations
 import time
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from functools import cache, partial
 from typing import Any
 
-from slime_core.config.described import routes_shape
-from slime_core.config.eval_sets import EvalSet
-from slime_core.config.schema import RolloutConfig
-from slime_core.data.chat import PromptEncoder
-from slime_core.data.processing import InputProcessor, has_processor
 from slime_core.data.recorded import Recorded, RolloutFiles, write_rollout
-from slime_core.data.requests import template_arguments
 from slime_core.errors import RunError
-from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import DataSource, Place
-from slime_core.plugins.discovery import PATHS
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
-from slime_core.rollout.collect import Collector, missing_of
-from slime_core.rollout.components import Components
-from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.collect import missing_of
 from slime_core.rollout.engines.speculation import spec_metrics
-from slime_core.rollout.evaluation import Evaluation, Measures
-from slime_core.rollout.functions import AsRewarded, rollout_functions
-from slime_core.rollout.generate import GenerateContext
+from slime_core.rollout.functions import AsRewarded
 from slime_core.rollout.harvest import Harvest, causes
 from slime_core.rollout.ledger import LEDGER, Ledger, Present
 from slime_core.rollout.pace import Pace
+from slime_core.rollout.parts import Parts
 from slime_core.rollout.plan import BatchPlan, batch_metrics
 from slime_core.rollout.production import Production
-from slime_core.rollout.rewards.place import Rewarding, pool_of
 from slime_core.rollout.sampled import Sampled, SamplerSettings, SamplerState
 from slime_core.rollout.sampling import cuts, train_sampling
 from slime_core.rollout.scores import EvalScores, pass_rates
@@ -53,7 +40,6 @@ from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
 from slime_core.rollout.staleness import EVICTED, REQUEUED, Staleness
 from slime_core.rollout.supply import Supply, held_by
 from slime_core.rollout.transforms import load_transforms, refuse_unusable
-from slime_core.track.samples import SampleWriter
 from slime_core.types import PromptGroup, Sample
 
 __all__ = ["Sampler"]
@@ -75,28 +61,14 @@ class Sampler:
         config = settings.config
         self._settings, self._config, self._registry = settings, config, registry
         self.hooks = LifecycleHooks(registry, place=Place.SAMPLER, options=settings.options)
-        self._encoder = self._encodes(templated=config.data.apply_chat_template)
-        self._processor = self._processes()
-        self._sampling = train_sampling(config, end_of_sequence=self._encoder.end_of_sequence)
-        self._client = self._asks()
-        self._functions = rollout_functions(
-            settings.options.get(PATHS.name), router_url=settings.router_url, model_urls=settings.model_urls
-        )
-        self._components = Components(config, registry, settings.options)
-        self._rewarding = Rewarding(
-            registry,
-            make=partial(self._components.make, Kind.REWARD_MODEL),
-            pool=pool_of(manifest, settings),
-            models=settings.model_urls,
-        )
-        self._generators = cache(self._components.generators)
-        self._rewards = cache(partial(self._components.rewards, make=self._rewarding))
+        self._parts = Parts(settings, registry, manifest=manifest)
+        self._components, self._functions = self._parts.components, self._parts.functions
+        self._sampling = train_sampling(config, end_of_sequence=self._parts.encoder.end_of_sequence)
         self._collector = self._collects()
         self._ended_s: float | None = None
         if settings.trains:
             self._prepare_training()
-        self._writer = SampleWriter(settings.samples_folder)
-        self.evaluation = self._evaluates()
+        self.evaluation = self._parts.evaluation()
         saved = config.debug.save_debug_rollout_data
         self._records = None if saved is None else RolloutFiles(saved, "save_debug_rollout_data")
 
@@ -175,7 +147,7 @@ class Sampler:
         try:
             own_metrics = await self._fill(harvest, rollout)
         finally:
-            self._writer.write("train", rollout, harvest.written, dropped=harvest.dropped)
+            self._parts.writer.write("train", rollout, harvest.written, dropped=harvest.dropped)
         # Ended from outside: nothing is wrong with these prompts, so they come again, and only then are they trained.
         self._source.put_back(harvest.aborted)
         own_metrics |= self._ledger.close(rollout, self._present())
@@ -244,7 +216,7 @@ class Sampler:
         self.hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
 
     async def _make(self, rollout: int, group: PromptGroup) -> PromptGroup:
-        context = self._context(rollout, evaluation=False)
+        context = self._parts.context(rollout, evaluation=False)
         given = list(group)
         (made,) = await self._collector.collect(context, [group], self._sampling)
         return [*made, *missing_of(given, made)]
@@ -256,7 +228,7 @@ class Sampler:
 
         Where this sampler also generates ahead of training, the engines first end that.
         """
-        context = self._context(step, evaluation=True)
+        context = self._parts.context(step, evaluation=True)
         if not self._settings.trains:
             return await self.evaluation.run(context, None)
         await self._production.rest()
@@ -264,7 +236,7 @@ class Sampler:
 
     async def measure(self, name: str, *, step: int) -> EvalScores:
         """The scores of one evaluation set, overall and by the values of its metadata."""
-        return await self.evaluation.measure(name, self._context(step, evaluation=True))
+        return await self.evaluation.measure(name, self._parts.context(step, evaluation=True))
 
     # --- State -------------------------------------------------------------------------------------------------------
 
@@ -299,92 +271,26 @@ class Sampler:
         """End what is in flight; close connections and files."""
         if self._settings.trains:
             await self._production.close()
-        await self._client.close()
-        if self._processor is not None:
-            self._processor.close()
         await self.evaluation.close()
-        await self._rewarding.close()
+        await self._parts.close()
 
     # --- Parts -------------------------------------------------------------------------------------------------------
 
-    def _collects(self) -> Collector:
-        return self._collector_of(self._config.rollout)
-
-    def _collects_for(self, one: EvalSet) -> Collector:
-        own = {"generate_function": one.generate_function, "rm_type": one.rm_type, "reward_key": one.reward_key}
-        return self._collector_of(self._config.rollout.model_copy(update=own))
-
-    def _collector_of(self, rollout: RolloutConfig) -> Collector:
-        return Collector(
-            self._generators(rollout.generate_function),
-            self._rewards(rollout.rm_type),
-            rollout=rollout,
-            functions=self._functions,
-        )
+    def _collects(self) -> Any:
+        return self._parts.collector()
 
     def _produces(self) -> Any:
         pace = Pace.of(self._config)
         return Production(self._source, prepare=self._prepare, make=self._make, pace=pace, ends=self._ends_requests)
 
     def _ends_requests(self) -> AbstractAsyncContextManager[None]:
-        return self._client.ended()
-
-    def _encoder_of(self, templated: bool) -> PromptEncoder:
-        is_ours = templated == self._config.data.apply_chat_template
-        return self._encoder if is_ours else self._encodes(templated=templated)
-
-    def _encodes(self, *, templated: bool) -> PromptEncoder:
-        return PromptEncoder(
-            self._settings.folder,
-            apply_chat_template=templated,
-            template_arguments=template_arguments(self._config.data),
-            loss_mask_type=self._config.data.loss_mask_type,
-            trust_remote_code=self._config.model.trust_remote_code,
-        )
-
-    def _processes(self) -> InputProcessor | None:
-        has_images = self._settings.trains and self._config.data.multimodal_keys is not None
-        if not has_images or not has_processor(self._settings.folder):
-            return None
-        return InputProcessor(self._encoder, trust_remote_code=self._config.model.trust_remote_code)
-
-    def _asks(self) -> GenerateClient:
-        settings, config = self._settings, self._config
-        return GenerateClient(
-            settings.router_url,
-            max_in_flight=config.rollout.sglang_server_concurrency * settings.num_engines,
-            timeout_s=config.rollout.rollout_request_timeout_s,
-            vocab_size=self._encoder.vocab_size,
-            routes=routes_shape(settings.folder) if config.learner.use_rollout_routing_replay else None,
-            engines=settings.engine_urls,
-        )
-
-    def _evaluates(self) -> Evaluation:
-        measures = Measures(
-            encoder=self._encoder_of,
-            collector=self._collects_for,
-            functions=self._functions,
-            writer=self._writer,
-            models=self._settings.model_urls,
-        )
-        return Evaluation(self._config, measures)
+        return self._parts.client.ended()
 
     def _data_source(self) -> DataSource:
-        prompts = self._components.prompts(self._settings.prompt_data, self._encoder)
+        prompts = self._components.prompts(self._settings.prompt_data, self._parts.encoder)
         return Supply(prompts, self._ledger.journal, holds=self._config.rollout.partial_rollout)
 
     def _present(self) -> Present:
         """The groups that are in nobody else's hands."""
         found: Present = self._production.present()
         return replace(found, held={**found.held, **held_by(self._source)})
-
-    def _context(self, number: int, *, evaluation: bool) -> GenerateContext:
-        return GenerateContext(
-            self._client,
-            self._encoder,
-            evaluation,
-            number,
-            masks_resumed=self._config.rollout.mask_offpolicy_in_partial_rollout,
-            models=self._settings.model_urls,
-            processor=self._processor,
-        )

@@ -12,7 +12,7 @@ from slime_core.data.chat import PromptEncoder
 from slime_core.errors import DataError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.registry import activate
-from slime_core.rollout import sampler as module
+from slime_core.rollout import parts
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler
 from slime_core.types import Sample
@@ -85,8 +85,8 @@ def build(tmp_path, monkeypatch):
 
     def make(*metadata, custom: CustomConfig | None = None, **rollout):
         client = FakeClient(ANSWERS)
-        monkeypatch.setattr(module, "GenerateClient", lambda url, **options: client)
-        monkeypatch.setattr(module, "PromptEncoder", lambda folder, **_: encoder)
+        monkeypatch.setattr(parts, "GenerateClient", lambda url, **options: client)
+        monkeypatch.setattr(parts, "PromptEncoder", lambda folder, **_: encoder)
         data = tmp_path / "train.jsonl"
         rows = [{"prompt": f"1+{n}", "label": "2", "metadata": row} for n, row in enumerate(metadata, start=1)]
         data.write_text("\n".join(map(json.dumps, rows)))

@@ -22,6 +22,7 @@ from slime_core.config.schema import (
 from slime_core.data.chat import PromptEncoder
 from slime_core.errors import EngineError, RunError
 from slime_core.plugins.registry import activate
+from slime_core.rollout import parts
 from slime_core.rollout import sampler as module
 from slime_core.rollout.engines.generation import Generation
 from slime_core.rollout.recorded import RecordedSampler
@@ -55,8 +56,8 @@ class Engines:
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Builds a live sampler that saves to 0.jsonl, 1.jsonl ... (or does not: None), or one that reads those."""
     encoder = PromptEncoder(FOLDER, apply_chat_template=False)
-    monkeypatch.setattr(module, "GenerateClient", lambda *_, **__: Engines())
-    monkeypatch.setattr(module, "PromptEncoder", lambda *_, **__: encoder)
+    monkeypatch.setattr(parts, "GenerateClient", lambda *_, **__: Engines())
+    monkeypatch.setattr(parts, "PromptEncoder", lambda *_, **__: encoder)
     data = tmp_path / "train.jsonl"
     rows = [{"prompt": f"{one}+{one}", "label": str(2 * one)} for one in (1, 2, 4)]
     data.write_text("\n".join(map(json.dumps, rows)))
@@ -146,8 +147,8 @@ async def test_reading_makes_no_component_that_generates_or_rewards(
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("a component of the other half was made")
 
-    monkeypatch.setattr(module, "Collector", refuse)
-    monkeypatch.setattr(module.Components, "prompts", refuse)
+    monkeypatch.setattr(parts, "Collector", refuse)
+    monkeypatch.setattr(parts.Components, "prompts", refuse)
     assert len((await build(saves=False).sample(0)).shards) == 2
 
 

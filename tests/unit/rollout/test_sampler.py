@@ -18,7 +18,7 @@ from slime_core.data.chat import PromptEncoder
 from slime_core.errors import ConfigError, DataError, EngineError, PluginError, RequestRefused, RunError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.registry import Registry, activate
-from slime_core.rollout import sampler as module
+from slime_core.rollout import parts
 from slime_core.rollout.choice import Choice, Chosen
 from slime_core.rollout.collect import Collector
 from slime_core.rollout.engines.generation import Generation, SamplingParams
@@ -82,8 +82,8 @@ def build(tmp_path, registry, shared_encoder, monkeypatch):
     def make(answers: dict[str, list[Generation]], *, num_ranks: int = 1, **overrides) -> tuple[Sampler, FakeClient]:
         chosen, manifest = overrides.pop("registry", registry), overrides.pop("manifest", None)
         client = FakeClient(answers)
-        monkeypatch.setattr(module, "GenerateClient", lambda url, **options: client.made_with.update(options) or client)
-        monkeypatch.setattr(module, "PromptEncoder", lambda folder, **_: shared_encoder)
+        monkeypatch.setattr(parts, "GenerateClient", lambda url, **options: client.made_with.update(options) or client)
+        monkeypatch.setattr(parts, "PromptEncoder", lambda folder, **_: shared_encoder)
         data = tmp_path / "train.jsonl"
         rows = [{"prompt": "1+1", "label": "2", "metadata": {"carries": 0}}]
         rows.append({"prompt": "2+2", "label": "4", "metadata": {"carries": 1}})
@@ -435,7 +435,7 @@ async def test_an_evaluation_has_the_engines_to_itself_unless_it_has_a_sampler_o
             return await client.generate(*arguments, **options)
 
     beside: list[tuple[int, int]] = []
-    sampler._client = Slow(GOOD)
+    sampler._parts.client = Slow(GOOD)
     sampler.published(0)
     await sampler.evaluate(0)
     # A group of two ahead alone, then the two evaluation prompts, one response each.
@@ -489,7 +489,7 @@ async def test_a_row_decides_how_its_responses_are_drawn_in_training_and_evaluat
     rows = [{"prompt": "1+1", "label": "2", "metadata": {"sampling_params": {"temperature": 0.7, "min_p": 0.1}}}]
     (tmp_path / "own.jsonl").write_text(json.dumps(rows[0]))
     config = RunConfig(eval=EvalConfig(eval_prompt_data=(("own", tmp_path / "own.jsonl"),)))
-    await Evaluation(config, sampler.evaluation._measures).run(sampler._context(0, evaluation=True), None)
+    await Evaluation(config, sampler.evaluation._measures).run(sampler._parts.context(0, evaluation=True), None)
     assert client.asked[-1][1] == SamplingParams(
         0.7, max_new_tokens=1024, stop_token_ids=(END,), extra={"min_p": 0.1}, max_kept=None
     )
@@ -497,14 +497,14 @@ async def test_a_row_decides_how_its_responses_are_drawn_in_training_and_evaluat
     for sample in groups[0]:
         sample.metadata["sampling_params"] = {"max_new_tokens": 2, "stop_token_ids": [9]}
     await sampler._collector.collect(
-        sampler._context(0, evaluation=False), groups, SamplingParams(stop_token_ids=(END,))
+        sampler._parts.context(0, evaluation=False), groups, SamplingParams(stop_token_ids=(END,))
     )
     own, usual = [sampling for _, sampling, _ in client.asked[-2:]]
     assert (own.max_new_tokens, own.stop_token_ids) == (2, (9, END))
     assert (usual.max_new_tokens, usual.stop_token_ids) == (1024, (END,))
     groups[1][0].metadata["sampling_params"] = {"temperature": 0.5}
     with pytest.raises(DataError, match=r"sample 2 of group 1: metadata sampling_params: temperature = 0\.5 cannot"):
-        await sampler._collector.collect(sampler._context(0, evaluation=False), groups, SamplingParams())
+        await sampler._collector.collect(sampler._parts.context(0, evaluation=False), groups, SamplingParams())
 
 
 async def test_a_model_beside_the_policy_answers_a_set_that_names_it(build, tmp_path):
@@ -519,7 +519,7 @@ async def test_a_model_beside_the_policy_answers_a_set_that_names_it(build, tmp_
     with FakeEngine() as engine:
         for model, models in ((engine.url, {}), ("judge", {"judge": engine.url})):
             made = evaluation(model, models)
-            await made.run(sampler._context(0, evaluation=True), None)
+            await made.run(sampler._parts.context(0, evaluation=True), None)
             await made.close()
         assert engine.calls.count("/generate") == 2
     assert client.asked == []

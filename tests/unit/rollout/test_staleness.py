@@ -16,7 +16,7 @@ from slime_core.data.chat import PromptEncoder
 from slime_core.errors import RequestRefused, RunError
 from slime_core.plugins.contracts import DataSource
 from slime_core.plugins.registry import activate
-from slime_core.rollout import sampler as module
+from slime_core.rollout import parts
 from slime_core.rollout.engines.generation import Generation
 from slime_core.rollout.functions import Made, NoFunctions
 from slime_core.rollout.generate import fill
@@ -144,8 +144,8 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoder: PromptEncode
 
     def make(answers: dict[str, list[Generation]], **rollout: Any) -> tuple[Sampler, Moving]:
         client = Moving(dict(answers))
-        monkeypatch.setattr(module, "GenerateClient", lambda url, **_: client)
-        monkeypatch.setattr(module, "PromptEncoder", lambda folder, **_: encoder)
+        monkeypatch.setattr(parts, "GenerateClient", lambda url, **_: client)
+        monkeypatch.setattr(parts, "PromptEncoder", lambda folder, **_: encoder)
         config = RunConfig(
             data=DataConfig(rollout_shuffle=False),
             rollout=RolloutConfig(rollout_batch_size=2, n_samples_per_prompt=2, **rollout),
