@@ -42,6 +42,7 @@ class Pictures(MBridgeSpec):
 
 def _seeing() -> Any:
     from megatron.core.models.gpt import GPTModel
+    from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
 
     class Seeing(GPTModel):
         def forward(self, input_ids: Any, position_ids: Any, *rest: Any, pixel_values: Any = None, **more: Any) -> Any:
@@ -51,7 +52,10 @@ def _seeing() -> Any:
                 assert len(places) == len(pixel_values), f"{len(places)} placeholders, {len(pixel_values)} patches"
                 embedded = self.embedding(input_ids, position_ids)
                 seen = self.embedding.picture(pixel_values.to(embedded.dtype))
-                more["decoder_input"] = embedded.index_add(0, places, seen[:, None])
+                added = embedded.new_zeros(input_ids.size(1), *embedded.shape[1:]).index_add(0, places, seen[:, None])
+                if self.config.sequence_parallel:  # embedded are this rank's tokens only
+                    added = scatter_to_sequence_parallel_region(added)
+                more["decoder_input"] = embedded + added
             return super().forward(input_ids, position_ids, *rest, **more)
 
     return Seeing

@@ -138,11 +138,12 @@ def test_what_trains_is_what_plain_torch_trains_however_samples_are_packed(
     assert (found.weights["model.picture.weight"] - start["model.picture.weight"]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("layout", ["data", "tensor", "pipeline"])
+@pytest.mark.parametrize("layout", ["data", "tensor", "sequence", "pipeline"])
 def test_two_ranks_train_what_one_does(
     children: Children, folder: Path, samples: list[Sample], expected: dict[str, torch.Tensor], layout: str
 ) -> None:
-    shards, how = (cut(samples, ranks=2), {}) if layout == "data" else (2 * cut(samples), {layout: 2})
+    how: dict[str, Any] = {"data": {}, "sequence": {"tensor": 2, "sequence": True}}.get(layout, {layout: 2})
+    shards = cut(samples, ranks=2) if layout == "data" else 2 * cut(samples)
     assert distance(train(children, folder, shards, ranks=2, **how).weights, expected) < NEAR
 
 

@@ -39,6 +39,7 @@ from slime_core.weights.group import reserve
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the children cannot import test files
 
 TEMPERATURE = 0.7
+LAYOUT = ("tensor", "pipeline", "context", "sequence")
 LAST_BITS = 1e-6
 """Absolute error of a mean of differences between log-probabilities near -4, whose last bit is 2e-7 in fp32."""
 ADAM = {"lr": 3e-3, "weight_decay": 0.1, "adam_beta2": 0.95, "adam_eps": 1e-5, "clip_grad": 0.5}
@@ -56,6 +57,7 @@ class Job:
         prepare: called once the learner is built.
         naps: the learner sleeps and wakes before each rollout and at the end.
         tensor, pipeline, context: ranks that share every matrix, the layers, every row.
+        sequence: those that share matrices share the tokens between them.
         plugins: beside the core's.
         architecture: of the model.
     """
@@ -71,6 +73,7 @@ class Job:
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
+    sequence: bool = False
     plugins: Sequence[str] = ()
     architecture: str = "Qwen3ForCausalLM"
 
@@ -106,7 +109,7 @@ def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
         world_size=world_size,
         address=address,
         num_threads=1,
-        layout=ParallelLayout(tensor=job.tensor, pipeline=job.pipeline, context=job.context),
+        layout=ParallelLayout(**{name: getattr(job, name) for name in LAYOUT}),
     )
     try:
         learner = Learner(settings, active.registry)
