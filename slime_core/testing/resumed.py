@@ -40,23 +40,14 @@ def require_resumed(
     after = next((one for one in made if one.index == before.index), None)
     require(after is not None, f"{who} was not returned")
     assert after is not None
-    have, log_probs = list(before.tokens), list(before.rollout_log_probs or ())
+    have = list(before.tokens)
     others = [prompt for prompt, _ in drawn if prompt[: len(have)] != have]
     require(
         bool(drawn) and not others,
         f"{who} was {'drawn anew' if drawn else 'not gone on with'}: the engine is to be sent all of its tokens, and "
         "draws what follows. A function that cannot says resumes=False",
     )
-    require(list(after.tokens)[: len(have)] == have, f"{who} lost tokens or got others in their place; keep them")
-    require(
-        list(after.rollout_log_probs or ())[: len(log_probs)] == log_probs,
-        f"{who} lost the log-probabilities that its tokens had; those of what is added follow them",
-    )
-    require(
-        len(after.rollout_log_probs or ()) == after.response_length > before.response_length,
-        f"{who} has {after.response_length} response tokens and {len(after.rollout_log_probs or ())} log-probabilities "
-        "now; both count those that it had and those that were added",
-    )
+    _require_kept(who, before, after)
     require(after.status in (Status.COMPLETED, Status.TRUNCATED), f"{who} is {after.status} now; finish it")
     require(
         list(after.weight_versions) == list(versions),
@@ -66,6 +57,20 @@ def require_resumed(
     require(
         most is None or after.response_length <= most,
         f"{who} has {after.response_length} tokens now and may have {most}; what it had counts",
+    )
+
+
+def _require_kept(who: str, before: Sample, after: Sample) -> None:
+    have, log_probs = list(before.tokens), list(before.rollout_log_probs or ())
+    require(list(after.tokens)[: len(have)] == have, f"{who} lost tokens or got others in their place; keep them")
+    require(
+        list(after.rollout_log_probs or ())[: len(log_probs)] == log_probs,
+        f"{who} lost the log-probabilities that its tokens had; those of what is added follow them",
+    )
+    require(
+        len(after.rollout_log_probs or ()) == after.response_length > before.response_length,
+        f"{who} has {after.response_length} response tokens and {len(after.rollout_log_probs or ())} log-probabilities "
+        "now; both count those that it had and those that were added",
     )
 
 

@@ -155,7 +155,9 @@ def repeats_span(response: str, *, prompt_to_repeat: str, n_start: int, n_end: i
 
 def prints_multiples(response: str) -> bool:
     """The multiples of 7 from 10 to 50, in order, and no other number."""
-    return [int(number) for number in re.findall(r"\d+", response)] == list(range(14, 51, 7))
+    # Python reads no number of more than 4300 digits.
+    found = [int(number) if len(number) < 100 else None for number in re.findall(r"\d+", response)]
+    return found == list(range(14, 51, 7))
 
 
 def asks_four_questions(response: str) -> bool:

@@ -151,6 +151,26 @@ def test_an_empty_response_follows_nothing(name):
     assert not Instruction(name, arguments).holds(" \n")
 
 
+ODD = (
+    "日本語。\u200b次の文。",
+    "🤖👩‍👩‍👧",
+    "e\u0301 \u2028Ω\u0000",
+    "\\(*[?+",
+    "{'a': [",
+    "\ud800",
+    "1" * 5000,
+    "*\n" * 50,
+)
+"""Other alphabets, joined and broken characters, what a pattern or JSON might trip over, one endless number."""
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_no_response_is_too_odd_to_be_judged(name):
+    arguments = next(one for known, one, *_ in CASES if known == name)
+    found = [Instruction(name, arguments).holds(one) for response in ODD for one in variants(response)]
+    assert {type(one) for one in found} == {bool}
+
+
 def test_sentences_end_with_their_mark_or_their_paragraph():
     text = 'Dr. No paid $3.50, e.g. for tea. "Why?" she asked!\n\nA title\n\nJ. R. left. これは文です。次の文。'
     assert sentences(text) == [

@@ -95,12 +95,12 @@ SINGLES = {
     ),
 }
 
-RESUMED = "await context.client.generate(list(sample.tokens), sampling=rest"
+RESUMED = "await context.client.generate(_so_far(context, sample), sampling=rest"
 ADDED = "    add(sample, answer, context.encoder.decode(ids), masks=context.masks_resumed)"
 RESUMES = {
     "drawn anew from the prompt": (
         RESUMED,
-        RESUMED.replace("list(sample.tokens)", "list(sample.tokens)[: sample.prompt_length]"),
+        RESUMED.replace("_so_far(context, sample)", "list(sample.tokens)[: sample.prompt_length]"),
         "which was ended with 2 tokens, was drawn anew: the engine is to be sent all of its tokens",
     ),
     "begun anew": (
