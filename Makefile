@@ -33,9 +33,9 @@ demo: setup ## train a tiny model with GRPO on this machine's CPU
 # Look at no clock, so two of these files may run beside each other, the longest first. A file that is not named here
 # runs alone. In a pytest of their own, because Megatron takes over the process that loads it.
 BESIDE := $(wildcard $(patsubst %,tests/%.py, \
-    e2e/test_run engines/test_layouts e2e/test_ppo e2e/test_halves engines/test_parity e2e/test_layouts \
+    e2e/test_run engines/test_layouts e2e/test_ppo e2e/test_halves engines/test_parity e2e/test_layouts e2e/test_evaluation \
     engines/test_transports e2e/test_bad_input engines/test_critic e2e/test_async e2e/test_lifecycle \
-    $(addprefix engines/test_,function_paths learner families roles shared_prompts serving processes sampling) \
+    $(addprefix engines/test_,function_paths learner inputs families roles shared_prompts serving processes sampling) \
     $(addprefix e2e/test_,function_paths rollout_paths parity scaffold nodes) \
     $(addprefix engines/test_,freezing routing gloo log_probs megatron_flags model llama schedules)))
 

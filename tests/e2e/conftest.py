@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 LIMIT_S = 240
 """A run of a few steps takes half a minute on two idle cores."""
@@ -58,6 +60,14 @@ def train(folder: Path, *words: str | Path) -> Finished:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """Four steps of the embedded run, with checkpoints after the second and the fourth."""
-    folder = tmp_path_factory.mktemp("runs") / "trained"
-    return train(folder, "--num-rollout", "4", "--save-interval", "2", "--eval-interval", "2", "--seed", "3")
+    """Four steps of the embedded run, with checkpoints after the second and the fourth; one run for all processes of
+    the session."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder, said = shared / "trained", shared / "trained.json"
+    with FileLock(shared / "trained.lock"):
+        if not said.exists():
+            words = ("--num-rollout", "4", "--save-interval", "2", "--eval-interval", "2", "--seed", "3")
+            run = train(folder, *words)
+            said.write_text(json.dumps([run.code, run.output, run.errors]))
+    return Finished(*json.loads(said.read_text()), folder)
