@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from slime_core.data.chat import PromptEncoder
@@ -70,15 +71,16 @@ class SingleTurn:
             RequestRefused: an engine will never take such a request.
         """
         fresh, ended = unfinished(samples)
-        begun = [_costing(fresh, _begin(context, fresh, sampling))] if fresh else []
-        await asyncio.gather(*begun, *(_costing([sample], _go_on(context, sample, sampling)) for sample in ended))
+        begun = [_costing(fresh, partial(_begin, context, fresh, sampling))] if fresh else []
+        going_on = [_costing([sample], partial(_go_on, context, sample, sampling)) for sample in ended]
+        await asyncio.gather(*begun, *going_on)
         return samples
 
 
-async def _costing(samples: Sequence[Sample], answering: Awaitable[None]) -> None:
+async def _costing(samples: Sequence[Sample], ask: Callable[[], Awaitable[None]]) -> None:
     """Wait for what fills ``samples``; a failure costs them."""
     try:
-        await answering
+        await ask()
     except RequestRefused:
         raise
     except EngineError as failure:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from slime_core.errors import CheckpointError, ConfigError, RunError
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.spec import MBridgeSpec
+from slime_core.opaque import column
 
 # Megatron warns about its own calls between its own modules.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
@@ -219,3 +222,13 @@ def test_scaled_rotary_positions_are_refused(megatron, folder):
     config.rope_parameters = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
     with pytest.raises(ConfigError, match="'yarn'"):
         MBridgeSpec().build(config, dtype=torch.float32, parallel=megatron)
+
+
+@pytest.mark.parametrize(("embeds", "names"), [(True, {"pixels"}), (False, set())])
+def test_only_a_chunk_that_embeds_tokens_is_handed_inputs(megatron, embeds, names):
+    from slime_core.learner.inputs import RowInputs, handed
+
+    pixels = {"pixels": column([np.array([[1.0], [2.0]]), np.array([[3.0]])], "float64")}
+    wrapped: Any = SimpleNamespace(module=SimpleNamespace(pre_process=embeds))
+    assert handed(wrapped, RowInputs(pixels, (1, 0)), torch.device("cpu")).keys() == names
+    assert handed(wrapped, RowInputs(), torch.device("cpu")) == {}

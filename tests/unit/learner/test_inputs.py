@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
-import torch
 
 from slime_core.errors import RunError
-from slime_core.learner.inputs import AcceptedInputs, RowInputs, handed
+from slime_core.learner.inputs import AcceptedInputs, RowInputs
 from slime_core.opaque import column
 
 PIXELS = {"pixels": column([np.array([[1.0], [2.0]]), np.array([[3.0]])], "float64")}
-
-
-@pytest.mark.parametrize(("embeds", "names"), [(True, {"pixels"}), (False, set())])
-def test_only_a_chunk_that_embeds_tokens_is_handed_inputs(embeds: bool, names: set[str]) -> None:
-    from slime_core.cpu.megatron import install
-
-    install()
-    wrapped: Any = SimpleNamespace(module=SimpleNamespace(pre_process=embeds))
-    assert handed(wrapped, RowInputs(PIXELS, (1, 0)), torch.device("cpu")).keys() == names
-    assert handed(wrapped, RowInputs(), torch.device("cpu")) == {}
 
 
 def test_rows_stand_in_the_order_of_the_samples_in_their_row() -> None:

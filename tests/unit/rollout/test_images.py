@@ -22,7 +22,7 @@ from slime_core.errors import DataError, RunError
 from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn
 from slime_core.rollout.labelled import FromLabel
-from slime_core.rollout.sampler import Sampler
+from slime_core.rollout.parts import Parts
 from slime_core.types import Sample, Status
 
 PLACEHOLDER = 16
@@ -210,10 +210,10 @@ def test_a_checkpoint_says_whether_it_has_a_processor(folder: Path, tmp_path: Pa
 @pytest.mark.parametrize(("keys", "trains", "made"), [("{}", True, True), (None, True, False), ("{}", False, False)])
 def test_only_a_run_that_trains_on_images_loads_the_processor(folder, encoder, keys, trains, made):
     config = SimpleNamespace(data=SimpleNamespace(multimodal_keys=keys), model=SimpleNamespace(trust_remote_code=False))
-    sampler: Any = SimpleNamespace(
-        _config=config, _encoder=encoder, _settings=SimpleNamespace(trains=trains, folder=folder)
+    parts: Any = SimpleNamespace(
+        _config=config, encoder=encoder, _settings=SimpleNamespace(trains=trains, folder=folder)
     )
-    found = Sampler._processes(sampler)
+    found = Parts._processes(parts)
     assert (found is not None) == made
     if found is not None:
         found.close()

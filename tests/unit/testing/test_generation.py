@@ -20,7 +20,7 @@ TOKENS = "sample.tokens = TokenIds([*prompt_ids, *ids])"
 LOG_PROBS = "sample.rollout_log_probs = LogProbs(answer.log_probs)"
 VERSIONS = "sample.weight_versions = list(answer.weight_versions)"
 UNFINISHED = "fresh, ended = unfinished(samples)"
-GATHERED = "await asyncio.gather(*begun, *(_go_on(context, sample, sampling) for sample in ended))"
+GATHERED = "await asyncio.gather(*begun, *going_on)"
 ENCODED = "prompt_ids = context.encoder.encode(samples[0].prompt, tools=tools_of(samples[0].metadata))"
 AGAIN = "ids = encoder.encode(sample.response)\n    sample.tokens = TokenIds([*prompt_ids, *ids])"
 SINGLES = {
@@ -108,7 +108,7 @@ RESUMES = {
         f"for one in samples: one.response_length *= one.status is not Status.ABORTED\n        {UNFINISHED}",
         "was drawn anew",
     ),
-    "left as it was": (GATHERED, "await asyncio.gather(*begun)", "was not gone on with"),
+    "left as it was": ("for sample in ended]", "for sample in ended if False]", "was not gone on with"),
     "its tokens are lost": (
         ADDED,
         f"{ADDED}\n    sample.tokens = TokenIds(sample.tokens[:2] + sample.tokens[4:])",
