@@ -30,14 +30,11 @@ setup: ## make .venv: the pinned CPU environment and the five packages, editable
 demo: setup ## train a tiny model with GRPO on this machine's CPU
 	@$(BIN)/slime run --plugin grpo --device cpu
 
-# Look at no clock, so two of these files may run beside each other, the longest first. A file that is not named here
-# runs alone. In a pytest of their own, because Megatron takes over the process that loads it.
-BESIDE := $(wildcard $(patsubst %,tests/%.py, \
-    e2e/test_run engines/test_layouts e2e/test_ppo e2e/test_halves engines/test_parity e2e/test_layouts e2e/test_evaluation \
-    engines/test_transports e2e/test_bad_input engines/test_critic e2e/test_async e2e/test_lifecycle \
-    $(addprefix engines/test_,function_paths learner inputs families roles shared_prompts serving processes sampling) \
-    $(addprefix e2e/test_,function_paths rollout_paths parity scaffold nodes) \
-    $(addprefix engines/test_,freezing routing gloo log_probs megatron_flags model llama schedules)))
+# Look at no clock and start no servers, so two of these files may run beside each other, the longest first. A file that
+# is not named here runs alone. In a pytest of their own, because Megatron takes over the process that loads it.
+BESIDE := $(wildcard $(patsubst %,tests/%.py,engines/test_layouts e2e/test_bad_input \
+    $(addprefix engines/test_,critic function_paths learner inputs families roles shared_prompts freezing routing gloo \
+    log_probs megatron_flags model llama schedules)))
 
 .PHONY: test
 test: setup lint types contracts ## everything that must hold: lint, types, import contracts, tests

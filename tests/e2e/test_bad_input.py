@@ -114,7 +114,9 @@ TERABYTE = 10**12
 
 ROWS = {
     "a prompt file that is not there": Row(DATA, ("prompt_data: ", "does not exist; accepted: a prompt file")),
-    "an empty prompt file": Row(DATA, ("prompts.jsonl holds no rows. Give a JSON Lines file",), lines()),
+    "an empty prompt file": Row(
+        DATA, ("prompts.jsonl holds no rows. Give a file that holds some: Parquet, or",), lines()
+    ),
     "a line that is not JSON": Row(
         DATA,
         ("prompts.jsonl, line 3, column 12: not JSON", "Expected an object such as"),
@@ -127,8 +129,8 @@ ROWS = {
     ),
     "an evaluation file with a bad line": Row(
         f"{RUN} --rollout-max-response-len 8 --eval-prompt-data mine prompts.jsonl",
-        ("prompts.jsonl, line 1: found list, expected an object",),
-        lines("[]"),
+        ("prompts.jsonl, line 2: found list, expected an object",),
+        lines(GOOD, "[]"),
     ),
     "a prompt longer than the context": Row(
         DATA,
