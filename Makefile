@@ -31,7 +31,8 @@ demo: setup ## train a tiny model with GRPO on this machine's CPU
 	@$(BIN)/slime run --plugin grpo --device cpu
 
 # Look at no clock and start no servers, so two of these files may run beside each other, the longest first. A file that
-# is not named here runs alone. In a pytest of their own, because Megatron takes over the process that loads it.
+# is not named here runs alone: with servers in both, two at a time took as long on two cores, and servers missed limits
+# that are not ours. In a pytest of their own, because Megatron takes over the process that loads it.
 BESIDE := $(wildcard $(patsubst %,tests/%.py,engines/test_layouts e2e/test_bad_input \
     $(addprefix engines/test_,critic function_paths learner inputs families roles shared_prompts freezing routing gloo \
     log_probs megatron_flags model llama schedules)))
