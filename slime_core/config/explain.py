@@ -183,7 +183,8 @@ def _plain(value: Any) -> str:
         case tuple():
             return " ".join(map(_plain, value)) or "(empty)"
         case float():
-            return f"{value:g}"
+            short = f"{value:g}"
+            return short if float(short) == value else repr(value)
         case BaseModel():
             return _toml(value)
     return str(value)

@@ -281,7 +281,8 @@ class Production:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            self._failure = self._failure or task.exception()
+            failure = task.exception()  # asked of each: one that nobody asks for is logged when it is collected
+            self._failure = self._failure or failure
         elif not task.cancelling():
             self._failure = self._failure or _cancelled(task.get_name())
         self._note_idleness()

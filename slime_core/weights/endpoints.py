@@ -24,6 +24,9 @@ PauseMode = Literal["abort", "retract", "in_place"]
 """What becomes of requests in flight: ended with what they have; put back and recomputed later, so that the cache can
 be flushed; kept."""
 
+LET_THROUGH_S = 1.0
+"""For calls under way when another has failed."""
+
 BODY_SHOWN = 400
 """Characters of a refusal that an error quotes."""
 
@@ -261,8 +264,10 @@ class EngineControl:
         ]
 
     def _gather(self, calls: Sequence[Future[Any]]) -> list[Any]:
-        # The call that failed first knows why; others may hang because of it, until their own limit.
-        ended, _ = wait(calls, return_when=FIRST_EXCEPTION)
+        # The call that failed first knows why; others may hang because of it, until their own limit. Those that only
+        # are on their way still are let through, so that none of them meets what the caller does next.
+        ended, others = wait(calls, return_when=FIRST_EXCEPTION)
+        wait(others, timeout=LET_THROUGH_S)
         for one in ended:
             one.result()
         return [one.result() for one in calls]
