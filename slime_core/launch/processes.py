@@ -92,14 +92,7 @@ class Processes:
         if not self._placement.learner:
             return AbsentLearner(), Lending()
         ranks = tuple(
-            start_actor(
-                LearnerActor,
-                self._job.manifest,
-                label=f"learner rank {rank}",
-                slot=slot,
-                env=cpu_environment(self._device),
-            )
-            for rank, slot in enumerate(self._placement.learner)
+            self._actor(LearnerActor, f"learner rank {rank}", slot) for rank, slot in enumerate(self._placement.learner)
         )
         config = self._job.config
         layout = ParallelLayout.of(config.parallel)
@@ -126,14 +119,7 @@ class Processes:
         if not self._placement.critic:
             return None
         ranks = tuple(
-            start_actor(
-                CriticActor,
-                self._job.manifest,
-                label=f"critic rank {rank}",
-                slot=slot,
-                env=cpu_environment(self._device),
-            )
-            for rank, slot in enumerate(self._placement.critic)
+            self._actor(CriticActor, f"critic rank {rank}", slot) for rank, slot in enumerate(self._placement.critic)
         )
         layout = ParallelLayout.of(self._job.config.critic_parallel)
         return CriticGroup(ActorGroup(ranks), replace(learner_settings(self._job, self._device), layout=layout))

@@ -80,6 +80,10 @@ def test_the_written_file_says_where_each_value_came_from() -> None:
     assert "# ray_address is not set" in lines
 
 
+def test_a_number_is_shown_whole() -> None:
+    assert explain("lr", resolve("--lr", "0.001953125")).startswith("optimizer.lr = 0.001953125\n")
+
+
 @pytest.mark.parametrize("name", ["lr", "--lr", "optimizer.lr"])
 def test_a_setting_is_explained_by_any_of_its_names(name: str) -> None:
     assert explain(name, resolve("--lr", "0.5")) == (

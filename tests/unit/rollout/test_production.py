@@ -289,6 +289,21 @@ async def test_a_rollout_that_waits_ends_with_the_failure(make: Make) -> None:
     assert engines.cancelled == [0]
 
 
+async def test_of_groups_that_fail_together_none_is_left_unheard(make: Make) -> None:
+    production, engines = make()
+    taking = asyncio.create_task(production.take(0, 2))
+    await turns()
+    groups: list[Any] = [task for task in asyncio.all_tasks() if task.get_name().startswith("group")]
+    for failing in (0, 1):
+        engines.flying.pop(failing).set_exception(PluginError("no more"))
+    with pytest.raises(PluginError, match="no more"):
+        await taking
+    await turns()
+    # What asyncio logs of a task when it is collected, at any time and anywhere, unless somebody has asked.
+    assert [task._log_traceback for task in groups] == [False, False]
+    await production.close()
+
+
 async def test_a_group_that_is_cancelled_from_within_ends_the_run_instead_of_being_waited_for(make: Make) -> None:
     production, engines = make()
     taking = asyncio.create_task(production.take(0, 2))

@@ -82,11 +82,11 @@ def test_an_engine_that_is_gone_is_named(control: EngineControl, engines: tuple[
 def test_the_call_that_failed_first_is_told_while_another_hangs(engines: tuple[FakeEngine, ...]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        control = EngineControl([url, engines[1].url], timeout_s=2)
+        control = EngineControl([url, engines[1].url], timeout_s=20)
         begun_s = time.monotonic()
         with pytest.raises(WeightSyncError, match=f"{engines[1].url}/end_weight_update refused"):
             control.end_update()
-        assert time.monotonic() - begun_s < 1.5
+        assert time.monotonic() - begun_s < 10
         control.close()
 
 
