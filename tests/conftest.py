@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import signal
 
+from hypothesis import HealthCheck, settings
+
 # A shell without job control starts background commands with Ctrl-C ignored, and children inherit that: runs that the
 # tests start could then not be interrupted. A handler of our own gives every child the default again.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same examples in every run, and no clock: what a busy machine holds up is no finding.
+settings.register_profile("slime", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("slime")

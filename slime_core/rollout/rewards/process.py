@@ -45,8 +45,8 @@ GRACE_S = 1.0
 START_LIMIT_S = 120.0
 """A reward may import a library that takes a minute on a busy machine."""
 
-END_GRACE_S = 2.0
-"""Seconds in which a process that was asked to end takes its children along."""
+END_GRACE_S = 10.0
+"""Seconds in which a process that was asked to end takes its children along; killed, it could not."""
 
 Reward = float | dict[str, float]
 

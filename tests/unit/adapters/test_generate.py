@@ -36,7 +36,7 @@ def encoder() -> PromptEncoder:
 
 @pytest.fixture
 async def context(engine: FakeEngine, encoder: PromptEncoder) -> AsyncIterator[GenerateContext]:
-    async with GenerateClient(engine.url, timeout_s=5, vocab_size=16) as client:
+    async with GenerateClient(engine.url, timeout_s=60, vocab_size=16) as client:
         yield GenerateContext(client, encoder)
 
 

@@ -42,7 +42,7 @@ def engine() -> Iterator[FakeEngine]:
 
 @pytest.fixture
 def control(engine: FakeEngine) -> Iterator[EngineControl]:
-    control = EngineControl([engine.url], timeout_s=5)
+    control = EngineControl([engine.url], timeout_s=60)
     control.init_group(master_address="127.0.0.1", master_port=1, group="g", backend="gloo")
     yield control
     control.close()

@@ -6,8 +6,17 @@ import asyncio
 import queue
 import threading
 import time
+from collections.abc import Callable
 
 from slime_core.cluster.stacks import task_stacks, thread_stacks
+
+
+def shown(stacks: Callable[[], str], words: str) -> str:
+    """The stacks once they hold ``words``: a thread that was started has not come anywhere yet."""
+    text, deadline_s = "", time.monotonic() + 60
+    while words not in text and time.monotonic() < deadline_s:
+        text = stacks()
+    return text
 
 
 def test_a_waiting_thread_is_shown_where_it_waits_and_the_asking_one_is_not() -> None:
@@ -18,7 +27,7 @@ def test_a_waiting_thread_is_shown_where_it_waits_and_the_asking_one_is_not() ->
 
     thread = threading.Thread(target=stuck, name="reader")
     thread.start()
-    text = thread_stacks()
+    text = shown(thread_stacks, "in stuck\n    release.wait()")
     release.set()
     thread.join()
     assert "thread reader:\n" in text
@@ -64,9 +73,7 @@ def test_tasks_of_another_threads_loop_are_seen() -> None:
     thread = threading.Thread(target=asyncio.run, args=(far(),))
     thread.start()
     loop, seen = running.get(timeout=60)
-    text, deadline_s = "", time.monotonic() + 60
-    while "in far" not in text and time.monotonic() < deadline_s:
-        text = task_stacks()
+    text = shown(task_stacks, "in far")
     loop.call_soon_threadsafe(seen.set)
     thread.join()
     assert "in far\n    await seen.wait()" in text

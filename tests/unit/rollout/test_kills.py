@@ -98,7 +98,7 @@ async def test_every_group_is_in_one_place_whenever_a_run_dies(tmp_path: Path, s
     dice, deaths = random.Random(seed), 0
     with FakeEngine() as engine:
         engine.partial = 2
-        async with GenerateClient(engine.url, timeout_s=20) as client:
+        async with GenerateClient(engine.url, timeout_s=60) as client:
             for dies_after in [*(dice.randrange(2, 14) for _ in range(4)), None]:
                 life = Life(tmp_path, client, ahead=ahead, dies_after=dies_after)
                 try:

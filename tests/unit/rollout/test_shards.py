@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from slime_core.config.flops import ForwardFlops
@@ -124,7 +124,6 @@ def test_where_nothing_is_trained_weights_are_finite(per_token):
     assert np.isfinite(found).all()
 
 
-@settings(deadline=None)  # another one may hold the machine
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.sampled_from([None, 1, 2])), min_size=1), st.booleans())
 def test_weights_times_trained_tokens_add_up_to_one(shapes, per_token):
     samples = [
@@ -239,7 +238,6 @@ def test_fewer_rollouts_than_steps_are_refused():
 SHAPES = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 12)), min_size=8, max_size=24)
 
 
-@settings(deadline=None)  # another one may hold the machine
 @given(SHAPES, st.integers(1, 4), st.integers(1, 2), st.integers(1, 30))
 def test_every_sample_is_in_exactly_one_micro_batch_of_one_rank(shapes, num_ranks, num_steps, max_tokens):
     samples = [sample(i, prompt=p, response=r) for i, (p, r) in enumerate(shapes)]
@@ -322,7 +320,6 @@ def by_definition(
     return float(np.mean([sum(of_rollout) / (token_divisor or len(of_rollout)) for of_rollout in trained]))
 
 
-@settings(deadline=None)  # another one may hold the machine
 @given(
     PARTS,
     AVERAGES,

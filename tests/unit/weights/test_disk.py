@@ -26,7 +26,7 @@ BUCKETS = [Bucket((WeightSpec(name, "float32", (4096,)),)) for name in ("norm", 
 @pytest.fixture
 def control() -> Iterator[EngineControl]:
     with FakeEngine() as engine:
-        found = EngineControl([engine.url], timeout_s=5)
+        found = EngineControl([engine.url], timeout_s=60)
         yield found
         found.close()
 

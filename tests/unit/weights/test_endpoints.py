@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -39,7 +38,7 @@ def engines() -> Iterator[tuple[FakeEngine, FakeEngine]]:
 
 @pytest.fixture
 def control(engines: tuple[FakeEngine, FakeEngine]) -> Iterator[EngineControl]:
-    found = EngineControl([engine.url for engine in engines], timeout_s=5)
+    found = EngineControl([engine.url for engine in engines], timeout_s=60)
     yield found
     found.close()
 
@@ -75,18 +74,16 @@ def test_a_refused_update_does_not_wait_for_its_broadcast(control: EngineControl
 
 def test_an_engine_that_is_gone_is_named(control: EngineControl, engines: tuple[FakeEngine, ...]) -> None:
     engines[1].stop()
-    with pytest.raises(WeightSyncError, match=f"{engines[1].url}/flush.*limit 5 s.*ConnectionRefused"):
+    with pytest.raises(WeightSyncError, match=f"{engines[1].url}/flush.*limit 60 s.*ConnectionRefused"):
         control.flush_cache()
 
 
 def test_the_call_that_failed_first_is_told_while_another_hangs(engines: tuple[FakeEngine, ...]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        control = EngineControl([url, engines[1].url], timeout_s=20)
-        begun_s = time.monotonic()
+        control = EngineControl([url, engines[1].url], timeout_s=3600)  # who waited for both would hear it then
         with pytest.raises(WeightSyncError, match=f"{engines[1].url}/end_weight_update refused"):
             control.end_update()
-        assert time.monotonic() - begun_s < 10
         control.close()
 
 
@@ -159,7 +156,7 @@ async def test_nothing_is_generated_without_memory(
     control: EngineControl, engines: tuple[FakeEngine, ...], tag: str
 ) -> None:
     control.release_memory(tag)
-    async with GenerateClient(engines[0].url, timeout_s=5) as client:
+    async with GenerateClient(engines[0].url, timeout_s=60) as client:
         with pytest.raises(EngineError, match=rf"status 400: .*without \['{tag}'\]"):
             await client.generate([3, 4], sampling=SamplingParams(max_new_tokens=4))
         control.resume_memory(tag)
@@ -170,11 +167,11 @@ async def test_nothing_is_generated_without_memory(
 async def test_memory_is_released_by_engines_that_do_not_generate(
     control: EngineControl, engines: tuple[FakeEngine, ...], mode: PauseMode | None, idle: bool
 ) -> None:
-    for engine in engines:
-        engine.delay_s = 0.3
-    async with GenerateClient(engines[0].url, timeout_s=5) as client:
+    engines[0].delay_s = 60
+    async with GenerateClient(engines[0].url, timeout_s=60) as client:
         asking = asyncio.create_task(client.generate([3, 4], sampling=SamplingParams(max_new_tokens=4)))
-        await asyncio.sleep(0.1)
+        while not engines[0].most_in_flight:
+            await asyncio.sleep(0)
         if mode is not None:
             control.pause(mode)
         with nullcontext() if idle else pytest.raises(WeightSyncError, match="only when server is idle"):
@@ -182,4 +179,5 @@ async def test_memory_is_released_by_engines_that_do_not_generate(
         for engine in engines:
             engine.released.clear()
         control.resume()
-        await asking
+        async with client.ended():
+            await asking

@@ -10,8 +10,9 @@ import pytest
 from torch.distributed import TCPStore
 
 from slime_core.weights.group import listening_store, reserve
+from tests.ports import kept_port
 
-LIMIT = timedelta(seconds=10)
+LIMIT = timedelta(seconds=60)
 
 
 def test_a_store_listens_on_its_own_address_only() -> None:
@@ -21,8 +22,8 @@ def test_a_store_listens_on_its_own_address_only() -> None:
 
 
 def test_others_meet_in_a_store_whose_port_was_agreed_on() -> None:
-    port = listening_store("127.0.0.1", world_size=2, timeout=LIMIT).port
-    store = listening_store("127.0.0.1", world_size=2, timeout=LIMIT, port=port)
+    with kept_port() as port:
+        store = listening_store("127.0.0.1", world_size=2, timeout=LIMIT, port=port)
     TCPStore("127.0.0.1", port, 2, is_master=False, timeout=LIMIT).set("rank", "1")
     assert store.get("rank") == b"1"
 

@@ -17,6 +17,7 @@ from slime_core.rollout.engines import client as module
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.testing.fake_engine import FakeEngine
+from tests.clock import only_pauses_take_time
 
 SHORT = SamplingParams(max_new_tokens=8)
 
@@ -29,7 +30,7 @@ def engine() -> Iterator[FakeEngine]:
 
 @pytest.fixture
 async def client(engine: FakeEngine) -> AsyncIterator[GenerateClient]:
-    async with GenerateClient(engine.url, max_in_flight=3, timeout_s=5, vocab_size=16) as found:
+    async with GenerateClient(engine.url, max_in_flight=3, timeout_s=60, vocab_size=16) as found:
         yield found
 
 
@@ -76,16 +77,23 @@ async def test_a_refused_request_is_not_sent_again(client: GenerateClient, engin
     assert engine.calls.count("/generate") == 1
 
 
-async def test_a_failure_that_lasts_ends_with_the_time_limit(client: GenerateClient, engine: FakeEngine) -> None:
+async def test_a_failure_that_lasts_ends_with_the_time_limit(
+    client: GenerateClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_pauses_take_time(monkeypatch, module)
     engine.fail_with = [500] * 100
-    with pytest.raises(EngineError, match=r"no answer within 0.5 s and \d attempts; .*status 500"):
-        await client.generate([3], sampling=SHORT, timeout_s=0.5)
+    with pytest.raises(EngineError, match=r"no answer within 60 s and \d\d attempts; .*status 500"):
+        await client.generate([3], sampling=SHORT)
+    # Pauses of 0.1, 0.2, ... 3.2 s and then of 5 s, each shortened by half at most.
+    assert 16 <= engine.calls.count("/generate") <= 32
 
 
-async def test_an_engine_that_is_gone_ends_with_the_time_limit(client: GenerateClient, engine: FakeEngine) -> None:
+async def test_an_engine_that_is_gone_ends_with_the_time_limit(
+    client: GenerateClient, engine: FakeEngine, once: None
+) -> None:
     engine.stop()
     with pytest.raises(EngineError, match=r"ClientConnectorError"):
-        await client.generate([3], sampling=SHORT, timeout_s=0.3)
+        await client.generate([3], sampling=SHORT)
 
 
 async def test_an_engine_that_hangs_ends_with_the_time_limit(client: GenerateClient, engine: FakeEngine) -> None:
@@ -212,9 +220,18 @@ async def test_engines_that_cannot_be_told_hold_nobody_up(client: GenerateClient
 
 
 async def test_requests_in_flight_are_bounded(client: GenerateClient, engine: FakeEngine) -> None:
-    engine.delay_s = 0.02
-    await asyncio.gather(*(client.generate([3], sampling=SHORT) for _ in range(10)))
-    assert engine.most_in_flight == 3
+    engine.delay_s = 60
+    asking = [asyncio.create_task(client.generate([3], sampling=SHORT)) for _ in range(10)]
+    while engine.most_in_flight < 3:
+        await asyncio.sleep(0)
+    engine.delay_s = 0
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{engine.url}/abort_request", json={"abort_all": True}),
+    ):
+        pass
+    reasons = [answer.finish_reason for (answer,) in await asyncio.gather(*asking)]
+    assert (reasons.count("abort"), reasons.count("stop"), engine.most_in_flight) == (3, 7, 3)
 
 
 @pytest.mark.parametrize("ids", [[3, 16], [-1]])

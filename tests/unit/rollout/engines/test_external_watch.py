@@ -22,7 +22,7 @@ def engine() -> Iterator[FakeEngine]:
 
 @pytest.fixture
 def holds(engine: FakeEngine) -> Callable[[str], None]:
-    return lambda version: call(engine.url, "/update_weight_version", {"new_version": version}, timeout_s=5)
+    return lambda version: call(engine.url, "/update_weight_version", {"new_version": version}, timeout_s=60)
 
 
 def test_versions_that_rise_are_this_runs_own(engine, holds):

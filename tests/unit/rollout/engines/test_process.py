@@ -11,11 +11,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from slime_core.errors import EngineError
 from slime_core.rollout.engines.process import ServerProcess, free_ports
+from tests.ports import kept_port
+from tests.processes import children, left_of
 
 SERVE = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1"]
 
@@ -30,18 +31,18 @@ def shell(tmp_path: Path, script: str) -> ServerProcess:
     return server
 
 
-def wait_gone(pid: int) -> bool:
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
+def first_line(server: ServerProcess) -> str:
+    """What it prints first, once it has."""
+    while not server.last_lines():
         time.sleep(0.02)
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
+    return server.last_lines()[0]
 
 
 def test_a_server_is_ready_when_it_answers(tmp_path: Path) -> None:
-    (port,) = free_ports(1)
     server = process(tmp_path)
-    server.start([*SERVE, str(port)])
-    server.wait_ready(f"http://127.0.0.1:{port}/", timeout_s=20)
+    with kept_port() as port:
+        server.start([*SERVE, str(port)])
+        server.wait_ready(f"http://127.0.0.1:{port}/", timeout_s=120)
     assert server.is_alive()
     server.stop()
     assert not server.is_alive()
@@ -50,12 +51,13 @@ def test_a_server_is_ready_when_it_answers(tmp_path: Path) -> None:
 def test_a_server_that_dies_while_starting_is_an_error_with_its_last_lines(tmp_path: Path) -> None:
     server = shell(tmp_path, "seq 1 30; echo out of memory >&2; exit 3")
     with pytest.raises(EngineError, match=r"engine 0 ended with exit code 3(.|\n)*engine.log") as caught:
-        server.wait_ready("http://127.0.0.1:9/", timeout_s=20)
+        server.wait_ready("http://127.0.0.1:9/", timeout_s=120)
     assert str(caught.value).splitlines()[-20:] == [*(f"  {number}" for number in range(12, 31)), "  out of memory"]
 
 
 def test_a_server_that_does_not_answer_is_an_error_with_its_last_lines(tmp_path: Path) -> None:
     server = shell(tmp_path, "echo loading; sleep 60")
+    assert first_line(server) == "loading"
     with pytest.raises(EngineError, match=r"did not answer at http://127.0.0.1:9/ within 0.3 s(.|\n)*loading"):
         server.wait_ready("http://127.0.0.1:9/", timeout_s=0.3)
     server.stop()
@@ -63,7 +65,7 @@ def test_a_server_that_does_not_answer_is_an_error_with_its_last_lines(tmp_path:
 
 def test_a_signal_is_named(tmp_path: Path) -> None:
     server = shell(tmp_path, "kill -9 $$")
-    server.wait_end(10)
+    server.wait_end(120)
     assert "by signal 9 (SIGKILL), often the kernel's out-of-memory killer" in str(server.death())
 
 
@@ -74,12 +76,10 @@ def test_a_program_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
 
 def test_stopping_ends_children_that_ignore_it_and_twice_is_fine(tmp_path: Path) -> None:
     server = shell(tmp_path, "trap '' TERM; sleep 60 & echo $!; wait; sleep 60")
-    while not server.last_lines():
-        time.sleep(0.02)
-    child = int(server.last_lines()[0])
+    child = int(first_line(server))
     server.stop()
     server.stop()
-    assert wait_gone(child)
+    assert left_of(child) == []
 
 
 def test_stopping_what_was_never_started_does_nothing(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_stop_that_crosses_a_start_leaves_nothing(tmp_path: Path) -> None:
         time.sleep(number * 0.0005)
         server.stop()
         starter.join()
-        assert not any(mark in child.cmdline() for child in psutil.Process().children())
+        assert children(mark) == []
 
 
 def _start_anyway(server: ServerProcess, mark: str) -> None:
@@ -113,7 +113,7 @@ def _start_anyway(server: ServerProcess, mark: str) -> None:
 
 def test_a_server_whose_port_was_taken_says_so_and_starts_again(tmp_path: Path) -> None:
     server = shell(tmp_path, "echo '[Errno 98] Address already in use'; exit 1")
-    assert server.wait_end(10)
+    assert server.wait_end(120)
     assert server.lost_its_address()
     server.start(["sleep", "60"])
     assert server.is_alive()
@@ -142,7 +142,7 @@ def test_a_killed_parent_takes_its_server_along_but_a_finished_thread_does_not(t
         pid, alive = parent.stdout.readline().split()
         assert alive == "True"
         parent.send_signal(signal.SIGKILL)
-        assert wait_gone(int(pid))
+        assert left_of(int(pid)) == []
 
 
 def test_free_ports_differ() -> None:

@@ -10,11 +10,13 @@ import pytest
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.config.secrets import shown
 from slime_core.errors import ConfigError
+from slime_core.rollout.rewards import http
 from slime_core.rollout.rewards.http import with_secrets
 from slime_core.rollout.rewards.models import JudgeReward, RemoteReward, ServedReward
 from slime_core.rollout.rewards.pool import RewardFailure
 from slime_core.types import Sample
 from tests.answering import Answering, chat, embedding
+from tests.clock import only_pauses_take_time
 
 
 def samples(*responses: str) -> list[Sample]:
@@ -120,22 +122,24 @@ async def test_a_refusal_is_final_and_costs_its_sample_alone(status):
     assert len(service.asked) == 2
 
 
-async def test_a_service_that_stays_away_costs_the_sample_within_the_time_limit():
+async def test_a_service_that_stays_away_costs_the_sample_within_the_time_limit(monkeypatch):
+    only_pauses_take_time(monkeypatch, http)
     with Answering(lambda body: 1.0) as service:
         service.fail_with = [503] * 1000
-        (found,) = await remote(service, reward_timeout_s=0.3).score(samples("a"))
+        (found,) = await remote(service, reward_timeout_s=60).score(samples("a"))
     assert found.cause == "unavailable"
     wanted = (
-        rf"{service.url} gave no reward within 0\.3 s \(--reward-timeout-s\) and \d attempts; the last one failed with "
+        rf"{service.url} gave no reward within 60 s \(--reward-timeout-s\) and \d\d attempts; the last one failed with "
         r"status 503: \{\"error\": \"as told\"\}"
     )
     assert re.fullmatch(wanted, found.error)
 
 
-async def test_a_service_that_nobody_runs_is_called_unreachable():
+async def test_a_service_that_nobody_runs_is_called_unreachable(monkeypatch):
+    only_pauses_take_time(monkeypatch, http)
     with Answering(lambda body: 1.0) as service:
         pass
-    (found,) = await remote(service, "?key=hidden", reward_timeout_s=0.2).score(samples("a"))
+    (found,) = await remote(service, "?key=hidden", reward_timeout_s=60).score(samples("a"))
     assert found.cause == "unreachable"
     assert "hidden" not in found.error
 

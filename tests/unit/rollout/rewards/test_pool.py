@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from slime_core.plugins.manifest import record
 from slime_core.rollout.rewards.pool import RewardFailure, RewardPool, RewardPoolSettings
 from slime_core.types import Sample
 from tests.answering import Answering
+from tests.processes import children, left_of, runs
 
 PLUGIN = '''
 import asyncio, math, os, subprocess, sys, threading, time
@@ -129,7 +129,7 @@ async def pool(tmp_path: Path) -> AsyncIterator[RewardPool]:
     pool = RewardPool(settings(tmp_path, memory_gib=0.5, num_workers=1))
     yield pool
     await pool.close()
-    assert [child for child in psutil.Process().children() if "rewards.worker" in " ".join(child.cmdline())] == []
+    assert children("rewards.worker") == []
 
 
 def samples(*responses: str) -> list[Sample]:
@@ -214,10 +214,14 @@ async def test_a_reward_in_a_process_asks_the_models_that_the_run_serves(tmp_pat
     assert sorted(judge.asked, key=str) == [("/score", {"text": "a"}), ("/score", {"text": "bb"})]
 
 
-async def test_what_a_reward_forks_answers_nobody_and_takes_no_call(pool: RewardPool) -> None:
+async def test_what_a_reward_forks_answers_nobody_and_takes_no_call(tmp_path: Path) -> None:
+    pool = RewardPool(settings(tmp_path, num_workers=1, timeout_s=60.0))
     twice = [Sample(response="twice", index=index) for index in range(2)]
-    assert await pool.score("mean", twice, together=False) == [1.0, 1.0]
-    assert await pool.score("mean", samples("abc"), together=False) == [3.0]
+    try:
+        assert await pool.score("mean", twice, together=False) == [1.0, 1.0]
+        assert await pool.score("mean", samples("abc"), together=False) == [3.0]
+    finally:
+        await pool.close()
 
 
 TOO_MUCH = {
@@ -292,14 +296,14 @@ async def test_what_a_reward_prints_is_in_the_log(pool: RewardPool, tmp_path: Pa
 async def test_what_a_reward_has_started_ends_with_the_pool(tmp_path: Path) -> None:
     pool = RewardPool(settings(tmp_path))
     (pid,) = await pool.score("mean", samples("daemon"), together=False)
-    assert psutil.Process(int(pid)).is_running()
+    assert runs(int(pid))
     await pool.close()
-    assert not _runs(int(pid))
+    assert left_of(int(pid)) == []
 
 
 async def test_a_process_that_dies_while_it_does_nothing_is_replaced(pool: RewardPool) -> None:
     (pid,) = await pool.score("mean", samples("daemon"), together=False)
-    for child in psutil.Process().children():
+    for child in children("rewards.worker"):
         child.kill()
     assert await pool.score("mean", samples("abc"), together=False) == [3.0]
     psutil.Process(int(pid)).kill()
@@ -331,14 +335,4 @@ def test_nothing_is_left_of_rewards_when_the_sampler_is_killed(tmp_path: Path) -
     sampler.kill()
     sampler.wait()
     sampler.stdout.close()
-    deadline_s = time.monotonic() + 60
-    while _runs(pid) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert not _runs(pid)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    assert left_of(pid) == []
