@@ -16,6 +16,7 @@ from slime_core.cli.plan import placement_plan
 from slime_core.cli.preflight import check_files, check_machine
 from slime_core.cli.run import options_of, resumed, written
 from slime_core.cluster.machine import look
+from slime_core.data.bad_rows import BadRows
 from slime_core.errors import ConfigError, PlacementError
 from slime_core.plugins.entries import listed
 from slime_core.plugins.selection import check_targets, has_critic, selected
@@ -45,12 +46,14 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     config = resolved.config
     check_targets(config, active.registry, trains=True, architecture=architecture, heavy=True)
     resume = resumed(config, active.registry)
-    check_files(config, active.registry, trains=True, first=0 if resume is None else resume.state.step)
+    left_out = check_files(config, active.registry, trains=True, first=0 if resume is None else resume.state.step)
     continued(active.manifest, resume, allowed=config.run.allow_plugin_change)
     options_of(resolved, active)
     written(resolved)
     needs = Needs.of(config, trains=True, critic=has_critic(config, active.registry))
     print(f"settings, {'prompts' if config.debug.generates else 'rollouts'} and weights are right")
+    for line in _left_out(left_out):
+        print(line)
     if resume is not None:
         print(f"continues from {resume.path}")
     print(f"plugins: {listed(active.manifest.entries)}")
@@ -62,6 +65,15 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     check_machine(config, needs)
     print("\nnothing was started; slime run with the same words starts it")
     return 0
+
+
+def _left_out(mistakes: list[str]) -> Iterator[str]:
+    if mistakes:
+        bad = BadRows()
+        for mistake in mistakes:
+            bad.add(mistake)
+        yield f"{len(mistakes)} rows, of those that were looked at, cannot be read and will be left out"
+        yield from (f"  {line}" for line in bad.news())
 
 
 def _plan(resolved: Resolved, needs: Needs) -> list[str]:

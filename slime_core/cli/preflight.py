@@ -56,8 +56,11 @@ def preflight(config: RunConfig, registry: Registry, *, trains: bool, first: int
     check_machine(config, Needs.of(config, trains=trains, critic=trains and has_critic(config, registry)))
 
 
-def check_files(config: RunConfig, registry: Registry, *, trains: bool, first: int = 0) -> None:
+def check_files(config: RunConfig, registry: Registry, *, trains: bool, first: int = 0) -> list[str]:
     """Returns if the model can be built, and prompts, or rollouts that are read in their place, are fit for it.
+
+    Returns:
+        What is wrong with rows that the run will leave out (``on_bad_data = skip``), as far as was looked.
 
     Raises:
         ConfigError: the model spec does not build something that the checkpoint asks for; lists all of it.
@@ -69,8 +72,8 @@ def check_files(config: RunConfig, registry: Registry, *, trains: bool, first: i
     recorded = config.debug.load_debug_rollout_data
     if trains and recorded is not None:
         _screen_rollouts(config, RolloutFiles(recorded, "load_debug_rollout_data"), first=first)
-    else:
-        _screen_prompts(config, registry, trains=trains)
+        return []
+    return _screen_prompts(config, registry, trains=trains)
 
 
 def _check_model(config: RunConfig, registry: Registry) -> None:
@@ -191,7 +194,8 @@ def _screen_rollouts(config: RunConfig, files: RolloutFiles, *, first: int) -> N
     )
 
 
-def _screen_prompts(config: RunConfig, registry: Registry, *, trains: bool) -> None:
+def _screen_prompts(config: RunConfig, registry: Registry, *, trains: bool) -> list[str]:
+    bad: list[str] = []
     embedded = config.model.hf_checkpoint is None
     rows = reading_of(config.data)
     offered = offered_to_rows(config, registry)
@@ -205,7 +209,7 @@ def _screen_prompts(config: RunConfig, registry: Registry, *, trains: bool) -> N
             shares([weight for _, weight in config.data.prompt_mix])
         room = _room(config, registry, response=response, leaves_out=config.data.rollout_max_prompt_len)
         for setting, path in training_paths(config.data):
-            screen(
+            bad += screen(
                 path,
                 rows,
                 room=room,
@@ -222,6 +226,7 @@ def _screen_prompts(config: RunConfig, registry: Registry, *, trains: bool) -> N
             rows = replace(rows, multimodal_keys=())
             room = _room_of(one, config, registry)
             screen(one.path, rows, room=room, setting=f"eval_prompt_data {one.name}", offered=offered)
+    return bad
 
 
 def _room_of(one: EvalSet, config: RunConfig, registry: Registry) -> Room | None:

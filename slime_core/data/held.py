@@ -26,9 +26,9 @@ class Held:
         keeps = kept(request, rows, [raw.place for raw, _ in found])
         self._rows = [row for row, is_kept in zip(rows, keeps, strict=True) if is_kept]
         tell(request, TOO_LONG, len(rows) - len(self._rows))
-        tell(request, BAD, len(bad))
+        tell(request, BAD, len(bad), bad)
         if not self._rows:
-            raise nothing_left(request, len(rows), bad=len(bad))
+            raise nothing_left(request, len(rows) + len(bad), bad=len(bad))
         self._orders: dict[int, list[int]] = {}
 
     def at(self, number: int) -> PromptRow:

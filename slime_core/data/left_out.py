@@ -48,17 +48,28 @@ def kept(request: PromptRequest, rows: Sequence[PromptRow], places: Sequence[str
         raise
 
 
-def tell(request: PromptRequest, reason: str, count: int) -> None:
-    """Say that ``count`` rows were left out."""
+def tell(request: PromptRequest, reason: str, count: int, mistakes: Sequence[str] = ()) -> None:
+    """Say that ``count`` rows were left out.
+
+    Arguments:
+        mistakes: what is wrong with them, each with file and line.
+    """
     if reason != EMPTY and count:
         request.tell(reason, count)
+        for mistake in mistakes:
+            request.explain(mistake)
 
 
 def nothing_left(request: PromptRequest, rows: int, *, bad: int) -> DataError:
-    """The error of a request of which no prompt is left."""
+    """The error of a request of which no prompt is left.
+
+    Arguments:
+        rows: that there are, empty lines aside.
+        bad: of them, that cannot be read.
+    """
     if bad:
         return DataError(
             f"{request.path}: no prompt is left; {bad} rows cannot be read (--on-bad-data fail shows the first), the "
-            "others are empty or longer than --rollout-max-prompt-len"
+            f"other {rows - bad} prompts are longer than --rollout-max-prompt-len"
         )
     return DataError(f"{request.path}: all {rows} prompts are longer than --rollout-max-prompt-len; raise it")

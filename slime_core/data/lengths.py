@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -132,7 +133,8 @@ class _Worker:
 
     def end(self) -> None:
         for pipe in self._pipes():
-            pipe.close()
+            with suppress(OSError):  # closing writes what is left, which a process that has ended does not take
+                pipe.close()
         self._process.wait()
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Raw", "Table"]
+__all__ = ["BYTE_ORDER_MARK", "Raw", "Table"]
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,13 @@ class Raw:
     @property
     def is_blank(self) -> bool:
         """Whether it is an empty line."""
-        return isinstance(self.content, bytes) and not self.content.strip()
+        return isinstance(self.content, bytes) and not self.line.strip()
+
+    @property
+    def line(self) -> bytes:
+        """The bytes of a line, without the byte order mark that a file may begin with; none of columns."""
+        found = self.content if isinstance(self.content, bytes) else b""
+        return found.removeprefix(BYTE_ORDER_MARK) if self.number == 1 else found
 
 
 class Table(Protocol):

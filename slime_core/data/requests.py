@@ -9,7 +9,9 @@ from typing import Any
 
 from slime_core.config.prompting import DataConfig
 from slime_core.config.schema import RunConfig
+from slime_core.data.bad_rows import BadRows
 from slime_core.data.chat import PromptEncoder
+from slime_core.data.left_out import BAD, TOO_LONG
 from slime_core.data.lengths import Counting, PromptLengths, ShortEnough
 from slime_core.data.rows import Prompt, Reading
 from slime_core.plugins.contracts import BufferRequest, PromptRequest
@@ -17,21 +19,30 @@ from slime_core.plugins.contracts import BufferRequest, PromptRequest
 __all__ = ["LeftOut", "reading_of", "template_arguments", "training_paths", "training_request"]
 
 SAID = {
-    "too_long": "prompts are longer than --rollout-max-prompt-len and are left out",
-    "bad": "rows of the prompt files cannot be read and are left out (--on-bad-data skip)",
+    TOO_LONG: "prompts are longer than --rollout-max-prompt-len and are left out",
+    BAD: "rows of the prompt files, or groups of --buffer-data, cannot be read and are left out (--on-bad-data skip)",
 }
 
 
 class LeftOut:
-    """Counts what is left out of the prompts of a run, for metrics and people."""
+    """Counts what is left out of the prompts of a run, for metrics and people.
 
-    def __init__(self) -> None:
+    Arguments:
+        bad_rows: receives what is wrong with rows that cannot be read; None: nothing does.
+    """
+
+    def __init__(self, bad_rows: Path | None = None) -> None:
+        self._bad_rows = BadRows(bad_rows)
         self._counts: Counter[str] = Counter()
         self._told: dict[str, int] = {}
 
     def tell(self, reason: str, count: int) -> None:
         """So many rows more were left out."""
         self._counts[reason] += count
+
+    def explain(self, mistake: str) -> None:
+        """What is wrong with a row that cannot be read, file and line first."""
+        self._bad_rows.add(mistake)
 
     def metrics(self) -> dict[str, float]:
         """``data/left_out/REASON`` -> rows so far, each once however often its epoch comes round."""
@@ -41,7 +52,10 @@ class LeftOut:
         """What a person should read, of reasons that have more than twice the rows that were said last."""
         new = [reason for reason, count in sorted(self._counts.items()) if count > 2 * self._told.get(reason, 0)]
         self._told |= {reason: self._counts[reason] for reason in new}
-        return [f"{self._counts[reason]} {SAID.get(reason, f'rows are left out: {reason}')}" for reason in new]
+        return ["\n  ".join([self._said(reason), *(self._bad_rows.news() if reason == BAD else [])]) for reason in new]
+
+    def _said(self, reason: str) -> str:
+        return f"{self._counts[reason]} {SAID.get(reason, f'rows are left out: {reason}')}"
 
 
 def reading_of(data: DataConfig) -> Reading:
@@ -98,6 +112,7 @@ def training_request(config: RunConfig, path: Path, encoder: PromptEncoder, left
             reward_key=config.rollout.reward_key,
         ),
         tell=left_out.tell,
+        explain=left_out.explain,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.config.prompt_paths import PromptPath
+from slime_core.data.cells import fields_of, input_of, label_of, message_of, without_gaps
 from slime_core.data.raw import Raw
 from slime_core.data.tables import Joined, open_rows
 from slime_core.errors import DataError
@@ -26,8 +27,6 @@ __all__ = [
 ]
 
 EXAMPLE = '{"prompt": "What is 2 + 2?", "label": "4"}'
-
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
 """How compressed files begin."""
@@ -166,7 +165,7 @@ def content_of(raw: Raw) -> dict[str, Any]:
     """
     if isinstance(raw.content, dict):
         return raw.content
-    line = raw.content.removeprefix(BYTE_ORDER_MARK) if raw.number == 1 else raw.content
+    line = raw.line
     try:
         row = json.loads(line.decode("utf-8"))
         if b"\\ud" in line.lower():
@@ -219,17 +218,19 @@ def _array(raw: Raw) -> str:
 
 def _prompt(raw: Raw, row: dict[str, Any], key: str) -> Prompt:
     if key not in row:
-        found = ", ".join(row) or "none"
-        raise DataError(f"{raw.place}: no field {key!r}, found {found}. Name the right one with --input-key.")
+        raise DataError(f"{raw.place}: no field {key!r}, found {fields_of(row)}. Name the right one with --input-key.")
     prompt = row[key]
-    if isinstance(prompt, str):
-        return prompt
-    if not _is_chat(prompt):
+    if not isinstance(prompt, str) and not _is_chat(prompt):
         raise DataError(
             f"{raw.place}: field {key!r} is neither text nor a list of messages with role and content: found "
             f"{json.dumps(prompt, default=str)[:80]}"
         )
-    return prompt if isinstance(raw.content, bytes) else list(map(_without_gaps, prompt))
+    if _says_nothing(prompt):
+        raise DataError(
+            f"{raw.place}: the prompt in field {key!r} is empty, so that there is nothing to answer. Write one, or "
+            "take the row out; of training data, --on-bad-data skip leaves such rows out and names them"
+        )
+    return prompt if isinstance(prompt, str) or isinstance(raw.content, bytes) else list(map(message_of, prompt))
 
 
 def _metadata(raw: Raw, row: dict[str, Any], key: str) -> dict[str, Any]:
@@ -247,11 +248,16 @@ def _label(raw: Raw, row: dict[str, Any], key: str | None) -> str | None:
         return None
     if key not in row:
         raise DataError(
-            f"{raw.place}: no field {key!r}, found {', '.join(row)}. Name the right one with --label-key, or say with "
+            f"{raw.place}: no field {key!r}, found {fields_of(row)}. Name the right one with --label-key, or say with "
             "--label-key none that rows have none."
         )
-    label = row[key]
-    return label if isinstance(label, str) or label is None else json.dumps(label, default=str)
+    try:
+        return label_of(row[key])
+    except ValueError as problem:
+        raise DataError(
+            f"{raw.place}: field {key!r} holds {problem} (--label-key); accepted: text, a number, lists or objects of "
+            "these, or null where there is no ground truth"
+        ) from None
 
 
 def _tools(raw: Raw, row: dict[str, Any], key: str | None) -> list[Any] | None:
@@ -259,25 +265,25 @@ def _tools(raw: Raw, row: dict[str, Any], key: str | None) -> list[Any] | None:
     tools = None if key is None else row.get(key)
     if isinstance(tools, str):
         try:
-            tools = json.loads(tools)
-        except json.JSONDecodeError:
+            tools = json.loads(tools) if tools.strip() else None
+        except (ValueError, RecursionError):
             tools = 0
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise DataError(
             f"{raw.place}: field {key!r} is no list of tools, which are objects, as JSON or as its text (--tool-key): "
             f"found {json.dumps(row[str(key)], default=str)[:80]}"
         )
-    return tools or None
+    return (tools if isinstance(raw.content, bytes) else without_gaps(tools)) or None
 
 
 def _inputs(raw: Raw, row: dict[str, Any], reading: Reading) -> dict[str, Any] | None:
     for kind, key in reading.multimodal_keys:
         if key not in row:
             raise DataError(
-                f"{raw.place}: no field {key!r} with what is to be {kind}, found {', '.join(row)}. Name the right one "
+                f"{raw.place}: no field {key!r} with what is to be {kind}, found {fields_of(row)}. Name the right one "
                 "with --multimodal-keys."
             )
-    return {kind: row[key] for kind, key in reading.multimodal_keys if row[key] is not None} or None
+    return {kind: input_of(row[key]) for kind, key in reading.multimodal_keys if row[key] is not None} or None
 
 
 def _is_chat(prompt: Any) -> bool:
@@ -294,6 +300,9 @@ def _is_message(message: dict[str, Any]) -> bool:
     return isinstance(role, str) and (isinstance(content, str | list) or (content is None and role != "user"))
 
 
-def _without_gaps(message: dict[str, Any]) -> dict[str, Any]:
-    """The message without the fields that only others of its column have."""
-    return {key: value for key, value in message.items() if value is not None or key in ("role", "content")}
+def _says_nothing(prompt: Prompt) -> bool:
+    """Whether there is nothing but blanks in it, or in all of its messages."""
+    if isinstance(prompt, str):
+        return not prompt.strip()
+    said = [value for message in prompt for key, value in message.items() if key not in ("role", "name")]
+    return not any(one.strip() if isinstance(one, str) else one for one in said)

@@ -72,7 +72,7 @@ def screen(
     drawn: Drawn | None = None,
     skips_bad: bool = False,
     streams: bool = False,
-) -> None:
+) -> list[str]:
     """Returns if nothing wrong was found in the prompts of ``path``.
 
     Arguments:
@@ -84,6 +84,9 @@ def screen(
         drawn: of a run that trains on them, what rows may not change; None: they are only measured.
         skips_bad: rows that cannot be read are left out of the run.
         streams: the run reads them as they are needed, so an eighth as much is looked at before it starts.
+
+    Returns:
+        What is wrong with rows that ``skips_bad`` leaves out, each with file and line.
 
     Raises:
         DataError: the file is missing, empty or malformed, a prompt is too long, or a row names what no active plugin
@@ -107,6 +110,7 @@ def screen(
         _refuse_long(rows, room, setting)
         if not bad and sum(size_of(raw) for raw, _ in found) < most:
             _refuse_if_all_are_long(rows, room, path)
+    return bad
 
 
 def _refuse_messages(rows: Rows) -> None:

@@ -58,7 +58,7 @@ class Streamed:
         while (missing := stop - (self._seen - len(self._gone))) > 0:
             self._look_at(missing)
             if self._size is not None and self._seen - start > self._size and self._has_nothing_since(start):
-                raise nothing_left(self._request, self._size, bad=sum(map(self._is_first, self._out[BAD])))
+                raise self._nothing_left(self._size)
 
     def identity(self) -> dict[str, Any]:
         """See :class:`Stream`."""
@@ -92,6 +92,7 @@ class Streamed:
         """Read the next ``count`` places and decide which are left out."""
         rows: dict[int, PromptRow] = {}
         out: dict[int, str] = {}
+        bad: dict[int, str] = {}
         names = []
         for place in range(self._seen, self._seen + count):
             raw = self._rows.row(self._row(place))
@@ -101,21 +102,27 @@ class Streamed:
                     continue
                 rows[place] = prompt_of(raw, self._reading)
                 names.append(raw.place)
-            except DataError:
+            except DataError as mistake:
                 if not self._request.skips_bad:
                     raise
-                out[place] = BAD
+                out[place], bad[place] = BAD, str(mistake)
         keeps = kept(self._request, list(rows.values()), names)
         out |= {place: TOO_LONG for place, is_kept in zip(rows, keeps, strict=True) if not is_kept}
         self._ready |= {place: row for place, row in rows.items() if place not in out}
         self._seen += count
         for place in sorted(out):
-            self._leave_out(place, out[place])
+            self._leave_out(place, out[place], [bad[place]] if place in bad else [])
 
-    def _leave_out(self, place: int, reason: str) -> None:
+    def _leave_out(self, place: int, reason: str, mistakes: Sequence[str]) -> None:
         self._out[reason].append(place)
         self._gone.append(place - len(self._gone))
-        tell(self._request, reason, int(self._is_first(place)))
+        tell(self._request, reason, int(self._is_first(place)), mistakes)
+
+    def _nothing_left(self, size: int) -> DataError:
+        first = {reason: sum(map(self._is_first, places)) for reason, places in self._out.items()}
+        if first[EMPTY] == size:
+            return no_rows(self._request.path, self._rows)
+        return nothing_left(self._request, size - first[EMPTY], bad=first[BAD])
 
     def _is_first(self, place: int) -> bool:
         """Whether the place is of the first epoch; what is left out later was told then."""

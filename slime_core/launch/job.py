@@ -88,6 +88,7 @@ def sampler_settings(job: Job, servers: Servers, *, trains: bool) -> SamplerSett
         options=dict(job.options),
         samples_folder=job.samples,
         rewards_log=job.logs / "rewards.log",
+        bad_rows=job.logs / "bad-rows.log",
         num_engines=job.config.num_engines,
         trains=trains,
         model_urls=servers.model_urls(),

@@ -32,13 +32,16 @@ class Components:
         config: the run's settings.
         registry: of the run's plugins.
         options: plugin name -> its options object.
+        bad_rows: a file for what is wrong with rows that are left out because they cannot be read; None: there is none.
 
     ``left_out`` counts rows of the training prompts that are left out.
     """
 
-    def __init__(self, config: RunConfig, registry: Registry, options: dict[str, Any]) -> None:
+    def __init__(
+        self, config: RunConfig, registry: Registry, options: dict[str, Any], *, bad_rows: Path | None = None
+    ) -> None:
         self._config, self._registry, self._options = config, registry, options
-        self.left_out = LeftOut()
+        self.left_out = LeftOut(bad_rows)
 
     def make(self, kind: Kind, name: str, **arguments: Any) -> Any:
         """One component.

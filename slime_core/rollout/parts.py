@@ -54,7 +54,7 @@ class Parts:
         self.functions = rollout_functions(
             settings.options.get(PATHS.name), router_url=settings.router_url, model_urls=settings.model_urls
         )
-        self.components = Components(config, registry, settings.options)
+        self.components = Components(config, registry, settings.options, bad_rows=settings.bad_rows)
         self._rewarding = Rewarding(
             registry,
             make=partial(self.components.make, Kind.REWARD_MODEL),

@@ -25,6 +25,7 @@ class SamplerSettings:
         num_ranks: data-parallel ranks of the learner.
         options: plugin name -> its options object.
         samples_folder: where readable samples are written; None: nowhere.
+        bad_rows: receives what is wrong with rows that are left out of the prompts; None: nothing does.
         rewards_log: receives what reward models print; None: nothing does.
         num_engines: servers behind the router, for the number of requests in flight.
         model_urls: name -> URL of every model beside the policy.
@@ -40,6 +41,7 @@ class SamplerSettings:
     options: dict[str, Any] = field(default_factory=dict)
     samples_folder: Path | None = None
     rewards_log: Path | None = None
+    bad_rows: Path | None = None
     num_engines: int = 1
     trains: bool = True
     model_urls: dict[str, str] = field(default_factory=dict)

@@ -76,9 +76,9 @@ class BufferRequest:
     reward_key: str | None = None
 
 
-def _nobody(reason: str, count: int) -> None:
+def _nobody(*said: object) -> None:
     """Nobody is told."""
-    del reason, count
+    del said
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,7 @@ class PromptRequest:
         skips_bad: leave rows out that cannot be read; False: they are an error.
         buffer: for data sources that hold groups; see :class:`BufferRequest`.
         tell: called with a reason and a number of rows that were left out for it.
+        explain: called with what is wrong with a row that is left out because it cannot be read, file and line first.
     """
 
     path: Path
@@ -119,6 +120,7 @@ class PromptRequest:
     skips_bad: bool = False
     buffer: BufferRequest = field(default_factory=BufferRequest)
     tell: Callable[[str, int], None] = _nobody
+    explain: Callable[[str], None] = _nobody
 
 
 class DataSource(Protocol):

@@ -71,7 +71,7 @@ def test_what_is_left_out_is_counted_and_said_when_it_has_doubled():
     left_out.tell("too_long", 1)
     left_out.tell("bad", 1)
     assert left_out.news() == [
-        "1 rows of the prompt files cannot be read and are left out (--on-bad-data skip)",
+        "1 rows of the prompt files, or groups of --buffer-data, cannot be read and are left out (--on-bad-data skip)",
         "7 prompts are longer than --rollout-max-prompt-len and are left out",
     ]
     assert left_out.metrics() == {"data/left_out/bad": 1.0, "data/left_out/too_long": 7.0}

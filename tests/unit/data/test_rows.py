@@ -135,6 +135,68 @@ def test_both_halves_of_a_character_are_one(tmp_path):
     assert row.prompt == "\N{GRINNING FACE}"
 
 
+EMPTY = "line 1: the prompt in field 'prompt' is empty, so that there is nothing to answer. Write one, or take the row"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "",
+        " \n",
+        [{"role": "user", "content": " "}],
+        [{"role": "system", "content": ""}, {"role": "user", "content": []}],
+    ],
+)
+def test_an_empty_prompt_is_refused(tmp_path, prompt):
+    with pytest.raises(DataError) as caught:
+        prompts(write(tmp_path, json.dumps({"prompt": prompt, "label": "x"})))
+    assert EMPTY in str(caught.value)
+
+
+def test_a_conversation_may_hold_an_empty_message(tmp_path):
+    system, called = {"role": "system", "content": ""}, {"role": "assistant", "content": None, "tool_calls": [{}]}
+    for prompt in ([system, {"role": "user", "content": "q"}], [{"role": "user", "content": ""}, called]):
+        (row,) = prompts(write(tmp_path, json.dumps({"prompt": prompt, "label": "x"})))
+        assert row.prompt == prompt
+
+
+@pytest.mark.parametrize(("label", "found"), [("NaN", "nan"), ("Infinity", "inf"), ("1e999", "inf")])
+def test_a_label_that_is_no_number_is_refused(tmp_path, label, found):
+    with pytest.raises(DataError) as caught:
+        prompts(write(tmp_path, f'{{"prompt": "q", "label": {label}}}'))
+    assert str(caught.value).endswith(
+        f"rows.jsonl, line 1: field 'label' holds {found}, which is no number (--label-key); accepted: text, a number, "
+        "lists or objects of these, or null where there is no ground truth"
+    )
+
+
+@pytest.mark.parametrize("tools", ["[" * 100_000, f"[{'9' * 5000}]", "[1"])
+def test_a_text_that_is_no_list_of_tools_is_refused(tmp_path, tools):
+    with pytest.raises(DataError, match="line 1: field 'tools' is no list of tools, which are objects"):
+        read_prompts(
+            write(tmp_path, json.dumps({"prompt": "q", "tools": tools})), Reading(label_key=None, tool_key="tools")
+        )
+
+
+def test_no_text_is_no_tools(tmp_path):
+    path = write(tmp_path, '{"prompt": "q", "tools": " "}')
+    assert read_prompts(path, Reading(label_key=None, tool_key="tools")) == [PromptRow("q")]
+
+
+def test_the_names_of_very_many_fields_are_cut(tmp_path):
+    path = write(tmp_path, json.dumps({f"{n}" * 50: 0 for n in range(1, 30)}))
+    with pytest.raises(DataError) as caught:
+        prompts(path)
+    assert f"found {'1' * 40}..., {'2' * 40}..., " in str(caught.value)
+    assert str(caught.value).endswith("..., 17 more. Name the right one with --input-key.")
+
+
+def test_a_byte_order_mark_alone_is_an_empty_line(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf\n{"prompt": "q", "label": "x"}\n')
+    assert prompts(path) == [PromptRow("q", "x")]
+
+
 def test_metadata_may_be_null(tmp_path):
     (row,) = prompts(write(tmp_path, '{"prompt": "q", "label": "x", "metadata": null}'))
     assert row.metadata == {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +271,56 @@ def test_messages_of_columns_have_no_fields_that_only_others_have(tmp_path):
     )
     (row,) = read_prompts(tmp_path / "c.parquet", Reading(label_key=None))
     assert row.prompt == [{"role": "user", "content": "a"}, called]
+
+
+def test_what_columns_fill_up_with_null_is_not_there_at_any_depth(tmp_path):
+    parts = [{"type": "text", "text": "hi"}, {"type": "image", "image": "x.png"}]
+    function = {"name": "f", "parameters": {"x": {"type": "int"}, "y": None}}
+    rows = [
+        {"prompt": [{"role": "user", "content": parts}], "tools": [{"type": "function", "function": function}]},
+        {"prompt": [{"role": "user", "content": parts[:1]}], "tools": None},
+    ]
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "c.parquet")
+    first, second = read_prompts(tmp_path / "c.parquet", Reading(label_key=None, tool_key="tools"))
+    assert (first.prompt, second.prompt) == (rows[0]["prompt"], rows[1]["prompt"])
+    assert first.tools == [{"type": "function", "function": {"name": "f", "parameters": {"x": {"type": "int"}}}}]
+
+
+def test_images_of_the_datasets_library_become_what_a_request_can_carry(tmp_path):
+    images = [{"bytes": b"\x89PNG", "path": "a.png"}, {"bytes": None, "path": "b.png"}]
+    parquet.write_table(
+        arrow.Table.from_pylist([{"prompt": "p", "images": images, "raw": b"\x89PNG"}]), tmp_path / "i.parquet"
+    )
+    reading = Reading(label_key=None, multimodal_keys=(("image", "images"), ("video", "raw")))
+    (row,) = read_prompts(tmp_path / "i.parquet", reading)
+    assert row.inputs == {"image": ["iVBORw==", "b.png"], "video": "iVBORw=="}
+
+
+@pytest.mark.parametrize(
+    ("label", "text"),
+    [(Decimal("1.50"), "1.50"), (datetime(2020, 1, 2), "2020-01-02 00:00:00"), (82, "82"), (None, None), ([1], "[1]")],
+    ids=str,
+)
+def test_a_label_of_columns_is_its_own_text(tmp_path, label, text):
+    parquet.write_table(arrow.Table.from_pylist([{"prompt": "p", "label": label}]), tmp_path / "l.parquet")
+    (row,) = read_prompts(tmp_path / "l.parquet", Reading())
+    assert row.label == text
+
+
+def test_a_label_of_bytes_is_refused(tmp_path):
+    parquet.write_table(arrow.Table.from_pylist([{"prompt": "p", "label": b"\xff"}]), tmp_path / "l.parquet")
+    with pytest.raises(
+        DataError, match=r"l\.parquet, row 1: field 'label' holds bytes, which are no text \(--label-key"
+    ):
+        read_prompts(tmp_path / "l.parquet", Reading())
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_a_file_of_empty_lines_holds_no_rows_in_any_order(tmp_path, order):
+    path = tmp_path / "blank.jsonl"
+    path.write_text("\n\n")
+    with pytest.raises(DataError, match=r"blank\.jsonl holds no rows\. Give a file that holds some"):
+        source(path, **order).next_groups(1)
 
 
 @pytest.mark.parametrize(

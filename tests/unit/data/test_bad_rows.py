@@ -1,0 +1,60 @@
+"""Rows that are left out because they cannot be read are named: a few to people, the first thousand in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime_core import PromptRequest
+from slime_core.data.bad_rows import BadRows
+from slime_core.data.prompts import PromptFiles
+from slime_core.data.requests import LeftOut
+
+ORDERS = [{}, {"streams": True, "shuffle": False}, {"streams": True, "window": 3}, {"streams": True}]
+
+
+def test_a_few_are_said_and_the_file_holds_the_first_thousand_once(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "bad-rows.log"
+    bad = BadRows(path)
+    for line in range(1, 1201):
+        bad.add(f"a.jsonl, line {line}: not\nJSON{'!' * 600}")
+    assert bad.news() == [
+        *(f"a.jsonl, line {line}: not JSON{'!' * 600}"[:500] for line in (1, 2, 3)),
+        f"and 1197 more; the first 1,000 of all stand in {path}",
+    ]
+    assert bad.news() == []
+    lines = path.read_text().splitlines()
+    assert (len(lines), max(map(len, lines)), lines[999][:20]) == (1000, 500, "a.jsonl, line 1000: ")
+    again = BadRows(path)
+    again.add(f"a.jsonl, line 7: not JSON{'!' * 600}")
+    assert (len(again.news()), path.read_text().splitlines()) == (1, lines)
+
+
+def test_without_a_file_nothing_is_written() -> None:
+    bad = BadRows()
+    for line in range(5):
+        bad.add(f"line {line}")
+    assert bad.news() == ["line 0", "line 1", "line 2", "and 2 more"]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_every_row_that_is_skipped_is_explained_once_with_file_and_line(tmp_path: Path, order: dict) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a"}\njunk\n\n{"prompt": ""}\n{"prompt": "b"}\n')
+    left_out = LeftOut(tmp_path / "bad-rows.log")
+    request = PromptRequest(path, label_key=None, skips_bad=True, tell=left_out.tell, explain=left_out.explain, **order)
+    found = [group[0].prompt for group in PromptFiles(request=request).next_groups(6)]
+    assert sorted(found) == ["a", "a", "a", "b", "b", "b"]
+    assert sorted((tmp_path / "bad-rows.log").read_text().splitlines()) == [
+        f'{path}, line 2, column 1: not JSON (Expecting value). Expected an object such as {{"prompt": "What is 2 + '
+        '2?", "label": "4"}',
+        f"{path}, line 4: the prompt in field 'prompt' is empty, so that there is nothing to answer. Write one, or "
+        "take the row out; of training data, --on-bad-data skip leaves such rows out and names them",
+    ]
+    (said,) = left_out.news()
+    first, *others = said.split("\n")
+    assert first == (
+        "2 rows of the prompt files, or groups of --buffer-data, cannot be read and are left out (--on-bad-data skip)"
+    )
+    assert sorted(line[: len(str(path)) + 10] for line in others) == [f"  {path}, line {line}" for line in (2, 4)]
