@@ -48,6 +48,7 @@ LEFT_OVERS_S = 20.0
 def main(folder: Path, *, kills: int, rollouts: int, seed: int, longest: int | None, flags: list[str]) -> None:
     """Kill and resume ``kills`` times, then let the run end; raises if a group is unaccounted for."""
     dice = random.Random(seed)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     lengths = [] if longest is None else long_responses(folder.with_suffix(".jsonl"), longest, dice)
     words = [*FLAGS, *lengths, *flags, "--num-rollout", str(rollouts), "--output-dir", str(folder)]
     print("| try | ended by | rows | checkpoint | groups taken | open | ledger |\n|---|---|---|---|---|---|---|")
@@ -69,7 +70,6 @@ def long_responses(path: Path, longest: int, dice: random.Random) -> list[str]:
         tokens = dice.randint(4, longest)
         row["metadata"]["sampling_params"] = {"min_new_tokens": tokens, "max_new_tokens": tokens + 1}
         lines.append(json.dumps(row) + "\n")
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(lines))
     return ["--prompt-data", str(path), "--rollout-max-response-len", str(longest + 1), "--rm-type", "random"]
 
