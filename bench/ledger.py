@@ -75,12 +75,13 @@ def long_responses(path: Path, longest: int, dice: random.Random) -> list[str]:
 
 
 def carry_out(words: list[str], folder: Path, kill: str | None, *, target: int | None, delay_s: float) -> int:
-    """One try; returns its exit code.
+    """One try; returns its exit code. Ends the campaign where the run has failed by itself.
 
     Arguments:
         target: rows after which it is killed, ``delay_s`` later.
     """
-    with (folder.parent / f"{folder.name}.log").open("a") as log:
+    path = folder.parent / f"{folder.name}.log"
+    with path.open("a") as log:
         driver = subprocess.Popen([*SLIME, "run", *words], stdout=log, stderr=log)
     deadline_s = time.monotonic() + START_LIMIT_S
     while (
@@ -91,6 +92,8 @@ def carry_out(words: list[str], folder: Path, kill: str | None, *, target: int |
     if kill is not None and driver.poll() is None:
         time.sleep(delay_s)
         strike(kill, driver, family)
+    elif driver.poll():
+        raise SystemExit(f"The run failed, and nobody had killed it. {path} ends with:\n{path.read_text()[-2000:]}")
     code = driver.wait(timeout=END_LIMIT_S)
     _, left = psutil.wait_procs(family, timeout=LEFT_OVERS_S)
     for process in left:

@@ -17,6 +17,7 @@ from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.engines.models import model_url
 from slime_core.rollout.nucleus import keep
 from slime_core.rollout.resuming import FINISHED, add, fail, left_to_draw, unfinished
+from slime_core.rollout.stops import until_stop
 from slime_core.types import LogProbs, PromptGroup, Sample, SpecInfo, Status, TokenIds
 
 __all__ = ["GenerateContext", "SingleTurn"]
@@ -96,7 +97,8 @@ async def _begin(context: GenerateContext, samples: PromptGroup, sampling: Sampl
     if len(answers) != len(samples):
         raise RunError(f"{len(samples)} responses were asked for, the engine returned {len(answers)}")
     for sample, answer in zip(samples, answers, strict=True):
-        fill(sample, prompt_ids if seen is None else seen.ids, answer, context.encoder)
+        whole = until_stop((), answer, sampling, context.encoder)
+        fill(sample, prompt_ids if seen is None else seen.ids, whole, context.encoder)
         if seen is not None:
             sample.multimodal_train_inputs = dict(seen.inputs)
             _refuse_another_prompt(sample, answer)
@@ -145,7 +147,9 @@ async def _go_on(context: GenerateContext, sample: Sample, sampling: SamplingPar
         sample.status = Status.TRUNCATED
         return
     (answer,) = await context.client.generate(_so_far(context, sample), sampling=rest, **engine_inputs(sample))
-    ids = [*sample.tokens[sample.prompt_length :], *answer.token_ids]
+    before = sample.tokens[sample.prompt_length :]
+    answer = until_stop(before, answer, sampling, context.encoder)
+    ids = [*before, *answer.token_ids]
     add(sample, answer, context.encoder.decode(ids), masks=context.masks_resumed)
 
 

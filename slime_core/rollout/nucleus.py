@@ -94,6 +94,10 @@ class Kept:
     token_ids: array[int]
     offsets: array[int]
 
+    def until(self, count: int) -> Kept:
+        """That of the first ``count`` tokens."""
+        return Kept(self.token_ids[: self.offsets[count]], self.offsets[: count + 1])
+
 
 def keep(sample: Sample, kept: Kept | None) -> None:
     """Record in ``sample`` what its response was drawn from; None: from all tokens."""

@@ -1,8 +1,8 @@
 """An inference server without a model: the same endpoints, refusals and pauses as SGLang's, and faults on demand.
 
-It answers with ``(sum of the ids so far) mod (vocabulary - 2) + 2``, ends a response with id 1 after four tokens, and
-gives every token the log-probability -0.5. ``tests/engines/test_engine_contract.py`` runs the same assertions on it and
-on the real server.
+It answers with ``(sum of the ids so far) mod (vocabulary - 2) + 2``, ends a response with id 1 after four tokens, or
+earlier where the letters of its ids hold a stop text, and gives every token the log-probability -0.5.
+``tests/engines/test_engine_contract.py`` runs the same assertions on it and on the real server.
 
 It is stricter where the real server would die, compute on memory that it no longer has, or, on a CPU, where it only
 pretends: memory is released once, by an engine that does not generate, and resumed once; without all of it nothing is
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,11 @@ class FakeEngine(FakeServer):
         """The routing key of each generate request, in order; None: it had none."""
         return [headers.get(ROUTING_KEY) for headers in self.headers]
 
+    @staticmethod
+    def text(ids: Sequence[int]) -> str:
+        """What ``ids`` say: one letter each, beginning with "a"."""
+        return "".join(chr(ord("a") + one) for one in ids)
+
     # --- What is answered --------------------------------------------------------------------------------------------
 
     async def _generate(self, body: dict[str, Any]) -> Answer:
@@ -138,12 +143,13 @@ class FakeEngine(FakeServer):
         stops = {END, *sampling.get("stop_token_ids", [])}
         given = self.answers.pop(0) if self.answers else []
         ids: list[int] = []
-        while len(ids) < sampling["max_new_tokens"] and not stops.intersection(ids):
+        matched: Any = None
+        while len(ids) < sampling["max_new_tokens"] and matched is None:
             ids.append(given[len(ids)] if len(ids) < len(given) else self._next(prompt, ids, after=len(given)))
+            texts = [one for one in sampling.get("stop", []) if one in self.text(ids)]
+            matched = ids[-1] if ids[-1] in stops else next(iter(texts), None)
         self.drawn.append((list(prompt), list(ids)))
-        reason = (
-            {"type": "stop", "matched": ids[-1]} if ids and ids[-1] in stops else {"type": "length", "length": len(ids)}
-        )
+        reason = {"type": "length", "length": len(ids)} if matched is None else {"type": "stop", "matched": matched}
         meta = {
             "finish_reason": reason,
             "weight_versions": [{"version": self._version, "start": 0, "end": len(ids)}],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -103,6 +103,22 @@ class Generation:
     spec_info: SpecInfo | None = None
     kept: Kept | None = field(default=None, compare=False)
     prompt_tokens: int | None = field(default=None, compare=False)
+
+    def until(self, count: int) -> Generation:
+        """The first ``count`` of its tokens, as if what they say had ended it; the engine's text is left out."""
+        spans = tuple((name, start, min(end, count)) for name, start, end in self.weight_spans if start < count)
+        kept, routes = self.kept, self.routed_experts
+        return replace(
+            self,
+            token_ids=self.token_ids[:count],
+            log_probs=self.log_probs[:count],
+            finish_reason="stop",
+            weight_versions=tuple(dict.fromkeys(name for name, _, _ in spans)) or self.weight_versions,
+            text="",
+            routed_experts=None if routes is None else routes[: len(routes) - len(self.token_ids) + count],
+            weight_spans=spans,
+            kept=None if kept is None else kept.until(count),
+        )
 
 
 NOTHING = Generation(array("i"), array("f"), "abort")

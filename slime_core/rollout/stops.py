@@ -1,0 +1,51 @@
+"""What an engine overlooks where a response is interrupted: that it has ended.
+
+An engine (sglang 0.5.23, srt/managers/schedule_batch.py) looks whether a response ends
+
+    in the tokens of one request    so a stop text that ended tokens begin and new ones complete is not seen (tail_str)
+    unless it was told to abort     so what a last token completes, or a last token that is a stop id, is not seen
+                                    (update_finish_state)
+
+Either is found here, and what was drawn behind it is left out. That changes no log-probability: the tokens drawn by
+then decide where a response ends, so those up to there have the distribution that they have without an interruption. To
+draw the last tokens before it once more, so that the engine sees a stop text whole, would change it: tokens that could
+begin one would have to be drawn twice to stay, and would be rarer than their log-probabilities say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slime_core.data.chat import PromptEncoder
+from slime_core.rollout.engines.generation import Generation, SamplingParams
+
+__all__ = ["until_stop"]
+
+LAST_STEP = 64
+"""Tokens at the end of an aborted response that the engine has not looked at; more than one with speculative
+decoding."""
+
+
+def until_stop(
+    before: Sequence[int], answer: Generation, sampling: SamplingParams, encoder: PromptEncoder
+) -> Generation:
+    """``answer`` up to where the response ends, as one that has stopped there; as it is where the engine has said all.
+
+    Arguments:
+        before: the tokens of the response that ``answer`` goes on with; none where it begins.
+        sampling: what the whole response was asked for with.
+    """
+    fields = sampling.fields(n=1)
+    texts = [fields["stop"]] if isinstance(fields["stop"], str) else list(fields["stop"] or ())
+    # Each token is at least one byte of the text, so a stop text has no more tokens than bytes.
+    reach = max((len(text.encode()) for text in texts), default=0)
+    ids, was_ended = answer.token_ids, answer.finish_reason == "abort"
+    stop_ids = set(fields["stop_token_ids"]) if was_ended and not fields["ignore_eos"] else set()
+    unseen = len(ids) - LAST_STEP if was_ended else len(ids)
+    tail = list(before[max(0, len(before) - reach) :])
+    for count, token in enumerate(ids, 1):
+        is_looked_at = reach and (count > unseen or (tail and count < reach))
+        seen = encoder.decode_all([*tail, *ids[:count]][-reach - 1 :]) if is_looked_at else ""
+        if token in stop_ids or any(text in seen for text in texts):
+            return answer.until(count)
+    return answer

@@ -1,0 +1,145 @@
+"""Responses that have ended although the engine, interrupted, did not say so."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.engines.generation import Generation, SamplingParams
+from slime_core.rollout.generate import GenerateContext, SingleTurn
+from slime_core.rollout.nucleus import Kept
+from slime_core.rollout.stops import until_stop
+from slime_core.testing.fake_engine import FakeEngine
+from slime_core.types import Sample, Status
+
+
+class Bytes:
+    """A token is a byte of the text."""
+
+    def decode_all(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+
+BYTES: Any = Bytes()
+STOP = SamplingParams(stop=("STOP",), stop_token_ids=(10,))
+
+
+def answer(text: str, reason: Any = "length") -> Generation:
+    ids = array("i", list(text.encode()))
+    return Generation(ids, array("f", list(range(len(ids)))), reason, ("4",), text, weight_spans=(("4", 0, len(ids)),))
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_stop_text_that_was_cut_in_two_ends_the_response_where_it_is_complete(cut: int) -> None:
+    before, after = "and STOP then"[: 4 + cut], "and STOP then"[4 + cut :]
+    found = until_stop(before.encode(), answer(after), STOP, BYTES)
+    assert bytes(list(found.token_ids)) == "STOP"[cut:].encode()
+    assert (found.finish_reason, list(found.log_probs)) == ("stop", list(range(4 - cut)))
+    assert found.weight_spans == (("4", 0, 4 - cut),)
+
+
+def test_everything_about_the_tokens_behind_it_goes_with_them() -> None:
+    kept = Kept(array("i", [1, 2, 3, 4, 5]), array("i", [0, 2, 3, 5]))
+    spans, routes = (("4", 0, 2), ("5", 2, 3)), np.arange(9).reshape(9, 1, 1).astype(np.int16)
+    given = replace(answer("OP!"), kept=kept, weight_spans=spans, weight_versions=("4", "5"), routed_experts=routes)
+    found = until_stop(b"ST", given, STOP, BYTES)
+    assert (found.weight_versions, found.weight_spans, found.text) == (("4",), (("4", 0, 2),), "")
+    assert found.kept is not None
+    assert (list(found.kept.token_ids), list(found.kept.offsets)) == ([1, 2, 3], [0, 2, 3])
+    assert found.routed_experts is not None
+    assert found.routed_experts.ravel().tolist() == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ("ST", "O then STOP", "stop"),  # the engine has seen this one itself
+        ("ST", " OP", "length"),
+        ("", "then STO", "length"),
+        ("ST", "", "abort"),
+    ],
+)
+def test_what_the_engine_has_said_stays_as_it_is(before: str, after: str, reason: str) -> None:
+    given = answer(after, reason)
+    assert until_stop(before.encode(), given, STOP, BYTES) is given
+
+
+def test_a_stop_text_whose_characters_are_cut_in_two_is_found() -> None:
+    euro, given = "€!".encode(), answer("")
+    rest = replace(given, token_ids=array("i", [*euro[2:], 33]), log_probs=array("f", [0] * 3))
+    found = until_stop(euro[:2], rest, SamplingParams(stop=("€!",)), BYTES)
+    assert bytes([*euro[:2], *found.token_ids]) == euro
+
+
+@pytest.mark.parametrize("text", ["ab\n", "abSTOP", "ab\ncd", "abSTOPcd"])
+def test_an_aborted_response_whose_last_tokens_end_it_is_whole(text: str) -> None:
+    found = until_stop(b"", answer(text, "abort"), STOP, BYTES)
+    assert (found.finish_reason, bytes(list(found.token_ids))) == ("stop", text.removesuffix("cd").encode())
+
+
+def test_where_the_end_of_the_sequence_is_ignored_it_ends_no_aborted_response() -> None:
+    given = answer("ab\n", "abort")
+    assert until_stop(b"", given, replace(STOP, ignore_eos=True), BYTES) is given
+
+
+def test_a_stop_text_in_extra_goes_before_the_other() -> None:
+    sampling = replace(STOP, extra={"stop": "!!"})
+    assert bytes(list(until_stop(b"a!", answer("!b"), sampling, BYTES).token_ids)) == b"!"
+    given = answer("OPb")
+    assert until_stop(b"ST", given, sampling, BYTES) is given
+
+
+# --- On an engine -----------------------------------------------------------------------------------------------------
+
+
+class Encoder:
+    def encode(self, prompt: Any, *, tools: Any = None) -> list[int]:
+        return [3, 8, 4]
+
+    def decode(self, ids: Any) -> str:
+        return FakeEngine.text(ids)
+
+    decode_all = decode
+
+
+async def _response(engine: FakeEngine, sampling: SamplingParams, *, interrupted_after: int | None = None) -> Sample:
+    nothing: Any = Encoder()
+    async with GenerateClient(engine.url, timeout_s=20) as client:
+        context = GenerateContext(client, nothing)
+        (sample,) = samples = [Sample(prompt="q")]
+        if interrupted_after is not None:
+            engine.partial, engine.delay_s = interrupted_after, 60.0
+            asking = asyncio.create_task(SingleTurn()(context, samples, sampling))
+            while not engine.bodies:
+                await asyncio.sleep(0)
+            async with client.ended():
+                await asking
+            engine.delay_s = 0.0
+        if sample.status is not Status.COMPLETED:
+            await SingleTurn()(context, samples, sampling)
+        return sample
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3])
+@pytest.mark.parametrize("by_text", [True, False])
+async def test_wherever_it_is_interrupted_a_response_ends_in_the_same_place(after: int, by_text: bool) -> None:
+    with FakeEngine() as engine:
+        free = await _response(engine, SamplingParams(max_new_tokens=3))
+        first, second, third = free.tokens[3:]
+        stop = {"stop": (FakeEngine.text([second, third]),)} if by_text else {"stop_token_ids": (third,)}
+        sampling = SamplingParams(max_new_tokens=9, **stop)
+        whole = await _response(engine, sampling)
+    assert (whole.tokens, whole.status) == ([3, 8, 4, first, second, third], Status.COMPLETED)
+    with FakeEngine() as engine:
+        found = await _response(engine, sampling, interrupted_after=after)
+        assert len(engine.bodies) == (1 if after == 3 else 2)
+    assert (found.tokens, found.response, found.status) == (whole.tokens, whole.response, Status.COMPLETED)
+    assert found.rollout_log_probs == whole.rollout_log_probs
+    assert found.weight_spans[-1][2] == found.response_length == 3
