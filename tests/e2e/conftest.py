@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
+from safetensors.numpy import load_file
 
 LIMIT_S = 240
 """A run of a few steps takes half a minute on two idle cores."""
@@ -49,6 +50,11 @@ def slime(folder: Path, *words: str | Path) -> Finished:
     """Run ``slime`` with ``words`` to its end."""
     ended = subprocess.run(command(*words), capture_output=True, text=True, timeout=LIMIT_S, check=False)
     return Finished(ended.returncode, ended.stdout, ended.stderr, folder)
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    """Every weight of a Hugging Face folder, bit for bit."""
+    return {name: array.tobytes() for name, array in load_file(folder / "model.safetensors").items()}
 
 
 def train(folder: Path, *words: str | Path) -> Finished:

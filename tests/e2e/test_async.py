@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import BRIEF, Finished, train
+from tests.e2e.conftest import Finished, train
 
-AHEAD = (*BRIEF, "--async-buffer-size", "1", "--max-staleness", "2", "--lr", "0.0001")
+SIZES = ("--num-rollout", "4", "--save-interval", "2", "--eval-interval", "2", "--skip-eval-before-train")
+SMALL = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "4", "--lr", "0.0001")
+AHEAD = (*SMALL, "--async-buffer-size", "1", "--max-staleness", "2")
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Twice:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Twice:
     folder = tmp_path_factory.mktemp("ahead")
-    whole = train(folder / "whole", "--num-rollout", "4", "--save-interval", "2", *AHEAD)
+    whole = train(folder / "whole", *SIZES, *AHEAD)
     shutil.copytree(whole.folder, folder / "resumed")
     shutil.rmtree(folder / "resumed" / "checkpoints" / "step-000004")
     return Twice(whole, train(folder / "resumed", "--load", folder / "resumed"))
@@ -93,3 +95,10 @@ def test_resumed_every_prompt_is_trained_exactly_once(runs: Twice) -> None:
     later = [one for rollout in (2, 3) for one in runs.resumed.samples(f"train-{rollout:06d}.jsonl")]
     responses = {one["index"]: one["response"] for one in later}
     assert all(responses[one["index"]] == one["response"] for group in finished for one in group)
+
+
+def test_resumed_steps_weights_and_schedule_are_those_of_the_whole_run(runs: Twice) -> None:
+    whole, resumed = runs.whole.rows, runs.resumed.rows
+    assert [row["step"] for row in resumed] == [row["step"] for row in whole] == [0, 1, 2, 3, 4]
+    assert resumed[2]["eval/arithmetic"] == whole[2]["eval/arithmetic"]
+    assert [row["train/lr"] for row in resumed[:4]] == [row["train/lr"] for row in whole[:4]]

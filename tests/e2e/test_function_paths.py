@@ -1,4 +1,4 @@
-"""A run on two learner ranks whose training is made of functions that are named by path."""
+"""A run of two learner ranks and two engines at learning rate 0, trained by functions that are named by path."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import NO_EVAL, Finished, train
+from slime_core.config.embedded import ARITHMETIC
+from tests.e2e.conftest import NO_EVAL, Finished, train, weights
 
 CODE = """
 import json
@@ -78,11 +79,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         "custom-update-weight-post-write-path": "written",
     }
     words = [word for name, function in paths.items() for word in (f"--{name}", f"{code}:{function}")]
-    shape = "--num-rollout 2 --num-steps-per-rollout 2 --actor-num-gpus-per-node 2 --use-kl-loss --kl-loss-coef 0.01"
+    shape = "--num-rollout 2 --num-steps-per-rollout 2 --actor-num-gpus-per-node 2 --rollout-num-gpus 2 --lr 0"
     return train(
         home / "run",
         *words,
         *shape.split(),
+        *["--use-kl-loss", "--kl-loss-coef", "0.1", "--kl-loss-type", "k3"],
         *["--update-weight-transport", "disk", *NO_EVAL],
         "--custom-config-path",
         settings,
@@ -104,7 +106,7 @@ def test_functions_are_handed_what_slime_hands_over(run):
     assert found[0] == ["start", 2, 0.5]
     assert [call[1:] for call in found if call[0] == "log_probs"] == [["ref_", 1], ["", 1]] * 2
     assert [call[1:] for call in found if call[0] == "step"] == [[0, 0], [0, 1], [1, 0], [1, 1]]
-    assert [call[1:] for call in found if call[0] == "written"] == [[f"version-{n}", True, 1] for n in range(3)]
+    assert [call[1:] for call in found if call[0] == "written"] == [[f"version-{n}", True, 2] for n in range(3)]
     (rollout, samples, columns) = next(call[1:] for call in found if call[0] == "postprocess")
     assert (rollout, samples) == (0, 128)
     assert {"tokens", "loss_masks", "advantages", "log_probs", "ref_log_probs", "rollout_log_probs"} <= {*columns}
@@ -124,3 +126,10 @@ def test_the_record_holds_the_functions(run):
     functions = json.loads((run.folder / "plugins.json").read_text())["functions"]
     assert {row["plugin"] for row in functions} >= {"custom_tis_function_path", "rollout_data_postprocess_path"}
     assert "paths" in run.output.splitlines()[0]
+
+
+def test_learning_rate_zero_leaves_the_weights_bit_for_bit(run):
+    assert weights(run.folder / "checkpoints" / "step-000002" / "hf") == weights(ARITHMETIC / "model")
+    assert [row["train/kl_loss"] for row in run.rows] == [0.0, 0.0]
+    assert all(row["train/train_rollout_logprob_max_diff"] < 1e-3 for row in run.rows)
+    assert all((run.folder / "logs" / f"engine-{number}.log").exists() for number in (0, 1))

@@ -1,4 +1,6 @@
-"""One half of the loop alone, on the real engines: what a live run saved is trained again, twice, to the same bits."""
+"""One half of the loop alone, on the real engines: what a live run saved is trained again to the same bits.
+
+The live run publishes nothing, so that its engine and its learner part."""
 
 from __future__ import annotations
 
@@ -8,9 +10,10 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from tests.e2e.conftest import NO_EVAL, Finished, train
+from slime_core.config.embedded import ARITHMETIC
+from tests.e2e.conftest import Finished, train, weights
 
-# Three runs before the first test begins.
+# Two runs before the first test begins.
 pytestmark = pytest.mark.timeout(900)
 
 SMALL = ("--num-rollout", "2", "--rollout-batch-size", "16", "--num-steps-per-rollout", "2", "--seed", "5")
@@ -36,49 +39,49 @@ def columns(run: Finished, name: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("halves") / "live"
-    beside = folder.parent
-    words = ("--save-debug-rollout-data", beside / "{rollout_id}.jsonl")
-    return train(folder, *SMALL, *NO_EVAL, *KL, *words, "--save-debug-train-data", folder / "{rollout_id}-{rank}.st")
+    unpublished = ("--update-weights-interval", "0", "--eval-interval", "2")
+    rollouts = ("--save-debug-rollout-data", folder.parent / "{rollout_id}.jsonl")
+    shards = ("--save-debug-train-data", folder / "{rollout_id}-{rank}.st")
+    return train(folder, *SMALL, *KL, *unpublished, *rollouts, *shards)
 
 
 @pytest.fixture(scope="module")
-def again(live: Finished) -> tuple[Finished, Finished]:
-    """The learner alone on the rollouts of the live run, two times."""
-    files = live.folder.parent / "{rollout_id}.jsonl"
-
-    def start(name: str) -> Finished:
-        folder = live.folder.parent / name
-        saved = ("--save-debug-train-data", folder / "{rollout_id}-{rank}.st")
-        return train(folder, *SMALL, *KL, "--load-debug-rollout-data", files, *saved)
-
-    return start("first"), start("second")
+def again(live: Finished) -> Finished:
+    """The learner alone on the rollouts of the live run."""
+    folder, files = live.folder.parent / "again", live.folder.parent / "{rollout_id}.jsonl"
+    saved = ("--save-debug-train-data", folder / "{rollout_id}-{rank}.st")
+    return train(folder, *SMALL, *KL, "--load-debug-rollout-data", files, *saved)
 
 
-def test_the_same_rollouts_are_trained_to_the_same_bits(live: Finished, again: tuple[Finished, Finished]) -> None:
+def test_without_weight_updates_the_engine_serves_what_it_started_with(live: Finished) -> None:
+    scores = [row["eval/arithmetic"] for row in live.rows if "eval/arithmetic" in row]
+    assert len(scores) == 2
+    assert scores[0] == scores[1]
+    assert {tuple(sample["weight_versions"]) for sample in live.samples("train-000001.jsonl")} == {("0",)}
+    assert weights(live.folder / "checkpoints" / "step-000002" / "hf") != weights(ARITHMETIC / "model")
+    # The learner has moved away from the weights that sampled: the metric that watches for it says so.
+    assert live.rows[1]["train/train_rollout_logprob_abs_diff"] > 1e-4
+
+
+def test_the_same_rollouts_are_trained_to_the_same_bits(live: Finished, again: Finished) -> None:
     name = "checkpoints/step-000002/hf/model.safetensors"
-    weights = [saved_by(run, name) for run in (live, *again)]
-    assert weights[1] == weights[2]
-    assert weights[0] == weights[1]
-    assert trained(again[0]) == trained(again[1]) == trained(live)
-    assert all(len(row) > 5 for row in trained(live))
+    assert saved_by(live, name) == saved_by(again, name)
+    assert trained(live)[:2] == trained(again)
+    assert all(len(row) > 5 for row in trained(again))
 
 
-def test_saved_rollouts_become_the_very_shards_of_the_live_run(
-    live: Finished, again: tuple[Finished, Finished]
-) -> None:
+def test_saved_rollouts_become_the_very_shards_of_the_live_run(live: Finished, again: Finished) -> None:
     for name in ("0-0.st", "1-0.st"):
-        found = [columns(run, name) for run in (live, *again)]
-        assert found[0].keys() >= {"tokens_T", "trained/advantages_U", "trained/ref_log_probs_U", "metadata"}
-        assert found[0] == found[1] == found[2]
+        found = columns(live, name)
+        assert found.keys() >= {"tokens_T", "trained/advantages_U", "trained/ref_log_probs_U", "metadata"}
+        assert found == columns(again, name)
 
 
-def test_training_alone_starts_no_engine_and_ends_where_the_live_run_ended(
-    live: Finished, again: tuple[Finished, Finished]
-) -> None:
+def test_training_alone_starts_no_engine_and_ends_where_the_live_run_ended(live: Finished, again: Finished) -> None:
     assert {path.name for path in (live.folder / "logs").iterdir()} >= {"engine-0.log", "router.log"}
-    assert [path.name for path in (again[0].folder / "logs").iterdir()] == []
-    assert "no engine and no router is started" in again[0].output
-    states = [json.loads(saved_by(run, "checkpoints/step-000002/state.json")) for run in (live, again[0])]
+    assert [path.name for path in (again.folder / "logs").iterdir()] == []
+    assert "no engine and no router is started" in again.output
+    states = [json.loads(saved_by(run, "checkpoints/step-000002/state.json")) for run in (live, again)]
     assert states[0]["cursor"] == states[1]["cursor"] != {}
-    assert [row["rollout/raw_reward"] for row in again[0].rows] == [row["rollout/raw_reward"] for row in live.rows]
-    assert not any(name.startswith("parity/") for row in again[0].rows for name in row)
+    assert [row["rollout/raw_reward"] for row in again.rows] == [row["rollout/raw_reward"] for row in live.rows[:2]]
+    assert not any(name.startswith("parity/") for row in again.rows for name in row)

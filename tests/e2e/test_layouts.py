@@ -1,32 +1,32 @@
-"""Whole runs in layouts that differ in everything at once; ``make matrix`` runs them one by one."""
+"""Whole runs of families in layouts that differ in everything; ``make matrix`` and ``make families`` run them all."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from bench.matrix import LAYOUTS, deepen, settings
-from slime_core.config.embedded import ARITHMETIC
-from tests.e2e.conftest import train
+from bench.matrix import LAYOUTS
+from tests.engines.families import ROLLOUTS, live_run, write
 
-CHOSEN = {
-    "colocated, tensor 2, engine tensor 2": (),
-    "pipeline 2, two engines, disk": ("--num-virtual-stages-per-pipeline-rank", "2"),
-    "context 2": (),
+RUNS = {
+    "qwen2, tied": ("colocated, tensor 2, engine tensor 2", ("--rollout-temperature", "0.7")),
+    "llama": ("pipeline 2, two engines, disk", ("--num-virtual-stages-per-pipeline-rank", "2")),
+    "qwen3_moe": ("tensor 2, sequence", ("--use-routing-replay", "--num-steps-per-rollout", "2")),
 }
-"""Layout -> what it takes on besides."""
+"""Family -> layout, and what it takes on besides. Routes are replayed where a rollout has several steps; the first is
+compared."""
 
 
-@pytest.mark.parametrize("name", CHOSEN)
-def test_a_layout_trains_and_agrees_with_its_engines_under_the_temperature_of_the_run(name: str, tmp_path: Path):
-    deepen(ARITHMETIC / "model", tmp_path / "model")
-    layout = (*LAYOUTS[name].arguments, *CHOSEN[name], "--rollout-temperature", "0.7")
-    run = train(tmp_path / "run", *settings(tmp_path / "model"), *layout)
-    trained = [row for row in run.rows if "train/loss" in row]
-    assert len(trained) == 3
-    assert all(row["parity/tokens"] == row["rollout/response_tokens"] > 64 for row in trained)
-    assert all(0 < row["parity/mean"] < 1e-5 and row["parity/max"] < 1e-3 for row in trained)
-    assert "parity" not in run.errors
-    assert all(row["train/grad_norm"] > 0 for row in trained)
-    assert {tuple(sample["weight_versions"]) for sample in run.samples("train-000002.jsonl")} == {("2",)}
+@pytest.mark.parametrize("family", RUNS)
+def test_a_family_trains_and_agrees_with_its_engines_before_and_after_updates(family: str, tmp_path: Path):
+    layout, more = RUNS[family]
+    model = write(family, tmp_path / "model", num_hidden_layers=4)
+    rows = live_run(model, tmp_path / "run", *LAYOUTS[layout].arguments, *more)
+    assert len(rows) == ROLLOUTS
+    assert all(row["parity/tokens"] > 50 for row in rows)
+    assert all(0 < row["parity/mean"] < 1e-4 and row["parity/max"] < 1e-3 for row in rows)
+    assert all(row["train/grad_norm"] > 0 for row in rows)
+    samples = (tmp_path / "run" / "samples" / "train-000002.jsonl").read_text().splitlines()
+    assert {tuple(json.loads(sample)["weight_versions"]) for sample in samples} == {("2",)}

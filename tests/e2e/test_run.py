@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file
 
-from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.plugins.registry import activate
-from tests.e2e.conftest import BRIEF, Finished, slime, train
+from tests.e2e.conftest import Finished, slime
 
 PROMISED = {
     "step",
@@ -31,10 +28,6 @@ PROMISED = {
     "perf/step_time",
     "perf/tokens_per_gpu_per_sec",
 }
-
-
-def weights(folder: Path) -> dict[str, bytes]:
-    return {name: array.tobytes() for name, array in load_file(folder / "model.safetensors").items()}
 
 
 def test_every_step_has_a_row_with_the_promised_metrics(trained: Finished):
@@ -117,38 +110,3 @@ def test_eval_of_a_run_gives_the_same_accuracy_again_and_measures_sets_with_sett
     short = [json.loads(line) for line in samples][-4:]
     assert len(samples) == 28
     assert [(one["prompt"], one["response_length"]) for one in short] == [("5+5", 1)] * 4
-
-
-def test_a_resumed_run_continues_steps_data_and_schedule(trained: Finished, tmp_path: Path):
-    folder = tmp_path / "resumed"
-    shutil.copytree(trained.folder, folder)
-    shutil.rmtree(folder / "checkpoints" / "step-000004")
-    words = ("run", "--config", folder / "config.toml", "--load", folder, "--output-dir", folder)
-    run = slime(folder, *words)
-    assert run.code == 0, run.errors
-    assert [row["step"] for row in run.rows] == [0, 1, 2, 3, 4]
-    assert run.rows[2]["eval/arithmetic"] == trained.rows[2]["eval/arithmetic"]
-    assert run.rows[3]["train/lr"] == trained.rows[3]["train/lr"]
-    prompts = [[sample["prompt"] for sample in one.samples("train-000003.jsonl")] for one in (run, trained)]
-    assert prompts[0] == prompts[1]
-
-
-def test_learning_rate_zero_leaves_the_weights_bit_identical_on_two_ranks_and_two_engines(tmp_path: Path):
-    kl = ("--use-kl-loss", "--kl-loss-coef", "0.1", "--kl-loss-type", "k3")
-    twice = ("--actor-num-gpus-per-node", "2", "--rollout-num-gpus", "2")
-    run = train(tmp_path / "still", "--lr", "0", "--num-rollout", "2", *BRIEF, *kl, *twice)
-    assert weights(run.folder / "checkpoints" / "step-000002" / "hf") == weights(ARITHMETIC / "model")
-    assert [row["train/kl_loss"] for row in run.rows[:2]] == [0.0, 0.0]
-    assert all(row["train/train_rollout_logprob_max_diff"] < 1e-3 for row in run.rows[:2])
-    assert all((run.folder / "logs" / f"engine-{number}.log").exists() for number in (0, 1))
-
-
-def test_without_weight_updates_the_engine_serves_what_it_started_with(tmp_path: Path):
-    words = ("--update-weights-interval", "0", "--num-rollout", "3", "--eval-interval", "3")
-    run = train(tmp_path / "unpublished", *words, "--num-steps-per-rollout", "2")
-    scores = [row["eval/arithmetic"] for row in run.rows if "eval/arithmetic" in row]
-    assert scores[0] == scores[1]
-    assert {tuple(sample["weight_versions"]) for sample in run.samples("train-000002.jsonl")} == {("0",)}
-    assert weights(run.folder / "checkpoints" / "step-000003" / "hf") != weights(ARITHMETIC / "model")
-    # The learner has moved away from the weights that sampled: the metric that watches for it says so.
-    assert run.rows[2]["train/train_rollout_logprob_abs_diff"] > 1e-4

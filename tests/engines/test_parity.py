@@ -33,7 +33,6 @@ from slime_core.rollout.shards import make_shards
 from slime_core.types import LogProbs, Sample, Status, TokenIds, TrainBatch
 from slime_core.weights.endpoints import EngineControl
 from slime_core.weights.group import reserve
-from tests.engines.families import ROLLOUTS, live_run, write
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the children cannot import test files
 
@@ -275,22 +274,3 @@ async def test_ranks_that_share_a_model_count_each_token_once(client: GenerateCl
     assert first.metrics == second.metrics
     assert first.metrics[0]["parity/tokens"] == ALL_TOKENS
     assert 0 < first.metrics[0]["parity/mean"] < 1e-5
-
-
-TWO_RANKS = ("--actor-num-gpus-per-node", "2", "--tensor-model-parallel-size", "2")
-LIVE = {
-    "qwen2, tied": TWO_RANKS,
-    "qwen3_moe": (*TWO_RANKS, "--sequence-parallel", "--use-routing-replay", "--num-steps-per-rollout", "2"),
-}
-"""Family -> flags of a learner of two ranks, against an engine of one. ``bench/families.py`` has all of them.
-
-Routes are replayed where a rollout has several steps; the first is compared."""
-
-
-@pytest.mark.parametrize("family", LIVE)
-def test_a_learner_cut_in_two_and_an_engine_agree_before_and_after_updates(family: str, tmp_path: Path) -> None:
-    rows = live_run(write(family, tmp_path / "model"), tmp_path / "run", *LIVE[family])
-    assert len(rows) == ROLLOUTS
-    assert [row["parity/tokens"] > 50 for row in rows] == [True] * ROLLOUTS
-    assert all(0 < row["parity/mean"] < 1e-4 for row in rows)
-    assert all(row["train/grad_norm"] > 0 for row in rows)
