@@ -63,3 +63,11 @@ for package in "$@"; do
     editable+=(-e "$package")
 done
 "$uv" pip install --python "$venv/bin/python" --no-deps --no-build-isolation "${editable[@]}"
+
+# The same for these packages, and for Megatron-core as its processes on a CPU compile it.
+"$venv/bin/python" -m compileall -qq slime_core plugins || true
+PYTHONDONTWRITEBYTECODE='' "$venv/bin/python" -W ignore -c '
+from slime_core.cpu.megatron import install
+install()
+import mbridge, megatron.core.dist_checkpointing, megatron.core.distributed, megatron.core.optimizer, megatron.core.pipeline_parallel
+' 2>/dev/null || true

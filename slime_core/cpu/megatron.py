@@ -18,6 +18,7 @@ says when it can go. The whole file can go once Megatron-core takes its device f
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.abc
 import importlib.machinery
 import logging
@@ -29,6 +30,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -99,14 +101,29 @@ _LITERALS = {
 }
 
 
-class _Loader(importlib.machinery.SourceFileLoader):
-    """Compiles the rewritten source on every import: the byte code on disk belongs to processes without the hook."""
+_MARK = "slime-" + hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+"""In the name of all byte code that this very file has made; another version of it compiles anew."""
 
-    def get_code(self, fullname: str) -> types.CodeType:
-        path = self.get_filename(fullname)
-        tree = _Rewrite().visit(ast.parse(self.get_data(path), path))
+
+def _beside(path: str) -> str:
+    # module.cpython-311.pyc belongs to processes without the hook; ours is module.cpython-311.slime-0123456789ab.pyc
+    name, dot, suffix = path.rpartition(".")
+    return f"{name}.{_MARK}.pyc" if dot + suffix == ".pyc" else path
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Compiles the rewritten source, some 2 s for all of Megatron, and keeps its byte code as Python keeps its own."""
+
+    def source_to_code(self, data: Any, path: Any, **settings: Any) -> types.CodeType:  # type: ignore[override]
+        tree = _Rewrite().visit(ast.parse(data, path))
         code: types.CodeType = compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
         return code
+
+    def get_data(self, path: str) -> bytes:
+        return super().get_data(_beside(path))
+
+    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
+        super().set_data(_beside(path), data, _mode=_mode)
 
     def exec_module(self, module: types.ModuleType) -> None:
         module.__dict__[_NAME] = CUDA

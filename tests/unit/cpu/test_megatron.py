@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
 import types
@@ -44,6 +45,28 @@ def imported(clean: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Import]:
     yield load
     for name in ("mbridge", "mbridge.probe"):
         sys.modules.pop(name, None)
+
+
+def test_rewritten_byte_code_is_kept_beside_that_of_processes_without_the_hook(imported, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert imported("device = 'cuda'\n").device == "cpu"
+    (kept,) = (tmp_path / "mbridge" / "__pycache__").glob("probe*.pyc")
+    assert kept.name.startswith(f"probe.{sys.implementation.cache_tag}.slime-")
+    monkeypatch.delitem(sys.modules, "mbridge.probe")
+    with monkeypatch.context() as patch:
+        patch.setattr(ast, "parse", lambda *_: pytest.fail("compiled again"))
+        again = importlib.import_module("mbridge.probe")
+    assert (again.device, again.__cached__) == ("cpu", str(kept.with_name(f"probe.{sys.implementation.cache_tag}.pyc")))
+    monkeypatch.delitem(sys.modules, "mbridge.probe")
+    monkeypatch.setattr(sys, "meta_path", [f for f in sys.meta_path if type(f).__module__ != install.__module__])
+    assert importlib.import_module("mbridge.probe").device == "cuda"
+
+
+def test_a_source_that_has_changed_is_rewritten_again(imported, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert imported("device = 'cuda'\n").device == "cpu"
+    monkeypatch.delitem(sys.modules, "mbridge.probe")
+    assert imported("device = 'cuda', 1\n").device == ("cpu", 1)
 
 
 def test_current_device_and_literals_become_the_cpu(imported):
