@@ -17,7 +17,7 @@ from aiohttp import web
 
 __all__ = ["Answer", "FakeServer", "Handler"]
 
-START_LIMIT_S = 10.0
+START_LIMIT_S = 60.0
 
 ACCEPT_TURNS = 4
 """Turns of an asyncio loop from a socket that was accepted last to a connection that the server knows and can close."""

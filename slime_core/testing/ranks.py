@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,10 @@ START_LIMIT_S = 120.0
 """Seconds outside of hooks: importing torch and the plugin, leaving the group."""
 
 STACKS_S = 0.5
-"""Seconds that a stuck process gets to write its stacks."""
+"""Seconds without a further word after which a stuck process has written its stacks."""
+
+STACKS_LIMIT_S = 30.0
+"""Seconds that it gets to write them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +117,7 @@ def _watched(folder: Path, processes: Sequence[subprocess.Popen[bytes]], limit_s
 
 def _stuck(folder: Path, processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> str:
     inside = {rank: hook for rank in RANKS if (hook := _inside(folder, rank)) is not None}
-    for process in processes:
-        process.send_signal(signal.SIGUSR1)
-    time.sleep(STACKS_S)
+    _dump(folder, {rank: processes[rank] for rank in inside})
     where = " and ".join(f"rank {rank} is in {hook}" for rank, hook in inside.items()) or "no rank is in a hook"
     others = "".join(f", which rank {rank} has left" for rank in RANKS if rank not in inside and inside)
     stacks = "\n".join(f"rank {rank}:\n{_read(folder, f'err{rank}')}" for rank in inside)
@@ -124,6 +125,19 @@ def _stuck(folder: Path, processes: Sequence[subprocess.Popen[bytes]], limit_s: 
         f"the hooks of two learner ranks got stuck: after {limit_s:g} s {where}{others}. A collective must be called "
         f"by every rank, in the same order.\n{stacks}"
     )
+
+
+def _dump(folder: Path, processes: Mapping[int, subprocess.Popen[bytes]]) -> None:
+    """Their stacks are in their files of errors."""
+    deadline_s = time.monotonic() + STACKS_LIMIT_S
+    before = said = {rank: len(_read(folder, f"err{rank}")) for rank in processes}
+    for process in processes.values():
+        process.send_signal(signal.SIGUSR1)
+    while time.monotonic() < deadline_s:
+        time.sleep(STACKS_S)
+        last, said = said, {rank: len(_read(folder, f"err{rank}")) for rank in processes}
+        if said == last and all(said[rank] > before[rank] for rank in processes):
+            return
 
 
 def _inside(folder: Path, rank: int) -> str | None:

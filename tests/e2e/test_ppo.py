@@ -38,7 +38,7 @@ def test_the_critic_learns_in_every_rollout_and_the_actor_after_the_first(run: F
     assert [("train/pg_loss" in row) for row in rows] == [False, True, True]
     assert all(math.isfinite(value) for row in rows for value in row.values())
     assert rows[0]["train/values"] == 0.0  # the head starts at 0
-    assert rows[0]["train/returns"] == pytest.approx(rows[0]["train/value_loss"])  # rewards of 0 and 1
+    assert rows[0]["train/returns"] == pytest.approx(rows[0]["train/value_loss"], rel=1e-5)  # rewards of 0 and 1
     assert rows[2]["train/values"] != 0.0
 
 

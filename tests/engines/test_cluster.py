@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
@@ -22,10 +25,11 @@ from slime_core.cluster.group import ActorGroup
 from slime_core.cluster.layout import Layout
 from slime_core.cluster.placement import Placement, place
 from slime_core.cluster.session import Session
-from slime_core.cluster.waiting import Late, wait
+from slime_core.cluster.waiting import Late, has_ended, wait
 from slime_core.errors import ConfigError, EngineError, PlacementError, RemoteError, WaitTimeout
+from tests.processes import left_of, words
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the actors' processes cannot import test files
 
 
@@ -44,6 +48,11 @@ class Worker(Watched):
 
     def nap(self, seconds: float) -> str:
         time.sleep(seconds)
+        return "rested"
+
+    def wait_for_file(self, path: str) -> str:
+        while not os.path.exists(path):
+            time.sleep(0.02)
         return "rested"
 
     def variable(self, name: str) -> str | None:
@@ -94,6 +103,21 @@ def victim(ray_session: Session) -> Iterator[Actor]:
     ray.kill(actor.handle)
 
 
+@pytest.fixture
+def signal_file(tmp_path: Path) -> Iterator[Path]:
+    """Calls of ``wait_for_file`` return once it is there; at the latest, at the end of the test."""
+    yield tmp_path / "go on"
+    (tmp_path / "go on").touch()
+
+
+def stacks_with(words: str, actor: Actor) -> str:
+    """The stacks of an actor once they hold ``words``: what was started has not come anywhere yet."""
+    text, deadline_s = "", time.monotonic() + 60
+    while words not in text and time.monotonic() < deadline_s:
+        (text,) = wait([actor.start("stacks")], what="stacks")
+    return text
+
+
 def test_results_come_in_rank_order_whoever_finishes_first(workers: ActorGroup) -> None:
     assert wait(workers.start("answer"), what="answers") == [0, 1, 2]
 
@@ -140,25 +164,32 @@ def test_a_constructor_that_fails_otherwise_is_a_remote_error(ray_session: Sessi
         wait([actor.start("answer")], what="a misfit")
 
 
-def test_a_late_call_is_reported_with_the_stack_of_who_is_pending(workers: ActorGroup) -> None:
+def test_a_late_call_is_reported_with_the_stack_of_who_is_pending(workers: ActorGroup, signal_file: Path) -> None:
     seen: list[Late] = []
-    wait(workers.start("add", 1), what="their start")
-    calls = [workers[0].start("add", 1), workers[1].start("nap", 1.7)]
-    assert wait(calls, what="naps", warn_after_s=0.5, on_warn=seen.append) == [1, "rested"]
-    assert (seen[0].what, seen[0].finished) == ("naps", 1)
-    assert [call.who for call in seen[0].pending] == ["rank 1"]
-    assert "time.sleep(seconds)" in seen[0].pending[0].stacks
-    assert len(seen) == 2  # at 0.5 s and 1 s; the next would be at 2 s or later
+
+    def look(late: Late) -> None:
+        seen.append(late)
+        if len(seen) > 1 and "in wait_for_file" in late.pending[0].stacks:
+            signal_file.touch()
+
+    done = workers[0].start("add", 1)
+    wait([done], what="the first")
+    calls = [done, workers[1].start("wait_for_file", str(signal_file))]
+    assert wait(calls, what="a file", warn_after_s=0.5, on_warn=look) == [1, "rested"]
+    assert {(late.what, late.finished, late.pending[0].who) for late in seen} == {("a file", 1, "rank 1")}
+    assert all(later.waited_s >= 2 * late.waited_s for late, later in pairwise(seen))
 
 
 def test_a_wait_that_outlives_its_limit_says_who_and_where(victim: Actor) -> None:
-    wait([victim.start("add", 1)], what="its start")
-    begun = time.monotonic()
+    napping = victim.start("nap", 600)
+    stacks_with("in nap", victim)
     with pytest.raises(WaitTimeout) as caught:
-        wait([victim.start("nap", 60)], what="the longest nap", warn_after_s=9, fail_after_s=1.6)
-    assert 1.6 < time.monotonic() - begun < 4
-    assert "Waiting for the longest nap for 2 s; 0 done, pending: victim\n  victim: nap()\n" in str(caught.value)
+        wait([napping], what="the longest nap", warn_after_s=9, fail_after_s=0.2)
+    assert re.match(
+        r"Waiting for the longest nap for \d+ s; 0 done, pending: victim\n  victim: nap\(\)\n", str(caught.value)
+    )
     assert "in nap" in str(caught.value)
+    assert str(caught.value).endswith("\nGave up after 0.2 s.")
 
 
 def test_a_silent_actor_does_not_silence_the_report(ray_session: Session) -> None:
@@ -172,18 +203,20 @@ def test_a_silent_actor_does_not_silence_the_report(ray_session: Session) -> Non
     ray.kill(actor.handle)
 
 
-def test_an_actor_that_dies_ends_the_wait_while_others_work(workers: ActorGroup, victim: Actor) -> None:
-    begun = time.monotonic()
-    napping = workers[2].start("nap", 5)
+def test_an_actor_that_dies_ends_the_wait_while_others_work(
+    workers: ActorGroup, victim: Actor, signal_file: Path
+) -> None:
+    working = workers[2].start("wait_for_file", str(signal_file))
     with pytest.raises(RemoteError, match=r"^victim: vanish\(\) died\."):
-        wait([napping, victim.start("vanish")], what="a death")
-    assert time.monotonic() - begun < 4
+        wait([working, victim.start("vanish")], what="a death")
+    assert not has_ended(working)
 
 
-def test_a_background_call_that_fails_ends_any_wait(workers: ActorGroup, worker: Actor) -> None:
-    monitor = worker.start("refuse")
+def test_a_background_call_that_fails_ends_any_wait(workers: ActorGroup, worker: Actor, signal_file: Path) -> None:
+    working, monitor = workers[0].start("wait_for_file", str(signal_file)), worker.start("refuse")
     with pytest.raises(EngineError, match="engine 3"):
-        wait([workers[0].start("nap", 5)], what="a nap", also=[monitor])
+        wait([working], what="a file", also=[monitor])
+    assert not has_ended(working)
 
 
 def test_a_background_call_that_returns_is_no_result(workers: ActorGroup, worker: Actor) -> None:
@@ -199,19 +232,19 @@ def test_a_run_is_not_starved_by_what_else_the_machine_does(worker: Actor) -> No
     assert psutil.Process(pid).nice() == psutil.Process().nice()
 
 
-def test_ping_answers_while_the_actor_is_busy(worker: Actor) -> None:
-    busy = worker.start("nap", 3)
-    begun = time.monotonic()
+def test_ping_answers_while_the_actor_is_busy(worker: Actor, signal_file: Path) -> None:
+    busy = worker.start("wait_for_file", str(signal_file))
+    stacks_with("in wait_for_file", worker)
     assert wait([worker.start("ping")], what="a ping")[0] != os.getpid()
-    assert time.monotonic() - begun < 2
-    assert wait([busy], what="the nap") == ["rested"]
+    assert not has_ended(busy)
+    signal_file.touch()
+    assert wait([busy], what="the file") == ["rested"]
 
 
 def test_the_stacks_of_an_async_actor_show_where_its_tasks_are_suspended(ray_session: Session) -> None:
     actor = start_actor(AsyncWorker, label="sampler")
     actor.start("linger")
-    time.sleep(1.0)
-    (text,) = wait([actor.start("stacks")], what="stacks")
+    text = stacks_with("in inner", actor)
     ray.kill(actor.handle)
     assert "in linger\n    await self.inner()" in text
     assert "in inner\n    await asyncio.sleep(3600)" in text
@@ -244,6 +277,8 @@ def test_more_processes_than_cores_share_them(ray_session: Session) -> None:
 
 
 def test_devices_that_others_hold_are_named_after_the_limit(placed: Placement) -> None:
+    while ray.available_resources().get("CPU", 0):  # Ray's count comes some time after what it counts
+        time.sleep(0.02)
     with pytest.raises(PlacementError, match="has 0 CPU and 0 GPU free"):
         place(Layout(learner_ranks=1, engines=0), timeout_s=0.5)
 
@@ -265,7 +300,7 @@ def test_the_handler_of_sigterm_is_the_one_from_before(ray_session: Session) -> 
 def listens_on(process: psutil.Process) -> list[str]:
     """The addresses of a process of Ray's, of a passing one (Ray starts such all the time) none."""
     try:
-        of_ray = any("ray" in word for word in process.cmdline())
+        of_ray = any("ray" in word for word in words(process))
         entries = process.net_connections("inet") if of_ray else []
     except psutil.NoSuchProcess:
         return []
@@ -288,7 +323,7 @@ def test_a_cluster_that_does_not_answer_is_named() -> None:
         except PlacementError as error:
             print(error)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=90)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=200)
     assert done.stdout.startswith("Asked to join the Ray cluster at '127.0.0.1:1'; none answers there")
 
 
@@ -330,19 +365,16 @@ def test_a_session_leaves_no_process_behind(
 ) -> None:
     driver, processes = own_cluster
     assert len(processes) > 5
-    assert driver.communicate(timeout=30)[1] == ""
-    assert driver.returncode == 0
-    assert [process for process in processes if process.is_running()] == []
+    _, errors = driver.communicate(timeout=200)
+    assert (driver.returncode, "Traceback" in errors) == (0, False), errors
+    assert left_of(*processes, within_s=5) == []
 
 
 @pytest.mark.parametrize("own_cluster", ['wait([engine.start("hang")], what="nothing")'], indirect=True)
-def test_an_interrupt_ends_a_wait_at_once_and_leaves_no_process_behind(
+def test_an_interrupt_ends_a_wait_and_leaves_no_process_behind(
     own_cluster: tuple[subprocess.Popen[str], list[psutil.Process]],
 ) -> None:
     driver, processes = own_cluster
-    time.sleep(0.5)
-    begun = time.monotonic()
     driver.send_signal(signal.SIGINT)
-    assert driver.communicate(timeout=30)[1].endswith("KeyboardInterrupt\n")
-    assert time.monotonic() - begun < 8
-    assert [process for process in processes if process.is_running()] == []
+    assert "\nKeyboardInterrupt\n" in driver.communicate(timeout=200)[1]
+    assert left_of(*processes, within_s=5) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from slime_core.rollout.engines.engine_actor import start_engine
 from slime_core.rollout.engines.router import RouterSettings
 from slime_core.rollout.engines.router_actor import start_router
 from slime_core.weights.endpoints import EngineControl, call
+from tests.processes import left_of, runs
 
 
 def test_the_death_of_a_server_ends_waits_and_the_death_of_its_actor_ends_the_server(
@@ -29,11 +29,11 @@ def test_the_death_of_a_server_ends_waits_and_the_death_of_its_actor_ends_the_se
     assert wait([actor.start("stacks")], what="an answer", also=[watching])[0]
     server = front(url)
     family = [server, *server.children(recursive=True)]
-    shared = {Path(entry.path) for one in family for entry in one.memory_maps() if entry.path.startswith("/dev/shm/")}
+    shared = {Path(path) for one in family for path in mapped(one) if path.startswith("/dev/shm/")}
     assert shared, "the server shares no memory any more; engine.SHARED_MEMORY can go"
     server.kill()
     with pytest.raises(EngineError, match=r"engine 5 ended by signal 9(.|\n)*The last lines of"):
-        wait([watching], what="its end", fail_after_s=20)
+        wait([watching], what="its end", fail_after_s=120)
 
     wait([actor.start("stop")], what="the rest")
     assert [path for path in shared if path.exists()] == []
@@ -44,12 +44,9 @@ def test_no_server_is_left_when_its_actor_is_killed(ray_session: Any, engine: An
     actor = start_engine(EngineSettings(engine.model, tmp_path / "log", name="engine 6", dtype="float32"))
     (url,) = wait([actor.start("start")], what="engine 6")
     family = [front(url), *front(url).children(recursive=True)]
-    assert len(family) == 3
+    assert len(family) >= 3
     ray.kill(actor.handle)
-    deadline = time.monotonic() + 10
-    while any(map(runs, family)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(runs, family))
+    assert left_of(*family) == []
 
 
 def test_a_router_takes_engines_in_and_its_death_ends_waits(ray_session: Any, engine: Any, tmp_path: Path) -> None:
@@ -60,7 +57,7 @@ def test_a_router_takes_engines_in_and_its_death_ends_waits(ray_session: Any, en
     assert call(url, "/get_model_info", timeout_s=10)["weight_version"] == "default"
     front(url).kill()
     with pytest.raises(EngineError, match=r"router ended by signal 9(.|\n)*The last lines of"):
-        wait([watching], what="its end", fail_after_s=20)
+        wait([watching], what="its end", fail_after_s=120)
     ray.kill(actor.handle)
 
 
@@ -68,11 +65,19 @@ def test_a_router_that_was_stopped_ends_its_watch_and_never_comes_back(ray_sessi
     actor = start_router(RouterSettings(tmp_path / "log"))
     (url,) = wait([actor.start("start")], what="the router")
     router = front(url)
-    wait([actor.start("watch"), actor.start("stop")], what="its end", fail_after_s=20)
+    wait([actor.start("watch"), actor.start("stop")], what="its end", fail_after_s=120)
     assert not runs(router)
     with pytest.raises(EngineError, match="router was stopped before it was started"):
         wait([actor.start("start")], what="the router again")
     ray.kill(actor.handle)
+
+
+def mapped(process: psutil.Process) -> list[str]:
+    """The files that it has in memory; none, where it has ended."""
+    try:
+        return [entry.path for entry in process.memory_maps()]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def front(url: str) -> psutil.Process:
@@ -80,10 +85,3 @@ def front(url: str) -> psutil.Process:
     port = int(url.rsplit(":")[-1])
     listening = [one for one in psutil.net_connections("inet") if one.status == "LISTEN" and one.laddr.port == port]
     return psutil.Process(listening[0].pid)
-
-
-def runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -49,7 +49,7 @@ class Subject:
 
     def end_all(self) -> None:
         """Tell the engine to end what it has."""
-        call(self.url, "/abort_request", {"abort_all": True}, timeout_s=20)
+        call(self.url, "/abort_request", {"abort_all": True}, timeout_s=120)
 
 
 @pytest.fixture(params=["fake", "real"])
@@ -69,14 +69,14 @@ def url(subject: Subject) -> str:
 
 @pytest.fixture
 def control(url: str) -> Iterator[EngineControl]:
-    found = EngineControl([url], timeout_s=20)
+    found = EngineControl([url], timeout_s=120)
     yield found
     found.close()
 
 
 @pytest.fixture
 async def client(url: str) -> AsyncIterator[GenerateClient]:
-    async with GenerateClient(url, timeout_s=20) as found:
+    async with GenerateClient(url, timeout_s=120) as found:
         yield found
 
 

@@ -15,6 +15,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BOUND = 1e-5
+METRIC_BOUND = 5e-5
+"""Some are differences of log-probs, whose last bits are up to 8e-6 of them."""
+
 STEP_BOUND = 1e-3
 ROWS = {
     "one rank to torch": ("clipped", "gspo", "divisor", "tokens", "tied", "experts"),
@@ -66,7 +69,7 @@ def test_a_layout_finds_the_loss_the_metrics_and_the_gradients_of_one_rank(rows,
     assert not row["failure"]
     assert row["loss"] <= BOUND
     assert row["grad_norm"] <= BOUND
-    assert row["metric"] <= BOUND, row["where"]
+    assert row["metric"] <= METRIC_BOUND, row["where"]
     assert row["gradient"] <= BOUND, row["where"]
 
 

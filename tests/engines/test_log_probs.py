@@ -37,7 +37,7 @@ def on_rank(rank: int, size: int, folder: Path) -> None:
     """Run as a program: a forked child would inherit the process group of another test."""
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=200))
     found = []
     for chunk_size, kept in product(CHUNKS, (None, KEPT)):
         part_TV = whole_logits().chunk(size, dim=1)[rank].contiguous().requires_grad_() * 1
@@ -77,7 +77,7 @@ def test_a_vocabulary_split_over_ranks_is_the_whole_one(tmp_path, size):
         for rank in range(size)
     ]
     try:
-        said = [rank.communicate(timeout=90)[1].decode() for rank in ranks]
+        said = [rank.communicate(timeout=240)[1].decode() for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

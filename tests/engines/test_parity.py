@@ -121,22 +121,22 @@ def learn(engine: Any) -> Iterator[Learn]:
     pids = [pool.submit(os.getpid) for pool in pools]
 
     def run(*rollouts: Rollout, lr: float = 0.0, folder: Path = engine.model, **layout: int) -> list[Outcome]:
-        address = f"127.0.0.1:{pools[0].submit(reserve, '127.0.0.1').result(timeout=60)}"
+        address = f"127.0.0.1:{pools[0].submit(reserve, '127.0.0.1').result(timeout=240)}"
         ranks = len(rollouts[0].shards)
         jobs = [cloudpickle.dumps(InChild(folder, rollouts, lr, layout, rank, ranks, address)) for rank in range(ranks)]
         calls = [pool.submit(cloudpickle.loads, job) for pool, job in zip(pools, jobs, strict=False)]
-        return [cloudpickle.loads(call.result(timeout=90)) for call in calls]
+        return [cloudpickle.loads(call.result(timeout=240)) for call in calls]
 
     yield run
     for pool, pid in zip(pools, pids, strict=True):
-        os.killpg(pid.result(timeout=60), signal.SIGKILL)
+        os.killpg(pid.result(timeout=240), signal.SIGKILL)
         pool.shutdown(cancel_futures=True)
 
 
 @pytest.fixture
 def control(engine: Any) -> Iterator[EngineControl]:
     """The engine reports version 0, as after the first publication of a run."""
-    found = EngineControl([engine.server.url], timeout_s=30)
+    found = EngineControl([engine.server.url], timeout_s=120)
     found.set_version("0")
     yield found
     found.set_version("default")
@@ -145,7 +145,7 @@ def control(engine: Any) -> Iterator[EngineControl]:
 
 @pytest.fixture
 async def client(engine: Any, control: EngineControl) -> AsyncIterator[GenerateClient]:
-    async with GenerateClient(engine.router.url, timeout_s=30, vocab_size=16) as found:
+    async with GenerateClient(engine.router.url, timeout_s=120, vocab_size=16) as found:
         yield found
 
 

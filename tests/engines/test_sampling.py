@@ -40,7 +40,7 @@ def model(engine: Any) -> torch.nn.Module:
 
 @pytest.fixture
 async def client(engine: Any) -> AsyncIterator[GenerateClient]:
-    async with GenerateClient(engine.router.url, timeout_s=30, vocab_size=16) as found:
+    async with GenerateClient(engine.router.url, timeout_s=120, vocab_size=16) as found:
         yield found
 
 
@@ -145,7 +145,7 @@ async def test_a_stop_text_is_kept_with_its_ids_and_log_probs(single: Any) -> No
         stopped = await single(max_new_tokens=12, stop=(text,))
         assert (stopped.response, stopped.status, stopped.response_length) == (text, Status.COMPLETED, length)
         assert stopped.tokens == free.tokens[: free.prompt_length + length]
-        assert list(stopped.rollout_log_probs) == pytest.approx(list(free.rollout_log_probs)[:length], abs=1e-5)
+        assert list(stopped.rollout_log_probs) == pytest.approx(list(free.rollout_log_probs)[:length], abs=1e-4)
 
 
 async def test_a_stop_id_is_kept_with_its_log_prob(single: Any) -> None:

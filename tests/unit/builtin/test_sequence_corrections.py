@@ -207,7 +207,7 @@ class Shared:
     """Sums over responses whose tokens two threads hold, as context-parallel ranks do; counts the calls of each."""
 
     def __init__(self) -> None:
-        self.barrier, self.held, self.calls = threading.Barrier(2, timeout=20), {}, [0, 0]
+        self.barrier, self.held, self.calls = threading.Barrier(2, timeout=120), {}, [0, 0]
 
     def rank(self, number: int, samples_T: torch.Tensor, count: int):
         outer = self

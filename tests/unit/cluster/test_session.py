@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import ray
 
+from slime_core.cluster import session
 from slime_core.cluster.session import Session, _knock
 from slime_core.errors import PlacementError
 
@@ -34,6 +35,12 @@ def test_the_handler_of_sigterm_survives_the_start_of_ray(
     with Session(address, namespace="n"):
         assert seen == [handler]
         assert signal.getsignal(signal.SIGTERM) is handler
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take longer to answer."""
+    monkeypatch.setattr(session, "KNOCK_LIMIT_S", 120.0)
 
 
 @contextmanager

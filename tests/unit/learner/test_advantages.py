@@ -134,7 +134,7 @@ def test_idle_micro_batches_change_nothing():
 def test_context_parallel_ranks_put_their_tokens_together(monkeypatch):
     # Ranks as threads: each contributes its share of the row, cut in a zigzag.
     batch, layout, found, parts = shard(), ParallelLayout(context=2), {}, {}
-    barrier = threading.Barrier(2, timeout=10)
+    barrier = threading.Barrier(2, timeout=120)
 
     def all_reduce(values, *, group):
         parts[group] = values.clone()
@@ -259,7 +259,7 @@ class Ranks:
     """Sums over ranks that are threads, as :class:`OverShards` takes them over processes."""
 
     def __init__(self, count: int) -> None:
-        self.barrier, self.parts = threading.Barrier(count, timeout=20), {}
+        self.barrier, self.parts = threading.Barrier(count, timeout=120), {}
 
     def of(self, rank: int):
         outer = self

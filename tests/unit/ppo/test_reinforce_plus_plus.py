@@ -25,7 +25,7 @@ class Ranks:
 
     def __init__(self, count: int) -> None:
         self._parts: dict[int, torch.Tensor] = {}
-        self._barrier = threading.Barrier(count, timeout=10)
+        self._barrier = threading.Barrier(count, timeout=120)
 
     def of(self, rank: int) -> Ranks.One:
         return Ranks.One(self, rank)
