@@ -21,13 +21,14 @@ from slime_core.config.mistakes import Mistake, report
 from slime_core.config.schema import RunConfig
 from slime_core.data.arrivals import screen_arrivals
 from slime_core.data.mixed import shares
-from slime_core.data.named import offered_to_rows
+from slime_core.data.named import Offered, offered_to_rows
 from slime_core.data.processing import has_processor
 from slime_core.data.recorded import RolloutFiles
 from slime_core.data.requests import reading_of, template_arguments, training_paths
 from slime_core.data.row_sampling import drawn
 from slime_core.data.screen import Room, screen
 from slime_core.data.screen_rollouts import screen_rollouts
+from slime_core.data.trajectory import Fit
 from slime_core.plugins.component import Kind
 from slime_core.plugins.refusals import refusals
 from slime_core.plugins.selection import has_critic
@@ -203,7 +204,7 @@ def _screen_prompts(config: RunConfig, registry: Registry, *, trains: bool) -> l
     source = registry.find(Kind.DATA_SOURCE, config.data.data_source).traits if trains else None
     buffer = config.data.buffer_data if isinstance(source, DataTraits) and source.buffers else None
     if buffer is not None and config.data.on_bad_data == "fail":
-        screen_arrivals(buffer)
+        screen_arrivals(buffer, _fit(config, offered))
     if isinstance(source, DataTraits) and source.reads_prompt_files:
         if config.data.prompt_mix:
             shares([weight for _, weight in config.data.prompt_mix])
@@ -227,6 +228,16 @@ def _screen_prompts(config: RunConfig, registry: Registry, *, trains: bool) -> l
             room = _room_of(one, config, registry)
             screen(one.path, rows, room=room, setting=f"eval_prompt_data {one.name}", offered=offered)
     return bad
+
+
+def _fit(config: RunConfig, offered: Offered) -> Fit:
+    """What trajectories of the buffer have to fit."""
+    return Fit(
+        size=config.rollout.n_samples_per_prompt,
+        vocab_size=whole_number(start_weights(config), "vocab_size"),
+        reward_key=config.rollout.reward_key,
+        offered=offered,
+    )
 
 
 def _room_of(one: EvalSet, config: RunConfig, registry: Registry) -> Room | None:

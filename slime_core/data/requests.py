@@ -110,6 +110,7 @@ def training_request(config: RunConfig, path: Path, encoder: PromptEncoder, left
             key=data.buffer_key,
             data=data.buffer_data,
             reward_key=config.rollout.reward_key,
+            vocab_size=encoder.vocab_size,
         ),
         tell=left_out.tell,
         explain=left_out.explain,

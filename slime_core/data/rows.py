@@ -19,6 +19,7 @@ __all__ = [
     "PromptRow",
     "Reading",
     "content_of",
+    "is_chat",
     "no_rows",
     "numbered_prompts",
     "prompt_of",
@@ -220,7 +221,7 @@ def _prompt(raw: Raw, row: dict[str, Any], key: str) -> Prompt:
     if key not in row:
         raise DataError(f"{raw.place}: no field {key!r}, found {fields_of(row)}. Name the right one with --input-key.")
     prompt = row[key]
-    if not isinstance(prompt, str) and not _is_chat(prompt):
+    if not isinstance(prompt, str) and not is_chat(prompt):
         raise DataError(
             f"{raw.place}: field {key!r} is neither text nor a list of messages with role and content: found "
             f"{json.dumps(prompt, default=str)[:80]}"
@@ -286,7 +287,8 @@ def _inputs(raw: Raw, row: dict[str, Any], reading: Reading) -> dict[str, Any] |
     return {kind: input_of(row[key]) for kind, key in reading.multimodal_keys if row[key] is not None} or None
 
 
-def _is_chat(prompt: Any) -> bool:
+def is_chat(prompt: Any) -> bool:
+    """Whether it is a list of chat messages, each with role and content."""
     return (
         isinstance(prompt, list)
         and bool(prompt)

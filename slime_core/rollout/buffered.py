@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_core.data.arrivals import GIVEN
+from slime_core.data.trajectory import GIVEN
 from slime_core.errors import DataError
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn

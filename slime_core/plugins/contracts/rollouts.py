@@ -68,12 +68,14 @@ class BufferRequest:
         key: field of the metadata that says a group's stratum; None: there is one stratum.
         data: a file of trajectories, or a folder in which such files appear; None: there are none.
         reward_key: which of several rewards counts.
+        vocab_size: ids that the model has; None: nobody knows.
     """
 
     filter: str = "oldest"
     key: str | None = None
     data: Path | None = None
     reward_key: str | None = None
+    vocab_size: int | None = None
 
 
 def _nobody(*said: object) -> None:
