@@ -4,8 +4,12 @@
     train.parquet          Parquet
     data/                  every .jsonl, .ndjson and .parquet file in the folder, by name
     saved/                 a folder that the datasets library saved (save_to_disk): one split of it
-    data/*.jsonl           what the pattern matches, by name; ** reaches into folders
+    data/*.jsonl           what the pattern matches, by name; ** reaches into folders, but for those behind links
     train.jsonl@[100:200]  rows 100 to 199 of any of these, counted from 0; either end may be left out
+
+Names that begin with . or _ are passed over, of files and of folders on the way to them, as Spark and the datasets
+library do: such are drafts, markers and caches. A file, or a pattern, that spells such a name has it. A pattern whose
+last part says nothing of an ending (``data/*``) takes files of the endings above and those without one.
 
 An empty line is a row for a slice, so that a slice means the same however a file is read.
 """
@@ -15,7 +19,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +29,9 @@ __all__ = ["PromptPath", "is_saved_dataset", "unreadable"]
 
 ENDINGS = (".jsonl", ".ndjson", ".parquet")
 """Of the files that a folder is looked through for."""
+
+HIDDEN = (".", "_")
+"""How names of files begin that nobody means unless he spells them."""
 
 SAVED = "state.json"
 SAVED_SPLITS = "dataset_dict.json"
@@ -78,8 +85,7 @@ class PromptPath:
         """
         if self.pattern.exists() or not glob.has_magic(str(self.pattern)):
             return _of_one(self.pattern)
-        found = [Path(name) for name in sorted(glob.glob(str(self.pattern), recursive=True))]
-        files = [file for path in found if path.is_file() or is_saved_dataset(path) for file in _of_one(path)]
+        files = [file for path in _matches(self.pattern) for file in _of_one(path)]
         if not files:
             raise DataError(f"{self.pattern} matches no file; {ACCEPTED}, or a pattern that matches some")
         return files
@@ -102,10 +108,30 @@ def unreadable(path: Path) -> Iterator[str]:
             yield f"{file} may not be read by this user"
 
 
+def _matches(pattern: Path) -> list[Path]:
+    """Files and saved data sets that ``pattern`` matches, by name. Folders behind links are not gone into by ``**``, so
+    that a link to a folder above ends nothing."""
+    parts = pattern.parts
+    first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+    base, asked = Path(*parts[:first]), [part if part == "**" else part.replace("**", "*") for part in parts[first:]]
+    asked += ["*"] * (asked[-1] == "**")
+    found = (path for path in base.glob("/".join(asked)) if _is_meant(path.relative_to(base).parts, asked))
+    return [path for path in sorted(found, key=str) if path.is_file() or is_saved_dataset(path)]
+
+
+def _is_meant(names: tuple[str, ...], asked: Sequence[str]) -> bool:
+    """Whether a pattern of the parts ``asked``, which matches, means it."""
+    hides = {name[0] for name in names if name.startswith(HIDDEN)}
+    ending = Path(names[-1]).suffix
+    return hides <= {part[0] for part in asked} and ("." in asked[-1] or ending in ("", *ENDINGS))
+
+
 def _of_one(path: Path) -> list[Path]:
     if not path.is_dir():
         if not path.exists():
             raise DataError(f"{path} does not exist; {ACCEPTED}")
+        if not path.is_file():
+            raise DataError(f"{path} is no file but a pipe or a device, whose rows come once; {ACCEPTED}")
         return [path]
     if is_saved_dataset(path):
         return [path]
@@ -115,7 +141,7 @@ def _of_one(path: Path) -> list[Path]:
             f"{path} holds a data set of several splits, {', '.join(splits) or 'none of which is there'}; name one, "
             f"such as {path / (splits or ['train'])[0]}"
         )
-    files = [each for each in sorted(path.iterdir()) if each.suffix in ENDINGS and not each.name.startswith((".", "_"))]
+    files = [each for each in sorted(path.iterdir()) if each.suffix in ENDINGS and not each.name.startswith(HIDDEN)]
     if not files:
         raise DataError(
             f"{path} is a folder without {', '.join(ENDINGS)} files; {ACCEPTED}, or a folder that holds some"

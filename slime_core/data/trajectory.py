@@ -270,7 +270,7 @@ def _of_the_run(sample: Sample, fit: Fit) -> Iterator[str]:
 
 def _is_rising(sample: Sample) -> bool:
     ids, offsets = sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets
-    if offsets is None or not len(offsets):
+    if offsets is None:
         return not ids
-    reaches = offsets[0] == 0 and offsets[-1] == len(ids or ())
-    return reaches and len(offsets) == sample.response_length + 1 and all(a <= b for a, b in pairwise(offsets))
+    ends = len(offsets) == sample.response_length + 1 and (offsets[0], offsets[-1]) == (0, len(ids or ()))
+    return ends and all(before <= after for before, after in pairwise(offsets))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,15 @@ def _one_of_file_and_mix(config: RunConfig) -> Iterator[str]:
         )
     for path, _ in data.prompt_mix if config.debug.generates else ():
         yield from (f"prompt_mix: {problem}" for problem in unreadable(path))
+
+
+def _sources_differ(config: RunConfig) -> Iterator[str]:
+    for path, times in Counter(path for path, _ in config.data.prompt_mix).items():
+        if times > 1:
+            yield (
+                f"prompt_mix names {path} {times} times, and its prompts would come as often in one batch; name it once, "
+                "with the sum of its weights"
+            )
 
 
 def _windows_are_of_streams(config: RunConfig) -> Iterator[str]:
@@ -109,6 +119,7 @@ def _parsed(text: str) -> Any:
 
 DATA: dict[Rule, str] = {
     _one_of_file_and_mix: "prompt_data prompt_mix debug_train_only load_debug_rollout_data",
+    _sources_differ: "prompt_mix",
     _windows_are_of_streams: "shuffle_window streaming_data rollout_shuffle",
     _workers_have_work: "num_data_workers rollout_max_prompt_len",
     _template_arguments_are_used: "apply_chat_template_kwargs apply_chat_template",

@@ -195,6 +195,7 @@ def test_the_state_of_another_data_source_is_refused(make):
             {"rollout_top_p_token_ids": [1]},
             "rollout_top_p_token_offsets do not fit; accepted: 3 for 2 response tokens,",
         ),
+        ({"rollout_top_p_token_offsets": []}, "rollout_top_p_token_offsets do not fit; accepted: 3 for 2 response"),
         (
             {"rollout_top_p_token_ids": [1, 2], "rollout_top_p_token_offsets": [0, 2, 1]},
             "rollout_top_p_token_offsets do not fit; accepted: 3 for 2 response tokens, rising from 0 to the number of",

@@ -146,6 +146,22 @@ def test_a_file_that_changed_is_refused_by_a_stream(messy):
         source(messy, streams=True, shuffle=False, skips_bad=True).restore(state)
 
 
+@pytest.mark.parametrize("rows", [50, 400])
+@pytest.mark.parametrize("order", [order for order in ORDERS if order.get("streams")], ids=str)
+def test_a_file_that_becomes_longer_or_shorter_while_it_is_read_ends_the_stream(tmp_path, order, rows):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"prompt": "p{n:03}"}}\n' for n in range(300)))
+    prompts = source(path, **order)
+    prompts.next_groups(100)
+    path.write_text("".join(f'{{"prompt": "p{n:03}"}}\n' for n in range(rows)))
+    with pytest.raises(DataError) as caught:
+        prompts.next_groups(300)
+    assert str(caught.value) == (
+        f"{path} had 5,700 bytes when this run opened it, and has {19 * rows:,} now. Put it back as it was and resume "
+        "from the last checkpoint; write further rows to another file"
+    )
+
+
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_a_bad_line_is_named_where_it_is_not_skipped(messy, order):
     line = r"\d+" if order.get("streams") and order.get("shuffle", True) else "3"
@@ -369,6 +385,52 @@ def test_files_of_a_pattern_come_by_name_and_others_are_refused(tmp_path):
         PromptPath.read(tmp_path / "split").files()
     with pytest.raises(DataError, match=r"state\.json does not list the files of a saved data set"):
         source(tmp_path / "split" / "train")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [
+        ("*.jsonl", ["a.jsonl", "b.jsonl"]),
+        ("*", ["a.jsonl", "b.jsonl", "c.parquet", "part-0"]),
+        ("[ab]*", ["a.jsonl", "b.jsonl"]),
+        ("*.txt", ["notes.txt"]),
+        ("_*.jsonl", ["_draft.jsonl"]),
+        (".*.jsonl", [".hidden.jsonl"]),
+        ("**/*.jsonl", ["a.jsonl", "b.jsonl", "more/d.jsonl"]),
+        ("**", ["a.jsonl", "b.jsonl", "c.parquet", "more/d.jsonl", "part-0"]),
+        ("a**.jsonl", ["a.jsonl"]),
+        ("*/d.jsonl", ["link/d.jsonl", "more/d.jsonl"]),
+        ("_cache/*", ["_cache/e.jsonl"]),
+        ("_*/*", ["_cache/e.jsonl"]),
+    ],
+)
+def test_a_pattern_means_what_a_reader_would_take_it_for(tmp_path, pattern, wanted):
+    names = ("a.jsonl", "b.jsonl", "c.parquet", "part-0", "notes.txt", "README.md", "_draft.jsonl", ".hidden.jsonl")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "_cache").mkdir()
+    (tmp_path / ".git").mkdir()
+    for name in (*names, "more/d.jsonl", "_cache/e.jsonl", ".git/f.jsonl"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "more" / "up").symlink_to(tmp_path)
+    (tmp_path / "more" / "up too").symlink_to(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "more")
+    assert [str(file.relative_to(tmp_path)) for file in PromptPath.read(tmp_path / pattern).files()] == wanted
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl is no file but a pipe or a device, whose rows come once; accepted"
+    ):
+        source(tmp_path / "rows.jsonl")
+
+
+def test_a_relative_pattern_and_a_link_to_a_file_are_read(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_text("{}")
+    (tmp_path / "b.jsonl").symlink_to(tmp_path / "a.jsonl")
+    (tmp_path / "c.jsonl").symlink_to(tmp_path / "nowhere")
+    monkeypatch.chdir(tmp_path)
+    assert PromptPath.read(Path("*.jsonl")).files() == [Path("a.jsonl"), Path("b.jsonl")]
 
 
 # --- The index --------------------------------------------------------------------------------------------------------

@@ -28,6 +28,11 @@ def broken(line: str) -> list[str]:
             f"prompt_data = {HERE} and prompt_mix of 1 both say where prompts come from; give one of them, the former "
             "as one of the latter with a weight",
         ),
+        (
+            f"--prompt-mix {HERE} 1 {HERE.parent}/../rules/{HERE.name} 2",
+            f"prompt_mix names {HERE} 2 times, and its prompts would come as often in one batch; name it once, with the "
+            "sum of its weights",
+        ),
         ("--prompt-mix /absent 1", "prompt_mix: /absent does not exist; accepted: a prompt file"),
         (
             f"--prompt-data {HERE}@[5:5]",
