@@ -83,7 +83,7 @@ def sampler_settings(job: Job, servers: Servers, *, trains: bool) -> SamplerSett
         config=job.config,
         folder=job.model,
         prompt_data=job.prompts,
-        router_url=servers.router_url(),
+        router_url=servers.policy.url(),
         num_ranks=job.config.num_data_ranks,
         options=dict(job.options),
         samples_folder=job.samples,

@@ -29,6 +29,7 @@ from slime_core.plugins.lifecycle import Failures
 from slime_core.rollout.actor import SamplerActor, SamplerHandle
 from slime_core.rollout.beside import BesideSampler, Evaluations, beside_settings
 from slime_core.rollout.engines.fleet import Servers, Site
+from slime_core.rollout.engines.served import Served
 from slime_core.track.track import Track
 from slime_core.weights.publisher import PublisherSettings
 
@@ -64,8 +65,7 @@ class Processes:
         self._failures = failures
         self._job, self._placement, self._device, self._warn = job, placement, device, warn
         self._watch = job.config.watch
-        self._learner_calls: list[Call] = []
-        self._sampler_calls: list[Call] = []
+        self._starting: list[Call] = []
         self._eval_sampler: Actor | None = None
         self._monitors: list[Call] = []
         self._address = head_address()
@@ -109,9 +109,8 @@ class Processes:
             critic=self._critic_apart(),
         )
         devices = self._share_devices(learner) if config.cluster.colocate and self._servers.are_there else Lending()
-        self._learner_calls = learner.setup(
-            learner_settings(self._job, self._device), reachable=self._address is not None
-        )
+        settings = learner_settings(self._job, self._device)
+        self._starting += learner.setup(settings, reachable=self._address is not None)
         return learner, devices
 
     def _critic_apart(self) -> CriticGroup | None:
@@ -125,8 +124,8 @@ class Processes:
         return CriticGroup(ActorGroup(ranks), replace(learner_settings(self._job, self._device), layout=layout))
 
     def _share_devices(self, learner: LearnerHandle) -> Sharing:
-        self._servers.take_in()
-        devices = Sharing(self._servers, learner)
+        self._servers.policy.take_in()
+        devices = Sharing(self._servers.policy, learner)
         devices.vacate()
         return devices
 
@@ -135,12 +134,13 @@ class Processes:
         settings = sampler_settings(self._job, self._servers, trains=trains)
         actor = self._actor(SamplerActor, "sampler")
         sampler = SamplerHandle(actor, watch=self._watch, also=self._monitors, warn=self._warn, failures=self._failures)
-        self._sampler_calls.append(sampler.setup(settings))
+        self._starting.append(sampler.setup(settings))
         if trains and self._job.config.eval.is_beside_training:
             actor = self._actor(SamplerActor, "eval sampler")
+            evaluating = self._servers.evaluating
             own = sampler_settings(self._job, self._servers, trains=False)
-            own = beside_settings(own, url=self._servers.eval_url(), num_engines=len(self._servers.eval_actors))
-            self._sampler_calls.append(actor.start("setup", own))
+            own = beside_settings(own, url=evaluating.answering_url(), num_engines=len(evaluating.engines))
+            self._starting.append(actor.start("setup", own))
             self._eval_sampler = actor
         return sampler
 
@@ -148,12 +148,12 @@ class Processes:
         """``sampler``, with evaluations beside training if the run asks for them; everything has started."""
         if self._eval_sampler is None:
             return sampler
-        publish = None
-        if self._servers.eval_actors and isinstance(learner, LearnerHandle):
+        publish, evaluating = None, self._servers.evaluating
+        if evaluating.engines and isinstance(learner, LearnerHandle):
             publish = learner.publish_for_evaluation
-            settings = self._publishes_to(self._servers.eval_ranks, self._servers.eval_actors)
+            settings = self._publishes_to(evaluating)
             # Nothing is in flight there, and what older weights computed is forgotten.
-            learner.connect_evaluation(self._servers.eval_urls(), replace(settings, pause_mode="retract"))
+            learner.connect_evaluation(evaluating.urls(), replace(settings, pause_mode="retract"))
         evaluations = Evaluations(
             self._eval_sampler, report=track.evaluation, wait=self._wait, monitors=self._monitors, publish=publish
         )
@@ -161,12 +161,12 @@ class Processes:
 
     def join(self, learner: AnyLearner) -> None:
         """Everything has started, and learner and engines know each other, when this returns."""
-        calls = [*self._servers.calls(), *self._sampler_calls, *self._learner_calls]
+        calls = [*self._servers.policy.starts, *self._starting]
         self._wait(calls, what="engines, learner and sampler to start")
-        self._servers.take_in()
+        self._starting.clear()
+        self._servers.policy.take_in()
         if isinstance(learner, LearnerHandle) and self._servers.are_there:
-            settings = self._publishes_to(self._servers.ranks, self._servers.actors)
-            learner.connect(self._servers.urls(), settings)
+            learner.connect(self._servers.policy.urls(), self._publishes_to(self._servers.policy))
 
     def stop(self) -> None:
         """Stop servers in their own time; whatever does not answer dies with its Ray actor."""
@@ -179,12 +179,12 @@ class Processes:
         return wait(
             list(calls),
             what=what,
-            also=self._monitors,
+            also=[*self._monitors, *self._starting],
             warn_after_s=self._watch.wait_warn_s,
             fail_after_s=self._watch.wait_fail_s,
             on_warn=lambda late: self._warn(str(late)),
         )
 
-    def _publishes_to(self, ranks: tuple[int, ...], engines: Sequence[Actor]) -> PublisherSettings:
-        gpus = self._wait([engine.start("gpus") for engine in engines], what="the engines' GPUs")
-        return publisher_settings(self._job, ranks, gpus, device=self._device, address=self._address)
+    def _publishes_to(self, served: Served) -> PublisherSettings:
+        gpus = self._wait([engine.start("gpus") for engine in served.engines], what="the engines' GPUs")
+        return publisher_settings(self._job, served.ranks, gpus, device=self._device, address=self._address)

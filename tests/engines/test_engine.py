@@ -15,12 +15,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slime_core.errors import EngineError, NonFiniteError, WeightSyncError
-from slime_core.rollout.engines import router as router_module
+from slime_core.rollout.engines import server as server_module
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.generation import Generation, SamplingParams
-from slime_core.rollout.engines.process import free_ports
 from slime_core.rollout.engines.router import Router, RouterSettings
+from slime_core.rollout.engines.server import free_ports
 from slime_core.weights.bucket import Bucket
 from slime_core.weights.checksums import SentWeights, agree
 from slime_core.weights.endpoints import EngineControl
@@ -315,7 +315,9 @@ def test_a_router_that_asks_for_health_would_have_ejected_it(
 def test_a_router_whose_port_was_taken_meanwhile_takes_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         first = [[taken.getsockname()[1], *free_ports(1)]]
-        monkeypatch.setattr(router_module, "free_ports", lambda count, **_: first.pop() if first else free_ports(count))
+        monkeypatch.setattr(
+            server_module, "free_ports", lambda count, **host: first.pop() if first else free_ports(count, **host)
+        )
         with Router(RouterSettings(tmp_path / "log")) as router:
             router.wait_ready()
             assert router.url != f"http://127.0.0.1:{taken.getsockname()[1]}"

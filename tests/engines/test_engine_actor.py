@@ -11,10 +11,9 @@ import ray
 
 from slime_core.cluster.waiting import wait
 from slime_core.errors import EngineError
+from slime_core.rollout.engines.actors import start_engine, start_router
 from slime_core.rollout.engines.engine import EngineSettings
-from slime_core.rollout.engines.engine_actor import start_engine
-from slime_core.rollout.engines.router import RouterSettings
-from slime_core.rollout.engines.router_actor import start_router
+from slime_core.rollout.engines.router import RouterSettings, Worker
 from slime_core.weights.endpoints import EngineControl, call
 from tests.processes import left_of, runs
 
@@ -53,7 +52,7 @@ def test_a_router_takes_engines_in_and_its_death_ends_waits(ray_session: Any, en
     actor = start_router(RouterSettings(tmp_path / "log"))
     (url,) = wait([actor.start("start")], what="the router")
     watching = actor.start("watch")
-    wait([actor.start("add", [engine.server.url])], what="an engine", also=[watching])
+    wait([actor.start("add", [Worker(engine.server.url)])], what="an engine", also=[watching])
     assert call(url, "/get_model_info", timeout_s=10)["weight_version"] == "default"
     front(url).kill()
     with pytest.raises(EngineError, match=r"router ended by signal 9(.|\n)*The last lines of"):

@@ -1,14 +1,17 @@
 """Inference servers: started, found, watched, and asked.
 
-    process.py       a server program as a child process: its log, its end, and what is left of it when it dies
+    process.py       a program as a child process: its log, its end, and what is left of it when it dies
+    server.py        such a program that listens: its port, its first answer
     engine.py        one SGLang server; the only file that starts SGLang
-    server_actor.py  a server program where Ray placed it: started, watched, stopped
-    engine_actor.py  one SGLang server as such an actor
-    router.py        one address for all servers
-    router_actor.py  the router as such an actor
+    router.py        one address for all engines of a model
+    actors.py        engine and router where Ray placed them: watched
     remote_router.py a router that somebody else started
     external.py      engines that somebody else started
-    fleet.py         all of them, started in parallel
+    external_watch.py  looks at these while the run lasts
+    heads.py         reward models whose head SGLang would leave random
+    asked.py         what a run's settings ask of each engine and router
+    served.py        one model: its engines and its router, started in parallel
+    fleet.py         all models: the policy, those beside it, the policy for evaluations
     models.py        where the models beside the policy answer
     client.py        token ids in, token ids and log-probabilities out
     generation.py    what is asked of an engine, and what it answers

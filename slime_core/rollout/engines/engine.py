@@ -14,12 +14,11 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from slime_core.config.serving import WorkerType
 from slime_core.cpu import sglang as cpu
-from slime_core.errors import EngineError
-from slime_core.rollout.engines.process import ServerProcess, free_ports
+from slime_core.rollout.engines.server import Server
 
 __all__ = ["EngineSettings", "SGLangServer"]
 
@@ -78,6 +77,11 @@ class EngineSettings:
     extra: tuple[str, ...] = field(default=())
     start_timeout_s: float = 300.0
 
+    @property
+    def module(self) -> str:
+        """What is run."""
+        return cpu.MODULE if self.device == "cpu" else GPU_MODULE
+
     def arguments(self) -> list[str]:
         """Arguments of the server without its port."""
         on_cpu = self.device == "cpu"
@@ -115,81 +119,46 @@ class EngineSettings:
             return dict(os.environ)
         return {**os.environ, **cpu.server_environment(threads=self.threads, processes=self.tensor_parallel)}
 
-    def command(self, port: int, *, bootstrap_port: int = 0) -> list[str]:
-        """Program and arguments.
 
-        Arguments:
-            bootstrap_port: where a prefill engine hands the cache over; 0: it is none.
-        """
-        module = cpu.MODULE if self.device == "cpu" else GPU_MODULE
-        bootstrap = [f"--disaggregation-bootstrap-port={bootstrap_port}"] if bootstrap_port else []
-        return [sys.executable, "-m", module, *self.arguments(), f"--port={port}", *bootstrap]
+class SGLangServer(Server):
+    """One server, as ``settings`` say.
 
-
-class SGLangServer:
-    """One server, from :meth:`start` to :meth:`stop`; it dies with this process, whatever ends it.
-
-    ``url`` is where it listens, and ``bootstrap_port`` where a prefill engine hands the cache over (0: it is none);
-    both are known when :meth:`wait_ready` has returned.
+    ``bootstrap_port`` is where a prefill engine hands the cache over (0: it is none); known when :meth:`wait_ready` has
+    returned.
     """
+
+    probe = "/model_info"
+    """It listens only after its scheduler has loaded the model."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
-        self.url = ""
         self.bootstrap_port = 0
         # It leaves sockets in the folder for temporary files. Short: a socket's path has at most 107 characters.
         self._scratch = tempfile.mkdtemp(prefix="slime-")
         self._left_behind: set[Path] = set()
-        env = settings.environment() | {"TMPDIR": self._scratch}
-        self._process = ServerProcess(settings.name, env=env, log_file=settings.log_file)
+        super().__init__(
+            settings.name,
+            host=settings.host,
+            env=settings.environment() | {"TMPDIR": self._scratch},
+            log_file=settings.log_file,
+            start_timeout_s=settings.start_timeout_s,
+        )
 
-    def start(self) -> None:
-        """The program runs; :meth:`wait_ready` says when it answers."""
-        port, second = free_ports(2, host=self.settings.host)
-        self.url = f"http://{self.settings.host}:{port}"
+    def command(self, port: int, second: int) -> list[str]:
+        """As :meth:`Server.command`; on ``second`` a prefill engine hands the cache over."""
         self.bootstrap_port = second if self.settings.worker_type == "prefill" else 0
-        self._process.start(self.settings.command(port, bootstrap_port=self.bootstrap_port))
+        bootstrap = [f"--disaggregation-bootstrap-port={second}"] if self.bootstrap_port else []
+        return [sys.executable, "-m", self.settings.module, *self.settings.arguments(), f"--port={port}", *bootstrap]
 
-    def wait_ready(self, timeout_s: float | None = None) -> None:
-        """The server takes requests: it listens only after its scheduler has loaded the model.
-
-        Raises:
-            EngineError: it died, or did not answer in time; the message ends with its last lines.
-        """
-        limit_s = self.settings.start_timeout_s if timeout_s is None else timeout_s
-        try:
-            self._process.wait_ready(f"{self.url}/model_info", timeout_s=limit_s)
-        except EngineError:
-            if not self._process.lost_its_address():
-                raise
-            self.start()
-            self._process.wait_ready(f"{self.url}/model_info", timeout_s=limit_s)
+    def wait_ready(self) -> None:
+        """As :meth:`Server.wait_ready`."""
+        super().wait_ready()
         self._left_behind = self._process.mapped_files(SHARED_MEMORY)
 
-    def wait_end(self, timeout_s: float | None = None) -> bool:
-        """Whether the server has ended, after waiting at most ``timeout_s`` seconds for it."""
-        return self._process.wait_end(timeout_s)
-
-    def check_alive(self) -> None:
-        """Returns if the server process runs; it ends by itself when one of its parts does.
-
-        Raises:
-            EngineError: it ended; the message ends with its last lines.
-        """
-        if not self._process.is_alive():
-            raise self._process.death()
-
     def stop(self) -> None:
-        """Nothing of the server is left, within 5 seconds."""
+        """As :meth:`Server.stop`; neither is a file of it."""
         left_behind = self._left_behind | self._process.mapped_files(SHARED_MEMORY)
-        self._process.stop()
+        super().stop()
         for path in left_behind:
             path.unlink(missing_ok=True)
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def __enter__(self) -> SGLangServer:
-        self.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.stop()

@@ -7,10 +7,8 @@ sends the parent-death signal when the *thread* that started a child ends, not i
 from __future__ import annotations
 
 import ctypes
-import http.client
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -21,7 +19,7 @@ import psutil  # type: ignore[import-untyped]
 
 from slime_core.errors import EngineError
 
-__all__ = ["ServerProcess", "die_with", "free_ports"]
+__all__ = ["ServerProcess", "die_with"]
 
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
@@ -32,16 +30,7 @@ TERMINATE_GRACE_S = 1.0
 KILL_GRACE_S = 3.0
 LAST_LINES = 20
 POLL_S = 0.05
-LONGEST_ANSWER_S = 5.0
-"""Seconds that one readiness probe may take."""
-
 TAIL_BYTES = 64 * 1024
-
-ADDRESS_IN_USE = "address already in use"
-"""What the operating system calls it, in lower case."""
-
-SEARCHED_LINES = 200
-"""SGLang says it some 60 lines before its end."""
 
 
 class ServerProcess:
@@ -86,25 +75,6 @@ class ServerProcess:
         if self._failure is not None:
             raise EngineError(f"{self.name} cannot be started with {command[0]}: {self._failure}")
 
-    def wait_ready(self, url: str, *, timeout_s: float) -> None:
-        """Returns when ``url`` answers 200.
-
-        Raises:
-            EngineError: the program ended, or did not answer within ``timeout_s`` seconds; ends with its last lines.
-        """
-        deadline_s = time.monotonic() + timeout_s
-        while not _answers(url):
-            if self._ended.wait(POLL_S):
-                raise self.death()
-            if time.monotonic() > deadline_s:
-                raise EngineError(f"{self.name} did not answer at {url} within {timeout_s:g} s.\n{self._last_word()}")
-
-    def lost_its_address(self) -> bool:
-        """Whether the program ended because another one had taken its port; then a start with another one may do."""
-        if self._stopped or not self._ended.is_set():
-            return False
-        return any(ADDRESS_IN_USE in line.lower() for line in self.last_lines(SEARCHED_LINES))
-
     def is_alive(self) -> bool:
         """Whether the program runs."""
         return self._process is not None and not self._ended.is_set()
@@ -119,10 +89,19 @@ class ServerProcess:
         tree = _tree(self._process.pid) if self._process is not None else []
         return {path for process in tree for path in _mapped(process.pid) if path.match(pattern)}
 
+    def listens(self, port: int) -> bool:
+        """Whether a process of the program listens on ``port``, and not somebody else."""
+        return self._process is not None and any(_listens(process, port) for process in _tree(self._process.pid))
+
     def death(self) -> EngineError:
         """The error to raise for a program that ended on its own."""
-        code = self._process.poll() if self._process else None
-        return EngineError(f"{self.name} ended {_meaning(code)}.\n{self._last_word()}")
+        return self.failure(f"ended {_meaning(self._process.poll() if self._process else None)}.")
+
+    def failure(self, what: str) -> EngineError:
+        """The error that says ``what`` of the program, and its last lines."""
+        last = (f"  {line}" for line in self.last_lines())
+        told = [f"{self.name} {what}", f"The last lines of {self.log_file}:", *last]
+        return EngineError("\n".join(told))
 
     def last_lines(self, count: int = LAST_LINES) -> list[str]:
         """The last ``count`` lines of its log."""
@@ -173,40 +152,12 @@ class ServerProcess:
         self._process.wait()
         self._ended.set()
 
-    def _last_word(self) -> str:
-        return "\n".join([f"The last lines of {self.log_file}:", *(f"  {line}" for line in self.last_lines())])
-
-
-def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
-    """``count`` different ports of ``host`` on which nobody listens now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((host, 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
-
 
 def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
     """For ``preexec_fn``: this new process gets the signal when the thread of ``parent`` that started it ends."""
     LIBC.prctl(PR_SET_PDEATHSIG, by)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
-
-
-def _answers(url: str) -> bool:
-    # http.client knows no proxies: a loopback address must not go through one.
-    address, _, path = url.removeprefix("http://").partition("/")
-    connection = http.client.HTTPConnection(address, timeout=LONGEST_ANSWER_S)
-    try:
-        connection.request("GET", f"/{path}")
-        return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
 
 
 def _meaning(code: int | None) -> str:
@@ -223,6 +174,14 @@ def _tree(pid: int) -> list[psutil.Process]:
         return [root, *root.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def _listens(process: psutil.Process, port: int) -> bool:
+    try:
+        found = process.net_connections("inet")
+    except psutil.Error:  # it has ended
+        return False
+    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in found)
 
 
 def _mapped(pid: int) -> Iterator[Path]:

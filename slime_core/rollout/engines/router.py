@@ -22,8 +22,8 @@ from typing import Any
 
 from slime_core.config.serving import RouterPolicy, WorkerType
 from slime_core.errors import EngineError
-from slime_core.rollout.engines.process import ServerProcess, free_ports
 from slime_core.rollout.engines.remote_router import ask_router
+from slime_core.rollout.engines.server import Server
 
 __all__ = ["Router", "RouterSettings", "Worker"]
 
@@ -53,7 +53,7 @@ class RouterSettings:
         health_failures: looks in a row that must fail before an engine gets no more requests.
         request_timeout_s: seconds until an answer must be complete, pauses included.
         retries: further engines (or the same one again) that are tried when one fails.
-        start_timeout_s: seconds until the router and all engines must be ready.
+        start_timeout_s: seconds until the router must be ready, and as many until it has taken engines in.
     """
 
     log_file: Path
@@ -116,44 +116,41 @@ class Worker:
         return {"url": self.url, "worker_type": self.worker_type, **port}
 
 
-class Router:
-    """Sends each request to one of ``workers``, from :meth:`start` to :meth:`stop`.
-
-    ``url`` is where it listens, known when :meth:`wait_ready` has returned.
+class Router(Server):
+    """Sends each request to one of ``workers``, as ``settings`` say.
 
     Arguments:
         settings: of the router.
         workers: URLs of engines that are ready.
     """
 
+    # Neither /health, which says 200 without any engine, nor /readiness, which logs an error every time it says no.
+    probe = "/liveness"
+
     def __init__(self, settings: RouterSettings, workers: Sequence[str] = ()) -> None:
         self.settings = settings
         self._workers = list(workers)
-        self.url = ""
-        self._process = ServerProcess("router", env={**os.environ, "NO_COLOR": "1"}, log_file=settings.log_file)
+        super().__init__(
+            "router",
+            host=settings.host,
+            env={**os.environ, "NO_COLOR": "1"},
+            log_file=settings.log_file,
+            start_timeout_s=settings.start_timeout_s,
+        )
 
-    def start(self) -> None:
-        """The program runs; :meth:`wait_ready` says when it routes."""
-        port, metrics_port = free_ports(2, host=self.settings.host)
-        self.url = f"http://{self.settings.host}:{port}"
-        arguments = self.settings.arguments(port=port, metrics_port=metrics_port, workers=self._workers)
-        self._process.start([sys.executable, "-c", LAUNCH, self.settings.policy, *arguments])
+    def command(self, port: int, second: int) -> list[str]:
+        """As :meth:`Server.command`; on ``second`` it tells its metrics."""
+        arguments = self.settings.arguments(port=port, metrics_port=second, workers=self._workers)
+        return [sys.executable, "-c", LAUNCH, self.settings.policy, *arguments]
 
     def wait_ready(self) -> None:
-        """The router passes requests on, and to all engines.
+        """As :meth:`Server.wait_ready`, and it passes requests on to all engines.
 
         Raises:
             EngineError: it died, or an engine was not taken in within ``start_timeout_s``.
         """
-        deadline_s = time.monotonic() + self.settings.start_timeout_s
-        try:
-            self._wait_alive()
-        except EngineError:
-            if not self._process.lost_its_address():
-                raise
-            self.start()
-            self._wait_alive()
-        self._wait_workers(deadline_s)
+        super().wait_ready()
+        self._wait_workers()
 
     def add(self, *workers: str | Worker) -> None:
         """The engines ``workers``, or at these addresses, get requests too.
@@ -165,7 +162,7 @@ class Router:
             one = Worker(worker) if isinstance(worker, str) else worker
             self._call("POST", "/workers", one.entry)
             self._workers.append(one.url)
-        self._wait_workers(time.monotonic() + self.settings.start_timeout_s)
+        self._wait_workers()
 
     def remove(self, worker: str) -> None:
         """The engine at ``worker`` gets no further requests.
@@ -183,35 +180,8 @@ class Router:
         """URLs of the engines that get requests now."""
         return sorted(entry["url"] for entry in self._entries() if entry["is_healthy"])
 
-    def wait_end(self, timeout_s: float | None = None) -> bool:
-        """Whether the router has ended, after waiting at most ``timeout_s`` seconds for it."""
-        return self._process.wait_end(timeout_s)
-
-    def check_alive(self) -> None:
-        """Returns if the router runs.
-
-        Raises:
-            EngineError: it ended; the message ends with its last lines.
-        """
-        if not self._process.is_alive():
-            raise self._process.death()
-
-    def stop(self) -> None:
-        """Nothing of the router is left."""
-        self._process.stop()
-
-    def __enter__(self) -> Router:
-        self.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.stop()
-
-    def _wait_alive(self) -> None:
-        # Neither /health, which says 200 without any engine, nor /readiness, which logs an error every time it says no.
-        self._process.wait_ready(f"{self.url}/liveness", timeout_s=self.settings.start_timeout_s)
-
-    def _wait_workers(self, deadline_s: float) -> None:
+    def _wait_workers(self) -> None:
+        deadline_s = time.monotonic() + self.settings.start_timeout_s
         while missing := sorted(set(self._workers) - set(self.healthy_workers())):
             if time.monotonic() > deadline_s:
                 raise EngineError(f"The router at {self.url} did not take in {missing}: {self._process.last_lines(3)}")

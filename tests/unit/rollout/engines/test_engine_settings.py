@@ -25,7 +25,7 @@ def test_a_gpu_server_gets_nothing_of_that() -> None:
     arguments = settings.arguments()
     assert {"--tensor-parallel-size=4", "--mem-fraction-static=0.7"} < set(arguments)
     assert not set(cpu.server_arguments()) & set(arguments)
-    assert settings.command(1)[1:3] == ["-m", "sglang.launch_server"]
+    assert settings.module == "sglang.launch_server"
     assert str(cpu.STAND_INS) not in settings.environment().get("PYTHONPATH", "")
 
 

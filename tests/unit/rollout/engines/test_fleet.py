@@ -14,8 +14,8 @@ from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
 from slime_core.errors import EngineError
-from slime_core.rollout.engines import fleet
-from slime_core.rollout.engines.engine import EngineSettings
+from slime_core.rollout.engines import fleet, served
+from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.fleet import Servers, Site
 from slime_core.rollout.engines.router import RouterSettings, Worker
 from slime_core.testing.fake_engine import FakeEngine
@@ -92,10 +92,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stand]:
     def router(settings: RouterSettings, **_: Any) -> Stand:
         return stands.setdefault(settings.log_file.stem, Stand(settings, f"http://{settings.log_file.stem}"))
 
-    monkeypatch.setattr(fleet, "start_engine", engine)
-    monkeypatch.setattr(fleet, "start_watch", lambda urls: stands.setdefault("watch", Stand(urls, "")))
-    monkeypatch.setattr(fleet, "start_router", router)
-    monkeypatch.setattr(fleet, "wait", lambda calls, **_: calls)
+    monkeypatch.setattr(served, "start_engine", engine)
+    monkeypatch.setattr(served, "start_watch", lambda urls: stands.setdefault("watch", Stand(urls, "")))
+    monkeypatch.setattr(served, "start_router", router)
+    monkeypatch.setattr(fleet, "wait_for", lambda calls, **_: calls)
     return stands
 
 
@@ -159,10 +159,10 @@ def test_models_have_their_own_weights_and_several_engines_a_router(started, tmp
 
 def test_the_policy_is_behind_its_router_and_only_its_engines_get_weights(started, tmp_path):
     found = servers(settings(file=tmp_path, text=TWO_GROUPS), tmp_path)
-    assert found.router_url() == "http://router"
-    assert (found.urls(), found.ranks) == (["http://engine-0", "http://engine-1"], (1, 2))
-    found.take_in()
-    found.take_in()
+    assert found.policy.url() == "http://router"
+    assert (found.policy.urls(), found.policy.ranks) == (["http://engine-0", "http://engine-1"], (1, 2))
+    found.policy.take_in()
+    found.policy.take_in()
     added = [call for call in started["router"].called if call[0] == "add"]
     assert added == [("add", ([Worker("http://engine-0"), Worker("http://engine-1")],))]
     assert found.asked_directly() == ()
@@ -171,11 +171,11 @@ def test_the_policy_is_behind_its_router_and_only_its_engines_get_weights(starte
 def test_prefill_engines_are_told_to_the_router_with_their_ports(started, tmp_path):
     line = ["--prefill-num-servers", "1", "--rollout-num-gpus", "2"]
     found = servers(settings(*line), tmp_path, on_gpus=True)
-    found.take_in()
+    found.policy.take_in()
     workers = [Worker("http://engine-0", "prefill", 8998), Worker("http://engine-1", "decode")]
     assert ("add", (workers,)) in started["router"].called
     assert started["router"].settings.splits_prefill
-    arguments = started["engine 0"].settings.command(1, bootstrap_port=8998)
+    arguments = SGLangServer(started["engine 0"].settings).command(1, 8998)
     assert "--disaggregation-mode=prefill" in arguments
     assert "--disaggregation-bootstrap-port=8998" in arguments
     assert "--disaggregation-mode=decode" in started["engine 1"].settings.arguments()
@@ -191,8 +191,8 @@ def test_a_router_of_somebody_else_is_used_and_not_started(started, tmp_path):
     with FakeRouter("http://older") as router:
         port = router.url.rpartition(":")[2]
         found = servers(settings("--sglang-router-ip", "127.0.0.1", "--sglang-router-port", port), tmp_path)
-        assert found.router_url() == router.url
-        found.take_in()
+        assert found.policy.url() == router.url
+        found.policy.take_in()
         assert (sorted(started), router.workers) == (["engine 0"], ["http://older", "http://engine-0"])
         found.stop()
         assert router.workers == ["http://older"]
@@ -204,7 +204,7 @@ def test_an_address_without_a_router_is_named(started, tmp_path):
         port = engine.url.rpartition(":")[2]
         found = servers(settings("--sglang-router-ip", "127.0.0.1", "--sglang-router-port", port), tmp_path)
         with pytest.raises(EngineError, match=f"The router at {engine.url} refused GET /workers with status 404"):
-            found.take_in()
+            found.policy.take_in()
 
 
 def test_the_policy_of_the_router_is_that_of_the_run(started, tmp_path):
@@ -216,9 +216,14 @@ def test_engines_of_others_are_used_and_not_stopped(started, tmp_path):
     with FakeEngine() as engine:
         engine.info = {"model_path": str(MODEL), "dtype": "float32", "tp_size": 1}
         found = servers(settings("--rollout-external-engine-addrs", engine.url.removeprefix("http://")), tmp_path)
-        assert (found.are_there, found.actors, found.urls(), found.ranks) == (True, [], [engine.url], (1,))
-        found.router_url()
-        found.take_in()
+        assert (found.are_there, found.policy.engines, found.policy.urls(), found.policy.ranks) == (
+            True,
+            [],
+            [engine.url],
+            (1,),
+        )
+        found.policy.url()
+        found.policy.take_in()
         assert ("add", ([Worker(engine.url)],)) in started["router"].called
         found.stop()
         assert started["router"].called[-1] == ("stop", ())
@@ -231,13 +236,16 @@ def test_engines_that_only_evaluate_serve_the_policy_apart_from_its_router(start
     assert sorted(started) == ["engine 0", "eval engine 0", "eval engine 1", "router", "router-eval"]
     assert started["eval engine 1"].settings.model == MODEL
     assert started["eval engine 1"].settings.log_file == tmp_path / "eval-engine-1.log"
-    found.take_in()
-    assert (found.router_url(), found.urls(), found.ranks) == ("http://router", ["http://engine-0"], (1,))
+    found.policy.take_in()
+    assert (found.policy.url(), found.policy.urls(), found.policy.ranks) == ("http://router", ["http://engine-0"], (1,))
     assert ("add", ([Worker("http://engine-0")],)) in started["router"].called
-    assert found.eval_url() == "http://router-eval"
+    assert found.evaluating.answering_url() == "http://router-eval"
     workers = [Worker("http://eval-engine-0"), Worker("http://eval-engine-1")]
     assert ("add", (workers,)) in started["router-eval"].called
-    assert (found.eval_urls(), found.eval_ranks) == (["http://eval-engine-0", "http://eval-engine-1"], (1, 1))
+    assert (found.evaluating.urls(), found.evaluating.ranks) == (
+        ["http://eval-engine-0", "http://eval-engine-1"],
+        (1, 1),
+    )
     assert [call[0] for call in started["eval engine 0"].called].count("watch") == 1
     assert found.model_urls() == {}
     found.stop()
@@ -247,17 +255,18 @@ def test_engines_that_only_evaluate_serve_the_policy_apart_from_its_router(start
 def test_one_engine_that_only_evaluates_is_asked_directly_beside_models(started, tmp_path):
     line = ["--eval-num-gpus", "2", "--eval-num-gpus-per-engine", "2"]
     found = servers(settings(*line, file=tmp_path, text=TWO_GROUPS), tmp_path)
-    assert found.eval_url() == "http://eval-engine-0"
-    assert (started["eval engine 0"].settings.tensor_parallel, found.eval_ranks) == (2, (2,))
+    assert found.evaluating.answering_url() == "http://eval-engine-0"
+    assert (started["eval engine 0"].settings.tensor_parallel, found.evaluating.ranks) == (2, (2,))
     assert found.model_urls() == {"judge": "http://judge-0", "score": "http://router-score"}
 
 
 def test_without_engines_of_their_own_evaluations_have_no_address(started, tmp_path):
     found = servers(settings(), tmp_path)
-    assert (found.eval_url(), found.eval_urls(), found.eval_actors, found.eval_ranks) == ("", [], [], ())
+    none = found.evaluating
+    assert (none.answering_url(), none.urls(), none.engines, none.ranks) == ("", [], [], ())
 
 
 def test_a_run_that_reads_its_rollouts_starts_nothing(started, tmp_path):
     found = servers(settings("--debug-train-only"), tmp_path)
-    assert (found.are_there, found.router_url(), found.model_urls(), found.calls()) == (False, "", {}, [])
+    assert (found.are_there, found.policy.url(), found.model_urls(), found.policy.starts) == (False, "", {}, [])
     assert started == {}

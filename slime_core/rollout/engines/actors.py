@@ -1,0 +1,135 @@
+"""Servers where Ray placed them: an actor holds the seat and the devices, its server uses them and dies with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+
+import ray
+
+from slime_core.cluster.actors import Actor, Watched, control, start_actor
+from slime_core.cluster.placement import Slot
+from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
+from slime_core.rollout.engines.router import Router, RouterSettings, Worker
+from slime_core.rollout.engines.server import Server
+from slime_core.weights.endpoints import EngineControl, PauseMode
+
+__all__ = ["start_engine", "start_router"]
+
+CONTROL_LIMIT_S = 600.0
+
+
+class ServerActor(Watched):
+    """Starts, watches and stops ``server``; stops it also while the actor's main thread is busy with it."""
+
+    def __init__(self, server: Server) -> None:
+        self._watched = server
+        self._stopping = False
+
+    def start(self) -> str:
+        """The server takes requests at the URL that is returned.
+
+        Raises:
+            EngineError: it died or did not come up in time; the message ends with its last lines. Or it was stopped.
+        """
+        self._watched.start()
+        self._watched.wait_ready()
+        return self._watched.url
+
+    @control
+    def watch(self) -> None:
+        """Returns when the server was stopped, and fails when it dies: the background call that ends a run's waits.
+
+        Raises:
+            EngineError: it died; the message ends with its last lines.
+        """
+        self._watched.wait_end()
+        if not self._stopping:
+            self._watched.check_alive()
+
+    @control
+    def stop(self) -> None:
+        """Nothing of the server is left; also while it is still starting, and no later start brings it up."""
+        self._stopping = True
+        self._watched.stop()
+
+
+class EngineActor(ServerActor):
+    """Runs one :class:`~slime_core.rollout.engines.engine.SGLangServer`."""
+
+    def __init__(self, settings: EngineSettings, *, reachable: bool = False) -> None:
+        self._server = SGLangServer(replace(settings, host=_host(settings.host, reachable)))
+        self._on_gpus = settings.device != "cpu"
+        super().__init__(self._server)
+
+    def bootstrap_port(self) -> int:
+        """Where a prefill engine that has started hands the cache over; 0: it is none."""
+        return self._server.bootstrap_port
+
+    def pause(self, mode: PauseMode) -> None:
+        """The server generates nothing from here on; see :meth:`EngineControl.pause`."""
+        self._control().pause(mode)
+
+    def resume(self) -> None:
+        """The server generates again."""
+        self._control().resume()
+
+    def release_memory(self, *tags: str) -> None:
+        """The server has given the memory of ``tags`` away; it must be idle."""
+        self._control().release_memory(*tags)
+
+    def resume_memory(self, *tags: str) -> None:
+        """The server has memory for ``tags`` again."""
+        self._control().resume_memory(*tags)
+
+    def _control(self) -> EngineControl:
+        # Whoever calls the actor waits no longer than it wants to; the limit here only ends a thread.
+        return EngineControl([self._server.url], timeout_s=CONTROL_LIMIT_S)
+
+    def gpus(self) -> tuple[str, ...]:
+        """UUIDs of the engine's GPUs, in the order of its processes; none on a CPU, or where nobody can say."""
+        if not self._on_gpus:
+            return ()
+        # The driver's own tool: asking torch would leave a CUDA context on every GPU.
+        query = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader", "-i", os.environ["CUDA_VISIBLE_DEVICES"]]
+        try:
+            found = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError):
+            return ()
+        return tuple(line.strip().removeprefix("GPU-") for line in found.splitlines())
+
+
+class RouterActor(ServerActor):
+    """Runs one :class:`~slime_core.rollout.engines.router.Router`; engines come with :meth:`add`."""
+
+    def __init__(self, settings: RouterSettings, *, reachable: bool = False) -> None:
+        self._router = Router(replace(settings, host=_host(settings.host, reachable)))
+        super().__init__(self._router)
+
+    def add(self, workers: Sequence[Worker]) -> None:
+        """``workers`` get requests.
+
+        Raises:
+            EngineError: the router died, refused one, or did not take all in within ``start_timeout_s``.
+        """
+        self._router.add(*workers)
+
+
+def start_engine(settings: EngineSettings, *, slot: Slot | None = None, reachable: bool = False) -> Actor:
+    """Start an actor for one server in ``slot`` and return at once; call ``start`` on it, then ``watch``.
+
+    Arguments:
+        reachable: listen on the node's own address, so that other nodes can reach it; otherwise on ``settings.host``.
+    """
+    return start_actor(EngineActor, settings, reachable=reachable, label=settings.name, slot=slot)
+
+
+def start_router(settings: RouterSettings, *, reachable: bool = False) -> Actor:
+    """Start an actor for the router, as :func:`start_engine`."""
+    return start_actor(RouterActor, settings, reachable=reachable, label="router")
+
+
+def _host(stated: str, reachable: bool) -> str:
+    return str(ray.util.get_node_ip_address()) if reachable else stated

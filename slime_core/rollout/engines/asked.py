@@ -1,0 +1,119 @@
+"""What a run's settings ask of its servers: how each engine and each router is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_core.cluster.placement import Slot
+from slime_core.config.schema import RunConfig
+from slime_core.config.serving import EngineGroup, EngineModel
+from slime_core.config.sglang import server_arguments
+from slime_core.rollout.engines.engine import EngineSettings
+from slime_core.rollout.engines.heads import with_head_bias
+from slime_core.rollout.engines.router import RouterSettings
+
+__all__ = ["Site", "evaluating_engines", "model_engines", "policy_engines", "router_settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where servers run and what they serve.
+
+    Arguments:
+        model: Hugging Face folder of the policy.
+        logs: folder of their logs.
+        on_gpus: whether they compute on GPUs.
+        reachable: whether other nodes have to reach them.
+        slots: of the policy's engines, group after group.
+        beside: of the models' engines, model after model, group after group; then of those that only evaluate.
+    """
+
+    model: Path
+    logs: Path
+    on_gpus: bool
+    reachable: bool
+    slots: Sequence[Slot]
+    beside: Sequence[Slot] = ()
+
+    @property
+    def threads(self) -> int:
+        """CPU threads of one server."""
+        return len(os.sched_getaffinity(0))
+
+
+def policy_engines(config: RunConfig, site: Site) -> list[EngineSettings]:
+    """Of each engine of the policy that the run starts, group after group."""
+    routes = ("--enable-return-routed-experts",) if config.learner.use_rollout_routing_replay else ()
+    # Paused in place, engines keep what old weights computed; no request may find that of another one.
+    apart = ("--disable-radix-cache",) if config.rollout.pause_generation_mode == "in_place" else ()
+    return _engines(
+        config,
+        site,
+        config.engine_groups,
+        name="engine",
+        seed=config.run.seed,
+        extra=(*routes, *apart),
+        context_length=config.engine.sglang_context_length,
+        gives_memory_away=config.cluster.colocate,
+    )
+
+
+def evaluating_engines(config: RunConfig, site: Site) -> list[EngineSettings]:
+    """Of each engine that only evaluates the policy."""
+    context_length = config.engine.sglang_context_length
+    return _engines(
+        config, site, config.eval_groups, name="eval engine", seed=config.run.seed, context_length=context_length
+    )
+
+
+def model_engines(config: RunConfig, site: Site, model: EngineModel) -> list[EngineSettings]:
+    """Of each engine of a model beside the policy."""
+    served, extra = model.model_path, ()
+    if model.is_embedding:
+        served, extra = with_head_bias(served, site.logs.parent / "served" / model.name), ("--is-embedding",)
+    return _engines(config, site, model.groups, name=model.name, seed=0, extra=extra, model=served)
+
+
+def router_settings(config: RunConfig, site: Site, log: str, *, splits_prefill: bool) -> RouterSettings:
+    """Of a router whose log is called ``log``."""
+    return RouterSettings(
+        log_file=site.logs / f"{log}.log",
+        policy=config.engine.sglang_router_policy,
+        splits_prefill=splits_prefill,
+    )
+
+
+def _engines(
+    config: RunConfig,
+    site: Site,
+    groups: Sequence[EngineGroup],
+    *,
+    name: str,
+    seed: int,
+    extra: tuple[str, ...] = (),
+    **fields: Any,
+) -> list[EngineSettings]:
+    each = [group for group in groups for _ in range(group.num_engines)]
+    return [
+        EngineSettings(
+            **{"model": site.model, **fields},
+            log_file=site.logs / f"{name.replace(' ', '-')}-{number}.log",
+            name=f"{name} {number}",
+            seed=seed + number,
+            device="cuda" if site.on_gpus else "cpu",
+            dtype="bfloat16" if config.model.bf16 else "float32",
+            mem_fraction=config.engine.sglang_mem_fraction_static,
+            tensor_parallel=group.size,
+            trust_remote_code=config.model.trust_remote_code,
+            threads=site.threads,
+            # The later of two arguments wins in SGLang's parser.
+            extra=(*config.sglang.arguments, *server_arguments(group.overrides), *extra),
+            start_timeout_s=config.engine.engine_start_timeout_s,
+            worker_type=group.worker_type,
+        )
+        for number, group in enumerate(each)
+    ]

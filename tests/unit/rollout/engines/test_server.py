@@ -1,0 +1,110 @@
+"""A program that listens: ready when it answers itself, started again when its port was taken."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from slime_core.errors import EngineError
+from slime_core.rollout.engines import server as module
+from slime_core.rollout.engines.server import Server, free_ports
+
+ANSWER = """
+from http.server import BaseHTTPRequestHandler, HTTPServer
+import sys
+class Answer(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/ready" else 404)
+        self.end_headers()
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
+"""
+
+
+class Toy(Server):
+    """Runs a Python script that gets the port."""
+
+    probe = "/ready"
+
+    def __init__(self, folder: Path, script: str, *, start_timeout_s: float = 60.0) -> None:
+        self.script = script
+        log = folder / "toy.log"
+        super().__init__(
+            "engine 0", host="127.0.0.1", env=dict(os.environ), log_file=log, start_timeout_s=start_timeout_s
+        )
+
+    def command(self, port: int, second: int) -> list[str]:
+        assert port != second
+        return [sys.executable, "-S", "-c", self.script, str(port)]
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """Answers 200 to everything, as an engine of another run would."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A port that seems free, and on which a stranger answers; the next ones are free."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as stranger:
+        Thread(target=stranger.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        first = [[stranger.server_port, *free_ports(1)]]
+        monkeypatch.setattr(
+            module, "free_ports", lambda count, **host: first.pop() if first else free_ports(count, **host)
+        )
+        yield stranger.server_port
+        stranger.shutdown()
+
+
+def test_a_server_is_ready_when_it_answers_and_gone_when_it_is_stopped(tmp_path: Path) -> None:
+    with Toy(tmp_path, ANSWER) as server:
+        server.wait_ready()
+        server.check_alive()
+    with pytest.raises(EngineError, match=r"engine 0 ended by signal 15 \(SIGTERM\)"):
+        server.check_alive()
+
+
+def test_a_server_that_dies_while_starting_is_an_error_with_its_last_lines(tmp_path: Path) -> None:
+    with (
+        Toy(tmp_path, "raise SystemExit('no such model')") as server,
+        pytest.raises(EngineError, match=r"engine 0 ended with exit code 1\.\nThe last lines of .*\n  no such model"),
+    ):
+        server.wait_ready()
+
+
+def test_a_server_that_does_not_answer_in_time_is_an_error_with_its_address(tmp_path: Path) -> None:
+    with (
+        Toy(tmp_path, "import time; time.sleep(60)", start_timeout_s=0.2) as server,
+        pytest.raises(EngineError, match=r"did not answer at http://127.0.0.1:\d+/ready within 0.2 s\.\nThe last lin"),
+    ):
+        server.wait_ready()
+
+
+def test_a_stranger_on_its_port_is_not_taken_for_it(taken: int, tmp_path: Path) -> None:
+    with Toy(tmp_path, ANSWER) as server:
+        server.wait_ready()
+        assert server.url != f"http://127.0.0.1:{taken}"
+        server.check_alive()
+
+
+def test_a_server_that_was_stopped_is_not_started_again_for_its_port(taken: int, tmp_path: Path) -> None:
+    with Toy(tmp_path, ANSWER) as server:
+        assert server.wait_end(60)
+        server.stop()
+        with pytest.raises(EngineError, match="engine 0 was stopped before it was started"):
+            server.wait_ready()
+
+
+def test_free_ports_differ() -> None:
+    assert len(set(free_ports(5))) == 5
