@@ -79,12 +79,19 @@ def _rows_ask_a_service(config: RunConfig) -> Iterator[str]:
 
 def _judges_can_be_read(config: RunConfig) -> Iterator[str]:
     pattern, prompt = config.rollout.rm_judge_pattern, config.rollout.rm_judge_prompt
-    try:
-        re.compile(pattern or "")
-    except re.error as error:
-        yield f"rm_judge_pattern = {pattern!r} is no regular expression: {error}"
+    if pattern is not None:
+        yield from _no_pattern(pattern)
     if prompt is not None and not prompt.is_file():
         yield f"rm_judge_prompt = {prompt} is no file; give a text file with {{prompt}} and {{response}} in it"
+
+
+def _no_pattern(pattern: str) -> Iterator[str]:
+    import regex  # what looks for it in a run: it can be told to stop, and ``re`` cannot
+
+    try:
+        regex.compile(pattern)
+    except regex.error as error:
+        yield f"rm_judge_pattern = {pattern!r} is no regular expression: {error}"
 
 
 def _tokenizers_are_there(config: RunConfig) -> Iterator[str]:

@@ -18,6 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import regex
+
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.data.named import RM_URL, not_allowed
 from slime_core.errors import ConfigError, PluginError
@@ -47,6 +49,9 @@ SCORE = r"(?i:score)\W*(-?\d+(?:\.\d+)?)"
 
 JUDGE_TOKENS = 512
 """Longest answer of a judge in tokens."""
+
+PATTERN_LIMIT_S = 1.0
+"""Seconds of this process in which the number of an answer is found; a pattern that tries all ways takes centuries."""
 
 _PLACE = re.compile(r"\{(prompt|response|label)\}")
 
@@ -181,7 +186,7 @@ class JudgeReward:
         settings = options.rollout
         self._name, url = _model(settings, models, "/v1/chat/completions")
         self._asked = JUDGE if settings.rm_judge_prompt is None else _read(settings.rm_judge_prompt)
-        self._pattern = re.compile(settings.rm_judge_pattern or SCORE)
+        self._pattern = regex.compile(settings.rm_judge_pattern or SCORE)
         self._service = _service(url, settings)
 
     async def score(self, samples: Sequence[Sample]) -> Answers:
@@ -196,19 +201,27 @@ class JudgeReward:
             return answer
         match answer:
             case {"choices": [{"message": {"content": str(text)}}]}:
-                return self._number(text)
+                return await self._number(text)
         return RewardFailure("invalid", f"judge {self._name!r} answered {answer!r:.200}; accepted is a chat completion")
 
-    def _number(self, text: str) -> Reward | RewardFailure:
-        found = [one[one.lastindex or 0] for one in self._pattern.finditer(text)]
+    async def _number(self, text: str) -> Reward | RewardFailure:
+        said = f"judge {self._name!r} wrote {text[-200:]!r}"
         try:
-            number = float(found[-1])
-        except (IndexError, ValueError):
-            number = math.nan
+            number = await asyncio.to_thread(self._last_number, text)
+        except TimeoutError:
+            slow = f"rm_judge_pattern = {self._pattern.pattern!r} took more than {PATTERN_LIMIT_S:g} s to look through"
+            return RewardFailure("timeout", f"{said}, which {slow}; give one with fewer repetitions inside each other")
         if math.isfinite(number):
             return number
-        said = f"judge {self._name!r} wrote {text[-200:]!r}"
         return RewardFailure("invalid", f"{said}; accepted is a number where {self._pattern.pattern!r} finds it")
+
+    def _last_number(self, text: str) -> float:
+        """NaN: there is none. In a thread, and without the interpreter's lock, so that others go on meanwhile."""
+        found = list(self._pattern.finditer(text, timeout=PATTERN_LIMIT_S, concurrent=True))
+        try:
+            return float(found[-1][found[-1].lastindex or 0])
+        except (IndexError, TypeError, ValueError):
+            return math.nan
 
 
 def filled(template: str, sample: Sample) -> str:

@@ -50,7 +50,7 @@ SHOWN = (
         ),
         (
             {"rm_judge_pattern": "(a"},
-            "rm_judge_pattern = '(a' is no regular expression: missing ), unterminated subpattern at position 0",
+            "rm_judge_pattern = '(a' is no regular expression: missing ) at position 2",
         ),
         (
             {"rm_judge_prompt": "lost.txt"},

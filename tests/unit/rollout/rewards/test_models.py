@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
+import threading
 
 import pytest
 
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.config.secrets import shown
 from slime_core.errors import ConfigError
-from slime_core.rollout.rewards import http
+from slime_core.rollout.rewards import http, models
 from slime_core.rollout.rewards.http import with_secrets
 from slime_core.rollout.rewards.models import JudgeReward, RemoteReward, ServedReward
 from slime_core.rollout.rewards.pool import RewardFailure
@@ -245,6 +247,41 @@ async def test_a_judge_that_gives_no_number_costs_the_sample(text):
     pattern = r"(?i:score)\W*(-?\d+(?:\.\d+)?)"
     said = f"judge 'helper' wrote {text!r}; accepted is a number where {pattern!r} finds it"
     assert found == [RewardFailure("invalid", said)]
+
+
+async def test_a_pattern_that_never_ends_costs_its_sample(monkeypatch):
+    monkeypatch.setattr(models, "PATTERN_LIMIT_S", 0.05)
+    text = "1" * 60 + "!"
+    with Answering(lambda body: chat(text)) as service:
+        found = await served(JudgeReward, service, rm_judge_pattern=r"(?:1|11)+$").score(samples("x"))
+    assert found == [
+        RewardFailure(
+            "timeout",
+            f"judge 'helper' wrote {text!r}, which rm_judge_pattern = '(?:1|11)+$' took more than 0.05 s to look "
+            "through; give one with fewer repetitions inside each other",
+        )
+    ]
+
+
+async def test_others_go_on_while_a_pattern_looks():
+    begun, others = threading.Event(), threading.Event()
+
+    class Slow:
+        pattern = "slow"
+
+        def finditer(self, text, **limits):
+            begun.set()
+            assert others.wait(60)
+            return iter(())
+
+    with Answering(lambda body: chat("Score: 1")) as service:
+        judge = served(JudgeReward, service)
+        judge._pattern = Slow()
+        asked = asyncio.create_task(judge.score(samples("x")))
+        while not begun.is_set():
+            await asyncio.sleep(0)
+        others.set()
+        assert [one.cause for one in await asked] == ["invalid"]
 
 
 @pytest.mark.parametrize("kind", [ServedReward, JudgeReward])
