@@ -52,6 +52,7 @@ class FakeEngine(FakeServer):
         fail_with: statuses that the next generate requests are answered with, first one first.
         delay_s: seconds that every generate request takes.
         partial: tokens that a response has when it is aborted.
+        aborts: every response is, as soon as its request has been under way.
         most_in_flight: generate requests that were under way at once; those that came while it was paused wait before.
         info: further fields of its server info.
         meta: further fields of every answer's ``meta_info``.
@@ -69,6 +70,7 @@ class FakeEngine(FakeServer):
         self.fail_with: list[int] = []
         self.delay_s = 0.0
         self.partial = 0
+        self.aborts = False
         self.most_in_flight = 0
         self.info: dict[str, Any] = {}
         self.meta: dict[str, Any] = {}
@@ -127,7 +129,7 @@ class FakeEngine(FakeServer):
         for task in left:
             task.cancel()
         self._in_flight -= 1
-        return told in done
+        return told in done or self.aborts
 
     async def _work(self) -> None:
         await asyncio.sleep(self.delay_s)

@@ -32,6 +32,8 @@ VERSION, LATER = "7", "8"
 SAMPLING = SamplingParams(max_new_tokens=24, stop_token_ids=(END,))
 CONTEXT_LENGTH = 8192
 NEVER_S = 3600.0
+PARTIAL = 2
+"""Tokens of a response that the engine ends before its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,18 @@ class GenerateFunctionSuite(ComponentSuite):
             for sample in played.samples:
                 require(sample.status is not Status.PENDING, f"{_who(sample)} of an evaluation is still pending")
 
+    def test_what_the_engine_ended_is_not_called_finished(self) -> None:
+        if not self.traits().draws:
+            return
+        for played in self._play(aborts=True):
+            for sample in played.samples:
+                require(
+                    sample.status in (Status.ABORTED, Status.FAILED),
+                    f"{_who(sample)} was ended by the engine before its time and is {sample.status}: it would be "
+                    "trained as if it were whole. Where finish_reason is abort, return it as ABORTED, and it comes "
+                    "again",
+                )
+
     def test_prompts_generated_at_once_are_not_mixed_up(self) -> None:
         if self.answers:  # the engine hands them out one by one
             return
@@ -184,10 +198,11 @@ class GenerateFunctionSuite(ComponentSuite):
             engine.delay_s = NEVER_S
             require_cancellable(lambda: self._generated_alone(engine, encoder), "the generate function")
 
-    def _play(self, *, evaluation: bool = False, only: int | None = None) -> list[_Played]:
+    def _play(self, *, evaluation: bool = False, only: int | None = None, aborts: bool = False) -> list[_Played]:
         """Every prompt generated, all at once unless the engine's answers are given."""
         numbers = list(range(len(self.prompts))) if only is None else [only]
         with self._engine() as engine:
+            engine.aborts, engine.partial = aborts, PARTIAL
             if not self.answers:
                 groups = [self._group(number) for number in numbers]
                 return self._played(engine, groups, evaluation)

@@ -51,6 +51,12 @@ SINGLES = {
         "every_sample_is_finished",
         "is still pending",
     ),
+    "finished, whatever the engine says": (
+        "sample.status = FINISHED[answer.finish_reason]",
+        "sample.status = Status.COMPLETED",
+        "what_the_engine_ended_is_not_called_finished",
+        "sample 0 of group 0 was ended by the engine before its time and is completed: it would be trained as if it",
+    ),
     "the prompt counts as response": (
         "sample.response_length = len(ids)",
         "sample.response_length = len(sample.tokens)",
@@ -159,12 +165,13 @@ class Search:
             (answer,) = await context.client.generate([*prompt_ids, *ids], sampling=sampling)
             ids, mask = [*ids, *answer.token_ids], [*mask, *[1] * len(answer.token_ids)]
             log_probs = [*log_probs, *answer.log_probs]
-            if "search" not in context.encoder.decode(list(answer.token_ids)):
+            if answer.finish_reason == "abort" or "search" not in context.encoder.decode(list(answer.token_ids)):
                 break
             found = context.encoder.encode(" found it. ")
             ids, mask, log_probs = [*ids, *found], [*mask, *[0] * len(found)], [*log_probs, *[0.0] * len(found)]
         sample.tokens, sample.response_length, sample.loss_mask = [*prompt_ids, *ids], len(ids), mask
-        sample.rollout_log_probs, sample.status = log_probs, Status.COMPLETED
+        sample.rollout_log_probs = log_probs
+        sample.status = Status.ABORTED if answer.finish_reason == "abort" else Status.COMPLETED
         sample.weight_versions = list(answer.weight_versions)
         sample.rollout_id = sample.index
         return [sample, dataclasses.replace(sample)]
@@ -188,6 +195,12 @@ SEVERAL = {
         "mask",
         "the_loss_mask_has_one_entry_a_response_token",
         "response tokens and a loss mask of",
+    ),
+    "finished, whatever the engine says": (
+        'Status.ABORTED if answer.finish_reason == "abort" else Status.COMPLETED',
+        "Status.COMPLETED",
+        "what_the_engine_ended_is_not_called_finished",
+        "was ended by the engine before its time and is completed",
     ),
     "branches without a common id": (
         "sample.rollout_id = sample.index",
