@@ -9,8 +9,8 @@
 
 The rule between them: a check is a function of a response and the arguments of its row, by name; it returns a bool.
 
-Left out of IFBench are four of its 58 kinds: ``words:start_verb`` needs a tagger, ``words:odd_even_syllables`` a
-dictionary of syllables, ``custom:reverse_newline`` and ``custom:european_capitals_sort`` lists of countries. Sentences
-are cut by rules here and by a trained model in the published code, so that scores may differ where a sentence's end is
-a matter of opinion.
+Left out of IFBench is one of its 58 kinds: ``words:start_verb`` needs a tagger of parts of speech. The published code
+downloads one for NLTK; those that come whole from PyPI take "Run" and "Discover" at the start of a text for names.
+Sentences are cut by rules here and by a trained model in the published code, so that scores may differ where a
+sentence's end is a matter of opinion.
 """

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 
+import syllapy
+
 from slime_core.builtin.instructions.texts import bare_words, one_of, paragraphs, sentences, words
 
 __all__ = ["COUNTING"]
@@ -194,6 +196,12 @@ def changes_first_letters(response: str) -> bool:
     return all(a[0] != b[0] for a, b in pairwise(_lower(response)))
 
 
+def alternates_syllables(response: str) -> bool:
+    """Words of an odd and an even number of syllables take turns, as ``syllapy`` counts them; a number has none."""
+    parities = [syllapy.count(word) % 2 for word in _lower(response)]
+    return all(a != b for a, b in pairwise(parities))
+
+
 def balances_characters(response: str) -> bool:
     """Three sentences of the same number of characters, without a word in common."""
     found = sentences(response)
@@ -249,6 +257,7 @@ COUNTING: Mapping[str, Callable[..., bool]] = {
     "words:keywords_specific_position": places_keyword,
     "words:last_first": chains_sentences,
     "words:no_consecutive": changes_first_letters,
+    "words:odd_even_syllables": alternates_syllables,
     "words:palindrome": has_palindromes,
     "words:paragraph_last_first": closes_paragraphs,
     "words:prime_lengths": has_prime_lengths,

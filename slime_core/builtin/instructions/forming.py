@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import string
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
@@ -23,6 +24,19 @@ _SMALL_WORD = one_of(
 """Words that title case leaves small, unless they come first."""
 
 _NAPOLEON = (date(1769, 8, 15), date(1821, 5, 5))
+_CAPITALS = (
+    "Reykjavik, Helsinki, Oslo, Tallinn, Stockholm, Riga, Moscow, Copenhagen, Vilnius, Minsk, Dublin, Berlin, "
+    "Amsterdam, Warsaw, London, Brussels, Kyiv, Prague, Luxembourg, Paris, Vienna, Bratislava, Budapest, Vaduz, "
+    "Chisinau, Bern, Ljubljana, Zagreb"
+)
+"""Capitals of Europe that lie north of 45 degrees, from north to south."""
+
+_NOT_PUBLISHED = "Kyiv, "
+"""At 50.4 degrees, and not on the list of the published code."""
+
+_FEWEST_COUNTRIES = 52
+"""Lines from Zimbabwe on; Africa has 54 countries, and the published code leaves room for two."""
+
 _CITY = ["ID", "Country", "City", "Year", "Count"]
 _PRODUCT = ["ProductID", "Category", "Brand", "Price", "Stock"]
 _STUDENT = ["StudentID", "Subject", "Grade", "Semester", "Score"]
@@ -217,6 +231,29 @@ def lists_dates(response: str) -> bool:
     return is_formed and all(_NAPOLEON[0] <= one <= _NAPOLEON[1] for one in found)
 
 
+def lists_countries_backwards(response: str) -> bool:
+    """From the line with Zimbabwe on, a line for each country of Africa in reverse alphabetical order.
+
+    As in the published code names are not looked up, since countries have several; none may come twice.
+    """
+    lines = [_ascii(line).strip(string.punctuation + " ") for line in response.split("\n")]
+    lines = [line for line in lines if line]
+    first = next((place for place, line in enumerate(lines) if "Zimbabwe" in line), len(lines))
+    found = lines[first:]
+    return len(found) >= _FEWEST_COUNTRIES and all(a > b for a, b in pairwise(found))
+
+
+def lists_capitals_by_latitude(response: str) -> bool:
+    """The capitals of Europe north of 45 degrees from north to south, separated by commas; with Kyiv or without."""
+    found = ", ".join(part.strip() for part in _ascii(response).split(",") if part.strip())
+    return found in (_CAPITALS, _CAPITALS.replace(_NOT_PUBLISHED, ""))
+
+
+def _ascii(text: str) -> str:
+    """``text`` with its letters without accents, and without what has no such letter."""
+    return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+
+
 def _options(options: str | Sequence[str]) -> list[str]:
     """Options as a row writes them: a list, or a text with ``/``, `` or `` or commas between them."""
     if not isinstance(options, str):
@@ -245,8 +282,10 @@ FORMING: Mapping[str, Callable[..., bool]] = {
     "custom:csv_quotes": is_student_table,
     "custom:csv_special_character": is_product_table,
     "custom:date_format_list": lists_dates,
+    "custom:european_capitals_sort": lists_capitals_by_latitude,
     "custom:mcq_count_length": asks_four_questions,
     "custom:multiples": prints_multiples,
+    "custom:reverse_newline": lists_countries_backwards,
     "custom:sentence_alphabet": tells_alphabet,
     "custom:word_reverse": is_reversed_by_word,
     "format:emoji": ends_sentences_with_emoji,

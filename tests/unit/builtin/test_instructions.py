@@ -23,6 +23,20 @@ CITIES = "ID,Country,City,Year,Count\n" + "1,France,Paris,2001,5\n" * 7
 PRODUCTS = "ProductID,Category,Brand,Price,Stock\n" + '1,Toys,"Fun & Co",3,9\n' * 14
 STUDENTS = '"StudentID"\t"Subject"\t"Grade"\t"Semester"\t"Score"\n' + '"1"\t"Art"\t"A"\t"2"\t"9"\n' * 3
 
+AFRICA = """
+Zimbabwe, Zambia, Uganda, Tunisia, Togo, Tanzania, Sudan, South Sudan, South Africa, Somalia, Sierra Leone,
+Seychelles, Senegal, São Tomé and Príncipe, Rwanda, Republic of the Congo, Nigeria, Niger, Namibia, Mozambique,
+Morocco, Mauritius, Mauritania, Mali, Malawi, Madagascar, Libya, Liberia, Lesotho, Kenya, Guinea-Bissau, Guinea,
+Ghana, Gambia, Gabon, Ethiopia, Eswatini, Eritrea, Equatorial Guinea, Egypt, Djibouti, Democratic Republic of the
+Congo, Côte d'Ivoire, Comoros, Chad, Central African Republic, Cape Verde, Cameroon, Burundi, Burkina Faso,
+Botswana, Benin, Angola, Algeria
+"""
+COUNTRIES = "Here they are:\n- " + "\n- ".join(" ".join(AFRICA.split()).split(", "))
+NORTH = """
+Reykjavík, Helsinki, Oslo, Tallinn, Stockholm, Riga, Moscow, Copenhagen, Vilnius, Minsk, Dublin, Berlin, Amsterdam,
+Warsaw, London, Brussels,"""
+SOUTH = " Prague, Luxembourg, Paris, Vienna, Bratislava, Budapest, Vaduz, Chișinău, Bern, Ljubljana, Zagreb"
+
 CASES = [
     ("keywords:existence", {"keywords": ["Cat", "dog"]}, "A cat, two dogs.", "A cat."),
     ("keywords:frequency", {"keyword": "cat", "frequency": 2, "relation": "at least"}, "Cat! cat!", "cat"),
@@ -85,6 +99,7 @@ CASES = [
     ("words:keywords_specific_position", {"keyword": "cat", "n": 2, "m": 2}, "One. A cat.", "A cat. One."),
     ("words:last_first", {}, "I saw cats. Cats saw dogs. Dogs ran.", "I saw cats. Dogs ran."),
     ("words:no_consecutive", {}, "A big cat", "A big bad cat"),
+    ("words:odd_even_syllables", {}, "The happy dog wanders, \"home\" alone.", "The happy open door"),
     ("words:palindrome", {}, "level radar civic " * 3 + "kayak", "level radar civic " * 3),
     ("words:paragraph_last_first", {}, "Home is home.\nThere it is, there", "Home is there."),
     ("words:prime_lengths", {}, "We ate lunch", "We went"),
@@ -114,6 +129,11 @@ CASES = [
     ("repeat:repeat_span", {"prompt_to_repeat": "a b c d", "n_start": 1, "n_end": 3}, "b c d", "a b c d"),
     ("custom:multiples", {}, "14, 21, 28, 35, 42, 49", "7, 14, 21, 28, 35, 42, 49"),
     ("custom:mcq_count_length", {}, QUESTIONS, QUESTIONS + "Question 5: Why?"),
+    ("custom:reverse_newline", {}, COUNTRIES, COUNTRIES.replace("Togo", "Zaire")),
+    ("custom:reverse_newline", {}, COUNTRIES, COUNTRIES.replace("Tunisia", "Togo")),
+    ("custom:reverse_newline", {}, COUNTRIES, COUNTRIES.rsplit("\n", 3)[0]),
+    ("custom:european_capitals_sort", {}, NORTH + SOUTH, (NORTH + SOUTH).replace("Oslo, ", "")),
+    ("custom:european_capitals_sort", {}, NORTH + " Kyiv," + SOUTH, NORTH + SOUTH + ", Kyiv"),
     ("custom:word_reverse", {}, "eagle bald the is It", "It is the bald eagle"),
     ("custom:character_reverse", {}, ".elgae dlab ehT", "The bald eagle."),
     ("custom:sentence_alphabet", {}, " ".join(f"{one}x is." for one in ascii_uppercase), "Ax is. Bx is."),
@@ -142,7 +162,7 @@ def test_a_response_that_follows_and_one_that_does_not(name, arguments, right, w
 
 def test_every_kind_has_a_case_and_the_benchmarks_share_none():
     assert {name for name, *_ in CASES} == KNOWN.keys()
-    assert len(KNOWN) == len(IFEVAL) + len(COUNTING) + len(FORMING) == 25 + 54
+    assert len(KNOWN) == len(IFEVAL) + len(COUNTING) + len(FORMING) == 25 + 57
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN))
