@@ -270,7 +270,7 @@ def joined(columns: dict[int, torch.Tensor]) -> torch.Tensor:
 
 def shifted() -> None:
     """Each token gets the value of the position where it stands, not of the one before it."""
-    from slime_core.learner import critic
+    from slime_core.learner.critic import critic
 
     right = critic._response_values
     critic._response_values = lambda micro, output: right(micro, output.roll(-1, dims=1))
@@ -288,15 +288,15 @@ def doubled() -> None:
 
 def unmarked() -> None:
     """The gradients of a head whose tokens are shared are not added up."""
-    from slime_core.learner import critic
+    from slime_core.learner.critic import value_head
 
-    class Unmarked(critic.ValueHead):  # type: ignore[misc]
+    class Unmarked(value_head.ValueHead):  # type: ignore[misc]
         def __init__(self, config: Any) -> None:
             super().__init__(config)
             for parameter in self.parameters():
                 parameter.sequence_parallel = False
 
-    critic.ValueHead = Unmarked
+    value_head.ValueHead = Unmarked
 
 
 MUTANTS: dict[str, tuple[Callable[[], None], Case]] = {

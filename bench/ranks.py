@@ -37,7 +37,7 @@ def prepare() -> None:
     import mbridge  # noqa: F401
     import transformers
 
-    import slime_core.learner.critic
+    import slime_core.learner.critic.critic
     import slime_core.learner.gradients
     import slime_core.learner.passes
     import slime_core.learner.rank

@@ -139,8 +139,8 @@ def build(shape: dict[str, Any]) -> Any:
 
 def train(chunk: Any, micro: Any) -> torch.Tensor:
     """Log-probs of the responses; the gradients of a policy loss are in the parameters."""
-    from slime_core.learner.batches import packed_sequence
-    from slime_core.learner.log_probs import response_log_probs
+    from slime_core.learner.loss.log_probs import response_log_probs
+    from slime_core.learner.packed.batches import packed_sequence
 
     chunk.zero_grad()
     logits = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=packed_sequence(micro))
@@ -170,7 +170,7 @@ def kept_mib(chunk: Any, micro: Any) -> float:
 
 
 def measure(case: Case, repeats: int) -> Row:
-    from slime_core.learner.batches import cut
+    from slime_core.learner.packed.batches import cut
 
     shape = SHAPES[case.shape]
     chunk, shard = build(shape), make_shard(case, shape["vocab_size"])

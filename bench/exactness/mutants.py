@@ -63,7 +63,7 @@ def _dropped_rank() -> None:
 
 
 def _norms_not_reduced() -> None:
-    from slime_core.learner.norm import RMSNorm
+    from slime_core.learner.model.norm import RMSNorm
 
     build = RMSNorm.__init__
 
@@ -108,7 +108,7 @@ def _wrong_divisor() -> None:
 
 
 def _change_micro_batches(change: Callable[[Any], Any]) -> None:
-    from slime_core.learner import batches
+    from slime_core.learner.packed import batches
 
     make = batches._micro_batch
     batches._micro_batch = lambda *arguments, **options: change(make(*arguments, **options))
@@ -160,7 +160,7 @@ def _late_old_log_probs() -> None:
 
 def _no_key_gather() -> None:
     """A context-parallel rank takes its own keys for those of every rank."""
-    from slime_core.learner import attention
+    from slime_core.learner.packed import attention
 
     class Alone:
         def __getattr__(self, name: str) -> Any:
@@ -175,7 +175,7 @@ def _no_key_gather() -> None:
 
 
 def _no_sequence_sums() -> None:
-    from slime_core.learner import objective
+    from slime_core.learner.loss import objective
 
     class Held:
         @staticmethod
@@ -187,13 +187,13 @@ def _no_sequence_sums() -> None:
 
 def _no_gradient_of_sequence_sums() -> None:
     """A rank hears of the others' tokens, and they do not hear what its loss asks of theirs."""
-    from slime_core.learner import objective
+    from slime_core.learner.loss import objective
 
     objective._SumOverRanks.backward = staticmethod(lambda ctx, gradient_b: (gradient_b, None))  # type: ignore
 
 
 def _whitened_alone() -> None:
-    from slime_core.learner.advantages import OverShards
+    from slime_core.learner.loss.advantages import OverShards
 
     OverShards.sum = lambda self, values: values.detach().clone()  # type: ignore[method-assign]
 

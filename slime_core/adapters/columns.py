@@ -17,7 +17,7 @@ from slime_core.adapters.check import load_checked
 from slime_core.adapters.options import PathOptions
 from slime_core.adapters.training import TRAINING_FORMS
 from slime_core.errors import PluginError
-from slime_core.learner.batches import MicroBatch
+from slime_core.learner.packed.batches import MicroBatch
 from slime_core.plugins.boundary import boundary
 from slime_core.types import TrainBatch
 

@@ -24,7 +24,7 @@ from slime_core.adapters.check import load_checked
 from slime_core.adapters.options import PathOptions
 from slime_core.adapters.training import TRAINING_FORMS
 from slime_core.errors import PluginError
-from slime_core.learner.batches import MicroBatch, packed_sequence
+from slime_core.learner.packed.batches import MicroBatch, packed_sequence
 from slime_core.plugins.boundary import boundary
 
 __all__ = ["CustomLoss", "get_log_probs_and_entropy"]
@@ -118,7 +118,7 @@ def get_log_probs_and_entropy(
         Nothing, as an empty tensor, and a dict of one float32 [response length] a sample, ``log_probs`` and perhaps
         ``entropy``, both with gradient.
     """
-    from slime_core.learner.log_probs import token_log_probs
+    from slime_core.learner.loss.log_probs import token_log_probs
 
     ends = list(accumulate(total_lengths))
     rows = [range(end - length - 1, end - 1) for end, length in zip(ends, response_lengths, strict=True)]

@@ -23,7 +23,7 @@ from slime_core.cluster.waiting import wait
 from slime_core.launch.job import Job, cpu_environment, learner_settings, publisher_settings, sampler_settings
 from slime_core.learner.absent import AbsentLearner, UnpublishedLearner
 from slime_core.learner.actor import LearnerActor, LearnerHandle, Saving
-from slime_core.learner.critic_actor import CriticActor, CriticGroup
+from slime_core.learner.critic.actor import CriticActor, CriticGroup
 from slime_core.learner.layout import ParallelLayout
 from slime_core.plugins.lifecycle import Failures
 from slime_core.rollout.actor import SamplerActor, SamplerHandle

@@ -1,21 +1,30 @@
 """Trains the actor with Megatron-core; the only room, with weights and checkpoint, that imports it.
 
-    layout.py      how the model is cut over ranks, and Megatron's parallel state
-    spec.py        builds a model from a Hugging Face config and maps its weights both ways (public: model specs use it)
-    unsupported.py what of a config.json spec.py does not build, found without torch (public, like spec.py)
-    bridge.py      what mbridge is shown of a config, of weights and of layers
-    attention.py   packed sequences: core attention and rotary positions without a loop over sequences
-    norm.py        the norm of every layer
-    rows.py        where the tokens of a packed row go: padded batches, and context-parallel ranks
-    batches.py     a shard cut into packed micro-batches
-    log_probs.py   log-probabilities and entropies of response tokens
-    objective.py   policy loss, divergence from the reference, entropy: one number to minimise, and metrics
-    passes.py      micro-batches through Megatron's schedule, forward only or with gradients
-    gradients.py   gradients under Hugging Face names, to compare layouts
-    optimizer.py   Megatron's DDP, optimizer and schedule
-    roles.py       sets of weights that take turns in one model
-    rank.py        one process of the learner, with or without Ray
-    actor.py       the ranks as Ray actors, and the driver's handle
+    packed/      samples as rows: micro-batches, and attention over them
+    model/       what stands behind spec.py: norm, routers, what mbridge is shown; which parameters train
+    loss/        from log-probabilities to one number to minimise; corrections, metrics, the parity gate
+    critic/      the model of values, on the actor's ranks or apart
 
-The rule between them: everything below ``spec.py`` sees model chunks and packed micro-batches, never a family's name.
+    layout       how the model is cut over ranks, and Megatron's parallel state
+    spec         builds a model from a Hugging Face config and maps its weights both ways (public: model specs use it)
+    unsupported  what of a config.json spec does not build, found without torch (public, like spec)
+    passes       micro-batches through Megatron's schedule, forward only or with gradients
+    optimizer    Megatron's DDP, optimizer and schedule
+    trained      a model with both: what takes optimizer steps, is saved and is loaded
+    columns      which columns of a rollout something reads; only those are computed
+    roles, cast  sets of weights that take turns in one model, and when in a run they do
+    components   the components of the run that work on a rank, built and held to their contracts
+    custom       functions of the user that a rank calls by path
+    refusals, finite    what ends a run before anything that it spoilt is published
+    gradients    gradients under Hugging Face names, to compare layouts
+    train_data   what a rank trained, on disk, to look into a run
+    sleep        device memory given away and taken back
+    settings, process, meeting    what a process is told, what it prepares, where the ranks meet
+    rank         one process of the learner, with or without Ray
+    actor        the ranks as Ray actors, and the driver's handle
+    absent       the learner of a run that goes with one half alone, as the loop calls it
+
+The rules between them: everything below spec sees model chunks and packed micro-batches, never a family's name. What
+imports Megatron is imported inside functions, after ``slime_core.cpu.megatron.install()``; once it is imported, nothing
+can be installed any more.
 """

@@ -16,9 +16,9 @@ from slime_core.cluster.actors import Call
 from slime_core.cluster.group import ActorGroup
 from slime_core.cluster.waiting import wait
 from slime_core.config.schema import WatchConfig
-from slime_core.learner.critic_actor import CriticGroup
+from slime_core.learner.critic.actor import CriticGroup
+from slime_core.learner.critic.recut import put_together
 from slime_core.learner.meeting import Meeting, numbered
-from slime_core.learner.recut import put_together
 from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import Failures, PlaceStates
@@ -113,7 +113,7 @@ class LearnerActor(Meeting):
         learner, shard = self._learner, ray.get(shards[0])
         if not values:
             return Trained(learner.train(shard), learner.hooks.failures.take())
-        from slime_core.learner.critic_rank import speaks_for_shard
+        from slime_core.learner.critic.rank import speaks_for_shard
 
         metrics: dict[str, float] = learner.train(shard, put_together(ray.get(list(values)), shard, number=number))
         returns = (ray.put(learner.returns_U.cpu().numpy()),) if speaks_for_shard() else ()

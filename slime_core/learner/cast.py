@@ -7,8 +7,8 @@ from pathlib import Path
 
 from slime_core.config.schema import RunConfig
 from slime_core.learner.columns import Columns
+from slime_core.learner.model.same_model import require_same_model
 from slime_core.learner.roles import OLD_ACTOR, REFERENCE, TEACHER, Roles
-from slime_core.learner.same_model import require_same_model
 from slime_core.learner.trained import TrainedModel
 
 __all__ = ["Cast"]

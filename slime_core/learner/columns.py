@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
-from slime_core.learner.advantages import TokenEstimation
-from slime_core.learner.objective import Objective
+from slime_core.learner.loss.advantages import TokenEstimation
+from slime_core.learner.loss.objective import Objective
 from slime_core.learner.roles import ACTOR, OLD_ACTOR, REFERENCE, TEACHER
 
 __all__ = ["Columns"]

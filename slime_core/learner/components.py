@@ -8,11 +8,11 @@ from typing import Any
 
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import RunError, SlimeError
-from slime_core.learner.advantages import OverShards, TokenEstimation
-from slime_core.learner.corrections import Corrections, NamedCorrection
 from slime_core.learner.custom import Custom
-from slime_core.learner.inputs import AcceptedInputs
-from slime_core.learner.objective import Objective
+from slime_core.learner.loss.advantages import OverShards, TokenEstimation
+from slime_core.learner.loss.corrections import Corrections, NamedCorrection
+from slime_core.learner.loss.objective import Objective
+from slime_core.learner.packed.inputs import AcceptedInputs
 from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind

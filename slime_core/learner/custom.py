@@ -15,7 +15,7 @@ from slime_core.plugins.discovery import PATHS
 if TYPE_CHECKING:
     import torch
 
-    from slime_core.learner.batches import MicroBatch
+    from slime_core.learner.packed.batches import MicroBatch
     from slime_core.types import TrainBatch
 
 __all__ = ["Columns", "Correct", "Custom", "LogitsLoss", "Reduce", "Written"]

@@ -17,15 +17,15 @@ import torch
 import torch.distributed as dist
 
 from slime_core.config.settings import core_values
-from slime_core.learner.advantages import OverShards, normalize
-from slime_core.learner.batches import MicroBatch
 from slime_core.learner.cast import Cast
 from slime_core.learner.columns import Columns
 from slime_core.learner.components import accepted_inputs, build_learning, build_model_spec, who_builds
-from slime_core.learner.critic import Critic
+from slime_core.learner.critic.critic import Critic
 from slime_core.learner.custom import Custom
 from slime_core.learner.finite import refuse_non_finite_weights
-from slime_core.learner.parity import ParityGate
+from slime_core.learner.loss.advantages import OverShards, normalize
+from slime_core.learner.loss.parity import ParityGate
+from slime_core.learner.packed.batches import MicroBatch
 from slime_core.learner.process import prepare_process
 from slime_core.learner.refusals import refuse_non_finite, refuse_wrong_weights
 from slime_core.learner.roles import ACTOR, OLD_ACTOR
@@ -85,7 +85,7 @@ class Learner:
     # --- Building ----------------------------------------------------------------------------------------------------
 
     def _trained_model(self, registry: Registry) -> TrainedModel:
-        from slime_core.learner.freezing import freeze
+        from slime_core.learner.model.freezing import freeze
 
         settings, config = self._settings, self._config
         self._accepts = accepted_inputs(registry, settings)
@@ -122,12 +122,12 @@ class Learner:
         learner = self._config.learner
         if not (learner.use_routing_replay or learner.use_rollout_routing_replay):
             return None
-        from slime_core.learner.routing import Routing
+        from slime_core.learner.model.routing import Routing
 
         return Routing(self.actor.chunks)
 
     def _can_share_prompts(self) -> bool:
-        from slime_core.learner.sharing import can_share_prompts
+        from slime_core.learner.model.sharing import can_share_prompts
 
         # A loss of logits finds its tokens by where they would stand if every sample had its prompt.
         able = can_share_prompts(self.actor.chunks, context=self._settings.layout.context, device=self.device)
@@ -155,7 +155,7 @@ class Learner:
             PluginError: a hook failed.
             RunError: the samples carry inputs that the model does not take.
         """
-        from slime_core.learner.totals import average
+        from slime_core.learner.loss.totals import average
 
         for model in self._models:
             model.begin_rollout()
@@ -230,7 +230,7 @@ class Learner:
     def _cut(self, shard: TrainBatch) -> list[list[Any]]:
         from megatron.core import parallel_state
 
-        from slime_core.learner.batches import cut
+        from slime_core.learner.packed.batches import cut
         from slime_core.learner.passes import fill_up
 
         layout, context_rank = self._settings.layout, parallel_state.get_context_parallel_rank()

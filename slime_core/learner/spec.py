@@ -24,8 +24,8 @@ import torch
 
 from slime_core.cpu.accelerator import accelerator
 from slime_core.errors import CheckpointError, ConfigError, RunError
-from slime_core.learner.bridge import NamedForMBridge, classic_config, local_bridge, share_embedding
 from slime_core.learner.layout import ParallelLayout
+from slime_core.learner.model.bridge import NamedForMBridge, classic_config, local_bridge, share_embedding
 from slime_core.learner.unsupported import unsupported
 
 __all__ = ["MBridgeSpec", "ParallelLayout", "local_layers"]
@@ -280,9 +280,9 @@ def local_layers(config: Any, *, vp_stage: int | None = None) -> Any:
     from megatron.core.transformer.identity_op import IdentityOp
     from megatron.core.transformer.moe.moe_layer import MoESubmodules
 
-    from slime_core.learner.attention import PackedAttention, PackedSelfAttention
-    from slime_core.learner.norm import RMSNorm
-    from slime_core.learner.routing import KeepingRouter
+    from slime_core.learner.model.norm import RMSNorm
+    from slime_core.learner.model.routing import KeepingRouter
+    from slime_core.learner.packed.attention import PackedAttention, PackedSelfAttention
 
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage)
     block.layer_norm = RMSNorm

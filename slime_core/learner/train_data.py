@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from safetensors.numpy import save
 
-from slime_core.learner.batches import MicroBatch
+from slime_core.learner.packed.batches import MicroBatch
 from slime_core.learner.settings import LearnerSettings
 from slime_core.track.record import write_atomically
 from slime_core.types import TrainBatch

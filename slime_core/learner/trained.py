@@ -10,7 +10,7 @@ import torch
 
 from slime_core.config.schema import OptimizerConfig
 from slime_core.errors import SlimeError
-from slime_core.learner.batches import MicroBatch
+from slime_core.learner.packed.batches import MicroBatch
 from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.boundary import boundary
 

@@ -207,7 +207,7 @@ def test_another_layout_than_the_initialised_one_is_refused(megatron, folder):
 def test_context_parallelism_with_multi_latent_attention_is_refused(megatron, folder):
     from megatron.core.transformer.enums import AttnMaskType
 
-    from slime_core.learner.attention import PackedAttention
+    from slime_core.learner.packed.attention import PackedAttention
 
     _, (chunk,) = build(folder, megatron)
     chunk.config.context_parallel_size, chunk.config.multi_latent_attention = 2, True
@@ -226,7 +226,7 @@ def test_scaled_rotary_positions_are_refused(megatron, folder):
 
 @pytest.mark.parametrize(("embeds", "names"), [(True, {"pixels"}), (False, set())])
 def test_only_a_chunk_that_embeds_tokens_is_handed_inputs(megatron, embeds, names):
-    from slime_core.learner.inputs import RowInputs, handed
+    from slime_core.learner.packed.inputs import RowInputs, handed
 
     pixels = {"pixels": column([np.array([[1.0], [2.0]]), np.array([[3.0]])], "float64")}
     wrapped: Any = SimpleNamespace(module=SimpleNamespace(pre_process=embeds))

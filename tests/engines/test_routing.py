@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from slime_core.errors import ConfigError, RunError
-from slime_core.learner.batches import MicroBatch, cut, packed_sequence
+from slime_core.learner.packed.batches import MicroBatch, cut, packed_sequence
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, TrainBatch
@@ -81,7 +81,7 @@ def nudge(chunk: Any) -> None:
 
 
 def test_replaying_ones_own_routes_changes_no_bit(megatron, folder):
-    from slime_core.learner.routing import Routing
+    from slime_core.learner.model.routing import Routing
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     (micro_batches,) = cut(shard())
@@ -96,7 +96,7 @@ def test_replaying_ones_own_routes_changes_no_bit(megatron, folder):
 
 
 def test_a_pass_without_gradients_records_what_the_next_one_replays(megatron, folder):
-    from slime_core.learner.routing import Routing
+    from slime_core.learner.model.routing import Routing
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     (micro_batches,) = cut(shard())
@@ -121,7 +121,7 @@ def test_a_pass_without_gradients_records_what_the_next_one_replays(megatron, fo
 
 
 def test_replayed_routes_leave_the_weights_of_experts_to_the_router_and_its_gradient(megatron, folder):
-    from slime_core.learner.routing import Routing
+    from slime_core.learner.model.routing import Routing
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     (micro_batches,) = cut(shard(random_routes()))
@@ -135,7 +135,7 @@ def test_replayed_routes_leave_the_weights_of_experts_to_the_router_and_its_grad
 
 
 def test_outside_a_kept_pass_routers_choose_freely(megatron, folder):
-    from slime_core.learner.routing import Routing
+    from slime_core.learner.model.routing import Routing
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     (given,), (plain,) = cut(shard(random_routes())), cut(shard())
@@ -149,7 +149,7 @@ def test_outside_a_kept_pass_routers_choose_freely(megatron, folder):
     ("changes", "found"), [({"layers": 2}, "2 layers with 2 experts"), ({"experts": 64}, "3 layers with 2 experts")]
 )
 def test_routes_of_another_model_are_refused(megatron, folder, changes, found):
-    from slime_core.learner.routing import Routing
+    from slime_core.learner.model.routing import Routing
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     with pytest.raises(RunError, match=f"the engine returned routes of {found} a token, the largest of them number"):
@@ -157,7 +157,7 @@ def test_routes_of_another_model_are_refused(megatron, folder, changes, found):
 
 
 def test_a_rollout_without_routes_is_refused(megatron, folder):
-    from slime_core.learner.routing import Routing
+    from slime_core.learner.model.routing import Routing
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     with pytest.raises(RunError, match="use_rollout_routing_replay needs the routes of every sample"):
@@ -167,7 +167,7 @@ def test_a_rollout_without_routes_is_refused(megatron, folder):
 def test_a_model_with_a_router_of_its_own_is_refused(megatron, folder):
     from megatron.core.transformer.moe.router import TopKRouter
 
-    from slime_core.learner.routing import Routing
+    from slime_core.learner.model.routing import Routing
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     chunk.decoder.layers[1].mlp.router.__class__ = TopKRouter

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassificati
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.errors import ConfigError
-from slime_core.learner.batches import cut, packed_sequence
+from slime_core.learner.packed.batches import cut, packed_sequence
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.external import External, Needs, discover
@@ -133,7 +133,7 @@ def reward_model(folder: Path) -> Any:
 
 def learner_routes(megatron: Any, folder: Path, answers: list[Generation]) -> list[Any]:
     """The experts that a free pass of the learner takes for each answer, int16 [tokens - 1, layers, k]."""
-    from slime_core.learner.routing import Routing
+    from slime_core.learner.model.routing import Routing
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     found = []

@@ -10,7 +10,7 @@ import torch
 
 from slime_core.adapters.columns import Postprocess
 from slime_core.errors import PluginError
-from slime_core.learner.batches import cut, idle
+from slime_core.learner.packed.batches import cut, idle
 from slime_core.types import StepPlan, TrainBatch
 from tests.unit.adapters.training import options_for
 

@@ -11,8 +11,8 @@ from slime_core.adapters.correction import CustomCorrection
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import PluginError
-from slime_core.learner.batches import idle
-from slime_core.learner.objective import Objective
+from slime_core.learner.loss.objective import Objective
+from slime_core.learner.packed.batches import idle
 from tests.unit.adapters.training import micro, options_for
 
 PATH = "custom_tis_function_path"

@@ -8,7 +8,7 @@ import torch
 from slime_core.adapters import loss
 from slime_core.adapters.loss import CustomLoss
 from slime_core.errors import PluginError
-from slime_core.learner.batches import idle
+from slime_core.learner.packed.batches import idle
 from tests.unit.adapters.training import micro, options_for
 
 PATH = "custom_loss_function_path"

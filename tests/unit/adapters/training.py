@@ -9,7 +9,7 @@ import torch
 
 from slime_core.adapters.options import PathOptions
 from slime_core.config.load import load
-from slime_core.learner.batches import MicroBatch
+from slime_core.learner.packed.batches import MicroBatch
 from slime_core.plugins.functions import find_function
 
 

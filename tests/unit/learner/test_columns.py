@@ -8,10 +8,10 @@ import pytest
 
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
-from slime_core.learner.advantages import TokenEstimation
 from slime_core.learner.columns import Columns
-from slime_core.learner.corrections import Corrections, NamedCorrection
-from slime_core.learner.objective import Objective
+from slime_core.learner.loss.advantages import TokenEstimation
+from slime_core.learner.loss.corrections import Corrections, NamedCorrection
+from slime_core.learner.loss.objective import Objective
 from slime_core.plugins.contracts import AdvantageSettings
 
 OLD = frozenset({"old_log_probs"})

@@ -13,8 +13,8 @@ from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import CheckpointError, ConfigError, PluginError
 from slime_core.learner.columns import Columns
 from slime_core.learner.components import build_objective
-from slime_core.learner.corrections import Corrections, NamedCorrection
-from slime_core.learner.objective import Objective
+from slime_core.learner.loss.corrections import Corrections, NamedCorrection
+from slime_core.learner.loss.objective import Objective
 from slime_core.learner.trained import TrainedModel
 from slime_core.plugins.registry import activate
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from slime_core.errors import NonFiniteError
-from slime_core.learner import critic_rank
-from slime_core.learner.critic import Critic
+from slime_core.learner.critic import rank as critic_rank
+from slime_core.learner.critic.critic import Critic
 from slime_core.learner.finite import refuse_non_finite_weights
 
 

@@ -14,8 +14,8 @@ from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import RunError
 from slime_core.learner import passes
-from slime_core.learner.objective import Objective
-from slime_core.learner.totals import Sums, total
+from slime_core.learner.loss.objective import Objective
+from slime_core.learner.loss.totals import Sums, total
 from tests.unit.adapters.training import micro
 
 

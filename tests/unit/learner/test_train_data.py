@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 
 from slime_core.config.schema import RunConfig
-from slime_core.learner.batches import cut, idle
+from slime_core.learner.packed.batches import cut, idle
 from slime_core.learner.settings import LearnerSettings
 from slime_core.learner.train_data import save_train_data, trained_columns
 from slime_core.opaque import Opaque

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from slime_core.learner.batches import cut
+from slime_core.learner.packed.batches import cut
 from slime_core.opaque import part
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards

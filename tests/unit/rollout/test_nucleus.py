@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from slime_core.errors import EngineError
-from slime_core.learner.batches import cut as cut_batch
 from slime_core.learner.layout import ParallelLayout
+from slime_core.learner.packed.batches import cut as cut_batch
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.nucleus import Cut, joined, keep, kept_tokens

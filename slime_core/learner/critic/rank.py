@@ -1,0 +1,142 @@
+"""One process of a critic that trains apart from the actor, in a process group and a layout of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from slime_core.config.described import described
+from slime_core.config.flops import forward_flops
+from slime_core.learner.critic.critic import Critic
+from slime_core.learner.critic.recut import Column, Place, recut, taken
+from slime_core.learner.custom import Custom
+from slime_core.learner.process import prepare_process
+from slime_core.learner.settings import LearnerSettings
+from slime_core.ops.packing import row_budget
+from slime_core.plugins.registry import Registry
+from slime_core.types import TrainBatch
+
+__all__ = ["CriticRank", "recut_for", "speaks_for_shard"]
+
+
+def speaks_for_shard() -> bool:
+    """Whether this rank is the one of its copy of the model that hands a shard's numbers on."""
+    from megatron.core import parallel_state
+
+    is_first = parallel_state.get_tensor_model_parallel_rank() == parallel_state.get_context_parallel_rank() == 0
+    return is_first and bool(parallel_state.is_pipeline_last_stage(ignore_virtual=True))
+
+
+def recut_for(settings: LearnerSettings, shards: Sequence[TrainBatch]) -> list[tuple[TrainBatch, list[Place]]]:
+    """``shards`` cut for the critic's layout by the rules that the sampler cut them by for the actor's.
+
+    Raises:
+        RunError: an optimizer step has fewer samples than there are ranks.
+    """
+    learner, layout = settings.config.learner, settings.layout
+    return recut(
+        shards,
+        num_ranks=layout.data_size(settings.world_size),
+        max_tokens=row_budget(learner.max_tokens_per_gpu, context=layout.context, multiple=layout.row_multiple),
+        micro_batch_size=learner.micro_batch_size,
+        cost=forward_flops(described(settings.folder) or {}).of if learner.balance_by_flops else int,
+    )
+
+
+class CriticRank:
+    """One rank of the critic. Methods are collective over all its ranks."""
+
+    def __init__(self, settings: LearnerSettings, registry: Registry) -> None:
+        """Join the process group and build the critic; raises as :class:`~slime_core.learner.rank.Learner` does."""
+        from slime_core.cpu import megatron
+
+        megatron.install()
+        from slime_core.learner.components import accepted_inputs, build_model_spec, who_builds
+
+        self._settings = settings
+        self._device = prepare_process(settings)
+        name, options = settings.architecture, settings.options
+        spec = build_model_spec(registry, name, options=options, custom=Custom(options))
+        self._accepts = accepted_inputs(registry, settings)
+        self.critic = Critic(spec, builder=who_builds(registry, name), settings=settings)
+        self._steps: list[list[Any]] = []
+        self._shards: Sequence[TrainBatch] = ()
+        self._places: list[Place] = []
+
+    def values(self, shards: Sequence[TrainBatch]) -> Column | None:
+        """What the critic gives every response token of this rank's share of ``shards``.
+
+        Returns:
+            None on ranks that do not speak for their share.
+
+        Raises:
+            RunError: the samples carry inputs that the model does not take.
+        """
+        from slime_core.learner.loss.advantages import response_tokens
+
+        settings = self._settings
+        self._accepts.require(shards[0].inputs.keys())
+        shares = recut_for(settings, shards)
+        share, self._places = shares[settings.layout.data_rank(settings.rank, world_size=settings.world_size)]
+        self._shards, self._steps = shards, self._cut(share)
+        every = self._every()
+        self.critic.annotate(every)
+        if every[0].values_U is None:
+            return None
+        found = response_tokens(share, every, reads={"values"}, context_group=self._context_group())
+        if found.values_U is None or not speaks_for_shard():
+            return None
+        return Column(self._places, share.response_lengths_B, found.values_U.cpu().numpy())
+
+    def fit(self, returns_U: Sequence[np.ndarray]) -> dict[str, float]:
+        """Every optimizer step of the rollout whose values were asked for last.
+
+        Arguments:
+            returns_U: of each shard, float32, one number a response token.
+
+        Returns:
+            ``train/...`` metrics, averaged over the steps; the same on every rank.
+
+        Raises:
+            NonFiniteError: a loss, a gradient or a weight is NaN or infinite.
+        """
+        from slime_core.learner.loss.totals import average
+
+        mine_U = torch.from_numpy(taken(returns_U, self._shards, self._places)).to(self._device)
+        for micro in self._every():
+            micro.returns_U = mine_U[micro.places_U]
+        rollout = self._shards[0].rollout
+        results = average([self.critic.step(step, rollout=rollout) for step in self._steps])
+        self.critic.refuse_non_finite_weights(rollout)
+        self._steps, self._shards = [], ()
+        return {f"train/{name}": value for name, value in results.items()}
+
+    def close(self) -> None:
+        """Leave the process group."""
+        from megatron.core import parallel_state
+
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+    def _every(self) -> list[Any]:
+        return [micro for step in self._steps for micro in step]
+
+    def _cut(self, share: TrainBatch) -> list[list[Any]]:
+        from megatron.core import parallel_state
+
+        from slime_core.learner.packed.batches import cut
+        from slime_core.learner.passes import fill_up
+
+        layout, context_rank = self._settings.layout, parallel_state.get_context_parallel_rank()
+        steps = cut(share, device=self._device, layout=layout, context_rank=context_rank)
+        fill_up(steps, layout)
+        return steps
+
+    def _context_group(self) -> Any:
+        from megatron.core import parallel_state
+
+        return parallel_state.get_context_parallel_group() if self._settings.layout.context > 1 else None

@@ -1,0 +1,279 @@
+"""From log-probabilities to one number to minimise, and the metrics on the way.
+
+The loss of an optimizer step is a plain sum over response tokens, each already weighted (``MicroBatch.weights_U``):
+this room divides by nothing. Metrics are summed with the same weights, so they are averages of the same kind as the
+loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from slime_core.config.schema import AlgorithmConfig
+from slime_core.errors import RunError
+from slime_core.learner.custom import Correct, LogitsLoss, Reduce
+from slime_core.learner.loss.corrections import Corrections, add_metrics
+from slime_core.learner.loss.distillation import distilled
+from slime_core.learner.loss.mismatch import mismatch
+from slime_core.learner.loss.parity import compare
+from slime_core.learner.loss.returned import require_per_token, require_type
+from slime_core.learner.loss.totals import Sums
+from slime_core.learner.packed.batches import MicroBatch
+from slime_core.ops.kl import approximate_kl
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.contracts import LossOutput, LossSettings, LossTerms, PolicyLoss, Segments
+
+__all__ = ["Objective"]
+
+
+DISTANCE, LARGEST_DISTANCE = "train_rollout_logprob_abs_diff", "train_rollout_logprob_max_diff"
+"""Metrics of how far the learner's log-probabilities are from the engines'."""
+
+
+class Objective:
+    """Policy loss, plus the divergence from the reference, minus the entropy bonus.
+
+    Arguments:
+        policy_loss: the component that turns log-probabilities and advantages into a loss per token.
+        who: the component in messages, with its plugin.
+        algorithm: clip ranges and coefficients.
+        corrections: weigh the policy loss of each token and decide which tokens are left; None: none.
+        context_group: the ranks that share every row, if there are several; sums over a sequence reach over them.
+        correct, reduce: what a run puts between the corrected policy loss and its sum.
+        of_logits: what a run minimises in place of all this; see :meth:`measure`.
+        drawn: engines drew the tokens and said how likely each was; False: how far off those numbers are means nothing,
+            and no metric says so.
+    """
+
+    def __init__(
+        self,
+        policy_loss: PolicyLoss,
+        algorithm: AlgorithmConfig,
+        *,
+        who: str = "the policy loss",
+        corrections: Corrections | None = None,
+        context_group: Any = None,
+        correct: Correct | None = None,
+        reduce: Reduce | None = None,
+        of_logits: LogitsLoss | None = None,
+        drawn: bool = True,
+    ) -> None:
+        self._drawn = drawn
+        self.of_logits = of_logits
+        self._correct, self._reduce = correct, reduce
+        self._policy_loss, self._who = policy_loss, who
+        self._algorithm = algorithm
+        self.corrections = corrections or Corrections()
+        self._context_group = context_group
+        self._settings = LossSettings(
+            eps_clip=algorithm.eps_clip, eps_clip_high=algorithm.eps_clip_high, eps_clip_c=algorithm.eps_clip_c
+        )
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether micro-batches need the reference's log-probabilities."""
+        return self._algorithm.use_kl_loss
+
+    @property
+    def corrects(self) -> bool:
+        """Whether something between the policy loss and its sum reads the log-probabilities of before the rollout."""
+        return self._correct is not None or len(self.corrections) > 0
+
+    @property
+    def reads_old(self) -> bool:
+        """Whether anything but the policy loss reads the log-probabilities of before the rollout."""
+        return self.corrects or self._algorithm.use_unbiased_kl or self._algorithm.get_mismatch_metrics
+
+    @property
+    def old_from_engine(self) -> bool:
+        """Whether the engine's log-probabilities are the old ones; see :meth:`take_from_engine`."""
+        return self._algorithm.use_rollout_logprobs
+
+    def take_from_engine(self, micro_batches: Iterable[MicroBatch]) -> None:
+        """The old log-probabilities are the engine's; 0 where nothing is trained, where it may have none."""
+        for micro in micro_batches:
+            micro.old_log_probs_U = micro.rollout_log_probs_U.where(micro.mask_U != 0, 0.0)
+
+    @property
+    def entropy_has_gradient(self) -> bool:
+        """Whether the entropy is part of the loss, or only measured."""
+        return self._algorithm.entropy_coef != 0
+
+    def __call__(
+        self, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: MicroBatch
+    ) -> tuple[torch.Tensor, Sums]:
+        """The weighted loss of one micro-batch (a scalar with gradient) and its metrics.
+
+        Metrics are averages over the tokens that the rollout trains, also over those that a correction leaves out;
+        ``pg_loss`` and ``loss`` are what is minimised, after corrections.
+
+        Raises:
+            RunError: the policy loss or a correction failed, or returned something else than its contract says.
+            PluginError: so did a function that the run names by path.
+        """
+        old_U = log_probs_U.detach() if micro.old_log_probs_U is None else micro.old_log_probs_U
+        micro = self.distilled(micro, old_U)
+        segments = _Segments(micro, self._context_group)
+        output = self._policy_terms(log_probs_U, old_U, micro, segments)
+        corrected = self.corrections(old_U, micro, segments, current_U=log_probs_U)
+        policy_U = (output.loss_T * corrected.weights_U).where(corrected.trained_U, 0.0)
+        policy_U, trained_U, shaped = self._shaped(policy_U, corrected.trained_U, old_U, micro)
+        summed_U = policy_U if self._reduce is None else torch.zeros_like(policy_U)
+        loss_U = summed_U - self._algorithm.entropy_coef * entropy_U
+        difference_U = (log_probs_U.detach() - micro.rollout_log_probs_U).abs()
+        per_token = {
+            "pg_loss": policy_U,
+            "entropy_loss": entropy_U,
+            **self._distance(difference_U),
+        }
+        if self.uses_reference:
+            per_token["kl_loss"] = self._divergence(log_probs_U, old_U, micro)
+            loss_U = loss_U + self._algorithm.kl_loss_coef * per_token["kl_loss"]
+        loss = _weighted(loss_U, micro.weights_U, trained_U)
+        if self._algorithm.get_mismatch_metrics:
+            per_token |= self._mismatch(log_probs_U, old_U, micro, segments)
+        add_metrics(per_token, output.metrics_T, of="the policy loss")
+        add_metrics(per_token, corrected.metrics_U, of="a correction")
+        add_metrics(per_token, micro.metrics_U, of="the advantage estimator")
+        add_metrics(per_token, shaped, of="the function of --custom-tis-function-path")
+        if self._reduce is None:
+            return loss, _sums(loss, per_token, difference_U, micro, corrected.faults)
+        pg_loss = self._reduce(policy_U, trained_U.float(), micro)
+        found = _sums(loss + pg_loss, per_token, difference_U, micro, corrected.faults)
+        found.sums["pg_loss"] = pg_loss.detach()
+        return loss + pg_loss, found
+
+    def distilled(self, micro: MicroBatch, old_U: torch.Tensor) -> MicroBatch:
+        """``micro`` with the divergence from a teacher, if there is one, taken off its advantages.
+
+        Arguments:
+            old_U: float32 [u], log-probabilities of the actor before the first optimizer step of the rollout.
+        """
+        return distilled(micro, old_U, self._algorithm.opd_kl_coef)
+
+    def measure(
+        self, loss: torch.Tensor, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: MicroBatch
+    ) -> Sums:
+        """The metrics of a micro-batch whose ``loss`` is that of ``of_logits``."""
+        difference_U = (log_probs_U.detach() - micro.rollout_log_probs_U).abs()
+        per_token = {"entropy_loss": entropy_U, **self._distance(difference_U)}
+        add_metrics(per_token, micro.metrics_U, of="the advantage estimator")
+        return _sums(loss, per_token, difference_U, micro, {})
+
+    def _distance(self, difference_U: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {DISTANCE: difference_U} if self._drawn else {}
+
+    def _shaped(
+        self, policy_U: torch.Tensor, trained_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        if self._correct is None:
+            return policy_U, trained_U, {}
+        shaped_U, mask_U, metrics_U = self._correct(policy_U, old_U, trained_U.float(), micro)
+        return shaped_U, mask_U != 0, dict(metrics_U)
+
+    def _policy_terms(
+        self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch, segments: Segments
+    ) -> LossOutput:
+        terms = LossTerms(
+            log_probs_T=log_probs_U,
+            old_log_probs_T=old_U,
+            advantages_T=micro.advantages_U,
+            mask_T=micro.mask_U,
+            settings=self._settings,
+            segments=segments,
+        )
+        with boundary(self._who, "computing the loss of a micro-batch", error=RunError):
+            output = self._policy_loss(terms)
+        _require_fitting(output, log_probs_U, self._who)
+        return output
+
+    def _divergence(self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
+        assert micro.ref_log_probs_U is not None, "the reference's pass comes before the loss"
+        trained_U = micro.mask_U != 0
+        return approximate_kl(
+            log_probs_U.where(trained_U, 0.0),
+            base_log_probs_T=micro.ref_log_probs_U.where(trained_U, 0.0),
+            estimator=self._algorithm.kl_loss_type,
+            sampled_log_probs_T=old_U.where(trained_U, 0.0) if self._algorithm.use_unbiased_kl else None,
+        )
+
+    def _mismatch(
+        self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch, segments: Segments
+    ) -> dict[str, torch.Tensor]:
+        learner_U = log_probs_U if self.old_from_engine else old_U
+        return mismatch(
+            learner_U, rollout_log_probs_U=micro.rollout_log_probs_U, mask_U=micro.mask_U, segments=segments
+        )
+
+
+def _require_fitting(output: LossOutput, log_probs_U: torch.Tensor, who: str) -> None:
+    require_type(output, LossOutput, who)
+    columns = {"loss_T": output.loss_T}
+    require_per_token(columns, output.metrics_T, metrics_name="metrics_T", count=len(log_probs_U), who=who)
+    if log_probs_U.requires_grad and not output.loss_T.requires_grad:
+        raise RunError(
+            f"{who} returned loss_T without a gradient, so it would train nothing; accepted is a loss that depends on "
+            "log_probs_T. Report this to the plugin's author."
+        )
+
+
+def _sums(
+    loss: torch.Tensor,
+    per_token: dict[str, torch.Tensor],
+    difference_U: torch.Tensor,
+    micro: MicroBatch,
+    faults: dict[str, torch.Tensor],
+) -> Sums:
+    trained_U, weights_U = micro.mask_U != 0, micro.weights_U
+    sums = {name: _weighted(values_U.detach(), weights_U, trained_U) for name, values_U in per_token.items()}
+    sums |= {"loss": loss.detach(), "weight": weights_U.sum(), **faults}
+    largest = difference_U.where(trained_U, 0.0).max() if difference_U.numel() else difference_U.sum()
+    measured = {LARGEST_DISTANCE: largest} if DISTANCE in per_token else {}
+    fresh_sums, fresh_largest = compare(difference_U, micro)
+    return Sums(sums | fresh_sums, measured | fresh_largest)
+
+
+def _weighted(values_U: torch.Tensor, weights_U: torch.Tensor, trained_U: torch.Tensor) -> torch.Tensor:
+    # A masked token may hold anything, an infinity included; 0 x inf would poison the sum.
+    return (values_U.where(trained_U, 0.0) * weights_U).sum()
+
+
+class _Segments:
+    """Sums over the samples of a micro-batch, whole ones: also of tokens that other context-parallel ranks hold."""
+
+    def __init__(self, micro: MicroBatch, context_group: Any) -> None:
+        self._samples_U = micro.samples_U
+        self._count = micro.num_samples
+        self._group = context_group
+
+    def sums(self, values_T: torch.Tensor) -> torch.Tensor:
+        zeros: Any = values_T.new_zeros(self._count)
+        held: torch.Tensor = zeros.index_add(0, self._samples_U, values_T)
+        if self._group is None:
+            return held
+        result: torch.Tensor = _SumOverRanks.apply(held, self._group)  # type: ignore[no-untyped-call]
+        return result
+
+    def spread(self, values_b: torch.Tensor) -> torch.Tensor:
+        return values_b.index_select(0, self._samples_U)
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """Each rank's loss depends on every rank's summand, so the gradients are summed over the ranks as well."""
+
+    @staticmethod
+    def forward(ctx: Any, values_b: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        total_b = values_b.clone()
+        dist.all_reduce(total_b, group=group)
+        return total_b
+
+    @staticmethod
+    def backward(ctx: Any, gradient_b: torch.Tensor) -> Any:
+        total_b = gradient_b.contiguous().clone()
+        dist.all_reduce(total_b, group=ctx.group)
+        return total_b, None

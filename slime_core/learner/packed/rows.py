@@ -1,0 +1,254 @@
+"""Where the tokens of a packed row go: into padded batches for attention.
+
+    Packing      the sequences of a row as right-padded batches; computed once for a row, shared by all layers
+    SharedKeys   the keys of a row in which sequences continue others; part of its packing
+
+Which part of a row a context-parallel rank computes is in :mod:`slime_core.learner.packed.shares`.
+
+A sequence may *continue* another one of its row: a response whose prompt stands there once for its whole group. Its
+queries see the keys of both. Such sequences share a batch if what they continue is equally long, so that one mask
+serves all of them; where they are longer than what they continue, the batch takes queries for that as well, whose
+output nobody reads, and needs no mask: the causal kernel then does less than half the work of a masked one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.utils.weak import WeakTensorKeyDictionary
+
+__all__ = ["Packing", "SharedKeys"]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKeys:
+    """Which tokens the k slots for keys and values take, where sequences of a row continue others.
+
+    Example: sequence 0 has 2 tokens; 1 and 2, of 1 and 2 tokens, continue it. Without rounding to a power of two, a
+    batch of the first and one of the others: ``rows_K = [0, 1, 0, 1, 2, 2, 0, 1, 3, 4]``, ``lengths = (2, 4)``.
+
+    Arguments:
+        rows_K: int64 [k], the token each slot takes; padding takes its sequence's last one.
+        lengths: slots a sequence of each batch of :class:`Packing`.
+        sources: tokens (int64 [p]) and the slots (int64 [p, c]) that take each of them, one pair for each count c;
+            padding left out.
+    """
+
+    rows_K: torch.Tensor
+    lengths: tuple[int, ...]
+    sources: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where the t tokens of a row stand in right-padded batches of s slots altogether.
+
+    Example: sequences of 4 and 3 tokens share a batch of 2 x 4 slots: ``rows_S = [0, 1, 2, 3, 4, 5, 6, 6]``,
+    ``slots_T = [0, 1, 2, 3, 4, 5, 6]``, ``shapes = ((2, 4),)``, ``positions_T = [0, 1, 2, 3, 0, 1, 2]``.
+
+    Arguments:
+        rows_S: int64 [s], the token each slot takes; padding takes its sequence's last one.
+        slots_T: int64 [t], the slot each token stands in.
+        positions_T: int64 [t], place of each token in its own sequence, behind the one that this continues.
+        shapes: sequences and slots a sequence of each batch, in the order of the slots.
+        whole: int32 [2], ``[0, t]``: the row taken for one sequence.
+        shared: where keys and values go; None: where queries do.
+    """
+
+    rows_S: torch.Tensor
+    slots_T: torch.Tensor
+    positions_T: torch.Tensor
+    shapes: tuple[tuple[int, int], ...]
+    whole: torch.Tensor
+    shared: SharedKeys | None = None
+
+    @classmethod
+    def of(cls, cu_seqlens: torch.Tensor, *, num_tokens: int, continues: torch.Tensor | None = None) -> Packing:
+        """The packing of ``cu_seqlens``; computed at the first call for this tensor, remembered as long as it lives.
+
+        Arguments:
+            cu_seqlens: int32 [b + 1], ascending from 0; must not be changed in place. Sequences may be empty. Tokens
+                beyond its end are padding: one more sequence, which no other sees.
+            num_tokens: t.
+            continues: int [b], for each sequence the number of the one that it continues, which continues none; -1:
+                it starts by itself. None: all do.
+
+        Raises:
+            ValueError: a sequence ends after the row does.
+        """
+        found: Packing | None = _PACKINGS.get(cu_seqlens)
+        if found is None or found.positions_T.numel() != num_tokens:
+            found = _PACKINGS[cu_seqlens] = _pack(cu_seqlens, num_tokens, continues)
+        return found
+
+    def pad(self, values_TNH: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The batches of ``values_TNH`` [t, heads, size], each [n, heads, L, size]."""
+        padded_SNH: torch.Tensor = _Pad.apply(values_TNH, self.rows_S, self.slots_T)  # type: ignore[no-untyped-call]
+        parts = torch.split(padded_SNH, [n * length for n, length in self.shapes])
+        for part, (n, length) in zip(parts, self.shapes, strict=True):
+            yield part.view(n, length, *part.shape[1:]).transpose(1, 2)
+
+    def pad_keys(self, values_TNH: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The batches of keys or values [t, heads, size] for those of the queries, each [n, heads, K, size].
+
+        The last L of a sequence's K slots belong to its L queries.
+        """
+        if self.shared is None:
+            yield from self.pad(values_TNH)
+            return
+        keys = self.shared
+        padded: torch.Tensor = _PadKeys.apply(values_TNH, keys.rows_K, *_flat(keys.sources))  # type: ignore[no-untyped-call]
+        sizes = [n * length for (n, _), length in zip(self.shapes, keys.lengths, strict=True)]
+        for part, (n, _), length in zip(torch.split(padded, sizes), self.shapes, keys.lengths, strict=True):
+            yield part.view(n, length, *part.shape[1:]).transpose(1, 2)
+
+    def unpad(self, batches: list[torch.Tensor]) -> torch.Tensor:
+        """The inverse of :meth:`pad`, heads joined: [t, heads * size]."""
+        slots = [batch.transpose(1, 2).flatten(2).flatten(0, 1) for batch in batches]
+        result: torch.Tensor = _Unpad.apply(torch.cat(slots), self.slots_T)  # type: ignore[no-untyped-call]
+        return result
+
+
+_PACKINGS = WeakTensorKeyDictionary()
+
+
+def _pack(cu_seqlens: torch.Tensor, num_tokens: int, continues: torch.Tensor | None = None) -> Packing:
+    device = cu_seqlens.device
+    ends = torch.cat([cu_seqlens.detach().to("cpu", torch.int64), torch.tensor([num_tokens])])
+    if bool((ends.diff() < 0).any()):
+        raise ValueError(f"cu_seqlens ends at {int(ends[-2])}, but the packed row holds {num_tokens} tokens")
+    batches, positions_T = list(_batches(ends, continues)), _positions(ends, continues)
+    slots_T, used = torch.empty(num_tokens, dtype=torch.int64), 0
+    for batch in batches:
+        slots_T[batch.rows_nL[batch.home_nL]] = used + batch.home_nL.flatten().nonzero().squeeze(1)
+        used += batch.rows_nL.numel()
+    return Packing(
+        rows_S=torch.cat([ends[:0], *(batch.rows_nL.flatten() for batch in batches)]).to(device),
+        slots_T=slots_T.to(device),
+        positions_T=positions_T.to(device),
+        shapes=tuple((batch.rows_nL.size(0), batch.rows_nL.size(1)) for batch in batches),
+        whole=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
+        shared=None if continues is None else _shared_keys(batches, num_tokens, device),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """n sequences: ``rows_nL`` tokens of the queries, ``home_nL`` whether their output is read, ``keys_nK`` tokens of
+    the keys, ``real_nK`` whether those are no padding."""
+
+    rows_nL: torch.Tensor
+    home_nL: torch.Tensor
+    keys_nK: torch.Tensor
+    real_nK: torch.Tensor
+
+
+def _batches(ends: torch.Tensor, continues: torch.Tensor | None) -> Iterator[_Batch]:
+    """One for all sequences between two powers of two that continue equally long ones."""
+    starts, lengths = ends[:-1], ends.diff()
+    before = torch.full_like(lengths, -1)
+    if continues is not None:
+        before[: len(continues)] = continues.to(before)
+    prefixes = torch.where(before < 0, 0, lengths[before])
+    classes = torch.stack([prefixes, torch.ceil(torch.log2(lengths.double())).long()], dim=1)
+    for size_class in torch.unique(classes[lengths > 0], dim=0):
+        members = (classes == size_class).all(dim=1) & (lengths > 0)
+        own_nL, real_nL = _right_pad(starts[members], lengths[members])
+        yield _batch(own_nL, real_nL, starts[before[members]], int(size_class[0]))
+
+
+def _batch(own_nL: torch.Tensor, real_nL: torch.Tensor, starts_n: torch.Tensor, prefix: int) -> _Batch:
+    """``starts_n``: where the ``prefix`` tokens begin that each sequence continues."""
+    before_nP = starts_n[:, None] + torch.arange(prefix)
+    keys_nK, real_nK = torch.cat([before_nP, own_nL], dim=1), torch.cat([before_nP >= 0, real_nL], dim=1)
+    if own_nL.size(1) <= prefix:
+        return _Batch(own_nL, real_nL, keys_nK, real_nK)
+    return _Batch(keys_nK, torch.cat([before_nP < 0, real_nL], dim=1), keys_nK, real_nK)
+
+
+def _positions(ends: torch.Tensor, continues: torch.Tensor | None) -> torch.Tensor:
+    starts, lengths = ends[:-1].clone(), ends.diff()
+    if continues is not None:
+        found = continues.to(starts)
+        starts[: len(found)] -= torch.where(found < 0, 0, lengths[found])
+    return torch.arange(int(ends[-1])) - starts.repeat_interleave(lengths)
+
+
+def _shared_keys(batches: list[_Batch], num_tokens: int, device: torch.device) -> SharedKeys:
+    rows_K = torch.cat([batch.keys_nK.flatten() for batch in batches])
+    slots = torch.cat([batch.real_nK.flatten() for batch in batches]).nonzero().squeeze(1)
+    slots = slots[rows_K[slots].argsort(stable=True)]
+    counts_T = torch.bincount(rows_K[slots], minlength=num_tokens)
+    firsts_T = counts_T.cumsum(0) - counts_T
+    sources = []
+    for count in torch.unique(counts_T).tolist():
+        tokens = (counts_T == count).nonzero().squeeze(1)
+        sources.append((tokens.to(device), slots[firsts_T[tokens][:, None] + torch.arange(count)].to(device)))
+    return SharedKeys(rows_K.to(device), tuple(batch.keys_nK.size(1) for batch in batches), tuple(sources))
+
+
+def _flat(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    return [tensor for pair in pairs for tensor in pair]
+
+
+def _right_pad(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [n, L] of sequences, each filled up with its last row, and which of them are real."""
+    columns = torch.arange(int(lengths.max()))[None]
+    return starts[:, None] + torch.minimum(columns, lengths[:, None] - 1), columns < lengths[:, None]
+
+
+class _Pad(torch.autograd.Function):
+    """Gather tokens into slots. The gradient is a gather as well, since padding has none: no atomics."""
+
+    @staticmethod
+    def forward(ctx: Any, values_T: torch.Tensor, rows_S: torch.Tensor, slots_T: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(slots_T)
+        return values_T.index_select(0, rows_S)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_S: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (slots_T,) = ctx.saved_tensors
+        return gradient_S.index_select(0, slots_T), None, None
+
+
+class _PadKeys(torch.autograd.Function):
+    """Gather tokens into slots, some into several. The gradient gathers and adds in a fixed order: no atomics."""
+
+    @staticmethod
+    def forward(ctx: Any, values_T: torch.Tensor, rows_K: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*sources)
+        ctx.num_tokens = values_T.size(0)
+        return values_T.index_select(0, rows_K)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_K: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        sources = ctx.saved_tensors
+        gradient_T = gradient_K.new_empty(ctx.num_tokens, *gradient_K.shape[1:])
+        for tokens, slots in zip(sources[::2], sources[1::2], strict=True):
+            taken = gradient_K.index_select(0, slots.flatten()).view(*slots.shape, *gradient_K.shape[1:])
+            gradient_T[tokens] = taken.sum(dim=1)
+        return gradient_T, None, *(None for _ in sources)
+
+
+class _Unpad(torch.autograd.Function):
+    """Gather slots back into tokens; padding gets a zero gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, values_S: torch.Tensor, slots_T: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(slots_T)
+        ctx.num_slots = values_S.size(0)
+        return values_S.index_select(0, slots_T)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_T: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (slots_T,) = ctx.saved_tensors
+        gradient_S = gradient_T.new_zeros(ctx.num_slots, *gradient_T.shape[1:])
+        gradient_S[slots_T] = gradient_T
+        return gradient_S, None

@@ -1,0 +1,419 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from slime_core.builtin.losses import Clipped
+from slime_core.config.schema import AlgorithmConfig
+from slime_core.errors import RunError
+from slime_core.learner.loss.corrections import Corrections, NamedCorrection
+from slime_core.learner.loss.objective import Objective
+from slime_core.learner.packed.batches import MicroBatch
+from slime_core.plugins.contracts import CorrectionOutput, CorrectionSettings, LossOutput, LossTerms
+
+
+def micro(**columns) -> MicroBatch:
+    """Two samples; tokens 0 and 1 belong to the first, token 2 to the second."""
+    values = {
+        "mask_U": [1.0, 1.0, 1.0],
+        "weights_U": [0.25, 0.25, 0.5],
+        "advantages_U": [2.0, 2.0, -1.0],
+        "rollout_log_probs_U": [-1.0, -2.0, -3.0],
+        **columns,
+    }
+    return MicroBatch(
+        tokens_1T=torch.zeros(1, 5, dtype=torch.int64),
+        position_ids_1T=torch.zeros(1, 5, dtype=torch.int64),
+        cu_seqlens=torch.tensor([0, 3, 5], dtype=torch.int32),
+        max_seqlen=3,
+        num_samples=2,
+        rows_U=torch.tensor([0, 1, 3]),
+        targets_U=torch.zeros(3, dtype=torch.int64),
+        samples_U=torch.tensor([0, 0, 1]),
+        places_U=torch.arange(3),
+        **{name: torch.tensor(column) for name, column in values.items()},
+    )
+
+
+def objective(**algorithm) -> Objective:
+    return Objective(Clipped(), AlgorithmConfig(**algorithm))
+
+
+def evaluate(found: Objective, batch: MicroBatch, *, log_probs=(-1.0, -2.0, -3.0), entropy=(0.0, 0.0, 0.0)):
+    log_probs_U = torch.tensor(log_probs, requires_grad=True)
+    loss, sums = found(log_probs_U, torch.tensor(entropy), batch)
+    (gradient,) = torch.autograd.grad(loss, log_probs_U)
+    return loss.item(), {name: value.item() for name, value in sums.sums.items()}, gradient.tolist(), sums
+
+
+def test_a_clipped_case_by_hand():
+    # Ratios 1.5, 1.1, 0.5; clip 0.2: losses -1.2 * 2, -1.1 * 2, 0.8; weights 1/4, 1/4, 1/2.
+    old = [-1.0 - math.log(1.5), -2.0 - math.log(1.1), -3.0 - math.log(0.5)]
+    loss, sums, gradient, _ = evaluate(objective(), micro(old_log_probs_U=old))
+    assert loss == pytest.approx(0.25 * -2.4 + 0.25 * -2.2 + 0.5 * 0.8)
+    assert gradient == pytest.approx([0.0, -0.55, 0.0])
+    assert sums["loss"] == sums["pg_loss"] == pytest.approx(loss)
+    assert sums["clip_fraction"] == pytest.approx(0.75)
+    assert sums["ratio"] == pytest.approx(0.25 * 1.5 + 0.25 * 1.1 + 0.5 * 0.5)
+    assert sums["weight"] == 1.0
+
+
+def test_without_old_log_probs_the_current_ones_stand_in():
+    loss, sums, gradient, _ = evaluate(objective(), micro())
+    assert loss == pytest.approx(0.25 * -2 + 0.25 * -2 + 0.5 * 1)
+    assert gradient == pytest.approx([-0.5, -0.5, 0.5])  # weight x -advantage
+    assert sums["ratio"] == pytest.approx(1.0)
+
+
+def test_clip_settings_reach_the_policy_loss():
+    old = [-1.0 - math.log(1.5), -2.0, -3.0 - math.log(10)]
+    loss, _, _, _ = evaluate(objective(eps_clip_high=0.3, eps_clip_c=3.0), micro(old_log_probs_U=old))
+    assert loss == pytest.approx(0.25 * -2.6 + 0.25 * -2.0 + 0.5 * 3.0)
+
+
+@pytest.mark.parametrize(("estimator", "kl"), [("k1", [0.5, 0.0, -0.25]), ("k2", [0.125, 0.0, 0.03125])])
+def test_the_divergence_is_added_with_its_coefficient(estimator, kl):
+    plain, _, plain_gradient, _ = evaluate(objective(), micro())
+    settings = objective(use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type=estimator)
+    loss, sums, gradient, _ = evaluate(settings, micro(ref_log_probs_U=[-1.5, -2.0, -2.75]))
+    expected = 0.25 * kl[0] + 0.25 * kl[1] + 0.5 * kl[2]
+    assert sums["kl_loss"] == pytest.approx(expected)
+    assert loss == pytest.approx(plain + 0.1 * expected)
+    slopes = [1, 1, 1] if estimator == "k1" else [0.5, 0.0, -0.25]
+    weights = [0.25, 0.25, 0.5]
+    extra = [0.1 * weight * slope for weight, slope in zip(weights, slopes, strict=True)]
+    assert gradient == pytest.approx([a + b for a, b in zip(plain_gradient, extra, strict=True)])
+
+
+def test_a_coefficient_of_zero_only_measures_the_divergence():
+    plain, *_ = evaluate(objective(), micro())
+    settings = objective(use_kl_loss=True, kl_loss_coef=0.0, kl_loss_type="k1")
+    loss, sums, _, _ = evaluate(settings, micro(ref_log_probs_U=[-2.0, -2.0, -3.0]))
+    assert loss == plain
+    assert sums["kl_loss"] == pytest.approx(0.25)
+    assert settings.uses_reference
+    assert not objective().uses_reference
+
+
+def test_the_entropy_is_a_bonus():
+    plain, *_ = evaluate(objective(), micro())
+    loss, sums, _, _ = evaluate(objective(entropy_coef=0.1), micro(), entropy=(1.0, 2.0, 3.0))
+    assert sums["entropy_loss"] == pytest.approx(0.25 + 0.5 + 1.5)
+    assert loss == pytest.approx(plain - 0.1 * 2.25)
+    assert objective(entropy_coef=0.1).entropy_has_gradient
+    assert not objective().entropy_has_gradient
+
+
+def test_masked_tokens_may_hold_anything():
+    settings = objective(use_kl_loss=True, kl_loss_coef=0.1)
+    expected = evaluate(settings, micro(weights_U=[0.0, 0.25, 0.5], ref_log_probs_U=[-1.0] * 3))
+    spoilt = micro(
+        mask_U=[0.0, 1.0, 1.0],
+        weights_U=[0.0, 0.25, 0.5],
+        advantages_U=[math.nan, 2.0, -1.0],
+        rollout_log_probs_U=[-math.inf, -2.0, -3.0],
+        ref_log_probs_U=[-math.inf, -1.0, -1.0],
+    )
+    loss, sums, gradient, both = evaluate(settings, spoilt, log_probs=(-1.0, -2.0, -3.0), entropy=(math.nan, 0.0, 0.0))
+    assert loss == pytest.approx(expected[0])
+    assert gradient == pytest.approx(expected[2])
+    assert all(math.isfinite(value) for value in sums.values())
+    assert both.largest["train_rollout_logprob_max_diff"].item() == 0.0
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "low_var_kl"])
+@pytest.mark.parametrize(("trained", "lost"), [(1.0, -100.0), (0.0, -100.0), (0.0, -math.inf)])
+def test_a_token_that_the_actor_all_but_lost_leaves_loss_and_gradient_finite(estimator, trained, lost):
+    settings = objective(use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type=estimator, use_unbiased_kl=estimator != "k2")
+    old = [-100.0, -2.0, -3.0]
+    batch = micro(mask_U=[trained, 1.0, 1.0], ref_log_probs_U=[-5.0, -2.0, -3.0], old_log_probs_U=old)
+    loss, _, gradient, _ = evaluate(settings, batch, log_probs=(lost, -2.0, -3.0))
+    assert math.isfinite(loss)
+    assert all(map(math.isfinite, gradient))
+    assert trained or gradient[0] == 0
+
+
+def test_the_difference_to_the_engine_is_measured_as_mean_and_maximum():
+    batch = micro(rollout_log_probs_U=[-1.5, -2.0, -2.0])
+    _, sums, _, both = evaluate(objective(), batch)
+    assert sums["train_rollout_logprob_abs_diff"] == pytest.approx(0.25 * 0.5 + 0.5 * 1.0)
+    assert both.largest["train_rollout_logprob_max_diff"].item() == 1.0
+
+
+def test_a_policy_loss_sees_which_tokens_form_a_sequence():
+    seen = {}
+
+    class Sequences:
+        def __call__(self, terms: LossTerms) -> LossOutput:
+            sums_b = terms.segments.sums(terms.log_probs_T)
+            seen["sums"], seen["spread"] = sums_b.tolist(), terms.segments.spread(sums_b).tolist()
+            return LossOutput(terms.log_probs_T)
+
+    Objective(Sequences(), AlgorithmConfig())(torch.tensor([-1.0, -2.0, -4.0]), torch.zeros(3), micro())
+    assert seen == {"sums": [-3.0, -4.0], "spread": [-3.0, -3.0, -4.0]}
+
+
+# --- Corrections ------------------------------------------------------------------------------------------------------
+
+
+def corrected(*functions, settings=None, **algorithm) -> Objective:
+    named = [NamedCorrection(function, f"correction {number}") for number, function in enumerate(functions)]
+    return Objective(Clipped(), AlgorithmConfig(**algorithm), corrections=Corrections(named, settings))
+
+
+def weigh(*weights):
+    return lambda terms: CorrectionOutput(torch.tensor(weights), terms.mask_T, {})
+
+
+def keep(*mask):
+    return lambda terms: CorrectionOutput(torch.ones(len(mask)), terms.mask_T * torch.tensor(mask), {})
+
+
+def test_weights_multiply_the_policy_loss_and_nothing_else():
+    _, plain_sums, *_ = evaluate(objective(entropy_coef=0.1), micro(), entropy=(1.0, 2.0, 3.0))
+    found = corrected(weigh(0.5, 2.0, 1.0), weigh(1.0, 2.0, 3.0), entropy_coef=0.1)
+    loss, sums, gradient, _ = evaluate(found, micro(), entropy=(1.0, 2.0, 3.0))
+    # -2, -2, 1 times 0.5, 4, 3, with the weights 1/4, 1/4, 1/2 of the sampler
+    assert sums["pg_loss"] == pytest.approx(0.25 * -1 + 0.25 * -8 + 0.5 * 3)
+    assert loss == pytest.approx(sums["pg_loss"] - 0.1 * sums["entropy_loss"])
+    assert gradient == pytest.approx([-0.25, -2.0, 1.5])
+    assert sums["entropy_loss"] == plain_sums["entropy_loss"]
+
+
+def test_a_token_that_is_left_out_takes_no_part_and_the_divisor_stays():
+    settings = {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "k1", "entropy_coef": 0.1}
+    batch = micro(ref_log_probs_U=[-2.0, -3.0, -4.0])
+    loss, sums, gradient, _ = evaluate(corrected(keep(1.0, 0.0, 1.0), **settings), batch, entropy=(1.0, 2.0, 3.0))
+    policy, kl, entropy = 0.25 * -2 + 0.5 * 1, 0.25 * 1 + 0.5 * 1, 0.25 * 1 + 0.5 * 3
+    assert sums["pg_loss"] == pytest.approx(policy)
+    assert loss == pytest.approx(policy + 0.1 * kl - 0.1 * entropy)
+    assert gradient[1] == 0
+    assert sums["weight"] == 1.0
+    assert sums["kl_loss"] == pytest.approx(1.0)  # measured over every token that the rollout trains
+
+
+def test_a_correction_sees_what_those_before_it_left_and_the_log_probs_of_before_the_first_step():
+    seen = {}
+
+    def look(terms):
+        seen["mask"], seen["clip"] = terms.mask_T.tolist(), terms.settings.tis_clip
+        seen["log_probs"], seen["engine"] = terms.log_probs_T.tolist(), terms.rollout_log_probs_T.tolist()
+        seen["current"], seen["advantages"] = terms.current_log_probs_T.tolist(), terms.advantages_T.tolist()
+        seen["flows"] = terms.current_log_probs_T.requires_grad
+        seen["sums"], seen["gradient"] = terms.segments.sums(terms.mask_T).tolist(), terms.log_probs_T.requires_grad
+        return weigh(1.0, 1.0, 1.0)(terms)
+
+    found = corrected(keep(0.0, 1.0, 1.0), look, settings=CorrectionSettings(tis_clip=5.0))
+    evaluate(found, micro())
+    assert seen == {
+        "mask": [0, 1, 1],
+        "clip": 5.0,
+        "log_probs": [-1, -2, -3],
+        "engine": [-1, -2, -3],
+        "sums": [1, 1],
+        "gradient": False,
+        "current": [-1, -2, -3],
+        "advantages": [2, 2, -1],
+        "flows": False,
+    }
+    evaluate(found, micro(old_log_probs_U=[-1.5, -2.5, -3.5]))
+    assert seen["log_probs"] == [-1.5, -2.5, -3.5]
+    assert seen["current"] == [-1, -2, -3]
+
+
+def test_weights_of_what_is_not_trained_may_be_anything():
+    expected = evaluate(objective(), micro(mask_U=[1.0, 0.0, 1.0], weights_U=[0.25, 0.0, 0.5]))
+    found = corrected(weigh(1.0, math.inf, 1.0))
+    loss, sums, gradient, _ = evaluate(found, micro(mask_U=[1.0, 0.0, 1.0], weights_U=[0.25, 0.0, 0.5]))
+    assert (loss, gradient) == (expected[0], expected[2])
+    found.corrections.refuse_faults(sums, rollout=0)
+    assert not [name for name in sums if name.startswith("faults/")]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        weigh(1.0, -0.5, 1.0),
+        weigh(1.0, math.nan, 1.0),
+        weigh(1.0, math.inf, 1.0),
+        lambda terms: CorrectionOutput(torch.ones(3), torch.tensor([0.0, 0.5, 1.0]), {}),
+    ],
+    ids=["negative", "NaN", "infinite", "mask of a half"],
+)
+def test_a_faulty_correction_ends_the_run_with_its_name(wrong):
+    found = corrected(keep(1.0, 1.0, 1.0), wrong)
+    _, sums, _, _ = evaluate(found, micro())
+    with pytest.raises(RunError, match=r"rollout 4: correction 1 returned what is no correction for 1 response tokens"):
+        found.corrections.refuse_faults(sums, rollout=4)
+
+
+def test_a_correction_must_not_train_what_was_masked():
+    found = corrected(lambda terms: CorrectionOutput(torch.ones(3), torch.ones(3), {}))
+    _, sums, _, _ = evaluate(found, micro(mask_U=[1.0, 0.0, 1.0], weights_U=[0.25, 0.0, 0.5]))
+    with pytest.raises(RunError, match=r"or a mask that trains what was masked before\. Nothing was trained\. Leave"):
+        found.corrections.refuse_faults(sums, rollout=0)
+
+
+def test_shapes_and_names_of_a_correction_are_checked_at_once():
+    with pytest.raises(RunError, match=r"correction 0 returned weights_T of shape \(2,\) for 3 response tokens"):
+        evaluate(corrected(weigh(1.0, 1.0)), micro())
+    named = lambda terms: CorrectionOutput(torch.ones(3), terms.mask_T, {"ratio": torch.ones(3)})  # noqa: E731
+    with pytest.raises(RunError, match="a correction reports the metric ratio, which another part of the loss reports"):
+        evaluate(corrected(named), micro())
+
+
+def test_a_correction_that_fails_is_named():
+    with pytest.raises(RunError, match="correction 0: correcting a micro-batch failed with ZeroDivisionError"):
+        evaluate(corrected(lambda terms: 1 / 0), micro())
+
+
+def test_metrics_of_a_correction_are_averaged_over_what_the_rollout_trains():
+    def measure(terms):
+        return CorrectionOutput(torch.ones(3), terms.mask_T, {"distance": torch.tensor([1.0, 2.0, 4.0])})
+
+    _, sums, _, _ = evaluate(corrected(keep(1.0, 0.0, 1.0), measure), micro())
+    assert sums["distance"] == pytest.approx(0.25 * 1 + 0.25 * 2 + 0.5 * 4)
+
+
+def test_metrics_of_the_advantage_estimator_are_averaged_too():
+    batch = micro()
+    batch.metrics_U = {"returns": torch.tensor([4.0, 8.0, -2.0])}
+    assert evaluate(objective(), batch)[1]["returns"] == pytest.approx(1 + 2 - 1)
+
+
+# --- Old log-probs of the engine --------------------------------------------------------------------------------------
+
+
+def test_the_ratio_may_be_taken_to_the_engine():
+    # Ratios 1.5, 1.1, 0.5 to the engine, as in the first case by hand.
+    engine = [-1.0 - math.log(1.5), -2.0 - math.log(1.1), -3.0 - math.log(0.5)]
+    batch, found = micro(rollout_log_probs_U=engine), objective(use_rollout_logprobs=True)
+    found.take_from_engine([batch])
+    loss, sums, gradient, _ = evaluate(found, batch)
+    assert loss == pytest.approx(0.25 * -2.4 + 0.25 * -2.2 + 0.5 * 0.8)
+    assert gradient == pytest.approx([0.0, -0.55, 0.0])
+    assert sums["ratio"] == pytest.approx(0.25 * 1.5 + 0.25 * 1.1 + 0.5 * 0.5)
+
+
+@pytest.mark.parametrize("hole", [math.nan, -math.inf])
+def test_tokens_that_the_engine_did_not_draw_do_not_leak(hole):
+    batch = micro(mask_U=[1.0, 0.0, 1.0], weights_U=[0.25, 0.0, 0.5], rollout_log_probs_U=[-1.0, hole, -3.0])
+    found = objective(use_rollout_logprobs=True)
+    found.take_from_engine([batch])
+    assert batch.old_log_probs_U.tolist() == [-1, 0, -3]
+    loss, _, gradient, _ = evaluate(found, batch)
+    assert loss == pytest.approx(0.25 * -2 + 0.5 * 1)
+    assert gradient == pytest.approx([-0.5, 0.0, 0.5])
+
+
+# --- How far learner and engine stand apart ---------------------------------------------------------------------------
+
+
+def test_mismatch_is_measured_and_changes_nothing():
+    batch = micro(old_log_probs_U=[-1.5, -2.0, -3.5])
+    plain, plain_sums, plain_gradient, _ = evaluate(objective(), batch)
+    loss, sums, gradient, _ = evaluate(objective(get_mismatch_metrics=True), batch)
+    assert (loss, gradient) == (plain, plain_gradient)
+    # Old less engine is -0.5, 0 and -0.5, averaged with the weights 1/4, 1/4, 1/2.
+    assert sums["mismatch_kl"] == pytest.approx(0.25 * 0.5 + 0.5 * 0.5)
+    assert sums["mismatch_ppl_ratio"] == pytest.approx(0.5 * math.exp(0.25) + 0.5 * math.exp(0.5))
+    assert {name for name in sums if name not in plain_sums} == {
+        "mismatch_kl",
+        "mismatch_k3",
+        "mismatch_chi2_token",
+        "mismatch_chi2_seq",
+        "mismatch_ppl_ratio",
+    }
+
+
+def test_mismatch_is_of_the_actor_as_it_trains_where_the_old_ones_are_the_engines():
+    batch, found = micro(), objective(get_mismatch_metrics=True, use_rollout_logprobs=True)
+    found.take_from_engine([batch])
+    _, sums, _, _ = evaluate(found, batch, log_probs=(-1.5, -2.0, -3.5))
+    assert sums["mismatch_kl"] == pytest.approx(0.25 * 0.5 + 0.5 * 0.5)
+
+
+# --- The divergence, weighed ------------------------------------------------------------------------------------------
+
+
+def test_the_unbiased_divergence_is_weighed_by_the_ratio_to_the_old_actor():
+    batch = micro(old_log_probs_U=[-1.0 - math.log(2), -2.0, -3.0], ref_log_probs_U=[-1.5, -2.0, -2.75])
+    settings = {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "k1"}
+    plain, _, plain_gradient, _ = evaluate(objective(**settings), batch)
+    loss, sums, gradient, _ = evaluate(objective(**settings, use_unbiased_kl=True), batch)
+    # Differences 0.5, 0, -0.25 times the weights 2, 1, 1; the gradient of w * k is w * (k + 1).
+    assert sums["kl_loss"] == pytest.approx(0.25 * 2 * 0.5 + 0.5 * -0.25)
+    assert loss - plain == pytest.approx(0.1 * 0.25 * 0.5, abs=1e-6)
+    slopes = [0.1 * 0.25 * (2 * 1.5 - 1), 0.0, 0.1 * 0.5 * (0.75 - 1)]
+    assert [a - b for a, b in zip(gradient, plain_gradient, strict=True)] == pytest.approx(slopes, abs=1e-6)
+
+
+def test_without_old_log_probs_the_weight_is_one_and_still_has_a_gradient():
+    settings = {"use_kl_loss": True, "kl_loss_coef": 1.0, "kl_loss_type": "k3"}
+    batch = micro(advantages_U=[0.0, 0.0, 0.0], ref_log_probs_U=[-1.5, -2.0, -2.75])
+    loss, _, gradient, _ = evaluate(objective(**settings, use_unbiased_kl=True), batch)
+    plain, _, _, _ = evaluate(objective(**settings), batch)
+    assert loss == pytest.approx(plain)
+    # d(w k3) at w = 1 is k3 + (1 - exp(-d)) = d.
+    assert gradient == pytest.approx([0.25 * 0.5, 0.0, 0.5 * -0.25])
+
+
+# --- A policy loss that breaks its contract ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda terms: 1 / 0, "computing the loss of a micro-batch failed with ZeroDivisionError: division by zero"),
+        (lambda terms: terms.log_probs_T, "returned a Tensor; accepted is a LossOutput"),
+        (lambda terms: LossOutput(terms.log_probs_T.sum()), r"returned loss_T of shape () for 3 response tokens"),
+        (lambda terms: LossOutput([1.0, 2.0, 3.0]), "returned loss_T as a list for 3 response tokens"),
+        (lambda terms: LossOutput(terms.log_probs_T, [1.0]), "returned metrics_T as a list; accepted is a dict of one"),
+        (
+            lambda terms: LossOutput(terms.log_probs_T, {"ratio": terms.log_probs_T.mean()}),
+            "returned metrics_T['ratio'] of shape () for 3 response tokens; accepted is one number a token. Report",
+        ),
+        (
+            lambda terms: LossOutput(terms.log_probs_T.detach()),
+            "returned loss_T without a gradient, so it would train nothing; accepted is a loss that depends on log_pro",
+        ),
+    ],
+)
+def test_a_policy_loss_that_breaks_its_contract_is_named(loss, message):
+    settings = AlgorithmConfig(use_kl_loss=True, kl_loss_coef=0.1)
+    broken = Objective(loss, settings, who="policy loss 'mine' of plugin 'mine' (mine 1.0)")
+    with pytest.raises(RunError) as caught:
+        evaluate(broken, micro(ref_log_probs_U=[-2.0, -2.0, -2.0]))
+    text = str(caught.value)
+    assert text.startswith("policy loss 'mine' of plugin 'mine' (mine 1.0)")
+    assert message in text
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (None, "correction 0 returned a NoneType; accepted is a CorrectionOutput. Report this to the plugin's author."),
+        (CorrectionOutput(1.0, torch.ones(3), {}), "correction 0 returned weights_T as a float for 3 response tokens"),
+        (
+            CorrectionOutput(torch.ones(3), torch.ones(3), None),
+            "correction 0 returned metrics_T as a NoneType; accepte",
+        ),
+    ],
+)
+def test_a_correction_that_returns_something_else_is_named(output, message):
+    with pytest.raises(RunError) as caught:
+        evaluate(corrected(lambda terms: output), micro())
+    assert str(caught.value).startswith(message)
+
+
+def test_what_no_engine_has_drawn_has_no_distance_from_the_engines():
+    for drawn in (True, False):
+        found = Objective(Clipped(), AlgorithmConfig(), drawn=drawn)
+        log_probs_U, entropy_U = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.zeros(3)
+        loss, both = found(log_probs_U, entropy_U, micro())
+        alone = found.measure(loss, log_probs_U, entropy_U, micro())
+        for sums in (both, alone):
+            assert ("train_rollout_logprob_abs_diff" in sums.sums) is drawn
+            assert ("train_rollout_logprob_max_diff" in sums.largest) is drawn

@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from slime_core.builtin.losses import Clipped
+from slime_core.config.schema import AlgorithmConfig, WeightsConfig
+from slime_core.errors import ParityError
+from slime_core.learner.actor import unchecked
+from slime_core.learner.loss.objective import Objective
+from slime_core.learner.loss.parity import BFLOAT16, FLOAT32, STRICT, ParityGate, compare
+from slime_core.learner.packed.batches import MicroBatch, cut
+from slime_core.types import StepPlan, TrainBatch
+
+
+def shard(*, rollout: int = 0, versions: tuple[int, ...] | None = (0, 0, 0), plan=((2, 0), (1,))) -> TrainBatch:
+    """Three samples of 2, 1 and 2 response tokens, the second of which is masked in the first sample."""
+    return TrainBatch(
+        rollout=rollout,
+        tokens_T=np.arange(8),
+        lengths_B=np.array([3, 2, 3]),
+        response_lengths_B=np.array([2, 1, 2]),
+        loss_mask_U=np.array([1, 0, 1, 1, 1], np.float32),
+        loss_weights_B=np.array([1 / 3, 1 / 3, 1 / 6], np.float32),
+        rollout_log_probs_U=np.array([-1, -2, -3, -4, -5], np.float32),
+        columns_B={"advantages": np.zeros(3, np.float32)},
+        steps=(StepPlan(plan),),
+        indices_B=np.arange(3),
+        temperature=0.7,
+        weight_version_B=None if versions is None else np.array(versions),
+    )
+
+
+def gate(*, bf16: bool = False, strict: bool = False, published: int | None = 0, **weights) -> ParityGate:
+    found = ParityGate(WeightsConfig(**weights), bf16=bf16, strict=strict)
+    if published is not None:
+        found.published(published)
+    return found
+
+
+def marked(found: ParityGate, batch: TrainBatch) -> list[MicroBatch]:
+    (micro_batches,) = cut(batch)
+    found.mark(batch, micro_batches)
+    return micro_batches
+
+
+def fresh(found: ParityGate, batch: TrainBatch) -> list[list[bool]] | None:
+    """Freshness of each micro-batch's tokens; None: the rollout is not due. The actor then has its step."""
+    micro_batches = marked(found, batch)
+    found.check({}, rollout=batch.rollout, temperature=1.0)
+    if micro_batches[0].fresh_U is None:
+        return None
+    return [micro.fresh_U.tolist() for micro in micro_batches]
+
+
+def found_by(tokens: float, total: float, largest: float) -> dict[str, float]:
+    """Metrics of a step, as they come out of the sum over ranks."""
+    return {"loss": 0.5, "parity_tokens": tokens, "parity_sum": total, "parity_largest": largest}
+
+
+# --- Which tokens, and when ------------------------------------------------------------------------------------------
+
+
+def test_tokens_follow_their_samples_into_the_micro_batches():
+    assert fresh(gate(published=3), shard(versions=(3, 3, 2))) == [[False, False, True, True], [True]]
+
+
+def test_tokens_follow_their_samples_where_the_plan_was_cut_further():
+    """The plan counts on shared prompts, which the model cannot take: [2, 0] becomes two rows, before that of [1]."""
+    batch, found = replace(shard(versions=(3, 2, 2)), shares_prompts=True), gate(published=3)
+    (micro_batches,) = cut(batch, max_tokens=4)
+    found.mark(batch, micro_batches)
+    assert [micro.members for micro in micro_batches] == [(0,), (2,), (1,)]
+    assert [micro.fresh_U.tolist() for micro in micro_batches] == [[True, True], [False, False], [False]]
+
+
+def test_tokens_of_other_several_or_unknown_versions_are_not_fresh():
+    assert fresh(gate(published=3), shard(versions=(2, 4, -1))) == [[False] * 4, [False]]
+    assert fresh(gate(published=3), shard(versions=None)) == [[False] * 4, [False]]
+
+
+def test_once_the_learner_has_moved_no_token_is_fresh_until_the_next_publication():
+    found = gate(published=0)
+    found.moved()
+    assert fresh(found, shard(rollout=1)) == [[False] * 4, [False]]
+    found.published(2)
+    assert fresh(found, shard(rollout=2, versions=(2, 0, 2))) == [[True] * 4, [False]]
+
+
+@pytest.mark.parametrize(
+    ("interval", "first", "due"), [(1, 0, [0, 1, 2, 3]), (2, 0, [0, 2]), (2, 5, [5, 6, 8]), (0, 0, [])]
+)
+def test_every_nth_rollout_is_due_and_the_first_one_of_a_process(interval, first, due):
+    found = gate(parity_interval=interval)
+    rollouts = range(first, first + 4)
+    assert [rollout for rollout in rollouts if fresh(found, shard(rollout=rollout)) is not None] == due
+
+
+def test_a_rollout_without_a_step_of_the_actor_leaves_the_first_comparison_to_the_next_one():
+    found = gate(parity_interval=100)
+    assert marked(found, shard(rollout=1))[0].fresh_U is not None  # the critic alone learns: nobody checks
+    assert fresh(found, shard(rollout=2)) is not None
+    assert fresh(found, shard(rollout=3)) is None
+
+
+def test_without_engines_nothing_is_due():
+    assert fresh(gate(published=None), shard()) is None
+
+
+# --- What is measured ------------------------------------------------------------------------------------------------
+
+
+def sums(versions: tuple[int, ...], log_probs: list[list[float]]) -> list[tuple[float, float, float]]:
+    """Tokens, sum and largest of every micro-batch through the loss."""
+    objective, found = Objective(Clipped(), AlgorithmConfig()), []
+    for micro, row in zip(marked(gate(), shard(versions=versions)), log_probs, strict=True):
+        _, measured = objective(torch.tensor(row, requires_grad=True), torch.zeros(len(row)), micro)
+        values = [measured.sums["parity_tokens"], measured.sums["parity_sum"], measured.largest["parity_largest"]]
+        found.append(tuple(value.item() for value in values))
+    return found
+
+
+def test_fresh_unmasked_tokens_count_the_same_whatever_their_weight():
+    # Engine: [-4, -5, -1, (masked) -2] and [-3]; differences 0.5, 0, 0.25, (99) and 1.
+    found = sums((0, 0, 0), [[-4.5, -5.0, -0.75, -101.0], [-2.0]])
+    assert found == [(3.0, 0.75, 0.5), (1.0, 1.0, 1.0)]
+
+
+def test_tokens_that_are_not_fresh_do_not_count_even_where_they_are_no_numbers():
+    assert sums((0, 1, 1), [[9.0, float("nan"), -1.5, -2.0], [7.0]]) == [(1.0, 0.5, 0.5), (0.0, 0.0, 0.0)]
+
+
+def test_a_row_that_is_repeated_without_weight_does_not_count_again():
+    found, batch = gate(), shard()
+    (micro_batches,) = cut(batch)
+    last = micro_batches[-1]
+    micro_batches.append(replace(last, weights_U=torch.zeros_like(last.weights_U)))
+    found.mark(batch, micro_batches)
+    tokens = [compare(torch.ones(len(micro.weights_U)), micro)[0]["parity_tokens"].item() for micro in micro_batches]
+    assert tokens == [3, 1, 0]
+
+
+def test_a_token_that_was_masked_after_weights_were_given_does_not_count():
+    micro = marked(gate(), shard())[0]
+    micro.mask_U = micro.mask_U * torch.tensor([1.0, 0.0, 1.0, 1.0])
+    assert micro.weights_U[1] != 0
+    found, largest = compare(torch.tensor([0.5, 9.0, 0.25, 99.0]), micro)
+    assert [value.item() for value in (*found.values(), *largest.values())] == [2.0, 0.75, 0.5]
+
+
+def test_a_rollout_that_is_not_due_costs_nothing():
+    micro = marked(gate(parity_interval=0), shard())[0]
+    assert compare(torch.ones(4), micro) == ({}, {})
+
+
+# --- What follows from it --------------------------------------------------------------------------------------------
+
+
+def test_below_both_bounds_the_mean_the_largest_and_the_count_are_reported_once():
+    found, metrics = gate(), found_by(200, 0.01, 9.9e-4)
+    found.check(metrics, rollout=0, temperature=1.0)
+    assert metrics == {"loss": 0.5}
+    assert found.report() == {"parity/tokens": 200, "parity/mean": 5e-5, "parity/max": 9.9e-4}
+    assert found.report() == {}
+
+
+def test_a_step_that_was_not_measured_is_left_alone():
+    found, metrics = gate(), {"loss": 0.5}
+    found.check(metrics, rollout=0, temperature=1.0)
+    assert (metrics, found.report()) == ({"loss": 0.5}, {})
+
+
+def test_without_a_fresh_token_only_their_number_is_reported():
+    found = gate()
+    found.check(found_by(0, 0.0, 0.0), rollout=0, temperature=1.0)
+    assert found.report() == {"parity/tokens": 0}
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("which", ["mean", "largest"])
+def test_reaching_either_bound_of_the_dtype_ends_the_run(bf16, which):
+    bounds = BFLOAT16 if bf16 else FLOAT32
+    just_below = {"mean": 0.99 * bounds.mean, "largest": 0.99 * bounds.largest}
+    gate(bf16=bf16).check(found_by(10, 10 * just_below["mean"], just_below["largest"]), rollout=0, temperature=1.0)
+    reached = just_below | {which: getattr(bounds, which)}
+    with pytest.raises(ParityError):
+        gate(bf16=bf16).check(found_by(10, 10 * reached["mean"], reached["largest"]), rollout=0, temperature=1.0)
+
+
+def test_given_bounds_replace_those_of_the_dtype():
+    wide = gate(parity_mean_tolerance=2.0, parity_max_tolerance=3.0)
+    wide.check(found_by(10, 15.0, 2.9), rollout=0, temperature=1.0)
+    with pytest.raises(ParityError):
+        gate(parity_mean_tolerance=2.0).check(found_by(10, 15.0, 2.9), rollout=0, temperature=1.0)
+    with pytest.raises(ParityError):
+        gate(bf16=True, parity_max_tolerance=1e-3).check(found_by(10, 0.0, 0.5), rollout=0, temperature=1.0)
+
+
+def test_the_message_says_what_was_found_what_is_accepted_and_what_to_try():
+    found = gate(published=7)
+    with pytest.raises(ParityError) as caught:
+        found.check(found_by(1234, 1234 * 0.32, 4.125), rollout=6, temperature=0.7)
+    message = str(caught.value)
+    assert message.startswith(
+        "rollout 6: learner and engines give the same tokens other log-probabilities. Over 1234 response tokens of "
+        "weights 7, their difference is 0.32 on average and 4.12 at most; accepted in float32 is below 0.0001 and "
+        "below 0.001. Nothing of this rollout was trained on, saved or published.\n"
+    )
+    causes = re.findall(r"^  \d\. (.*)$", message, re.MULTILINE)
+    order = ["other weights", "tokens or positions", "divided its logits by 0.7", "float32", "attention", "experts"]
+    assert [word in cause for word, cause in zip(order, causes, strict=True)] == [True] * 6
+    for flag in (
+        "--check-weight-update-equal",
+        "--parity-mean-tolerance",
+        "--parity-max-tolerance",
+        "--parity-interval",
+    ):
+        assert flag in message
+
+
+def test_the_settings_say_the_bounds_that_apply():
+    descriptions = [
+        str(WeightsConfig.model_fields[name].description) for name in ("parity_mean_tolerance", "parity_max_tolerance")
+    ]
+    stated = [
+        [float(number) for number in re.findall(r"None: (\S+) in float32, (\S+) in bfloat16", text)[0]]
+        for text in descriptions
+    ]
+    assert stated == [[FLOAT32.mean, BFLOAT16.mean], [FLOAT32.largest, BFLOAT16.largest]]
+
+
+# --- The strict gate, of true_on_policy_mode --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mean", "largest"), [(STRICT.mean, 0.0), (0.0, STRICT.largest)])
+def test_the_strict_bounds_are_tighter(mean, largest):
+    assert STRICT.mean < FLOAT32.mean
+    assert STRICT.largest < FLOAT32.largest
+    gate(strict=True).check(found_by(10, 10 * 0.99 * mean, 0.99 * largest), rollout=0, temperature=1.0)
+    with pytest.raises(ParityError, match=r"accepted in float32 is below 1e-05 and below 0\.0001\. Nothing of this"):
+        gate(strict=True).check(found_by(10, 10 * mean, largest), rollout=0, temperature=1.0)
+
+
+def test_tighter_bounds_than_the_strict_ones_are_kept():
+    with pytest.raises(ParityError):
+        gate(strict=True, parity_mean_tolerance=1e-7).check(found_by(10, 1e-5, 1e-6), rollout=0, temperature=1.0)
+
+
+def test_the_strict_gate_takes_what_the_published_weights_drew():
+    assert fresh(gate(strict=True, published=3), shard(versions=(3, 3, 3))) == [[True] * 4, [True]]
+    assert fresh(gate(published=3), shard(versions=(3, 2, 3))) == [[True] * 4, [False]]
+
+
+@pytest.mark.parametrize(
+    ("versions", "moved", "message"),
+    [
+        (
+            (3, 2, -1),
+            False,
+            "was published as weights 3, and 2 of 3 responses of this rank were drawn by others, by sev",
+        ),
+        (None, False, "was published as weights 3, and 3 of 3 responses of this rank were drawn by others"),
+        ((3, 3, 3), True, "was published as nothing, and 3 of 3 responses of this rank were drawn by others"),
+    ],
+)
+def test_the_strict_gate_refuses_what_other_weights_drew(versions, moved, message):
+    found = gate(strict=True, published=3)
+    if moved:
+        found.moved()
+    with pytest.raises(ParityError) as caught:
+        marked(found, shard(rollout=7, versions=versions))
+    assert str(caught.value).startswith("rollout 7: true_on_policy_mode trains only on what the weights drew that are")
+    assert message in str(caught.value)
+
+
+def test_a_response_that_trains_nothing_may_be_stale():
+    batch = shard(versions=(3, 2, 3))
+    batch.loss_mask_U[2] = 0.0
+    assert fresh(gate(strict=True, published=3), batch) == [[True] * 4, [False]]
+
+
+def test_a_run_that_generates_ahead_is_told_why_no_token_could_be_compared() -> None:
+    said = [unchecked(ahead).partition("the published weights alone. ") for ahead in (0, 2)]
+    assert [start for start, _, _ in said] == 2 * [
+        "parity of learner and engines could not be checked: no trained token of this rollout is known to come from "
+    ]
+    rest = (
+        "A generate function must copy weight_versions from the engine's answers to its samples. --parity-interval 0 "
+        "switches the check off"
+    )
+    assert said[0][2] == rest
+    assert said[1][2] == (
+        "--async-buffer-size 2 generates ahead, so that tokens may be older than the weights they are trained with: a "
+        f"short run with --async-buffer-size 0 checks the same engines. {rest}"
+    )

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from slime_core.learner.packed.rows import Packing
+
+
+def test_lengths_up_to_the_same_power_of_two_share_a_batch():
+    packing = Packing.of(torch.tensor([0, 4, 5, 8]), num_tokens=8)
+    assert packing.shapes == ((1, 1), (2, 4))
+    assert packing.rows_S.tolist() == [4, 0, 1, 2, 3, 5, 6, 7, 7]
+    assert packing.slots_T.tolist() == [1, 2, 3, 4, 0, 5, 6, 7]
+    assert packing.positions_T.tolist() == [0, 1, 2, 3, 0, 0, 1, 2]
+
+
+def test_empty_sequences_take_no_slot_and_the_tail_is_a_sequence_of_its_own():
+    packing = Packing.of(torch.tensor([0, 2, 2]), num_tokens=4)
+    assert packing.shapes == ((2, 2),)
+    assert packing.positions_T.tolist() == [0, 1, 0, 1]
+
+
+def test_the_packing_of_a_row_is_computed_once():
+    ends = torch.tensor([0, 3, 5])
+    assert Packing.of(ends, num_tokens=5) is Packing.of(ends, num_tokens=5)
+
+
+def test_a_row_shorter_than_its_sequences_is_refused():
+    with pytest.raises(ValueError, match="ends at 5, but the packed row holds 4"):
+        Packing.of(torch.tensor([0, 3, 5]), num_tokens=4)
+
+
+def continued(lengths: list[int], continues: list[int]) -> Packing:
+    ends = torch.tensor([0, *lengths]).cumsum(0).int()
+    return Packing.of(ends, num_tokens=int(ends[-1]), continues=torch.tensor(continues, dtype=torch.int32))
+
+
+def test_a_short_continuation_brings_the_keys_before_it():
+    packing = continued([2, 1, 2], [-1, 0, 0])
+    assert packing.positions_T.tolist() == [0, 1, 2, 2, 3]
+    assert packing.shapes == ((1, 2), (1, 1), (1, 2))
+    assert packing.rows_S.tolist() == [0, 1, 2, 3, 4]
+    assert packing.shared.lengths == (2, 3, 4)
+    assert packing.shared.rows_K.tolist() == [0, 1, 0, 1, 2, 0, 1, 3, 4]
+
+
+def test_a_long_continuation_brings_the_queries_before_it_as_well():
+    packing = continued([1, 3], [-1, 0])
+    assert packing.shapes == ((1, 1), (1, 4))
+    assert packing.rows_S.tolist() == [0, 0, 1, 2, 3]
+    assert packing.slots_T.tolist() == [0, 2, 3, 4]
+    assert packing.shared.lengths == (1, 4)
+
+
+def test_gradients_of_keys_add_up_over_all_slots_but_padding():
+    packing = continued([2, 1, 2], [-1, 0, 0])
+    values = torch.zeros(5, 1, 1, requires_grad=True)
+    torch.cat([part.flatten() for part in packing.pad_keys(values)]).mul(2.0 ** torch.arange(9)).sum().backward()
+    assert values.grad.flatten().tolist() == [1 + 4 + 32, 2 + 8 + 64, 16, 128, 256]
+
+
+def attended(packing: Packing, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    parts = []
+    for one, keys, values in zip(packing.pad(q), packing.pad_keys(k), packing.pad_keys(v), strict=True):
+        s, m = one.size(2), keys.size(2)
+        visible = torch.ones(s, m, dtype=torch.bool).tril(m - s)
+        parts.append(torch.nn.functional.scaled_dot_product_attention(one, keys, values, attn_mask=visible))
+    return packing.unpad(parts)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_continuations_are_attended_as_if_all_stood_alone(seed):
+    """Groups of one to four, of equal and other prompt lengths, with empty and long responses."""
+    random, torch_random = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    lengths, continues = [], []
+    for _ in range(4):
+        head = len(lengths)
+        lengths.append(int(random.integers(1, 4)))
+        continues.append(-1)
+        for _ in range(random.integers(0, 5)):
+            lengths.append(int(random.integers(0, 9)))
+            continues.append(head)
+    ends = np.cumsum([0, *lengths])
+    inputs = [torch.randn(ends[-1], 2, 4, generator=torch_random, requires_grad=True) for _ in range(3)]
+    found = attended(continued(lengths, continues), *inputs)
+    expected = torch.zeros_like(found)
+    for number, before in enumerate(continues):
+        own = list(range(ends[number], ends[number + 1]))
+        keys = own if before < 0 else [*range(ends[before], ends[before + 1]), *own]
+        q, k, v = (part[rows].transpose(0, 1) for part, rows in zip(inputs, (own, keys, keys), strict=True))
+        visible = torch.ones(len(own), len(keys), dtype=torch.bool).tril(len(keys) - len(own))
+        alone = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+        expected[own] = alone.transpose(0, 1).flatten(1)
+    assert torch.allclose(found, expected, atol=1e-6)
+    weights = torch.randn(found.shape, generator=torch_random)
+    gradients = zip(
+        torch.autograd.grad((found * weights).sum(), inputs),
+        torch.autograd.grad((expected * weights).sum(), inputs),
+        strict=True,
+    )
+    for mine, theirs in gradients:
+        assert torch.allclose(mine, theirs, atol=1e-5)
