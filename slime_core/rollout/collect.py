@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from typing import Any
 from slime_core.config.schema import RolloutConfig
 from slime_core.errors import EngineError, RequestRefused
 from slime_core.rollout.choice import Choice, Chosen
+from slime_core.rollout.engines.ending import PAUSE_S
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.functions import NoFunctions, RolloutFunctions
 from slime_core.rollout.generate import GenerateContext
@@ -91,6 +93,8 @@ class Collector:
         # A reward that compares samples waits for all of them, those of a second try included.
         at_once = None if reward.takes_groups else reward
         samples = await self._made(generator, at_once, context, group, sampling)
+        if context.evaluation:
+            samples = await self._unended(generator, reward, context, samples, sampling)
         for _ in range(0 if context.evaluation else self._num_retries):
             failed = [sample for sample in samples if sample.status is Status.FAILED and sample.rollout_id is None]
             if not failed:
@@ -103,6 +107,26 @@ class Collector:
         samples.sort(key=_place_in(group))
         if reward.takes_groups:
             return await self._rewarded(reward, samples, evaluation=context.evaluation)
+        return samples
+
+    async def _unended(
+        self,
+        generator: Chosen,
+        reward: Chosen,
+        context: GenerateContext,
+        samples: PromptGroup,
+        sampling: SamplingParams,
+    ) -> PromptGroup:
+        """``samples`` of an evaluation; those that somebody ended go on, for as long as a request may take.
+
+        Over-sampling ends all that engines have, and an evaluation may be beside it (``eval_interleaved``).
+        """
+        deadline_s = time.monotonic() + self._rollout.rollout_request_timeout_s
+        while any(sample.status is Status.ABORTED for sample in samples) and time.monotonic() < deadline_s:
+            await asyncio.sleep(PAUSE_S)
+            prepare(samples, generator, reward, resumes=True)
+            at_once = None if reward.takes_groups else reward
+            samples = await self._made(generator, at_once, context, samples, sampling)
         return samples
 
     @property
@@ -157,7 +181,7 @@ class Collector:
     ) -> list[Sample]:
         """What one generation made of ``sample``, rewarded at once; ``reward`` None: whole groups are, later."""
         if is_finished(sample):
-            return [sample] if reward is None else await self._rewarded(reward, [sample])
+            return [sample] if reward is None else await self._rewarded(reward, [sample], evaluation=context.evaluation)
         parents = Parents.of([sample])
         try:
             with guarded(generator.plugin, f"generate function {generator.name!r}"):

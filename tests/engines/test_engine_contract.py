@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import slime_core
+from slime_core.data.chat import PromptEncoder
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import Generation, SamplingParams
+from slime_core.rollout.stops import until_stop
 from slime_core.testing.fake_engine import FakeEngine
 from slime_core.weights.bucket import Bucket
 from slime_core.weights.endpoints import EngineControl, call
@@ -46,6 +49,12 @@ class Subject:
         if self.fake is None:  # queued behind them: when it is answered, they have begun
             await client.generate([3, 8, 4], sampling=SamplingParams(max_new_tokens=1))
         return tasks
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What the engine reads in ``ids``."""
+        return FakeEngine.text(ids) if self.fake else PromptEncoder(MODEL, apply_chat_template=False).decode_all(ids)
+
+    decode_all = text
 
     def end_all(self) -> None:
         """Tell the engine to end what it has."""
@@ -96,6 +105,21 @@ async def test_a_cut_response_and_an_ended_one_say_so(client: GenerateClient) ->
     (ended,) = await client.generate([3, 8, 4], sampling=ends)
     assert (cut.finish_reason, ended.finish_reason) == ("length", "stop")
     assert cut.token_ids == ended.token_ids
+
+
+async def test_a_stop_text_is_looked_for_in_what_one_request_draws(subject: Subject, client: GenerateClient) -> None:
+    prompt, greedy = [3, 8, 4], SamplingParams(temperature=0, max_new_tokens=6, ignore_eos=True)
+    (free,) = await client.generate(prompt, sampling=greedy)
+    first, last = next(pair for pair in pairwise(free.token_ids) if pair[0] != pair[1])
+    place = list(pairwise(free.token_ids)).index((first, last))
+    stops = replace(greedy, stop=(subject.text([first, last]),))
+    (whole,) = await client.generate(prompt, sampling=stops)
+    assert (whole.token_ids, whole.finish_reason) == (free.token_ids[: place + 2], "stop")
+    before = list(free.token_ids[: place + 1])
+    (rest,) = await client.generate([*prompt, *before], sampling=stops)
+    assert (rest.token_ids[0], len(rest.token_ids) > 1) == (last, True)
+    encoder: Any = subject
+    assert [*before, *until_stop(before, rest, stops, encoder).token_ids] == list(whole.token_ids)
 
 
 @pytest.mark.parametrize("length", [128, 1000])

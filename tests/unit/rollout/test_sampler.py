@@ -590,6 +590,20 @@ async def test_an_evaluation_sample_that_no_engine_answered_counts_as_wrong(buil
     assert (rows[1]["status"], rows[1]["reward"], rows[1]["error"]) == ("failed", 0.0, "no engine answered 2+2")
 
 
+async def test_a_response_of_an_evaluation_that_was_ended_beside_it_goes_on(build):
+    sampler, client = build({"1+1": [answer("2")], "2+2": [answer("4", "abort")], "2+24": [answer("")]})
+    found = await sampler.evaluate(0)
+    assert [(prompt, sampling.max_new_tokens) for prompt, sampling, _ in client.asked[2:]] == [("2+24", 4)]
+    assert (found["eval/sums"], "eval/sums-failed/engine" in found) == (1.0, False)
+
+
+async def test_an_evaluation_that_is_ended_for_good_says_so(build):
+    rollout = RolloutConfig(rollout_batch_size=2, n_samples_per_prompt=2, rollout_request_timeout_s=0.01)
+    sampler, _ = build({"1+1": [answer("2")], "2+2": [answer("", "abort")] * 2}, rollout=rollout)
+    found = await sampler.evaluate(0)
+    assert (found["eval/sums"], found["eval/sums-failed/engine"]) == (0.5, 1.0)
+
+
 async def test_an_evaluation_without_any_answer_ends_the_run(build):
     sampler, _ = build({})
     with pytest.raises(RunError, match=r"'sums': none of 2 samples was answered: no engine answered 1\+1; no engine"):
