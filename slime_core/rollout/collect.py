@@ -65,10 +65,14 @@ class Collector:
         self._failures: Counter[str] = Counter()
         self._retries: Counter[str] = Counter()
 
-    def prepare(self, group: PromptGroup) -> None:
-        """Make ``group`` ready to be generated: anew, or, where responses that were ended go on, from what it has."""
+    def prepare(self, group: PromptGroup, *, too_old: bool = False) -> None:
+        """Make ``group`` ready to be generated: anew, or, where responses that were ended go on, from what it has.
+
+        Arguments:
+            too_old: what it has can be trained no more, so it begins anew.
+        """
         generator, reward = self._generators.of(group[0]), self._rewards.of(group[0])
-        prepare(group, generator, reward, resumes=self._rollout.partial_rollout)
+        prepare(group, generator, reward, resumes=self._rollout.partial_rollout and not too_old)
 
     async def collect(
         self, context: GenerateContext, groups: Sequence[PromptGroup], sampling: SamplingParams

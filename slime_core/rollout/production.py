@@ -149,8 +149,8 @@ class Production:
             SlimeError: what ended a group.
         """
         while running := [one.task for one in self._open if one.task is not None and not one.task.done()]:
-            await asyncio.wait(running)
-        self.check()
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            self.check()
 
     def present(self) -> Present:
         """The groups that were taken from the source, and not from here."""
@@ -256,7 +256,7 @@ class Production:
             self._waits.engines_s += time.monotonic() - self._waits.idle_since_s
             self._waits.idle_since_s = None
         for before, samples in zip(given, groups, strict=True):
-            group = _Group(self._next(), before, oldest_of_group(before, self._served))
+            group = _Group(self._next(), before, oldest_of_group(samples, self._served))
             self._open.append(group)
             name = f"group {before[0].group_index}"
             group.task = asyncio.create_task(self._run(group, rollout, samples), name=name)
@@ -300,7 +300,8 @@ class Production:
         """What ``rollout`` takes; None: it is not there yet.
 
         Groups of one age have a last rollout that may train them. So many of those that share it or have an earlier one
-        are taken now that the rollouts until then have room for the rest; for these the rollout waits.
+        are taken now that the rollouts until then have room for the rest; for these the rollout waits. For what is too
+        old already, as over-sampling may leave it behind, none does.
         """
         if len(self._finished) < count:
             return None
@@ -309,7 +310,7 @@ class Production:
             ready = [one for one in self._finished if self._last(one) <= last and one.number not in chosen]
             within = sum(self._last(one) <= last for one in self._open)
             missing = min(count, within - max(0, int(last) - rollout) * self._pace.batch) - len(chosen)
-            if missing > len(ready):
+            if missing > len(ready) and last >= rollout:
                 return None
             chosen |= {one.number: one for one in ready[: max(0, missing)]}
         others = [one for one in self._finished if one.number not in chosen]

@@ -212,7 +212,7 @@ class Sampler:
 
     def _prepare(self, rollout: int, groups: list[PromptGroup]) -> None:
         for group in groups:
-            self._collector.prepare(group)
+            self._collector.prepare(group, too_old=self._staleness.refuses(group, rollout=rollout))
         self.hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
 
     async def _make(self, rollout: int, group: PromptGroup) -> PromptGroup:

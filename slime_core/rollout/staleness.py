@@ -78,7 +78,7 @@ class Staleness:
 
     def split(self, groups: Sequence[PromptGroup], *, rollout: int) -> tuple[list[PromptGroup], list[PromptGroup]]:
         """The groups that ``rollout`` may train, and those that it may not."""
-        over = [self._is_over(group, rollout) and self.stale != "correct" for group in groups]
+        over = [self.refuses(group, rollout=rollout) for group in groups]
         may = [group for group, is_over in zip(groups, over, strict=True) if not is_over]
         return may, [group for group, is_over in zip(groups, over, strict=True) if is_over]
 
@@ -101,8 +101,9 @@ class Staleness:
             found[f"rollout/staleness/{COUNTED[self.stale]}"] = float(counts[self.stale])
         return found
 
-    def _is_over(self, group: PromptGroup, rollout: int) -> bool:
-        if self.bound is None:
+    def refuses(self, group: PromptGroup, *, rollout: int) -> bool:
+        """Whether ``rollout`` may not train ``group``, because of tokens that it has."""
+        if self.bound is None or self.stale == "correct":
             return False
         ages = [rollout - oldest for oldest in map(oldest_of, group) if oldest is not None]
         return max(ages, default=0) > self.bound

@@ -1,0 +1,353 @@
+"""Whatever happens to a run, in whatever order: every prompt is in one place, is trained once and not too late, and
+nobody waits for ever.
+
+The whole sampler works here, over an engine that ends requests when it is told to. Publications in the three modes of
+pausing, over-sampling, failures, evaluations, checkpoints, kills and resumes come by lot. What is counted is counted by
+other code than the ledger's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from array import array
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slime_core.builtin.rewards import Random
+from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, RolloutConfig, RunConfig
+from slime_core.data.chat import PromptEncoder
+from slime_core.errors import RequestFailed
+from slime_core.plugins.registry import Registry, activate
+from slime_core.rollout import parts, production
+from slime_core.rollout.engines.generation import NOTHING, Generation, SamplingParams
+from slime_core.rollout.rewards.pool import RewardFailure
+from slime_core.rollout.sampled import SamplerSettings
+from slime_core.rollout.sampler import Sampler
+from slime_core.rollout.staleness import token_versions
+from slime_core.types import Sample
+from tests.unit.rollout.test_sampler import FOLDER
+
+ROLLOUTS, BATCH, SAMPLES, PROMPT = 6, 3, 2, 3
+PATIENCE = 1000
+"""Turns of the event loop in which something must become of a sampler that no request is in flight for."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Case:
+    """The settings of a run, and the dice of its fate."""
+
+    seed: int
+    ahead: int
+    interval: int
+    fetch: int | None
+    partial: bool
+    bound: int | None
+    stale: str
+    pause: str
+    failed: str
+    transforms: tuple[str, ...]
+
+    @property
+    def rollout(self) -> RolloutConfig:
+        return RolloutConfig(
+            **{"num_rollout": ROLLOUTS, "rollout_batch_size": BATCH, "n_samples_per_prompt": SAMPLES},
+            **{"rm_type": "random", "async_buffer_size": self.ahead, "over_sampling_batch_size": self.fetch},
+            **{"partial_rollout": self.partial, "max_staleness": self.bound, "stale_samples": self.stale},
+            **{"pause_generation_mode": self.pause, "failed_samples": self.failed},
+            **{"sample_transforms": self.transforms, "rollout_max_response_len": 8},
+        )
+
+
+@st.composite
+def cases(draw: Any) -> Case:
+    """Any that the rules of the configuration let through."""
+    ahead, interval = draw(st.integers(0, 2)), draw(st.integers(1, 2))
+    fetch = draw(st.sampled_from([None, BATCH, 2 * BATCH]))
+    pause = draw(st.sampled_from(["retract", "in_place", "abort"])) if ahead else "retract"
+    partial = draw(st.booleans()) and (pause == "abort" or (fetch is not None and not ahead))
+    least = max(ahead, interval - 1, int(partial))
+    bound = draw(st.sampled_from([None, least, least + 1]))
+    stale = "requeue" if bound is None else draw(st.sampled_from(["requeue", "evict", "correct"]))
+    failed = draw(st.sampled_from(["drop_sample", "drop_group", "retry"]))
+    transforms = draw(st.sampled_from([(), ("drop_zero_std",)]))
+    seed = draw(st.integers(0, 2**31))
+    return Case(seed, ahead, interval, fetch, partial, bound, stale, pause, failed, transforms)
+
+
+@cache
+def registry() -> Registry:
+    return activate(["grpo"]).registry
+
+
+@cache
+def encoder() -> PromptEncoder:
+    return PromptEncoder(FOLDER, apply_chat_template=False)
+
+
+# --- The engine -------------------------------------------------------------------------------------------------------
+
+
+def log_prob(token: int, version: int) -> float:
+    """Says who drew a token."""
+    return -(1 + version) - token / 16
+
+
+def follows(ids: Sequence[int], *, salt: int = 0) -> int:
+    """The only token that can follow ``ids``, a prompt with the response so far; ``salt``: of siblings."""
+    length = 2 + sum(ids[:PROMPT]) % 5
+    return 1 if len(ids) - PROMPT == length else (sum(ids) + salt) % 10 + 5
+
+
+@dataclass(eq=False)
+class Request:
+    """One request for several responses, each with the versions that drew its tokens."""
+
+    ids: list[int]
+    most: int
+    answer: asyncio.Future[list[Generation]]
+    drawn: list[list[int]]
+    versions: list[list[int]]
+
+    def advance(self, count: int, version: int) -> None:
+        """Draw up to ``count`` tokens of each response."""
+        for place, (tokens, versions) in enumerate(zip(self.drawn, self.versions, strict=True)):
+            for _ in range(count):
+                if len(tokens) == self.most or 1 in tokens:
+                    break
+                begins = not tokens and len(self.ids) == PROMPT
+                tokens.append(follows([*self.ids, *tokens], salt=place if begins else 0))
+                versions.append(version)
+
+    def end(self, *, aborts: bool = False) -> None:
+        """Answer with what there is; a response that is told to abort says so, even if its last token ended it."""
+        if not self.answer.done():
+            rows = zip(self.drawn, self.versions, strict=True)
+            self.answer.set_result([_answer(*one, "abort" if aborts else "stop") for one in rows])
+
+
+def _answer(tokens: list[int], versions: list[int], reason: Any) -> Generation:
+    found = sorted(set(versions))
+    spans = [(str(one), versions.index(one), versions.index(one) + versions.count(one)) for one in found]
+    log_probs = array("f", [log_prob(*one) for one in zip(tokens, versions, strict=True)])
+    names = tuple(map(str, found))
+    return Generation(array("i", tokens), log_probs, reason, names, weight_spans=tuple(spans))
+
+
+@dataclass
+class Engine:
+    """Ends requests when it is told to; a client of one is all that the sampler sees."""
+
+    dice: random.Random
+    version: int = 0
+    flying: list[Request] = field(default_factory=list)
+    is_ending: bool = False
+    may_fail: bool = False
+
+    async def generate(self, ids: list[int], *, sampling: SamplingParams, n: int = 1, **_: Any) -> list[Generation]:
+        if self.is_ending:
+            return [NOTHING] * n
+        answer: asyncio.Future[list[Generation]] = asyncio.get_running_loop().create_future()
+        one = Request(ids, sampling.max_new_tokens, answer, [[] for _ in range(n)], [[] for _ in range(n)])
+        self.flying.append(one)
+        try:
+            return await answer
+        finally:
+            self.flying.remove(one)
+
+    @asynccontextmanager
+    async def ended(self) -> AsyncIterator[None]:
+        self.is_ending, is_deaf = True, self.dice.random() < 0.2
+        production.END_LIMIT_S = 0.0 if is_deaf else 30.0
+        if not is_deaf:
+            self.abort()
+        yield
+        self.is_ending = False
+
+    async def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        for one in self.flying:
+            one.advance(self.dice.randrange(4), self.version)
+            one.end(aborts=True)
+
+    def happen(self) -> None:
+        """Something becomes of one request."""
+        waiting = [one for one in self.flying if not one.answer.done()]
+        if not waiting:
+            return
+        one, lot = self.dice.choice(waiting), self.dice.random()
+        if lot < 0.2:
+            one.advance(1, self.version)
+        elif lot < 0.25 and self.may_fail:
+            self.may_fail = False
+            one.answer.set_exception(RequestFailed("no answer", "engine_timeout"))
+        else:
+            one.advance(one.most, self.version)
+            one.end()
+
+
+# --- A run ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """What outlives a process: the folder, the last checkpoint, and what was trained until then."""
+
+    case: Case
+    folder: Path
+    dice: random.Random
+    step: int = 0
+    saved: tuple[int, str] | None = None
+    trained: dict[int, list[Sample]] = field(default_factory=dict)
+
+    async def live(self) -> None:
+        """One process: from the last checkpoint until it is killed, or to the end."""
+        engine = Engine(self.dice)
+        sampler = self.sampler(engine)
+        try:
+            if self.saved is not None:
+                self.step = self.saved[0]
+                sampler.restore(json.loads(self.saved[1]))
+            else:
+                self.step = 0
+            self.publish(sampler, engine)
+            while self.step < ROLLOUTS:
+                await self.one_step(sampler, engine)
+                if self.step < ROLLOUTS and self.dice.random() < 0.2:
+                    return
+            # Only what over-sampling has begun besides goes on where nothing ends it.
+            assert sampler._present().in_flight == {} or (self.case.ahead and self.case.fetch)
+        finally:
+            await sampler.close()
+
+    async def one_step(self, sampler: Sampler, engine: Engine) -> None:
+        engine.may_fail = True
+        await self.driven(engine, sampler.sample(self.step))
+        self.look_at(self.trained[self.step])
+        self.step += 1
+        self.count(sampler)
+        for _ in range(self.dice.randrange(4)):  # while the learner trains
+            engine.happen()
+            await asyncio.sleep(0)
+        if self.dice.random() < 0.5 or self.step == ROLLOUTS:
+            self.saved = self.step, json.dumps(sampler.state().cursor)
+        if self.step % self.case.interval == 0:
+            self.publish(sampler, engine)
+            self.count(sampler)
+        if self.dice.random() < 0.2:
+            engine.may_fail = False
+            assert "eval/sums" in await self.driven(engine, sampler.evaluate(self.step))
+            self.count(sampler)
+
+    def publish(self, sampler: Sampler, engine: Engine) -> None:
+        if self.case.pause == "abort":
+            engine.abort()
+        for one in engine.flying:
+            one.advance(self.dice.randrange(2), engine.version)
+        engine.version = self.step
+        sampler.published(self.step)
+
+    async def driven(self, engine: Engine, work: Coroutine[Any, Any, T]) -> T:
+        """What becomes of ``work`` while the engine works too; fails where it waits for nothing."""
+        task, idle = asyncio.create_task(work), 0
+        while not task.done():
+            idle = 0 if any(not one.answer.done() for one in engine.flying) else idle + 1
+            assert idle < PATIENCE, "it waits, and no request is in flight"
+            if self.dice.random() < 0.3:
+                engine.happen()
+            await asyncio.sleep(0)
+        return task.result()
+
+    # --- What must hold ---
+
+    def look_at(self, samples: list[Sample]) -> None:
+        """Every token is one version's, drawn from what it follows, and not too old."""
+        for sample in samples:
+            versions, ids = token_versions(sample).tolist(), list(sample.tokens)
+            assert versions == sorted(versions), sample
+            assert versions[-1] <= self.step, sample
+            drawn = zip(ids[PROMPT:], versions, strict=True)
+            assert list(sample.rollout_log_probs or ()) == [log_prob(*one) for one in drawn], sample
+            places = range(PROMPT + 1, len(ids))
+            assert [ids[place] for place in places] == [follows(ids[:place]) for place in places], sample
+            assert ids[-1] == 1, sample
+            if self.case.bound is not None and self.case.stale != "correct":
+                assert self.step - versions[0] <= self.case.bound, sample
+
+    def count(self, sampler: Sampler) -> None:
+        """Every group that was handed out is in one place: in a file, in the sampler's hands, or with its source."""
+        cursor = sampler.cursor()
+        source = cursor["source"].get("source", cursor["source"])
+        found = Counter(source["returned"])
+        found.update(group for name in ("in_flight", "held") for group, _ in cursor["ledger"][name])
+        found.update(group for step in range(self.step) for group in self.ended(step))
+        assert found == Counter(range(source["next"]))
+        indices = [sample.index for step in range(self.step) for sample in self.trained[step]]
+        assert len(indices) == len(set(indices))
+
+    def ended(self, step: int) -> set[int]:
+        lines = (self.folder / "samples" / f"train-{step:06d}.jsonl").read_text().splitlines()
+        rows = [row for row in map(json.loads, lines) if row.get("dropped") != "requeued"]
+        return {row["group"] for row in rows} - {row["group"] for row in rows if row["status"] == "aborted"}
+
+    # --- Its parts ---
+
+    def sampler(self, engine: Engine) -> Sampler:
+        data = self.folder / "train.jsonl"
+        data.write_text("".join(json.dumps({"prompt": f"1+{n}", "label": "2"}) + "\n" for n in range(9)))
+        config = RunConfig(
+            data=DataConfig(rollout_shuffle=False),
+            rollout=self.case.rollout,
+            algorithm=AlgorithmConfig(advantage_estimator="grpo"),
+            eval=EvalConfig(eval_prompt_data=(("sums", data),)),
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(parts, "GenerateClient", lambda url, **_: engine)
+            patch.setattr(parts, "PromptEncoder", lambda folder, **_: encoder())
+            where = SamplerSettings(config, FOLDER, data, "http://unused", samples_folder=self.folder / "samples")
+            sampler = Sampler(where, registry())
+        trainable = sampler._trainable
+
+        def seen(harvest: Any, rollout: int) -> list[Sample]:
+            self.trained[rollout] = found = trainable(harvest, rollout)
+            return found
+
+        sampler._trainable = seen  # type: ignore[method-assign]
+        return sampler
+
+    async def score(self, coins: Random, samples: Sequence[Sample]) -> list[float | RewardFailure]:
+        """Takes its time, and now and then there is no reward."""
+        for _ in range(self.dice.randrange(5)):
+            await asyncio.sleep(0)
+        lost = RewardFailure("timeout", "no reward within 1 s")
+        return [lost if self.dice.random() < 0.03 else float(coins._coin(sample)) for sample in samples]
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=30)
+@given(case=cases())
+def test_every_prompt_is_in_one_place_whatever_happens(case: Case) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        run = Run(case, Path(folder), random.Random(case.seed))
+
+        async def score(coins: Random, samples: Sequence[Sample]) -> list[float | RewardFailure]:
+            return await run.score(coins, samples)
+
+        patch.setattr(production, "END_LIMIT_S", production.END_LIMIT_S)
+        patch.setattr(Random, "score", score)
+        while run.step < ROLLOUTS:
+            asyncio.run(run.live())
