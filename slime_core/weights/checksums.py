@@ -2,9 +2,10 @@
 
 An engine reports one digest for each of *its* parameters. On a CPU that is the first 8 bytes of the SHA-256 of the
 parameter's bytes (sglang 0.5.23, srt/managers/mm_utils.py, ``tensor_hash``), so whoever sent the weights can compute it
-too: query, key and value weights end up one below the other in ``qkv_proj``, gate and up in ``gate_up_proj``, and the
-rows of embedding and output weights are filled up with zeros to a multiple of 64. With tensor parallelism each of an
-engine's processes holds a part, which is cut here as the engine cuts it. That proves the bytes end to end, through
+too: query, key and value weights end up one below the other in ``qkv_proj``, gate and up in ``gate_up_proj``. All of an
+engine's processes hold parts of one size; what a weight lacks for that is filled up with zeros: rows of embedding and
+output weights, heads, and the intermediate size, of which each process has a multiple of 32
+(srt/configs/update_config.py, ``adjust_config_with_unaligned_cpu_tp``). That proves the bytes end to end, through
 transport, naming, cutting and fusing. On a GPU the digest is another one: then the engines' agreement is what is left.
 """
 
@@ -33,15 +34,18 @@ FUSED = {
 """Part of a Hugging Face name -> the engine's part, position, number of pieces (srt/models/qwen3.py and llama.py,
 ``load_weights``)."""
 
-PADDED = ("embed_tokens.weight", "lm_head.weight")
-ROWS = 64
-"""DEFAULT_VOCAB_PADDING_SIZE, srt/layers/vocab_parallel_embedding.py."""
+VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
+WIDE = (".gate_proj.", ".up_proj.", ".down_proj.")
+HEADS = (".q_proj.", ".k_proj.", ".v_proj.", ".o_proj.")
+COLUMNS = (".o_proj.weight", ".down_proj.weight")
+UNCUT = (".o_proj.bias", ".down_proj.bias")
+"""What an engine cuts: by tokens, by intermediate size, by heads; its rows, or its columns. Everything else is whole in
+every process (srt/layers/linear.py, ``QKVParallelLinear``, ``MergedColumnParallelLinear``, ``RowParallelLinear``)."""
 
-KEYS_VALUES = (".k_proj.", ".v_proj.")
-ROWS_CUT = (".q_proj.", ".gate_proj.", ".up_proj.", *PADDED)
-COLUMNS_CUT = (".o_proj.weight", ".down_proj.weight")
-"""What tensor parallelism cuts, and along what; everything else is whole in every process (srt/layers/linear.py,
-``QKVParallelLinear``, ``MergedColumnParallelLinear``, ``RowParallelLinear``)."""
+VOCABULARY_ROWS = 64
+"""DEFAULT_VOCAB_PADDING_SIZE, srt/layers/vocab_parallel_embedding.py."""
+WIDTH = 32
+"""DEFAULT_MOE_PADDING_SIZE, srt/configs/update_config.py."""
 
 SHOWN = 4
 
@@ -103,12 +107,13 @@ class SentWeights:
     Arguments:
         dtype: what the engines keep their weights in, torch's name; they cast what they receive.
         ranks: processes of one engine (its tensor parallel size).
-        kv_heads: key-value heads of the model; with fewer heads than ranks, ranks share one. 0: no fewer than ranks.
+        kv_heads: key-value heads of the model; they, and the query heads of each, are filled up to a multiple of
+            ``ranks``. 0: they are one already.
     """
 
     def __init__(self, *, dtype: str, ranks: int = 1, kv_heads: int = 0) -> None:
         self._dtype = dtype
-        self._ranks, self._kv_heads = ranks, min(kv_heads or ranks, ranks)
+        self._ranks, self._kv_heads = ranks, kv_heads or ranks
         self._digests: list[dict[str, str]] = [{} for _ in range(ranks)]
         self._pieces: dict[str, dict[int, list[bytes]]] = {}
 
@@ -155,15 +160,24 @@ class SentWeights:
         import torch
 
         kept = tensor.detach().to("cpu", getattr(torch, self._dtype))
-        if name.endswith(PADDED):
-            kept = torch.cat([kept, kept.new_zeros(-len(kept) % math.lcm(ROWS, self._ranks), *kept.shape[1:])])
-        if any(part in name for part in KEYS_VALUES):
-            return [shard for shard in kept.tensor_split(self._kv_heads) for _ in range(self._ranks // self._kv_heads)]
-        if any(part in name for part in ROWS_CUT):
-            return kept.tensor_split(self._ranks)
-        if name.endswith(COLUMNS_CUT):
-            return kept.tensor_split(self._ranks, dim=1)
-        return [kept] * self._ranks
+        if not any(part in name for part in (*VOCABULARY, *WIDE, *HEADS)) or name.endswith(UNCUT):
+            return [kept] * self._ranks
+        across = int(name.endswith(COLUMNS))
+        shape = list(kept.shape)
+        shape[across] = self._filled(name, shape[across]) - shape[across]
+        return torch.cat([kept, kept.new_zeros(shape)], across).tensor_split(self._ranks, across)
+
+    def _filled(self, name: str, length: int) -> int:
+        """Rows or columns that the engine's processes hold together, for ``length`` that were sent."""
+        if any(part in name for part in HEADS):
+            return length // self._kv_heads * _multiple(self._kv_heads, self._ranks)
+        if any(part in name for part in WIDE):
+            return _multiple(length, self._ranks * WIDTH)
+        return _multiple(length, math.lcm(VOCABULARY_ROWS, self._ranks))
+
+
+def _multiple(number: int, of: int) -> int:
+    return -(-number // of) * of
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -54,41 +54,64 @@ def of_ranks(*ranks: dict[str, str]) -> HeldWeights:
 def test_two_processes_hold_halves_of_rows_of_columns_or_all() -> None:
     sent = SentWeights(dtype="float32", ranks=2, kv_heads=4)
     gate, up, down, norm = (
-        torch.arange(8.0).reshape(4, 2),
-        torch.ones(4, 2),
-        torch.arange(8.0).reshape(2, 4),
+        torch.arange(128.0).reshape(64, 2),
+        torch.ones(64, 2),
+        torch.arange(128.0).reshape(2, 64),
         torch.ones(2),
     )
     for name, tensor in (("gate_proj.weight", gate), ("up_proj.weight", up), ("down_proj.weight", down)):
         sent.add(f"mlp.{name}", tensor)
+    sent.add("mlp.down_proj.bias", norm)
     sent.add("norm.weight", norm)
     sent.add("model.embed_tokens.weight", torch.ones(70, 1))
-    whole = {"norm.weight": digest(norm)}
+    whole = {"norm.weight": digest(norm), "mlp.down_proj.bias": digest(norm)}
     first = whole | {
-        "mlp.gate_up_proj.weight": digest(gate[:2], up[:2]),
-        "mlp.down_proj.weight": digest(down[:, :2].contiguous()),
+        "mlp.gate_up_proj.weight": digest(gate[:32], up[:32]),
+        "mlp.down_proj.weight": digest(down[:, :32].contiguous()),
         "model.embed_tokens.weight": digest(torch.ones(64, 1)),
     }
     second = whole | {
-        "mlp.gate_up_proj.weight": digest(gate[2:], up[2:]),
-        "mlp.down_proj.weight": digest(down[:, 2:].contiguous()),
+        "mlp.gate_up_proj.weight": digest(gate[32:], up[32:]),
+        "mlp.down_proj.weight": digest(down[:, 32:].contiguous()),
         "model.embed_tokens.weight": digest(torch.ones(6, 1), torch.zeros(58, 1)),
     }
-    assert sent.verify(of_ranks(first, second)) == 8
+    assert sent.verify(of_ranks(first, second)) == 10
     with pytest.raises(WeightSyncError, match=r"down_proj.weight, mlp.gate_up_proj.weight, model.embed_tokens.weight$"):
         sent.verify(of_ranks(second, first))
     assert sent.verify(of_ranks(first)) == 0
 
 
-def test_processes_share_key_value_heads_when_there_are_fewer() -> None:
+def test_every_process_has_a_multiple_of_32_of_the_intermediate_size_the_last_of_them_zeros() -> None:
+    gate, up = torch.arange(70.0) + 1, torch.arange(70.0) + 100
+    down = torch.arange(70.0).reshape(1, 70) + 1
+    one, two = SentWeights(dtype="float32"), SentWeights(dtype="float32", ranks=2)
+    for sent in (one, two):
+        for name, tensor in (("gate_proj.bias", gate), ("up_proj.bias", up), ("down_proj.weight", down)):
+            sent.add(f"mlp.{name}", tensor)
+    fused, name = "mlp.gate_up_proj.bias", "mlp.down_proj.weight"
+    whole = {fused: digest(gate, torch.zeros(26), up, torch.zeros(26)), name: digest(down[0], torch.zeros(26))}
+    first = {fused: digest(gate[:64], up[:64]), name: digest(down[0, :64])}
+    second = {
+        fused: digest(gate[64:], torch.zeros(58), up[64:], torch.zeros(58)),
+        name: digest(down[0, 64:], torch.zeros(58)),
+    }
+    assert one.verify(of_ranks(whole)) == 2
+    assert two.verify(of_ranks(first, second)) == 4
+
+
+def test_heads_are_filled_up_where_processes_outnumber_those_of_keys_and_values() -> None:
     sent = SentWeights(dtype="float32", ranks=4, kv_heads=2)
-    query, key, value = torch.arange(8.0), torch.arange(4.0), torch.arange(4.0) + 9
+    query, key, value = torch.arange(8.0) + 1, torch.arange(4.0) + 1, torch.arange(4.0) + 9
     for name, tensor in (("q", query), ("k", key), ("v", value)):
         sent.add(f"attn.{name}_proj.bias", tensor)
-    name = "attn.qkv_proj.bias"
-    heads = [(key[:2], value[:2]), (key[:2], value[:2]), (key[2:], value[2:]), (key[2:], value[2:])]
-    ranks = [{name: digest(query[2 * rank : 2 * rank + 2], *heads[rank])} for rank in range(4)]
-    assert sent.verify(of_ranks(*ranks)) == 4
+    sent.add("attn.o_proj.weight", query.reshape(1, 8))
+    heads = [
+        (query[:4], key[:2], value[:2]),
+        (query[4:], key[2:], value[2:]),
+        *[(torch.zeros(4), torch.zeros(2), torch.zeros(2))] * 2,
+    ]
+    ranks = [{"attn.qkv_proj.bias": digest(*held), "attn.o_proj.weight": digest(held[0])} for held in heads]
+    assert sent.verify(of_ranks(*ranks)) == 8
 
 
 def test_spoiled_weights_have_to_differ_in_every_process() -> None:
