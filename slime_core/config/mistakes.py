@@ -10,6 +10,9 @@ from slime_core.errors import ConfigError
 
 __all__ = ["Mistake", "nearest", "report"]
 
+LETTERS = 4
+"""With fewer, a beginning says little."""
+
 _NEXT_STEP = "slime config explain KEY says what a setting does and accepts."
 
 
@@ -35,6 +38,8 @@ def report(mistakes: Sequence[Mistake]) -> ConfigError:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``; did you mean x?`` where one of ``known`` is close to ``name``, else nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+    """``; did you mean x?`` of the only one of ``known`` that begins with ``name``, or a close one; else nothing."""
+    known = list(known)
+    begins = [one for one in known if len(name) >= LETTERS and one.startswith(name)]
+    close = begins if len(begins) == 1 else difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else ""

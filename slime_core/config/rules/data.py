@@ -29,8 +29,8 @@ def _sources_differ(config: RunConfig) -> Iterator[str]:
     for path, times in Counter(path for path, _ in config.data.prompt_mix).items():
         if times > 1:
             yield (
-                f"prompt_mix names {path} {times} times, and its prompts would come as often in one batch; name it once, "
-                "with the sum of its weights"
+                f"prompt_mix names {path} {times} times, and its prompts would come as often in one batch; name it "
+                "once, with the sum of its weights"
             )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from slime_core.config.described import context_length, start_weights
 from slime_core.config.eval_sets import eval_sets
+from slime_core.config.mistakes import nearest
 from slime_core.config.rules.layout import Rule
 from slime_core.config.schema import RunConfig
 
@@ -77,11 +78,18 @@ def _choices_have_an_effect(config: RunConfig) -> Iterator[str]:
 
 
 def _a_model_has_a_name_or_an_address(config: RunConfig) -> Iterator[str]:
+    served = [model.name for model in config.engine.engine_models]
     for one in config.eval.eval_datasets:
         if one.model is not None and "/" in one.model and not one.model.startswith(("http://", "https://")):
             yield (
                 f"evaluation set {one.name}: model = {one.model!r}; accepted: the name of a model that the run serves "
                 "beside the policy, or the address of an SGLang server, such as http://127.0.0.1:30000"
+            )
+        elif one.model is not None and "/" not in one.model and one.model not in served:
+            yield (
+                f"evaluation set {one.name}: model = {one.model!r}, and beside the policy the run serves "
+                f"{', '.join(served) or 'none'}{nearest(one.model, served)}; name one of them, or add it as a table "
+                "[[engine.engine_models]]"
             )
 
 
@@ -143,7 +151,7 @@ EVALUATION: dict[Rule, str] = {
     _sets_fit_the_model: f"{_LENGTHS} hf_checkpoint sglang_context_length",
     _lengths_agree: f"{_LENGTHS} eval_min_new_tokens",
     _choices_have_an_effect: f"{_SETS} eval_temperature eval_top_p eval_top_k",
-    _a_model_has_a_name_or_an_address: "eval_datasets",
+    _a_model_has_a_name_or_an_address: "eval_datasets engine_models",
     _evaluations_have_one_place: "eval_num_gpus eval_interleaved",
     _engines_that_evaluate_fill_their_gpus: "eval_num_gpus eval_num_gpus_per_engine rollout_num_gpus_per_engine",
     _a_learner_is_awake_to_be_evaluated: "eval_num_gpus colocate",

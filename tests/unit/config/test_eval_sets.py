@@ -120,6 +120,10 @@ def test_sets_of_a_flag_take_the_place_of_those_of_a_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "told"),
     [
+        (
+            "name='a', path='x', n_sample=1",
+            "evaluation set a: no such key n_sample; did you mean n_samples_per_eval_prompt?",
+        ),
         ("name='a', path='x', temprature=1", "evaluation set a: no such key temprature; did you mean temperature?"),
         ("name='a'", "evaluation set a: path is missing"),
         (
@@ -211,6 +215,12 @@ def test_sets_are_given_in_one_place(folder: Path) -> None:
             "",
             "evaluation set a: model = 'models/judge'; accepted: the name of a model that the run serves beside the "
             "policy, or the address of an SGLang server, such as http://127.0.0.1:30000",
+        ),
+        (
+            "name='a', path='aime.jsonl', model='judge'",
+            "",
+            "evaluation set a: model = 'judge', and beside the policy the run serves none; name one of them, or add it "
+            "as a table [[engine.engine_models]]",
         ),
         ("name='a', path='missing.jsonl'", "", "eval_prompt_data a: "),
     ],

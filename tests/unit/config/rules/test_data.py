@@ -30,8 +30,8 @@ def broken(line: str) -> list[str]:
         ),
         (
             f"--prompt-mix {HERE} 1 {HERE.parent}/../rules/{HERE.name} 2",
-            f"prompt_mix names {HERE} 2 times, and its prompts would come as often in one batch; name it once, with the "
-            "sum of its weights",
+            f"prompt_mix names {HERE} 2 times, and its prompts would come as often in one batch; name it once, with "
+            "the sum of its weights",
         ),
         ("--prompt-mix /absent 1", "prompt_mix: /absent does not exist; accepted: a prompt file"),
         (
