@@ -45,8 +45,11 @@ def read_eval_config(path: Path) -> tuple[EvalDataset, ...]:
     problems += [f"defaults: {key} is of one set, not of all" for key in defaults if key in OF_ONE]
     found = []
     for entry in entries:
+        if not isinstance(entry, dict):
+            problems.append(f"found {entry!r}; accepted: a table such as {{name: aime, path: aime.jsonl}}")
+            continue
         try:
-            found.append(_placed(dataset_of({**defaults, **entry} if isinstance(entry, dict) else entry), path.parent))
+            found.append(_placed(dataset_of({**defaults, **entry}), path.parent))
         except PydanticCustomError as error:
             problems.append(error.message())
     if problems:
@@ -71,9 +74,24 @@ def _yaml(text: str) -> Any:
     import yaml
 
     try:
+        _refuse_twice(yaml.compose(text, yaml.SafeLoader), set())
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
+
+
+def _refuse_twice(node: Any, seen: set[int]) -> None:
+    """YAML's reader would lose the first of two values of one key."""
+    if node is None or isinstance(node.value, str) or id(node) in seen:
+        return
+    seen.add(id(node))
+    pairs = [one if isinstance(one, tuple) else (None, one) for one in node.value]
+    keys = [str(key.value) for key, _ in pairs if key is not None]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} stands in one table twice; give each name once")
+    for _, value in pairs:
+        _refuse_twice(value, seen)
 
 
 def _misplaced(content: dict[str, Any]) -> list[str]:

@@ -119,7 +119,7 @@ def _parsed(text: str) -> object:
 def _unknown(table: dict[str, Any]) -> list[str]:
     known = EvalDataset.model_fields
     return [
-        f"{key}: {NOT_TAKEN[key]}" if key in NOT_TAKEN else f"no such key {key}{nearest(key, known)}"
+        f"{key}: {NOT_TAKEN[key]}" if key in NOT_TAKEN else f"no such key {key}{nearest(str(key), known)}"
         for key in table
         if key not in known
     ]

@@ -16,6 +16,9 @@ __all__ = ["EvalScores", "pass_at", "pass_rates", "score"]
 MOST_VALUES = 12
 """A metadata field with more values than this describes single prompts, not kinds of prompts."""
 
+MOST_LETTERS = 60
+"""Of a metadata field and of its values; a longer one is text."""
+
 
 @dataclass(frozen=True, slots=True)
 class EvalScores:
@@ -122,8 +125,13 @@ def _by_metadata(samples: Sequence[Sample], rewards: Sequence[float]) -> dict[st
     return {
         name: {value: (statistics.fmean(found), len(found)) for value, found in sorted(values.items())}
         for name, values in sorted(kinds.items())
-        if 1 < len(values) <= MOST_VALUES
+        if 1 < len(values) <= MOST_VALUES and all(map(_is_word, (name, *values)))
     }
+
+
+def _is_word(text: str) -> bool:
+    """Whether the name of a metric can carry it."""
+    return len(text) <= MOST_LETTERS and text.isprintable()
 
 
 def _lengths(samples: Sequence[Sample]) -> tuple[float, int] | None:

@@ -149,6 +149,16 @@ def test_a_table_that_is_wrong_is_told_so(table: str, told: str, folder: Path) -
     [
         ("datasets: []", "found no evaluation sets; accepted: datasets, a list of tables, and defaults, a table"),
         ("[1]", "found list; accepted: a table with datasets"),
+        (
+            "datasets: {aime: aime.jsonl}",
+            "found 'aime.jsonl'; accepted: a table such as {name: aime, path: aime.jsonl}",
+        ),
+        ("datasets: [aime.jsonl]", "found 'aime.jsonl'; accepted: a table such as {name: aime, path: aime.jsonl}"),
+        (
+            "datasets:\n  aime: {path: aime.jsonl}\n  aime: {path: gpqa.jsonl}\n",
+            "cannot be read: aime stands in one table twice; give each name once",
+        ),
+        ("datasets: [{name: a, path: aime.jsonl, 5: 6}]", "evaluation set a: no such key 5"),
         ("a: [", "cannot be read: not YAML: while parsing a flow node expected the node content, but found "),
         (
             "dataset: 1\ndefaults: {path: x, topk: 3}\ndatasets: {a: {path: aime.jsonl}}",
@@ -161,6 +171,15 @@ def test_a_file_of_sets_that_is_wrong_is_told_so(text: str, told: str, folder: P
     (folder / "eval.yaml").write_text(text)
     message = refused("--eval-config", "eval.yaml")
     assert message.startswith(f"flag --eval-config: {folder}/eval.yaml: {told}")
+
+
+def test_what_several_sets_share_may_be_merged_and_changed(folder: Path) -> None:
+    (folder / "eval.yaml").write_text(
+        "datasets:\n- &a {name: a, path: aime.jsonl, temperature: 0.5}\n- &b {<<: *a, name: b}\n- {<<: *b, name: c, "
+        "temperature: 1.0}\n"
+    )
+    found = sets("--eval-config", "eval.yaml")
+    assert {name: one.temperature for name, one in found.items() if name in "abc"} == {"a": 0.5, "b": 0.5, "c": 1.0}
 
 
 def test_sets_are_given_in_one_place(folder: Path) -> None:

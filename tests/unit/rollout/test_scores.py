@@ -32,6 +32,12 @@ def test_a_field_with_one_value_or_with_very_many_is_left_out():
     assert list(score(many, key=None).by) == ["few"]
 
 
+@pytest.mark.parametrize("value", ["a" * 61, "two\nlines"])
+def test_a_field_that_holds_text_is_left_out(value):
+    samples = [Sample(reward=1.0, metadata={"kind": "short"}), Sample(reward=0.0, metadata={"kind": value})]
+    assert score(samples, key=None).by == {}
+
+
 def test_a_field_that_holds_no_plain_value_is_left_out():
     assert score([sample(1.0, parts=[1], kind="a"), sample(0.0, parts=[2], kind="b")], key=None).by.keys() == {"kind"}
 
