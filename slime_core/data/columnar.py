@@ -19,12 +19,17 @@ from typing import Any
 
 from slime_core.data.line_index import cache_folder, key_of, stamp_of
 from slime_core.data.raw import Raw
+from slime_core.data.sizes import Sizes
 from slime_core.errors import DataError
 
 __all__ = ["BATCH", "ArrowTable", "ParquetTable"]
 
 BATCH = 256
 """Rows of a Parquet file that are decoded at once."""
+
+BUFFER = 2**20
+"""Bytes of a column that are read at once. Nothing of a Parquet file is mapped into memory, since the process would end
+without a word where somebody cuts the file."""
 
 
 class _Counted:
@@ -33,10 +38,11 @@ class _Counted:
     Arguments:
         path: what messages name.
         sizes: rows of each part of the file, in order.
+        files: that hold them.
     """
 
-    def __init__(self, path: Path, sizes: Iterable[int]) -> None:
-        self.path = path
+    def __init__(self, path: Path, sizes: Iterable[int], files: Sequence[Path]) -> None:
+        self.path, self._bytes = path, Sizes(files)
         self._starts: list[int] = [0, *accumulate(sizes)]
 
     def reaches(self, row: int) -> bool:
@@ -49,6 +55,7 @@ class _Counted:
 
     def read(self, start: int, stop: int) -> Iterator[Raw]:
         """See :class:`~slime_core.data.raw.Table`."""
+        self._bytes.check()
         for row in range(start, min(stop, self._starts[-1])):
             part = bisect_right(self._starts, row) - 1
             yield Raw(self.path, row + 1, self._row(part, row - self._starts[part]))
@@ -77,11 +84,12 @@ class ParquetTable(_Counted):
         import pyarrow.parquet as pq
 
         try:
-            self._file = pq.ParquetFile(path, memory_map=True)
+            self._file = pq.ParquetFile(path, buffer_size=BUFFER)
         except (OSError, pa.ArrowException) as problem:
             raise DataError(f"{path} cannot be read as Parquet: {problem}") from problem
         groups = self._file.metadata
-        super().__init__(path, (groups.row_group(number).num_rows for number in range(groups.num_row_groups)))
+        sizes = (groups.row_group(number).num_rows for number in range(groups.num_row_groups))
+        super().__init__(path, sizes, [path])
         self._batches: Iterator[Any] = iter(())
         self._group, self._next = -1, 0
         """Whose batches these are, and the first row of the next one."""
@@ -145,7 +153,7 @@ class ArrowTable(_Counted):
         except (OSError, pa.ArrowException) as problem:
             raise DataError(f"{path} cannot be read as a saved data set: {problem}") from problem
         self._batches = [batch for table in tables for batch in table.to_batches() if batch.num_rows]
-        super().__init__(path, (batch.num_rows for batch in self._batches))
+        super().__init__(path, (batch.num_rows for batch in self._batches), self._files)
 
     @classmethod
     def saved(cls, folder: Path) -> ArrowTable:

@@ -9,19 +9,19 @@ large file takes long, to read on does not. Files of columns are in :mod:`slime_
 
 from __future__ import annotations
 
-import os
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from slime_core.config.prompt_paths import PromptPath, is_saved_dataset
 from slime_core.data.columnar import BATCH, ArrowTable, ParquetTable
 from slime_core.data.line_index import EVERY, LineIndex, indexed, stamp_of
 from slime_core.data.raw import Raw, Table
+from slime_core.data.sizes import Sizes
 from slime_core.errors import DataError
 
 __all__ = ["Joined", "LineTable", "open_rows"]
@@ -41,7 +41,7 @@ class LineTable:
         except OSError as problem:
             raise DataError(f"{path} cannot be read: {problem}. Name a JSON Lines file in UTF-8.") from problem
         weakref.finalize(self, self._stream.close)
-        self._size = os.fstat(self._stream.fileno()).st_size
+        self._sizes = Sizes([path])
         self.index = LineIndex()
 
     def reaches(self, row: int) -> bool:
@@ -59,7 +59,8 @@ class LineTable:
     def read(self, start: int, stop: int) -> Iterator[Raw]:
         """See :class:`~slime_core.data.raw.Table`; finds the beginning by the nearest line that is known."""
         line, offset = self.index.nearest(start)
-        stream = self._unchanged()
+        self._sizes.check()
+        stream = self._stream
         stream.seek(offset)
         for _ in range(start - line):
             stream.readline()
@@ -77,19 +78,10 @@ class LineTable:
 
     def _read_on(self) -> None:
         line, offset = self.index.frontier
-        self._unchanged().seek(offset)
+        self._sizes.check()
+        self._stream.seek(offset)
         lengths = [len(content) for content in islice(self._stream_lines(), EVERY)]
         self.index.extend(line + len(lengths), offset + sum(lengths), is_end=len(lengths) < EVERY)
-
-    def _unchanged(self) -> BinaryIO:
-        """The stream. Rows of a file that changes have no numbers, and no resumed run would find its place in it."""
-        size = os.fstat(self._stream.fileno()).st_size
-        if size != self._size:
-            raise DataError(
-                f"{self.path} had {self._size:,} bytes when this run opened it, and has {size:,} now. Put it back as "
-                "it was and resume from the last checkpoint; write further rows to another file"
-            )
-        return self._stream
 
     def _stream_lines(self) -> Iterator[bytes]:
         return iter(self._stream.readline, b"")

@@ -162,6 +162,24 @@ def test_a_file_that_becomes_longer_or_shorter_while_it_is_read_ends_the_stream(
     )
 
 
+@pytest.mark.parametrize("form", ["parquet", "saved"])
+def test_columns_that_are_cut_while_they_are_read_end_the_stream_and_not_the_process(tmp_path, form):
+    path = written(tmp_path, form)
+    prompts = source(path, streams=True, shuffle=False)
+    prompts.next_groups(3)
+    for file in [path] if path.is_file() else path.glob("*.arrow"):
+        os.truncate(file, 100)
+    with pytest.raises(DataError, match=r" bytes when this run opened it, and has 100 now\. Put it back as it was and"):
+        prompts.next_groups(500)
+
+
+def test_a_file_that_is_gone_is_read_to_its_end(tmp_path):
+    path = written(tmp_path, "jsonl")
+    prompts = source(path, streams=True, shuffle=False)
+    path.unlink()
+    assert drawn(prompts, 600) == [row["prompt"] for row in ROWS]
+
+
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_a_bad_line_is_named_where_it_is_not_skipped(messy, order):
     line = r"\d+" if order.get("streams") and order.get("shuffle", True) else "3"
