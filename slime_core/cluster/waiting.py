@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 
 from slime_core.cluster.actors import Call
 from slime_core.cluster.failures import local_error
-from slime_core.errors import WaitTimeout
+from slime_core.errors import SlimeError, WaitTimeout
 
 __all__ = ["FAIL_AFTER_S", "WARN_AFTER_S", "Late", "PendingCall", "has_ended", "report", "wait"]
 
@@ -35,6 +35,9 @@ SLICE_S = 0.5
 
 STACKS_LIMIT_S = 3.0
 """An actor whose control threads do not answer within this many seconds holds its interpreter, or has not started."""
+
+CAUSE_LIMIT_S = 1.0
+"""A server that dies takes whoever asks it along; which of the two is heard first is chance, within this time."""
 
 FETCH_LIMIT_S = 300.0
 """Seconds to copy a finished result from the node that holds it; results are small, data stays where it is."""
@@ -107,7 +110,11 @@ def wait(
     results: dict[ray.ObjectRef[Any], Any] = {}
     while waiting:
         for ref in _ready([*background, *waiting], within_s=watch.slice_s()):
-            results[ref] = _result((background | waiting)[ref])
+            try:
+                results[ref] = _result((background | waiting)[ref])
+            except SlimeError:
+                _raise_cause({other: call for other, call in background.items() if other != ref})
+                raise
             background.pop(ref, None)
             waiting.pop(ref, None)
         if waiting:
@@ -158,6 +165,15 @@ def _result(call: Call) -> Any:
         return ray.get(call.ref, timeout=FETCH_LIMIT_S)
     except RayError as error:
         raise local_error(error, who=str(call)) from error
+
+
+def _raise_cause(background: dict[ray.ObjectRef[Any], Call]) -> None:
+    """Returns if none of ``background`` fails soon. One that does is the cause of another failure: where a server died,
+    its own last word is told, and not the error of whoever asked it."""
+    deadline_s = time.monotonic() + CAUSE_LIMIT_S
+    while background and (ready := _ready([*background], within_s=max(0.0, deadline_s - time.monotonic()))):
+        for ref in ready:
+            _result(background.pop(ref))
 
 
 def _describe(pending: Sequence[Call]) -> tuple[PendingCall, ...]:

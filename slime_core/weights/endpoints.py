@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import accumulate
@@ -27,6 +27,7 @@ be flushed; kept."""
 LET_THROUGH_S = 1.0
 """For calls under way when another has failed."""
 
+REDIRECTS = range(300, 400)
 BODY_SHOWN = 400
 """Characters of a refusal that an error quotes."""
 
@@ -295,8 +296,17 @@ def call(url: str, endpoint: str, body: Mapping[str, Any] | None = None, *, time
     finally:
         connection.close()
     if response.status != http.client.OK:
-        raise WeightSyncError(f"engine {url}{endpoint} refused with status {response.status}: {text[:BODY_SHOWN]}")
+        said = f"engine {url}{endpoint} refused with status {response.status}: {text[:BODY_SHOWN]}"
+        raise WeightSyncError(" ".join([said, *_next_step(response)]))
     return _parsed(text)
+
+
+def _next_step(response: http.client.HTTPResponse) -> Iterator[str]:
+    """What its owner can do, where the status tells that somebody has put something before the engine."""
+    if response.status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
+        yield "A run sends no API key: start the engine without --api-key, where only the run reaches it."
+    if response.status in REDIRECTS:
+        yield f"It sends on to {response.headers.get('Location')}: give the address of the engine itself."
 
 
 def _parsed(text: str) -> Any:

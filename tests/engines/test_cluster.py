@@ -20,6 +20,7 @@ import pytest
 import ray
 from ray import cloudpickle
 
+from slime_core.cluster import waiting
 from slime_core.cluster.actors import Actor, Call, Watched, start_actor
 from slime_core.cluster.group import ActorGroup
 from slime_core.cluster.layout import Layout
@@ -217,6 +218,25 @@ def test_a_background_call_that_fails_ends_any_wait(workers: ActorGroup, worker:
     with pytest.raises(EngineError, match="engine 3"):
         wait([working], what="a file", also=[monitor])
     assert not has_ended(working)
+
+
+def test_a_death_in_the_background_is_told_rather_than_the_error_that_it_caused(
+    workers: ActorGroup, worker: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "CAUSE_LIMIT_S", 60.0)
+    workers[0].start("nap", 0.5)
+    dying, over = workers[0].start("refuse"), workers[1].start("add", 1)
+    with pytest.raises(EngineError, match="engine 3"):
+        wait([worker.start("stumble")], what="an answer", also=[over, dying])
+
+
+def test_a_failure_that_nothing_in_the_background_caused_is_told_itself(
+    workers: ActorGroup, worker: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "CAUSE_LIMIT_S", 0.1)
+    alive, over = workers[0].start("nap", 1), workers[1].start("add", 1)
+    with pytest.raises(RemoteError, match="stumble"):
+        wait([worker.start("stumble")], what="an answer", also=[over, alive])
 
 
 def test_a_background_call_that_returns_is_no_result(workers: ActorGroup, worker: Actor) -> None:

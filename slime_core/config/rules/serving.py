@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from slime_core.config.described import described
+from slime_core.config.described import described, start_weights, whole_number
 from slime_core.config.engine_flags import Refusal, find_key
 from slime_core.config.mistakes import nearest
 from slime_core.config.rules.layout import Rule
@@ -14,6 +15,13 @@ from slime_core.config.serving import EngineGroup
 from slime_core.config.sglang import rows_by_name, speculates
 
 __all__ = ["SERVING", "SERVING_OF_EVAL", "SERVING_OF_RUN"]
+
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+TAKEN = frozenset({"engine", "eval", "eval-engine", "router"})
+"""What the logs of other servers are called by."""
+
+CUT_OTHERWISE = frozenset({"enable_dp_attention", "dp_size", "attn_cp_size"})
+"""SGLang's flags by which attention is not cut over all processes of an engine."""
 
 
 def _engines_fill_their_gpus(config: RunConfig) -> Iterator[str]:
@@ -49,6 +57,35 @@ def _models_have_names_of_their_own(config: RunConfig) -> Iterator[str]:
     counts = Counter(model.name for model in config.engine.engine_models)
     for name in (name for name, count in counts.items() if count > 1):
         yield f"engine_models: {counts[name]} models are named {name!r}; functions ask by the name, each needs its own"
+
+
+def _models_names_name_files(config: RunConfig) -> Iterator[str]:
+    for name in (model.name for model in config.engine.engine_models):
+        if not FILE_NAME.fullmatch(name) or name in TAKEN:
+            yield (
+                f"engine_models: name = {name!r}; logs are called by it: accepted are letters, digits, dot, - and _, a "
+                f"letter or digit first, and none of {', '.join(sorted(TAKEN))}"
+            )
+
+
+def _engines_cut_heads_evenly(config: RunConfig) -> Iterator[str]:
+    """Where SGLang cuts attention otherwise than over all processes of an engine, that is its own to say."""
+    policy, engine = start_weights(config), config.engine
+    stated = "engine_groups" if engine.engine_groups else "rollout_num_gpus_per_engine"
+    served = [(stated, policy, config.engine_groups), ("eval_num_gpus_per_engine", policy, config.eval_groups)]
+    served += [(f"engine_models {model.name}", model.model_path, model.groups) for model in engine.engine_models]
+    for where, folder, groups in served:
+        heads = whole_number(folder, "num_attention_heads") or 0
+        for size in sorted({one.size for one in groups if not _cuts_otherwise(config, one)}):
+            if heads % size:
+                yield (
+                    f"{where}: engines of {size} GPUs cannot share the {heads} attention heads of {folder} evenly; "
+                    "accepted is a number of GPUs that divides them"
+                )
+
+
+def _cuts_otherwise(config: RunConfig, group: EngineGroup) -> bool:
+    return any(name in CUT_OTHERWISE for name, _ in (*config.sglang.given, *group.overrides))
 
 
 def _overrides_are_flags(config: RunConfig) -> Iterator[str]:
@@ -215,6 +252,8 @@ SERVING: dict[Rule, str] = {
     _models_fill_their_gpus: "engine_models",
     _models_are_there: "engine_models",
     _models_have_names_of_their_own: "engine_models",
+    _models_names_name_files: "engine_models",
+    _engines_cut_heads_evenly: f"engine_groups engine_models hf_checkpoint eval_num_gpus_per_engine {_GPUS}",
     _overrides_are_flags: "engine_groups engine_models",
     _prefill_meets_decode: "engine_groups engine_models",
     _prefill_leaves_some_to_decode: f"prefill_num_servers engine_groups {_GPUS}",

@@ -72,9 +72,10 @@ def evaluating_engines(config: RunConfig, site: Site) -> list[EngineSettings]:
 
 def model_engines(config: RunConfig, site: Site, model: EngineModel) -> list[EngineSettings]:
     """Of each engine of a model beside the policy."""
-    served, extra = model.model_path, ()
+    served = model.model_path
     if model.is_embedding:
-        served, extra = with_head_bias(served, site.logs.parent / "served" / model.name), ("--is-embedding",)
+        served = with_head_bias(served, site.logs.parent / "served" / model.name)
+    extra = ("--is-embedding",) if model.is_embedding else ()
     return _engines(config, site, model.groups, name=model.name, seed=0, extra=extra, model=served)
 
 

@@ -25,6 +25,12 @@ ANSWER_LIMIT_S = 30.0
 DTYPES = {"half": "float16", "float": "float32"}
 """Other names that SGLang's --dtype has for a type."""
 
+TOLD: Mapping[str, type] = {
+    **{"model_path": str, "dtype": str, "disaggregation_mode": str},
+    **{"tp_size": int, "pp_size": int, "disaggregation_bootstrap_port": int},
+}
+"""What is read of an engine's answers, and its type; only a model's path has to be there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -106,7 +112,12 @@ def _asked(url: str) -> Mapping[str, Any] | str:
         return f"it does not answer as an SGLang server: {error}"
     if not (isinstance(told, dict) and isinstance(model, dict)):
         return "it does not answer as an SGLang server: /server_info is no JSON object"
-    return {**told, **model}
+    found = {**told, **model}
+    wrong = [name for name, kind in TOLD.items() if not isinstance(found.get(name) or kind(), kind)]
+    if wrong or not found.get("model_path"):
+        names = ", ".join(wrong or ["model_path"])
+        return f"it does not answer as an SGLang server: what it says of {names} is missing or wrong"
+    return found
 
 
 def _external(url: str, told: Mapping[str, Any]) -> External:

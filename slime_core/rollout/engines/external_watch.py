@@ -46,7 +46,7 @@ class ExternalWatch:
                 self._missed(url, error)
             else:
                 self._refused[url] = 0
-                self._compare(url, str(told.get("weight_version", "")))
+                self._compare(url, str(told.get("weight_version", "") if isinstance(told, dict) else ""))
 
     def _missed(self, url: str, error: WeightSyncError) -> None:
         is_refused = isinstance(error.__cause__, ConnectionError)

@@ -14,8 +14,9 @@ from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.testing.fake_engine import FakeEngine
 from slime_core.weights.bucket import Bucket
-from slime_core.weights.endpoints import EngineControl, PauseMode
+from slime_core.weights.endpoints import EngineControl, PauseMode, call
 from slime_core.weights.specs import WeightSpec
+from tests.answering import Answering
 
 BUCKET = Bucket((WeightSpec("norm", "float32", (4,)),))
 
@@ -181,3 +182,19 @@ async def test_memory_is_released_by_engines_that_do_not_generate(
         control.resume()
         async with client.ended():
             await asking
+
+
+@pytest.mark.parametrize(
+    ("status", "next_step"),
+    [
+        (401, "A run sends no API key: start the engine without --api-key, where only the run reaches it."),
+        (307, "It sends on to /elsewhere: give the address of the engine itself."),
+    ],
+)
+def test_what_somebody_has_put_before_an_engine_is_told(status: int, next_step: str) -> None:
+    with Answering(lambda body: body) as service:
+        service.fail_with = [status]
+        with pytest.raises(WeightSyncError) as caught:
+            call(service.url, "/pause_generation", {}, timeout_s=60)
+    said = f'engine {service.url}/pause_generation refused with status {status}: {{"error": "as told"}} {next_step}'
+    assert str(caught.value) == said

@@ -223,3 +223,25 @@ def test_an_evaluation_takes_no_engines_whose_weights_nobody_knows():
 def test_the_rules_are_among_those_of_a_run():
     config = load([*TOY, "--sglang-router-ip", "a"], check_rules=False).config
     assert any(mistake.message.startswith("sglang_router_ip without") for mistake in mistakes(config))
+
+
+@pytest.mark.parametrize("name", ["engine", "eval", "../judge", "a/b", ".hidden", "my judge"])
+def test_a_model_s_name_names_files_of_its_own(tmp_path, name):
+    model = f'[[engine.engine_models]]\nname = "{name}"\nmodel_path = "{MODEL}"'
+    assert broken(settings(tmp_path, model)) == [
+        f"engine_models: name = {name!r}; logs are called by it: accepted are letters, digits, dot, - and _, a letter "
+        "or digit first, and none of engine, eval, eval-engine, router"
+    ]
+
+
+def test_engines_share_the_heads_of_their_model_evenly(tmp_path):
+    three = "--rollout-num-gpus 3 --rollout-num-gpus-per-engine 3"
+    expected = (
+        f"engines of 3 GPUs cannot share the 4 attention heads of {MODEL} evenly; accepted is a number of GPUs that "
+        "divides them"
+    )
+    assert broken_flags(three) == [f"rollout_num_gpus_per_engine: {expected}"]
+    assert broken_flags(f"{three} --sglang-enable-dp-attention") == []
+    assert broken_flags("--eval-num-gpus 3 --eval-num-gpus-per-engine 3") == [f"eval_num_gpus_per_engine: {expected}"]
+    judge = f'[[engine.engine_models]]\nname = "judge"\nmodel_path = "{MODEL}"\nnum_gpus_per_engine = 3'
+    assert broken(settings(tmp_path, judge)) == [f"engine_models judge: {expected}"]

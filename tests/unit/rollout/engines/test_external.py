@@ -129,3 +129,10 @@ def test_prefill_and_decode_engines_are_recognised(engine):
         second.info["disaggregation_mode"] = "null"
         with pytest.raises(ConfigError, match="some do whole requests and others only prefill or decode; give engines"):
             discover([address(engine), address(second)], NEEDS)
+
+
+@pytest.mark.parametrize("said", [{"tp_size": "two"}, {"model_path": ""}, {"dtype": ["float32"]}])
+def test_what_only_resembles_an_engine_is_named(engine, said):
+    (name,) = said
+    expected = f"it does not answer as an SGLang server: what it says of {name} is missing or wrong"
+    assert reason(engine, **said) == expected

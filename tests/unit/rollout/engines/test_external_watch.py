@@ -66,3 +66,13 @@ def test_an_engine_that_is_slow_is_not_gone(monkeypatch: pytest.MonkeyPatch):
         watch = ExternalWatch([f"http://127.0.0.1:{listening.getsockname()[1]}"])
         for _ in range(5):
             watch.look()
+
+
+def test_an_address_where_something_else_answers_ends_the_run(engine, holds, monkeypatch: pytest.MonkeyPatch):
+    watch = ExternalWatch([engine.url])
+    for version in ("1", "2"):
+        holds(version)
+        watch.look()
+    monkeypatch.setattr(external_watch, "call", lambda *_, **__: "<html>")
+    with pytest.raises(EngineError, match="held weights of version 2 and now holds version ''"):
+        watch.look()
