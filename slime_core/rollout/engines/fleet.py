@@ -9,6 +9,7 @@ All of them are started side by side.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -77,8 +78,10 @@ class Servers:
         with suppress(EngineError):
             self.policy.leave()
         calls = [call for one in (self.policy, *self.models.values(), self.evaluating) for call in one.stopping()]
-        with suppress(WaitTimeout, RemoteError):
-            wait_for(calls, what="the engines to stop", fail_after_s=STOP_LIMIT_S)
+        deadline_s = time.monotonic() + STOP_LIMIT_S
+        for call in calls:  # one by one: the actor of one may be dead, and the others still have files to remove
+            with suppress(WaitTimeout, RemoteError):
+                wait_for([call], what="the engines to stop", fail_after_s=max(0.0, deadline_s - time.monotonic()))
 
     @property
     def are_there(self) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
-from slime_core.errors import EngineError
+from slime_core.errors import EngineError, RemoteError
 from slime_core.rollout.engines import fleet, served
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.fleet import Servers, Site
@@ -270,3 +270,16 @@ def test_a_run_that_reads_its_rollouts_starts_nothing(started, tmp_path):
     found = servers(settings("--debug-train-only"), tmp_path)
     assert (found.are_there, found.policy.url(), found.model_urls(), found.policy.starts) == (False, "", {}, [])
     assert started == {}
+
+
+def test_every_server_is_waited_for_at_the_end_though_an_actor_is_dead(started, tmp_path, monkeypatch):
+    found = servers(settings("--rollout-num-gpus", "2"), tmp_path)
+    waited: list[int] = []
+
+    def lost(calls: list[Any], **_: Any) -> None:
+        waited.append(len(calls))
+        raise RemoteError("engine 0 died.")
+
+    monkeypatch.setattr(fleet, "wait_for", lost)
+    found.stop()
+    assert waited == [1, 1, 1]
