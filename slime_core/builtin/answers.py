@@ -6,21 +6,28 @@ import re
 
 __all__ = ["after_thinking", "answer_line", "last_boxed"]
 
-_ANSWER = re.compile(r"^[^\S\n]*(?:\*\*)?answer(?:\*\*)?[^\S\n]*:(?:\*\*)?(.*)$", re.IGNORECASE | re.MULTILINE)
+_ANSWER = re.compile(r"^[^\w\n]*(?:final[^\S\n]+)?answer(?:\*\*)?[^\S\n]*:(?:\*\*)?(.*)$", re.IGNORECASE | re.MULTILINE)
+_BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\[{}]|[{}]")
+"""What opens a box; braces that are printed and group nothing; other braces."""
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last complete ``\boxed{...}``, braces balanced; None: there is none.
+    r"""What stands in the last complete ``\boxed{...}`` or ``\fbox{...}``, braces balanced; None: there is none.
+
+    Of boxes inside each other it is the innermost.
 
     Example: ``last_boxed(r"so \boxed{\frac{1}{2}}") == r"\frac{1}{2}"``.
     """
-    for opening in reversed([found.end() for found in re.finditer(r"\\boxed\s*\{", text)]):
-        depth = 1
-        for place in range(opening, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[place], 0)
-            if depth == 0:
-                return text[opening:place]
-    return None
+    opened: list[re.Match[str]] = []
+    start, end = -1, -1
+    for brace in _BRACES.finditer(text):
+        if brace["box"] or brace[0] == "{":
+            opened.append(brace)
+        elif brace[0] == "}" and opened:
+            opening = opened.pop()
+            if opening["box"] and opening.end() > start:
+                start, end = opening.end(), brace.start()
+    return None if start < 0 else text[start:end]
 
 
 def after_thinking(text: str) -> str | None:
@@ -30,6 +37,7 @@ def after_thinking(text: str) -> str | None:
 
 
 def answer_line(text: str) -> str | None:
-    """What follows ``Answer:`` on the last line that begins so; None: no line does."""
+    """What follows ``Answer:`` or ``Final answer:`` on the last line that begins so, marks such as ``**`` and ``#``
+    aside; None: no line does."""
     found = _ANSWER.findall(text)
     return str(found[-1]).strip() if found else None

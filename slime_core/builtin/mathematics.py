@@ -20,6 +20,9 @@ from slime_core.types import Sample
 
 __all__ = ["BoxedMathematics", "Dapo", "DeepScaleR", "Mathematics", "equal"]
 
+_MARKS = ("$", r"\(", r"\[", r"\boxed")
+"""What an expression in a text begins with; an answer without them is one as a whole."""
+
 
 def equal(label: str, answer: str) -> bool:
     r"""Whether two answers mean the same, such as ``0.5`` and ``\frac{1}{2}``; False where one has no meaning.
@@ -60,17 +63,17 @@ class BoxedMathematics:
 
 
 class DeepScaleR:
-    """1.0 where thinking was ended and the boxed answer after it equals the label, else 0.0."""
+    """1.0 where thinking was ended and the boxed answer after it equals the label, else 0.0.
+
+    Thinking ends with ``</think>``, or where a response has none, with ``###Response``.
+    """
 
     def __init__(self, options: object | None = None) -> None:
         del options
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """One reward a sample, in order."""
-        return [
-            float(_boxed_equals(label_of(sample, "deepscaler"), after_thinking(sample.response) or ""))
-            for sample in samples
-        ]
+        return [float(_boxed_equals(label_of(sample, "deepscaler"), _answered(sample.response))) for sample in samples]
 
 
 class Dapo:
@@ -88,8 +91,17 @@ class Dapo:
 
     def _one(self, sample: Sample) -> dict[str, float]:
         answer = answer_line(sample.response)
-        right = answer is not None and equal(label_of(sample, "dapo"), answer if "$" in answer else f"${answer}$")
+        right = answer is not None and equal(label_of(sample, "dapo"), _as_expression(answer))
         return {"score": 1.0 if right else -1.0, "acc": float(right)}
+
+
+def _as_expression(answer: str) -> str:
+    return answer if any(mark in answer for mark in _MARKS) else f"${answer}$"
+
+
+def _answered(response: str) -> str:
+    answer = after_thinking(response)
+    return response.partition("###Response")[2] if answer is None else answer
 
 
 def _boxed_equals(label: str, text: str) -> bool:

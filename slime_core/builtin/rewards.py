@@ -60,7 +60,7 @@ class NoReward:
 
 
 def label_of(sample: Sample, reward: str) -> str:
-    """The label without surrounding white space.
+    """The label as text, without surrounding white space.
 
     Raises:
         DataError: there is none for reward model ``reward`` to compare with.
@@ -71,4 +71,5 @@ def label_of(sample: Sample, reward: str) -> str:
             "with.\n"
             "Name the label's field with --label-key, or choose another reward model."
         )
-    return sample.label.strip()
+    # From a data source of the user's own it may be a number.
+    return str(sample.label).strip()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from slime_core.builtin.answers import after_thinking, answer_line, last_boxed
 from slime_core.builtin.rewards import label_of
+from slime_core.errors import DataError
 from slime_core.types import Sample
 
 __all__ = ["MultipleChoice", "WordOverlap", "choice", "word_f1"]
@@ -22,7 +23,7 @@ _SETTLED = re.compile(rf"\W*(?:([A-HJ]){_ENDS}.*|(?<=\()(I)\).*|([a-jI])\W*)", r
 """A capital letter and what ends it, or a letter on its own. ``A``, ``a`` and ``I`` are also words."""
 
 _LETTER = rf"[B-HJ](?![A-Za-z])|A(?:{_ENDS}|(?=\s+(?:because|since|as)\b))|I(?=\)|[*.]*\s*$)|[a-j](?=[)*.,;]|\s*$)"
-_SAID = re.compile(rf"(?i:answer|choice|option)(?i:\s+is)?\s*:?\s*\**\(?({_LETTER})")
+_SAID = re.compile(rf"(?i:answer|choice|option)(?i:\s+is)?[\s:]*\**\(?({_LETTER})")
 _ALONE = re.compile(r"(?<![A-Za-z])\(?([A-J])\)?(?![A-Za-z])")
 
 
@@ -80,9 +81,20 @@ class MultipleChoice:
         """One reward a sample, in order.
 
         Raises:
-            DataError: a sample has no label.
+            DataError: a sample has no label, or one that is no letter.
         """
-        return [float(choice(sample.response) == label_of(sample, "gpqa").strip("()").upper()) for sample in samples]
+        return [float(choice(sample.response) == _right_choice(sample)) for sample in samples]
+
+
+def _right_choice(sample: Sample) -> str:
+    label = label_of(sample, "gpqa")
+    found = re.fullmatch(r"\W*([A-Ja-j])\W*", label)
+    if found is None:
+        raise DataError(
+            f"reward model 'gpqa': sample {sample.index} of group {sample.group_index} has the label {label!r:.100}; "
+            "accepted is the letter of the right choice, from A to J.\nName its field with --label-key."
+        )
+    return found[1].upper()
 
 
 def _words(text: str) -> Counter[str]:

@@ -84,7 +84,7 @@ def has_postscript(response: str, *, postscript_marker: str) -> bool:
 
 def counts_bullets(response: str, *, num_bullets: int) -> bool:
     """Exactly so many lines start with a bullet, ``*`` or ``-``."""
-    return len(re.findall(r"^\s*(?:\*[^*\n]|-).*$", response, re.MULTILINE)) == num_bullets
+    return len(re.findall(r"^[^\S\n]*(?:\*[^*\n]|-).*$", response, re.MULTILINE)) == num_bullets
 
 
 def is_constrained(response: str) -> bool:
@@ -108,7 +108,7 @@ def is_json(response: str) -> bool:
     """All of it is JSON, in a code fence or not."""
     try:
         json.loads(fenced(response))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

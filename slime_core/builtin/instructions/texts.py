@@ -28,6 +28,9 @@ _SHORT = re.compile(
 )
 """An abbreviation or initial at the end of a text; what follows it usually belongs to the same sentence."""
 
+LONGEST_SHORT = 8
+"""Characters of the longest of those, with its dot and what stands before it."""
+
 _DASHES = str.maketrans(dict.fromkeys("–—", " "))
 _PUNCTUATION = str.maketrans("", "", string.punctuation + "“”‘’…、。！？")
 
@@ -59,10 +62,10 @@ def sentences(text: str) -> list[str]:
 
 
 def _sentences(paragraph: str) -> list[str]:
-    found, start = [], 0
+    found, start, length = [], 0, len(paragraph.rstrip())
     for end in _END.finditer(paragraph):
         candidate = paragraph[start : end.end()].strip()
-        if end.end() < len(paragraph.rstrip()) and _SHORT.search(candidate):
+        if end.end() < length and _SHORT.search(candidate, max(0, len(candidate) - LONGEST_SHORT)):
             continue
         found.append(candidate)
         start = end.end()

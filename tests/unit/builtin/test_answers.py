@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from slime_core.builtin.answers import after_thinking, answer_line, last_boxed
 from slime_core.builtin.mathematics import BoxedMathematics, Dapo, DeepScaleR, Mathematics
+from slime_core.builtin.rewards import ExactMatch
 from slime_core.builtin.texts import MultipleChoice, WordOverlap, choice, word_f1
 from slime_core.errors import DataError
 from slime_core.types import Sample
@@ -15,6 +18,14 @@ def test_the_last_complete_box_counts_with_its_braces_balanced() -> None:
     assert last_boxed(r"\boxed{1} then \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
     assert last_boxed(r"\boxed{3} and \boxed{4") == "3"
     assert last_boxed("none") is None
+    assert last_boxed(r"\fbox{3} } {") == "3"
+    assert last_boxed(r"\boxed{\left\{ x \right.} done") == r"\left\{ x \right."
+    assert last_boxed(r"\boxed{a \boxed{b}}") == "b"
+    assert last_boxed(r"\boxed{2} \boxed{" + "{" * 10) == "2"
+
+
+def test_a_response_of_boxes_that_are_never_closed_takes_no_time() -> None:
+    assert last_boxed(r"\boxed{" * 30_000) is None
 
 
 def test_thinking_that_was_not_ended_has_no_answer() -> None:
@@ -25,9 +36,12 @@ def test_thinking_that_was_not_ended_has_no_answer() -> None:
 def test_the_last_answer_line_counts() -> None:
     assert answer_line("Answer: 3\nmore\n **Answer:** 4 \nend") == "4"
     assert answer_line("the answer: none of a line's start") is None
+    assert [
+        answer_line(f"{before}: 4") for before in ("# Answer", "- answer", "Final answer", "> **Final Answer**")
+    ] == ["4"] * 4
 
 
-async def score(reward: object, response: str, label: str | None) -> object:
+async def score(reward: object, response: str, label: Any) -> object:
     (found,) = await reward(None).score([Sample(response=response, label=label)])  # type: ignore[operator]
     return found
 
@@ -56,6 +70,21 @@ async def test_boxed_math_needs_a_box() -> None:
 async def test_deepscaler_reads_only_what_follows_the_thinking() -> None:
     assert await score(DeepScaleR, r"<think>\boxed{1}</think> \boxed{2}", "2") == 1.0
     assert await score(DeepScaleR, r"<think>\boxed{2}", "2") == 0.0
+
+
+async def test_deepscaler_takes_the_mark_before_the_response_for_an_end_of_thinking() -> None:
+    assert await score(DeepScaleR, r"\boxed{1} ###Response: \boxed{2}", "2") == 1.0
+    assert await score(DeepScaleR, r"<think>###Response \boxed{1}</think> \boxed{2}", "1") == 0.0
+
+
+@pytest.mark.parametrize("answer", ["34", "$34$", r"\(34\)", r"\[34\]", r"\boxed{34}", "x = 34", "34.", "34 units"])
+async def test_dapo_reads_an_answer_in_any_form(answer: str) -> None:
+    assert await score(Dapo, f"Answer: {answer}", "34") == {"score": 1.0, "acc": 1.0}
+    assert await score(Dapo, f"Answer: {answer}", "35") == {"score": -1.0, "acc": 0.0}
+
+
+async def test_a_label_may_be_a_number() -> None:
+    assert [await score(reward, "4", 4) for reward in (ExactMatch, Mathematics, WordOverlap)] == [1.0, 1.0, 1.0]
 
 
 async def test_dapo_names_its_two_numbers() -> None:
@@ -111,6 +140,17 @@ def test_the_choice_that_a_text_settles_on(text: str, expected: str | None) -> N
 async def test_multiple_choice_compares_letters() -> None:
     assert await score(MultipleChoice, "Answer: B", "(b)") == 1.0
     assert await score(MultipleChoice, "Answer: B", "C") == 0.0
+    assert choice("answer" + " " * 100_000) is None
+
+
+@pytest.mark.parametrize("label", ["1", "Paris", "AB", ""])
+async def test_a_label_that_is_no_letter_is_refused(label: str) -> None:
+    with pytest.raises(DataError) as failure:
+        await score(MultipleChoice, "Answer: B", label)
+    assert str(failure.value) == (
+        f"reward model 'gpqa': sample None of group None has the label {label!r}; accepted is the letter of the right "
+        "choice, from A to J.\nName its field with --label-key."
+    )
 
 
 @pytest.mark.parametrize("reward", [Mathematics, BoxedMathematics, DeepScaleR, Dapo, WordOverlap, MultipleChoice])

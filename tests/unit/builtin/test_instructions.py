@@ -180,6 +180,9 @@ ODD = (
     "\ud800",
     "1" * 5000,
     "*\n" * 50,
+    "[" * 20_000,
+    "\n" * 20_000 + "x",
+    "e.g. " * 4_000,
 )
 """Other alphabets, joined and broken characters, what a pattern or JSON might trip over, one endless number."""
 
