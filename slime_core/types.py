@@ -183,7 +183,8 @@ class Sample:
 
     def reward_key(self, default: str | None = None) -> str | None:
         """Which of several named rewards counts: the one that the row's metadata names, else ``default``."""
-        return self.metadata.get(REWARD_KEY) or default
+        named = self.metadata.get(REWARD_KEY)
+        return str(named) if named else default  # what is no text names no reward
 
     def reward_value(self, key: str | None = None) -> float:
         """The reward as one number: itself, or its entry ``key``, unless the row's metadata names another.

@@ -35,7 +35,8 @@ class SampleWriter:
         path = self._folder / f"{name}-{number:06d}.jsonl"
         rows = [*map(_readable, samples), *({**_readable(sample), "dropped": reason} for reason, sample in dropped)]
         lines = (json.dumps(row, ensure_ascii=False) for row in rows)
-        return write_atomically(path, "".join(f"{line}\n" for line in lines))
+        # Half a surrogate pair, which JSON may hold and UTF-8 may not, is written as JSON escapes it.
+        return write_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
 
 
 def _readable(sample: Sample) -> dict[str, object]:

@@ -161,3 +161,4 @@ def test_a_sample_comes_back_from_what_it_is_written_as() -> None:
 
 def test_the_reward_is_read_by_the_key_of_args() -> None:
     assert Sample(reward={"score": 0.5, "acc": 1}).get_reward_value(SimpleNamespace(reward_key="score")) == 0.5
+    assert Sample(metadata={"reward_key": ["score"]}).reward_key("acc") == "['score']"

@@ -111,9 +111,13 @@ class RemoteReward:
         return [self._reward(service, one) for one in found]
 
     def _reward(self, service: Service, found: Any) -> Reward | RewardFailure:
-        numbers = list(found.values()) if isinstance(found, dict) else [found]
-        if numbers and all(_is_number(one) for one in numbers):
-            return {name: float(one) for name, one in found.items()} if isinstance(found, dict) else float(found)
+        if _is_number(found):
+            return float(found)
+        # Beside its numbers a table may say things for people, as slime's services do.
+        entries = found.items() if isinstance(found, dict) else ()
+        named = {name: one for name, one in entries if isinstance(one, int | float)}
+        if named and all(_is_number(one) for one in named.values()):
+            return {name: float(one) for name, one in named.items()}
         return RewardFailure(
             "invalid", f"{service.told(found)}; accepted is a finite number, or a table of them with --reward-key"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Protocol
 
@@ -55,7 +55,10 @@ class WeightedSum:
             found[str(term)] = value
         # A new table: samples of a group share their row's.
         sample.metadata = {**sample.metadata, PARTS: found}
-        return math.fsum(term.weight * found[str(term)] for term, _ in self._parts)
+        total = _sum(term.weight * found[str(term)] for term, _ in self._parts)
+        if not math.isfinite(total):
+            return RewardFailure("invalid", f"{self._written!r} of {found} is {total}; accepted is a finite number")
+        return total
 
     def _value(self, term: RewardTerm, answer: Reward | RewardFailure) -> float | RewardFailure:
         if isinstance(answer, RewardFailure):
@@ -69,6 +72,14 @@ class WeightedSum:
         return RewardFailure(
             "invalid", f"part {term} of {self._written!r} returned {answer!r}; accepted is {accepted}{names}"
         )
+
+
+def _sum(values: Iterable[float]) -> float:
+    """Exactly; NaN where it is beyond the largest number."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        return math.nan
 
 
 def part_metrics(samples: Sequence[Sample], prefix: str) -> dict[str, float]:

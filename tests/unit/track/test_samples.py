@@ -23,3 +23,12 @@ def test_a_response_that_several_versions_drew_says_which_tokens_are_whose(
     assert path is not None
     row = json.loads(path.read_text())
     assert (row["weight_versions"], row.get("weight_spans")) == (versions, spans)
+
+
+def test_half_a_surrogate_pair_is_written_as_json_escapes_it(tmp_path: Path) -> None:
+    sample = Sample(prompt="\U0001f600 \ud83d", response="é", metadata={"source": "\udc00"}, error="\ud83d")
+    path = SampleWriter(tmp_path).write("train", 3, [sample])
+    assert path is not None
+    row = json.loads(path.read_text(encoding="utf-8"))
+    assert (row["prompt"], row["response"], row["error"]) == ("\U0001f600 \ud83d", "é", "\ud83d")
+    assert row["metadata"] == {"source": "\udc00"}

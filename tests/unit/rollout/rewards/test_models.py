@@ -101,7 +101,7 @@ async def test_several_samples_share_a_question_and_keep_their_order():
 
 
 async def test_named_numbers_stay_named():
-    with Answering(lambda body: {"score": 1, "format": 0.5}) as service:
+    with Answering(lambda body: {"score": 1, "format": 0.5, "pred": "34", "more": [1], "why": None}) as service:
         assert await remote(service).score(samples("a")) == [{"score": 1.0, "format": 0.5}]
 
 
@@ -172,7 +172,9 @@ def hanging():
     return Hanging()
 
 
-@pytest.mark.parametrize("answer", [None, "good", math.nan, math.inf, True, {}, {"score": "good"}, [1.0]])
+@pytest.mark.parametrize(
+    "answer", [None, "good", math.nan, math.inf, True, {}, {"score": "good"}, [1.0], {"a": 1, "b": math.nan}]
+)
 async def test_an_answer_that_is_no_reward_costs_its_sample(answer):
     with Answering(lambda body: 1.0 if body["response"] == "b" else answer) as service:
         found, other = await remote(service).score(samples("a", "b"))
