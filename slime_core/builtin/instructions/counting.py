@@ -107,7 +107,7 @@ def repeats_five_keywords(
 ) -> bool:
     """The keywords occur 1, 2, 3, 5 and 7 times."""
     given = (keyword1, keyword2, keyword3, keyword4, keyword5)
-    found = [response.lower().count(keyword.lower()) for keyword in given]
+    found = [response.lower().count(keyword.strip().lower()) for keyword in given]
     return tuple(found) == _TIMES
 
 
@@ -155,22 +155,23 @@ def repeats_few_words(response: str, *, small_n: int) -> bool:
 
 
 def has_keyword_in_sentence(response: str, *, word: str, N: int) -> bool:
-    """That sentence, counted from 1, holds the word."""
+    """That sentence, counted from 1, holds the word as a word of its own."""
     found = sentences(response)
-    return 1 <= N <= len(found) and word.lower() in found[N - 1].lower()
+    wanted = rf"(?<!\w){re.escape(word.strip())}(?!\w)"
+    return 1 <= N <= len(found) and re.search(wanted, found[N - 1], re.IGNORECASE) is not None
 
 
 def places_keyword(response: str, *, keyword: str, n: int, m: int) -> bool:
     """The m-th word of the n-th sentence is the keyword."""
     found = sentences(response)
     inner = words(found[n - 1]) if 1 <= n <= len(found) else []
-    return 1 <= m <= len(inner) and inner[m - 1].lower() == keyword.lower()
+    return 1 <= m <= len(inner) and inner[m - 1].lower() == keyword.strip().lower()
 
 
 def frames_with_keyword(response: str, *, keyword: str) -> bool:
     """The second word and the last but one are the keyword."""
     found = _lower(response)
-    return len(found) > 1 and found[1] == found[-2] == keyword.lower()
+    return len(found) > 1 and found[1] == found[-2] == keyword.strip().lower()
 
 
 def chains_sentences(response: str) -> bool:

@@ -117,7 +117,7 @@ def starts_with_thesis(response: str) -> bool:
 
 def has_sub_bullets(response: str) -> bool:
     """There are bullets ``*``, and at least one ``-`` follows each before the next."""
-    marks = re.findall(r"^\s*([*-])\s", response, re.MULTILINE)
+    marks = re.findall(r"^[^\S\n]*([*-])\s", response, re.MULTILINE)
     return "*" in marks and all(part.startswith("-") for part in "".join(marks).split("*")[1:])
 
 

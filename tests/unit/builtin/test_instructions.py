@@ -93,6 +93,7 @@ CASES = [
     ("sentence:alliteration_increment", {}, "Red fox. Big bad fox. Tall tan tired fox.", "Big bad fox. Red fox."),
     ("sentence:increment", {"small_n": 1}, "One. Now two. Now even three.", "One. Now even three."),
     ("sentence:keyword", {"word": "cat", "N": 2}, "One. A Cat.", "A cat. One."),
+    ("sentence:keyword", {"word": "cat", "N": 1}, "A (cat).", "They concatenate cats."),
     ("words:alphabet", {}, "Young zebras always bite.", "Young zebras bite"),
     ("words:alphabet", {}, "A big cat", "1 2 3"),
     ("words:consonants", {}, "Strong blasts crush", "Strong ape"),
@@ -180,9 +181,9 @@ ODD = (
     "\ud800",
     "1" * 5000,
     "*\n" * 50,
-    "[" * 20_000,
-    "\n" * 20_000 + "x",
-    "e.g. " * 4_000,
+    "[" * 3_000,
+    "\n" * 3_000 + "x",
+    "e.g. " * 600,
 )
 """Other alphabets, joined and broken characters, what a pattern or JSON might trip over, one endless number."""
 
