@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slime_core.config.reward_sum import reward_terms
-from slime_core.errors import RunError
+from slime_core.errors import RunError, SlimeError
+from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
@@ -89,9 +90,11 @@ class InSampler:
         """One reward a sample, in order; not yet checked.
 
         Raises:
+            PluginError: it failed.
             RunError: it returned too few or too many.
         """
-        rewards = list(await self._component.score(samples))
+        with boundary(f"reward model {self._name!r}", "scoring", locate=True, passes=(SlimeError,)):
+            rewards = list(await self._component.score(samples))
         if len(rewards) != len(samples):
             raise RunError(f"reward model {self._name!r} returned {len(rewards)} rewards for {len(samples)} samples")
         return rewards

@@ -1,0 +1,35 @@
+"""A reward model that runs in the sampler: what it raises ends the run, with its name on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_core.errors import DataError, PluginError, RunError
+from slime_core.rollout.rewards.place import InSampler
+from slime_core.types import Sample
+
+
+class Given:
+    """Answers what it is made with, or raises it."""
+
+    def __init__(self, answer):
+        self._answer = answer
+
+    async def score(self, samples):
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        return self._answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "said"),
+    [
+        (ValueError("no such answer"), PluginError, r"^reward model 'mine': scoring failed with ValueError: no such "),
+        (None, PluginError, r"^reward model 'mine': scoring failed with TypeError: 'NoneType' object is not iterable"),
+        (DataError("no label"), DataError, "^no label$"),
+        ([1.0], RunError, "^reward model 'mine' returned 1 rewards for 2 samples$"),
+    ],
+)
+async def test_what_it_raises_or_returns_amiss_ends_the_run_and_names_it(answer, kind, said):
+    with pytest.raises(kind, match=said):
+        await InSampler("mine", Given(answer)).score([Sample(), Sample()])
