@@ -17,6 +17,8 @@ __all__ = ["Reward", "RewardFailure", "RewardPool", "RewardPoolSettings"]
 CALLS_A_PROCESS = 16
 """Calls in flight in one process; more wait here, where nothing can happen to them."""
 
+CLOSED = RewardFailure("crash", "the processes of reward models were ended before it was scored")
+
 
 class RewardPool:
     """Starts processes when they are needed; belongs to one event loop. :meth:`close` leaves none behind."""
@@ -27,6 +29,7 @@ class RewardPool:
         self._apart = _Seat(settings)
         self._alone = asyncio.Lock()
         self._room = asyncio.Semaphore(settings.num_workers * CALLS_A_PROCESS)
+        self._is_closed = False
 
     async def score(self, name: str, samples: Sequence[Sample], *, together: bool) -> list[Reward | RewardFailure]:
         """A reward or a failure for each of ``samples``, in order.
@@ -49,16 +52,18 @@ class RewardPool:
         return [one for part, answer in answers for one in _each(answer, len(part))]
 
     async def close(self) -> None:
-        """End every process."""
+        """End every process; calls under way fail, and are not asked again."""
+        self._is_closed = True
         await asyncio.gather(*(seat.close() for seat in [*self._seats, self._apart]))
 
     async def _shared(self, name: str, samples: list[Sample]) -> Answers:
         async with self._room:
-            return await min(self._seats, key=lambda seat: seat.num_calls).score(name, samples)
+            seat = min(self._seats, key=lambda seat: seat.num_calls)
+            return CLOSED if self._is_closed else await seat.score(name, samples)
 
     async def _isolated(self, name: str, samples: list[Sample]) -> Answers:
         async with self._alone:
-            return await self._apart.score(name, samples)
+            return CLOSED if self._is_closed else await self._apart.score(name, samples)
 
 
 class _Seat:

@@ -154,8 +154,9 @@ class RewardProcess:
             async with asyncio.timeout(START_LIMIT_S):
                 first = json.loads(await read_frame(reader))
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError) as error:
-            said = f"a reward process ended before it was ready; what it printed is in {settings.log_file}"
-            raise PluginError(said) from error
+            late = isinstance(error, TimeoutError)
+            what = f"was not ready after {START_LIMIT_S:g} s" if late else "ended before it was ready"
+            raise PluginError(f"a reward process {what}; what it printed is in {settings.log_file}") from error
         if "broken" in first:
             raise PluginError(str(first["broken"]))
         self._tasks = [asyncio.create_task(self._listen(reader)), asyncio.create_task(self._watch())]
@@ -287,11 +288,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _memory(pid: int) -> int:
     """Resident bytes of a process and its children; 0 where it has gone."""
-    try:
+    found = 0
+    with suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
-        return sum(int(one.memory_info().rss) for one in [root, *root.children(recursive=True)])
-    except psutil.NoSuchProcess:
-        return 0
+        for one in [root, *root.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):  # one that has ended meanwhile hides no other
+                found += int(one.memory_info().rss)
+    return found
 
 
 def _checked(name: str, rewards: Sequence[Any], samples: Sequence[Sample]) -> Answers:

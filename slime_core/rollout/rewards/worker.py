@@ -168,11 +168,16 @@ class _Worker:
                 if len(answer) > LARGEST_ANSWER:
                     raise ValueError(f"the rewards of one call take more than {LARGEST_ANSWER} bytes")
             write_frame(self._writer, answer)
+        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt) as error:
+            # Nobody cancels a call here, so the reward did, as `await task` does of a task that was cancelled.
+            self.say(failed=call, cause=type(error).__name__, error=f"it raised {type(error).__name__}")
         except SlimeError as error:
             cause = _cause(error.__cause__)
             # Limits raise without a word; whose they are and what they are, the parent knows.
             own = str(error.__cause__ or error) or ("" if cause in LIMITS.values() else str(error))
-            self.say(failed=call, cause=cause, error=own[:LONGEST_ERROR])
+            # Half a surrogate pair, as JSON of a response may give, can be written into no file.
+            said = own[:LONGEST_ERROR].encode("utf-8", "backslashreplace").decode()
+            self.say(failed=call, cause=cause, error=said)
 
     def _model(self, name: str) -> Any:
         if name not in self._models:

@@ -75,6 +75,12 @@ class Mean:
             case "huge": return 10**400
             case "nan in a dict": return {"score": 1.0, "format": math.nan}
             case "true": return True
+            case "cancelled": raise asyncio.CancelledError
+            case "left": raise GeneratorExit
+            case "interrupted": raise KeyboardInterrupt
+            case "half": raise ValueError("\\ud83d")
+            case "deaf": os.closerange(0, 100)
+            case "elsewhere": os.chdir("/")
             case "circle":
                 circle = {}
                 circle["self"] = circle
@@ -159,6 +165,11 @@ async def test_rewards_come_back_in_order_and_named_ones_as_numbers(pool: Reward
         ("nan", "invalid", "reward model 'mean' returned nan; accepted is a finite number, or a dict"),
         ("none", "invalid", "reward model 'mean' returned None; accepted is a finite number"),
         ("circle", "RecursionError", "reward model 'mean'"),
+        ("cancelled", "CancelledError", "^reward model 'mean': it raised CancelledError$"),
+        ("left", "GeneratorExit", "^reward model 'mean': it raised GeneratorExit$"),
+        ("interrupted", "KeyboardInterrupt", "it raised KeyboardInterrupt$"),
+        ("half", "ValueError", r"^reward model 'mean': \\ud83d$"),
+        ("deaf", "crash", "ended its process"),
         ("text", "invalid", "reward model 'mean' returned 'good'; accepted is a finite number"),
     ],
 )
@@ -250,6 +261,16 @@ async def test_what_is_too_much_costs_its_own_sample_and_few_words(tmp_path: Pat
         "reward model 'mean': sending it what it scores failed with TypeError: cannot pickle '_thread.lock' object",
     )
     assert (tmp_path / "rewards.log").stat().st_size > 10**8
+
+
+async def test_what_is_under_way_when_the_pool_is_closed_fails_and_starts_nothing(tmp_path: Path) -> None:
+    pool = RewardPool(settings(tmp_path, num_workers=1, timeout_s=60.0))
+    asked = [asyncio.create_task(pool.score("mean", samples("wait"), together=False)) for _ in range(20)]
+    while not pool._seats[0]._process or not pool._seats[0]._process._waits():
+        await asyncio.sleep(0.01)
+    await pool.close()
+    assert {one.cause for (one,) in await asyncio.gather(*asked)} == {"crash"}
+    assert [child for child in psutil.Process().children() if "rewards.worker" in " ".join(child.cmdline())] == []
 
 
 async def test_five_hundred_at_once_beside_one_that_hangs_and_one_that_dies(tmp_path: Path) -> None:
