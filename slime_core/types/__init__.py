@@ -1,0 +1,30 @@
+"""The records that cross rooms, and the shape legend of the whole project.
+
+    sample   Sample, Status, SpecInfo, PromptGroup: what user code sees and what is generated
+    batch    TrainBatch, StepPlan: what is trained
+    numbers  TokenIds, LogProbs, Mask: flat arrays that behave like lists
+
+Shapes are read off names: P prompts, G samples of one prompt, B samples, T tokens (ragged or packed), U response
+tokens, V vocabulary entries, R data-parallel ranks. ``rewards_B`` is one number a sample, ``log_probs_T`` one a packed
+token.
+
+A *prompt group* is the list of samples that answer one prompt. A *rollout* is one generation step over P prompt groups.
+A *shard* (:class:`TrainBatch`) is what one data-parallel rank trains of one rollout.
+"""
+
+from slime_core.types.batch import StepPlan, TrainBatch
+from slime_core.types.numbers import LogProbs, Mask, TokenIds
+from slime_core.types.sample import REWARD_KEY, PromptGroup, Sample, SpecInfo, Status
+
+__all__ = [
+    "REWARD_KEY",
+    "LogProbs",
+    "Mask",
+    "PromptGroup",
+    "Sample",
+    "SpecInfo",
+    "Status",
+    "StepPlan",
+    "TokenIds",
+    "TrainBatch",
+]
