@@ -1,1 +1,18 @@
-"""The command ``slime``: the only room that prints or exits. One file a command; ``main`` finds the command."""
+"""The command ``slime``: the only room that prints or exits.
+
+    main        finds the command; errors that slime raises on purpose become a message and an exit code
+    run, evaluate, check, ledger    a command each: ``slime run``, ``eval``, ``check`` and ``ledger``
+    progress    what a person sees of a run
+    activation  what a command line means before its settings are read: its file and its plugins
+    preflight, needs    what can be found wrong before the first process starts: prompts, weights, the machine
+    plan        which process would sit where, in words
+    changes     what a resume does where plugins are no longer the same
+    traces      what a run that is refused leaves behind: nothing
+
+    plugins, describe, calls    ``slime plugins list``, ``show`` and ``trace``
+    checkup, examine, wheels, verdicts    ``slime plugins check``: each plugin in a process of its own
+    scaffold    ``slime plugins new``, from ``templates``
+    lock        ``slime plugins lock`` and ``verify``
+
+The rule between them: a command imports what it needs when it is called, so that help and lists load nothing heavy.
+"""

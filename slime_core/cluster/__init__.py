@@ -2,6 +2,7 @@
 
     session.py    a Ray cluster for the length of a run: its own, or one that is running
     layout.py     what a run needs and how that is cut into bundles; plain arithmetic, no Ray
+    asked.py      the device and the layout that the settings ask for, and what cannot be on that device
     machine.py    what this machine has left, before anything is started
     inspection.py whether every node has the driver's plugins
     placement.py  the one placement group, and which bundle is whose

@@ -1,6 +1,30 @@
 """Settings: frozen typed sections, read from defaults, plugin presets, a TOML file and flags.
 
-Parts: ``schema`` says what there is and ``embedded`` what the embedded run differs in; ``settings`` reads one value,
-``flags`` a command line, ``document`` a TOML file; ``load`` lays them over each other, ``check`` holds the rules
-between them, ``explain`` writes them for people. Every mistake is collected (``mistakes``); all are reported at once.
+What there is:
+
+    section, bounded    what every section is; numbers and texts within bounds
+    prompting, sampling, measuring, serving, learning, custom    the sections of a subject
+    megatron, sglang    what a run says to the engines under their own names
+    schema      all sections as one ``RunConfig``, and what follows from several of them
+    reward_sum, prompt_paths, secrets    what is written in the place of a reward, of a prompt file, of a secret
+    eval_sets   every evaluation set with all that decides it
+    embedded    what the run of the embedded model differs in
+
+How it is read:
+
+    settings    one value, from a flag or from TOML
+    flags, document, eval_file, slime_engines    a command line, a TOML file, and files in slime's forms
+    load        lays them over each other
+    check, rules    the rules between settings
+    mistakes    every mistake is collected; all are reported at once
+    explain     settings for people: as a file, as help
+
+What it is compared with:
+
+    tables, readers    the names that the installed Megatron and SGLang know
+    engine_flags, megatron_flags, model_args, slime_flags    what a name means that is no setting of the core
+    described, flops    what a model's ``config.json`` says
+    folders     whether a folder can be written
+
+The rule between them: nothing here is heavier than pydantic, so every mistake is found before anything starts.
 """

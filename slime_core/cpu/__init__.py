@@ -5,6 +5,7 @@
     gloo.py          collectives over parts of unequal size
     megatron.py      ``install()``: an import hook for Megatron-core and mbridge, in the process that trains
     sglang.py        environment and arguments of an inference server that runs on a CPU
+    serve.py         such a server, started by hand for runs to find
     stand_ins/       packages that only such a server sees, through its PYTHONPATH
 
 Nothing here acts when it is imported. The rule between the parts: ``megatron.py`` never touches torch or any third

@@ -1,11 +1,27 @@
 """How separately installed code takes part in a run.
 
-Parts, each importing only those above it: ``traits`` and ``component`` are what a plugin declares, ``hooks`` through
-which calls it declares, ``contracts`` what the declared targets implement; ``boundary`` attributes a failure to a
-plugin; ``discovery`` reads installed metadata and imports nothing; ``loading`` imports one plugin; ``validation``
-refuses the mistakes that pluggy would accept in silence; ``fitting`` holds a target to its contract; ``registration``
-collects the components into a registry; ``lifecycle`` calls the hooks of a run's life; ``manifest`` makes another
-process load exactly the same code; ``registry`` activates what a run named.
+What a plugin says:
+
+    component, traits    what it declares, and what the core may know of it without importing it
+    hooks       the calls through which it declares, and those of a run's life
+    contracts   what the declared targets implement
+
+From metadata to a registry:
+
+    declared, discovery, requirements, bounds    installed metadata, read without importing a plugin
+    boundary    a plugin's failure leaves it as our error, with the plugin's name on it
+    loading, validation, returned    one plugin's code, and the mistakes that pluggy would accept in silence
+    fitting     holds a target to its contract
+    registration, registry    the components of a run
+
+In a run:
+
+    selection, pairings    whether the components that a run names exist and go together
+    refusals, asked    what a model spec refuses of a checkpoint; whether somebody is there whom a reward model asks
+    functions, slime_paths    functions by path, and what to write in place of those that slime ships
+    lifecycle   calls the hooks of a run's life
+    manifest, content, entries, differences, lock    the same code in every process, after a resume, and by a lock
+    reference   ``docs/hooks.md``, read off the code
 
 The one rule: only what a run names, ``core``, and the plugin that claims the checkpoint's architecture are imported.
 """

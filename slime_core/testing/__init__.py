@@ -10,6 +10,11 @@ component as a run would; ``suite`` is the class under all suites; ``estimators`
 ``corrections``, ``rewards``, ``transforms``, ``generation``, ``sources``, ``models``, ``trackers`` and ``lifecycle``
 hold one suite each; ``conformance`` runs them without pytest; ``pytest_plugin`` has the fixtures.
 
+Behind the suites: ``resumed`` (responses that go on), ``rank_hooks`` and ``ranks`` (hooks in real processes),
+``model_process`` (a model spec against Hugging Face's model), ``packed`` (examples of tokens), ``waiting`` (time
+limits), ``recorder`` (a plugin that notes its calls). For tests of slime itself: ``fake_server``, ``nursery``
+(processes forked from one that has the engines imported) and ``pairs`` (a tokenizer for which text says less than ids).
+
 The one rule: a suite knows the contract and nothing of the component but its traits. Importing this package is cheap;
 naming a suite needs hypothesis (``pip install 'slime-rl[testing]'``).
 """

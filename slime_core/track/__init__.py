@@ -7,6 +7,7 @@
     jsonl.py        one JSON object a line, on disk when the step ends
     tensorboard.py  the same numbers as TensorBoard events, without torch
     track.py        what the loop holds
+    ledger.py       where every prompt group ended, counted from what lies in the folder
 
 The rule: **row k of every tracker holds what was measured with the weights of version k**, where version k is what k
 training steps have made. So ``rollout/raw_reward`` and ``eval/<name>`` of the same row are about the same weights (an

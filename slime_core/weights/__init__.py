@@ -1,6 +1,7 @@
 """From the learner to the engines: the same weights, by name, in buckets, checked before and after.
 
     specs.py       name, dtype and shape of every weight: what is sent, what an engine expects, and whether they agree
+    whole.py       whether the files of a checkpoint are whole
     bucket.py      which weights travel together, and the bytes of a bucket exactly as the server reads them
     endpoints.py   what the servers are told over HTTP, all of them at once, each call with a time limit
     transport.py   what every transport does, with one file each: distributed.py, tensor.py, disk.py
