@@ -306,11 +306,12 @@ class Production:
         if len(self._finished) < count:
             return None
         chosen: dict[int, _Group] = {}
-        for last in sorted({self._last(group) for group in self._open} - {math.inf}):
+        counted = [one for one in self._open if one.made is not None or self._last(one) >= rollout]
+        for last in sorted({self._last(group) for group in counted} - {math.inf}):
             ready = [one for one in self._finished if self._last(one) <= last and one.number not in chosen]
-            within = sum(self._last(one) <= last for one in self._open)
+            within = sum(self._last(one) <= last for one in counted)
             missing = min(count, within - max(0, int(last) - rollout) * self._pace.batch) - len(chosen)
-            if missing > len(ready) and last >= rollout:
+            if missing > len(ready):
                 return None
             chosen |= {one.number: one for one in ready[: max(0, missing)]}
         others = [one for one in self._finished if one.number not in chosen]

@@ -40,7 +40,7 @@ from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
 from slime_core.rollout.staleness import EVICTED, REQUEUED, Staleness
 from slime_core.rollout.supply import Supply, held_by
 from slime_core.rollout.transforms import load_transforms, refuse_unusable
-from slime_core.types import PromptGroup, Sample
+from slime_core.types import PromptGroup, Sample, Status
 
 __all__ = ["Sampler"]
 
@@ -83,7 +83,7 @@ class Sampler:
         self._ledger = Ledger(settings.samples_folder, is_strict=not own_rollouts)
         self._source = self._data_source()
         self._production = self._produces()
-        self._staleness = Staleness.of(config)
+        self._staleness, self._begun_anew = Staleness.of(config), 0
 
     # --- One rollout -------------------------------------------------------------------------------------------------
 
@@ -122,12 +122,14 @@ class Sampler:
 
     def _metrics(self, harvest: Harvest, trained: list[Sample], rollout: int) -> dict[str, float]:
         failures, retries = self._collector.take_failures(), self._collector.take_retries()
+        begun_anew, self._begun_anew = self._begun_anew, 0
         metrics = {
             **harvest.metrics(trained),
             **{f"rollout/reward_failures/{cause}": count for cause, count in failures.items()},
             **{f"rollout/retries/{cause}": count for cause, count in retries.items()},
             **self._components.left_out.metrics(),
             **self._staleness.metrics(trained, rollout=rollout, left_out=len(harvest.stale)),
+            **({"rollout/staleness/begun_anew": float(begun_anew)} if begun_anew else {}),
             **self._production.metrics(),
         }
         if self._config.rollout.log_passrate:
@@ -212,7 +214,9 @@ class Sampler:
 
     def _prepare(self, rollout: int, groups: list[PromptGroup]) -> None:
         for group in groups:
-            self._collector.prepare(group, too_old=self._staleness.refuses(group, rollout=rollout))
+            too_old = self._staleness.refuses(group, rollout=rollout)
+            self._begun_anew += too_old * sum(sample.status is Status.ABORTED for sample in group)
+            self._collector.prepare(group, too_old=too_old)
         self.hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
 
     async def _make(self, rollout: int, group: PromptGroup) -> PromptGroup:

@@ -180,6 +180,19 @@ async def test_a_rollout_waits_for_groups_that_are_due_and_not_for_others(make: 
     await production.close()
 
 
+async def test_for_a_group_that_is_too_old_already_no_rollout_waits(make: Make) -> None:
+    production, engines = make(ahead=1, oldest=1, fetch=3)
+    for rollout, ending in enumerate([(0, 1), (2, 3), (5, 6)]):
+        if rollout:
+            production.published(rollout)
+        taking = asyncio.create_task(production.take(rollout, 2))
+        await turns()
+        await engines.end(*ending)
+        assert [number(group) for group in await asyncio.wait_for(taking, timeout=10)] == list(ending)
+    assert 4 in engines.flying  # weights 0 drew it, and rollout 1 was the last that might train it
+    await production.close()
+
+
 async def test_where_old_samples_are_corrected_no_rollout_waits_for_a_slow_group(make: Make) -> None:
     production, engines = make(ahead=1, oldest=1, waits=False)
     await taken(production, engines, 0)
@@ -246,15 +259,17 @@ async def test_at_rest_a_group_that_is_begun_for_an_aborted_one_has_ended_too(ma
     await resting
 
 
-async def test_what_fails_before_it_rests_is_raised(make: Make) -> None:
+async def test_what_fails_before_it_rests_is_raised_at_once(make: Make) -> None:
     production, engines = make(ahead=1)
     production.published(0)
     resting = asyncio.create_task(production.rest())
     await turns()
     engines.flying.pop(0).set_exception(PluginError("no more"))
-    await engines.end(1)
+    await turns()
+    assert (resting.done(), sorted(engines.flying)) == (True, [1])
     with pytest.raises(PluginError, match="no more"):
         await resting
+    await production.close()
 
 
 # --- What goes wrong --------------------------------------------------------------------------------------------------

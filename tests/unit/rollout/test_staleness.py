@@ -23,7 +23,7 @@ from slime_core.rollout.generate import fill
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.staleness import Staleness, oldest_of, token_versions
-from slime_core.types import Sample
+from slime_core.types import LogProbs, Sample, Status, TokenIds
 from tests.unit.rollout.test_sampler import FOLDER, FakeClient, answer
 
 # --- One sample -------------------------------------------------------------------------------------------------------
@@ -176,6 +176,20 @@ async def test_a_group_over_the_bound_comes_again_and_is_trained_when_it_is_new(
     assert sampled.metrics["rollout/staleness/requeued"] == 2.0
     assert dropped(tmp_path, 5) == [(0, "requeued"), (1, "requeued")]
     assert sampler.cursor()["source"]["next"] == 2
+
+
+async def test_a_response_that_is_too_old_to_go_on_begins_anew(build: Build) -> None:
+    rest = Generation(array("i", [1]), array("f", [-0.5]), "stop", ("5",))
+    sampler, client = build({"1+1": by("5"), "1+2": by("5"), "1+22": [rest]}, max_staleness=1, partial_rollout=True)
+    groups = sampler._source.next_groups(2)
+    for sample, version in zip([one for group in groups for one in group], "3344", strict=True):
+        sample.tokens, sample.rollout_log_probs = TokenIds([6, 15, 6 + sample.index // 2, 7]), LogProbs([-0.5])
+        sample.response_length, sample.weight_versions, sample.status = 1, [version], Status.ABORTED
+    sampler._source.put_back(groups)
+    metrics = (await sampler.sample(5)).metrics
+    assert [prompt for prompt, *_ in client.asked] == ["1+1", "1+22", "1+22"]
+    assert (metrics["rollout/staleness/begun_anew"], metrics["rollout/staleness/max"]) == (2.0, 1.0)
+    assert metrics["rollout/staleness/requeued"] == 0.0
 
 
 async def test_a_group_over_the_bound_is_left_out_for_good(build: Build, tmp_path: Path) -> None:
