@@ -13,6 +13,7 @@
     generate.py      the default generate function
     lineage.py       whose samples those are that a generate function returned
     resuming.py      samples that were begun before
+    stops.py         that a response has ended, where the engine was interrupted before it could say so
     nucleus.py       which tokens were left to draw from, and the log-probabilities over just those
     transforms.py    the sample transforms of a run, in order
     evaluation.py    held-out prompts; scores.py measures them
