@@ -182,9 +182,9 @@ async def test_a_response_that_is_too_old_to_go_on_begins_anew(build: Build) -> 
     rest = Generation(array("i", [1]), array("f", [-0.5]), "stop", ("5",))
     sampler, client = build({"1+1": by("5"), "1+2": by("5"), "1+22": [rest]}, max_staleness=1, partial_rollout=True)
     groups = sampler._source.next_groups(2)
-    for sample, version in zip([one for group in groups for one in group], "3344", strict=True):
-        sample.tokens, sample.rollout_log_probs = TokenIds([6, 15, 6 + sample.index // 2, 7]), LogProbs([-0.5])
-        sample.response_length, sample.weight_versions, sample.status = 1, [version], Status.ABORTED
+    for place, sample in enumerate(one for group in groups for one in group):
+        sample.tokens, sample.rollout_log_probs = TokenIds([6, 15, 6 + place // 2, 7]), LogProbs([-0.5])
+        sample.response_length, sample.weight_versions, sample.status = 1, [str(3 + place // 2)], Status.ABORTED
     sampler._source.put_back(groups)
     metrics = (await sampler.sample(5)).metrics
     assert [prompt for prompt, *_ in client.asked] == ["1+1", "1+22", "1+22"]

@@ -39,7 +39,7 @@ from slime_core.rollout.staleness import token_versions
 from slime_core.types import Sample
 from tests.unit.rollout.test_sampler import FOLDER
 
-ROLLOUTS, BATCH, SAMPLES, PROMPT = 6, 3, 2, 3
+ROLLOUTS, BATCH, SAMPLES, PROMPT, NINE = 6, 3, 2, 3, 14
 PATIENCE = 1000
 """Turns of the event loop in which something must become of a sampler that no request is in flight for."""
 
@@ -63,13 +63,15 @@ class Case:
 
     @property
     def rollout(self) -> RolloutConfig:
-        return RolloutConfig(
+        values: dict[str, Any] = {
             **{"num_rollout": ROLLOUTS, "rollout_batch_size": BATCH, "n_samples_per_prompt": SAMPLES},
             **{"rm_type": "random", "async_buffer_size": self.ahead, "over_sampling_batch_size": self.fetch},
             **{"partial_rollout": self.partial, "max_staleness": self.bound, "stale_samples": self.stale},
             **{"pause_generation_mode": self.pause, "failed_samples": self.failed},
             **{"sample_transforms": self.transforms, "rollout_max_response_len": 8},
-        )
+            "rollout_stop": ("99",),
+        }
+        return RolloutConfig(**values)
 
 
 @st.composite
@@ -107,9 +109,17 @@ def log_prob(token: int, version: int) -> float:
 
 
 def follows(ids: Sequence[int], *, salt: int = 0) -> int:
-    """The only token that can follow ``ids``, a prompt with the response so far; ``salt``: of siblings."""
-    length = 2 + sum(ids[:PROMPT]) % 5
-    return 1 if len(ids) - PROMPT == length else (sum(ids) + salt) % 10 + 5
+    """The only token that can follow ``ids``, a prompt with the response so far; ``salt``: of siblings.
+
+    A response is some digits up to 8, and the two nines that end it.
+    """
+    length = 2 + sum(ids[:PROMPT]) % 4
+    return NINE if len(ids) - PROMPT >= length else (sum(ids) + salt) % 9 + NINE - 9
+
+
+def has_stopped(drawn: Sequence[int]) -> bool:
+    """Whether an engine sees that a response ends, in what it draws for one request."""
+    return list(drawn[-2:]) == [NINE, NINE]
 
 
 @dataclass(eq=False)
@@ -126,7 +136,7 @@ class Request:
         """Draw up to ``count`` tokens of each response."""
         for place, (tokens, versions) in enumerate(zip(self.drawn, self.versions, strict=True)):
             for _ in range(count):
-                if len(tokens) == self.most or 1 in tokens:
+                if len(tokens) == self.most or has_stopped(tokens):
                     break
                 begins = not tokens and len(self.ids) == PROMPT
                 tokens.append(follows([*self.ids, *tokens], salt=place if begins else 0))
@@ -285,7 +295,7 @@ class Run:
             assert list(sample.rollout_log_probs or ()) == [log_prob(*one) for one in drawn], sample
             places = range(PROMPT + 1, len(ids))
             assert [ids[place] for place in places] == [follows(ids[:place]) for place in places], sample
-            assert ids[-1] == 1, sample
+            assert (ids[-2:], ids.count(NINE)) == ([NINE, NINE], 2), sample
             if self.case.bound is not None and self.case.stale != "correct":
                 assert self.step - versions[0] <= self.case.bound, sample
 
