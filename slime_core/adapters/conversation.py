@@ -73,7 +73,9 @@ class Trajectory:
         self.answers.append(answer)
 
     def is_in(self, text: str) -> bool:
-        """Whether ``text`` holds every answer, in order."""
+        """Whether ``text`` holds every answer, in order, or is the last one."""
+        if text.strip() == self.answers[-1].strip():
+            return True
         place = 0
         for answer in self.answers:
             found = text.find(answer, place)

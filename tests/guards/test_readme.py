@@ -53,7 +53,8 @@ COMMANDS = sorted(set(commands()))
 
 
 def resolve(argv: list[str]) -> Resolved:
-    active = activate(named_plugins(argv))
+    by_path = ["paths"] if any(re.fullmatch("--custom-.*-path", word) for word in argv) else []
+    active = activate([*named_plugins(argv), *by_path])
     resolved = load(argv, presets=active.presets, plugin_options=active.options, check_rules=False)
     for kind, names in COMPONENTS.items():
         for name in names(resolved.config):

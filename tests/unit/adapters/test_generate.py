@@ -153,6 +153,17 @@ async def test_a_chat_goes_on_from_the_ids_that_were_drawn(
     assert sample.metadata["why"] == "stop"
 
 
+async def test_the_guide_prints_a_conversation_of_two_turns(write, context) -> None:
+    guide = (Path(__file__).parents[3] / "docs/plugins.md").read_text(encoding="utf-8")
+    options = write("custom_generate_function_path", guide.partition("```python turns\n")[2].partition("```")[0])
+    options.arguments.second_question = "7"
+    encoder = PromptEncoder(FOLDER, apply_chat_template=True)
+    (sample,) = await generate(options, GenerateContext(context.client, encoder), 1)
+    # Both turns train, <|user|> 7 <|assistant|> between them does not.
+    assert list(sample.tokens[10:13]) == [3, 12, 4]
+    assert list(sample.loss_mask or ()) == [1] * 5 + [0] * 3 + [1] * 5
+
+
 async def test_all_turns_together_stay_within_the_longest_response(write, context) -> None:
     sampling = SamplingParams(max_new_tokens=7)
     options = write("custom_generate_function_path", OVER_A_LIST, "--max-turns", "5")
