@@ -57,7 +57,7 @@ class RolloutConfig(Section):
     rm_token_env: Name | None = None
     """Environment variable whose value remote_rm sends as "Authorization: Bearer VALUE". None: no such header."""
     rm_row_urls: tuple[Name, ...] = ()
-    """Other services that rows may name as rm_url in their metadata, each in full. Empty: rows may name rm_url."""
+    """Other services that rows may name as rm_url in their metadata, each in full. Empty: none but the run's rm_url."""
     rm_batch_size: Count = 1
     """Samples of a group that remote_rm sends in one question, as a list. 1: each by itself, not as a list."""
     rm_concurrency: Count = 64
@@ -73,6 +73,8 @@ class RolloutConfig(Section):
     """Text file that judge sends, with {prompt}, {response} and {label} in it. None: a question for 0 to 10."""
     rm_judge_pattern: Name | None = None
     """Regular expression whose last group, where it matches last, is the judge's number. None: after "Score:"."""
+    rm_judge_max_tokens: Count = 512
+    """Longest answer of a judge in tokens, thoughts included; it and the question have to fit the judge's context."""
     sample_transforms: tuple[Name, ...] = ()
     """Components that keep, drop, mask or shape finished groups, in this order; of kind sample_transform. Empty: none.
 

@@ -47,9 +47,6 @@ How good is the answer, from 0 (wrong or useless) to 10 (right and complete)? En
 SCORE = r"(?i:score)\W*(-?\d+(?:\.\d+)?)"
 """Where a judge's number stands unless told otherwise; the last one counts."""
 
-JUDGE_TOKENS = 512
-"""Longest answer of a judge in tokens."""
-
 PATTERN_LIMIT_S = 1.0
 """Seconds of this process in which the number of an answer is found; a pattern that tries all ways takes centuries."""
 
@@ -191,6 +188,7 @@ class JudgeReward:
         self._name, url = _model(settings, models, "/v1/chat/completions")
         self._asked = JUDGE if settings.rm_judge_prompt is None else _read(settings.rm_judge_prompt)
         self._pattern = regex.compile(settings.rm_judge_pattern or SCORE)
+        self._max_tokens = settings.rm_judge_max_tokens
         self._service = _service(url, settings)
 
     async def score(self, samples: Sequence[Sample]) -> Answers:
@@ -199,7 +197,7 @@ class JudgeReward:
 
     async def _one(self, sample: Sample) -> Reward | RewardFailure:
         messages = [{"role": "user", "content": filled(self._asked, sample)}]
-        body = {"model": self._name, "messages": messages, "temperature": 0.0, "max_tokens": JUDGE_TOKENS}
+        body = {"model": self._name, "messages": messages, "temperature": 0.0, "max_tokens": self._max_tokens}
         answer = await self._service.ask(body)
         if isinstance(answer, RewardFailure):
             return answer

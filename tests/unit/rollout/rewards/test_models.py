@@ -231,15 +231,17 @@ async def test_a_judge_is_sent_the_filled_prompt_and_its_last_score_counts():
     ((path, body),) = service.asked
     assert path == "/v1/chat/completions"
     assert "Answer to judge:\n{label}\n\nCorrect answer, if one is known: 2\n" in body["messages"][0]["content"]
-    assert body["temperature"] == 0.0
+    assert (body["temperature"], body["max_tokens"]) == (0.0, 512)
 
 
-async def test_a_judges_prompt_and_pattern_may_be_ones_own(tmp_path):
+async def test_a_judges_prompt_pattern_and_length_may_be_ones_own(tmp_path):
     (tmp_path / "judge.txt").write_text('{"a": "{response}"}')
     own = {"rm_judge_prompt": tmp_path / "judge.txt", "rm_judge_pattern": r"<([\d.]+)>"}
+    own["rm_judge_max_tokens"] = 2048
     with Answering(lambda body: chat("<0.5>")) as service:
         assert await served(JudgeReward, service, **own).score(samples("x")) == [0.5]
-    assert service.asked[0][1]["messages"][0]["content"] == '{"a": "x"}'
+    ((_, body),) = service.asked
+    assert (body["messages"][0]["content"], body["max_tokens"]) == ('{"a": "x"}', 2048)
 
 
 @pytest.mark.parametrize("text", ["It is good.", "Score: high"])
