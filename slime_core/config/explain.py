@@ -49,6 +49,9 @@ _ENGINE_ROWS: Final = {
     "--sglang-NAME [sglang]": "SGLang's own flags: --help sglang lists them",
 }
 
+_FIRST_WORDS: Final = {"eval": "[RUN | CHECKPOINT | MODEL_FOLDER] [--json] "}
+"""Command -> what it takes besides settings."""
+
 CONFIG_HELP: Final = "TOML file of settings, one table a section; flags win over it"
 
 
@@ -114,7 +117,7 @@ def _of_engine(wanted: str, name: str, names: Iterable[str]) -> Setting:
 
 def help_page(command: str, options: Mapping[str, type[BaseModel]] | None = None) -> str:
     """``slime run --help``: what is set most, described; the rest by name; the named plugins' options in full."""
-    usage = f"slime {command} [--plugin NAME] [--config FILE.toml] [--setting value ...]"
+    usage = f"slime {command} {_FIRST_WORDS.get(command, '')}[--plugin NAME] [--config FILE.toml] [--setting value ...]"
     parts = [usage, *_rows([("--config PATH", CONFIG_HELP)])]
     for section, settings in _by_section(core_settings().values()).items():
         common = [setting for setting in settings if setting.name in COMMON]

@@ -37,6 +37,22 @@ _PLUGINS = "plugins"
 _OWN_FLAGS = {_PLUGINS: "--plugin", "no_plugins": "--no-plugin"}
 """Flags that name one at a time, of settings that hold several."""
 
+_NO_NAMES = {
+    "apply_chat_template_kwargs": "JSON",
+    "freeze_params_name_list": "REGEX ...",
+    "multimodal_keys": "JSON",
+    "only_train_params_name_list": "REGEX ...",
+    "ray_address": "ADDRESS",
+    "rm_judge_pattern": "REGEX",
+    "rm_row_urls": "URL ...",
+    "rm_token_env": "VARIABLE",
+    "rm_url": "URL",
+    "rollout_external_engine_addrs": "HOST:PORT ...",
+    "rollout_stop": "TEXT ...",
+    "sglang_router_ip": "HOST",
+}
+"""What stands in help for text that names no component, field or file."""
+
 _BOUNDS = {Ge: "of at least", Gt: "greater than", Le: "at most", Lt: "less than"}
 
 
@@ -129,7 +145,8 @@ class Setting:
     @property
     def placeholder(self) -> str:
         """What stands for the value in help."""
-        return _placeholder(self.info.annotation)
+        known = _NO_NAMES.get(self.name) or _placeholder(self.info.annotation)
+        return known.replace("NAME", "PATH") if self.name.endswith("_path") else known
 
     def read_flag(self, words: Sequence[str]) -> Any:
         """The value that the words after the flag mean; paths are relative to the working directory.

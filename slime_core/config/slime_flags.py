@@ -94,6 +94,18 @@ Whoever writes a flag that is not kept is told the same by the error message. Th
 
 Megatron's own flags keep Megatron's names: `slime run --help megatron` lists those that a run may set. SGLang's are its
 own with `--sglang-` before them: `slime run --help sglang`.
+
+## Moving a command
+
+- `train.py` is `slime run --plugin grpo`: the plugin brings the estimator. `slime check` in its place says at once all
+  that is wrong, and starts nothing.
+- `train_async.py` is the same with `--async-buffer-size 1`.
+- Nothing is converted to torch_dist: `--hf-checkpoint`, `--ref-load` and the others name Hugging Face folders, and
+  every checkpoint holds one (`hf/`).
+- `--load` and `--save` were often one folder. A run has its own, `--output-dir`; `--load RUN` resumes it with its
+  settings.
+- With `--colocate`, say how many devices generate: `--rollout-num-gpus N`, at most the learner's.
+- Functions by path stay as they are ([how they are written](plugins.md#functions-named-by-path)).
 """
 
 

@@ -29,7 +29,8 @@ def _engines_fill_their_gpus(config: RunConfig) -> Iterator[str]:
     groups = config.engine.engine_groups
     if not groups:
         if gpus % each and not config.engine.rollout_external_engine_addrs:
-            yield f"rollout_num_gpus = {gpus} is no multiple of rollout_num_gpus_per_engine = {each}; choose one"
+            asked = f"rollout_num_gpus = {gpus} is no multiple of rollout_num_gpus_per_engine = {each}"
+            yield f"{asked}; give {each} or a multiple"
         return
     yield from _uneven(groups, each, "engine_groups")
     if sum(group.num_gpus for group in groups) != gpus:

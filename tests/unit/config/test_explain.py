@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from slime_core.config.embedded import EMBEDDED_DEFAULTS
 from slime_core.config.explain import COMMON, explain, help_page, help_topic, to_toml
 from slime_core.config.load import Resolved, load
-from slime_core.config.settings import core_settings
+from slime_core.config.settings import _NO_NAMES, core_settings
 from slime_core.errors import ConfigError
 
 
@@ -114,6 +114,18 @@ def test_the_short_help_names_every_setting_on_few_narrow_lines() -> None:
     # The few that most runs set have a line each, the others share lines: six lines describe at least ten settings.
     assert len(lines) < 0.6 * len(core_settings())
     assert max(map(len, lines)) <= 100
+
+
+def test_help_says_what_kind_of_text_a_flag_takes() -> None:
+    lines = [line for section in ("rollout", "custom", "engine") for line in help_topic(section).splitlines()]
+    flags = {line.strip().partition("  ")[0] for line in lines}
+    assert {"--rm-url URL", "--rm-type NAME", "--custom-rm-path PATH", "--rollout-stop TEXT ..."} <= flags
+    assert "--rollout-external-engine-addrs HOST:PORT ..." in flags
+    assert _NO_NAMES.keys() <= core_settings().keys()
+
+
+def test_the_short_help_says_what_eval_measures() -> None:
+    assert help_page("eval").startswith("slime eval [RUN | CHECKPOINT | MODEL_FOLDER] [--json] [--plugin NAME] ")
 
 
 def test_the_short_help_describes_settings_that_exist() -> None:

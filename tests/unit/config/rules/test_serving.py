@@ -152,7 +152,7 @@ DRAFTS = (
 EXTERNAL = "--rollout-external-engine-addrs 127.0.0.1:30000"
 WRONG_FLAGS = {
     "--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2": (
-        "rollout_num_gpus = 3 is no multiple of rollout_num_gpus_per_engine = 2; choose one"
+        "rollout_num_gpus = 3 is no multiple of rollout_num_gpus_per_engine = 2; give 2 or a multiple"
     ),
     "--rollout-num-gpus 2 --prefill-num-servers 2": (
         "prefill_num_servers = 2 of rollout_num_gpus / rollout_num_gpus_per_engine = 2 engines leaves none to decode; "
