@@ -17,6 +17,7 @@ from slime_core.cli.main import main
 from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved, load, named_plugins
 from slime_core.config.reward_sum import reward_names
+from slime_core.errors import ConfigError
 from slime_core.plugins.registry import activate
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,8 @@ COMPONENTS = {
     Kind.DATA_SOURCE: lambda config: [config.data.data_source],
 }
 """Kind -> the names of its components that a run asks for; None: none is named."""
+NOT_HERE = re.compile("does not exist|is no folder|holds no config.json|matches no file|No such file or directory")
+"""Mistakes of somebody who has none of the files that the pages name."""
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
@@ -52,10 +55,10 @@ def commands() -> Iterator[tuple[str, str]]:
 COMMANDS = sorted(set(commands()))
 
 
-def resolve(argv: list[str]) -> Resolved:
+def resolve(argv: list[str], *, check_rules: bool = False) -> Resolved:
     by_path = ["paths"] if any(re.fullmatch("--custom-.*-path", word) for word in argv) else []
     active = activate([*named_plugins(argv), *by_path])
-    resolved = load(argv, presets=active.presets, plugin_options=active.options, check_rules=False)
+    resolved = load(argv, presets=active.presets, plugin_options=active.options, check_rules=check_rules)
     for kind, names in COMPONENTS.items():
         for name in names(resolved.config):
             if name is not None:
@@ -101,6 +104,23 @@ def test_a_printed_command_is_understood(page: str, command: str, reader: Path) 
         assert _outcome([verb, *argv, *(["--help"] if argv[0] == "check" else [])]) == 0
     else:
         resolve({"eval": evaluate, "run": run, "check": activation}[verb].expand(argv))
+
+
+@pytest.mark.parametrize("command", sorted({one for _, one in COMMANDS if "--hf-checkpoint Qwen3" in one}))
+def test_a_printed_run_of_a_model_breaks_no_rule(command: str, reader: Path) -> None:
+    _, verb, *argv = shlex.split(command)
+    model = reader / argv[argv.index("--hf-checkpoint") + 1]
+    model.mkdir()
+    config = json.loads((ROOT / "slime_core/builtin/arithmetic/model/config.json").read_text())
+    large = {"max_position_embeddings": 40960, "num_attention_heads": 16, "num_key_value_heads": 8}
+    experts = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2}
+    (model / "config.json").write_text(json.dumps({**config, **large, **(experts if "A3B" in model.name else {})}))
+    try:
+        resolve(activation.expand(argv), check_rules=verb != "eval")
+    except ConfigError as mistakes:
+        listed = [line for line in str(mistakes).splitlines() if line.startswith("  - ")]
+        assert listed
+        assert [line for line in listed if not NOT_HERE.search(line)] == []
 
 
 def _outcome(argv: list[str]) -> int:
