@@ -10,7 +10,8 @@ import psutil
 __all__ = ["children", "left_of", "runs", "words"]
 
 DELIVERED_S = 60.0
-"""Seconds in which a signal that was sent has ended its process, on a machine with far too much to do."""
+"""Seconds in which a signal has ended its process, on a machine with far too much to do. What a test wants killed has
+to live longer by itself."""
 
 
 def runs(process: psutil.Process | int) -> bool:

@@ -55,7 +55,7 @@ def test_a_program_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
 
 
 def test_stopping_ends_children_that_ignore_it_and_twice_is_fine(tmp_path: Path) -> None:
-    server = shell(tmp_path, "trap '' TERM; sleep 60 & echo $!; wait; sleep 60")
+    server = shell(tmp_path, "trap '' TERM; sleep 600 & echo $!; wait; sleep 600")
     child = int(first_line(server))
     server.stop()
     server.stop()
@@ -104,12 +104,12 @@ import os, sys, threading, time
 from pathlib import Path
 from slime_core.rollout.engines.process import ServerProcess
 server = ServerProcess("s", env=dict(os.environ), log_file=Path(sys.argv[1]))
-starter = threading.Thread(target=server.start, args=(["sleep", "60"],))
+starter = threading.Thread(target=server.start, args=(["sleep", "600"],))
 starter.start()
 starter.join()
 time.sleep(0.3)
 print(server._process.pid, server.is_alive(), flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
