@@ -79,7 +79,7 @@ def test_a_server_that_dies_ends_the_run_with_its_last_lines(tmp_path: Path, vic
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
     assert f"{name} ended" in errors
-    assert "The last lines of" in errors
+    assert f"logs/{name.replace(' ', '-')}.log" in errors
     assert "Traceback" not in errors.split("The last lines of")[0]
     assert left_of(*started, within_s=GONE_S) == []
 

@@ -55,7 +55,7 @@ def test_a_router_takes_engines_in_and_its_death_ends_waits(ray_session: Any, en
     wait([actor.start("add", [Worker(engine.server.url)])], what="an engine", also=[watching])
     assert call(url, "/get_model_info", timeout_s=10)["weight_version"] == "default"
     front(url).kill()
-    with pytest.raises(EngineError, match=r"router ended by signal 9(.|\n)*The last lines of"):
+    with pytest.raises(EngineError, match="router ended by signal 9"):
         wait([watching], what="its end", fail_after_s=120)
     ray.kill(actor.handle)
 

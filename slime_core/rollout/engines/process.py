@@ -99,9 +99,9 @@ class ServerProcess:
 
     def failure(self, what: str) -> EngineError:
         """The error that says ``what`` of the program, and its last lines."""
-        last = (f"  {line}" for line in self.last_lines())
-        told = [f"{self.name} {what}", f"The last lines of {self.log_file}:", *last]
-        return EngineError("\n".join(told))
+        last = [f"  {line}" for line in self.last_lines()]
+        where = f"The last lines of {self.log_file}:" if last else f"It wrote nothing into {self.log_file}."
+        return EngineError("\n".join([f"{self.name} {what}", where, *last]))
 
     def last_lines(self, count: int = LAST_LINES) -> list[str]:
         """The last ``count`` lines of its log."""

@@ -46,7 +46,9 @@ def test_a_death_is_told_with_the_last_lines(tmp_path: Path) -> None:
 def test_a_signal_is_named(tmp_path: Path) -> None:
     server = shell(tmp_path, "kill -9 $$")
     server.wait_end(120)
-    assert "by signal 9 (SIGKILL), often the kernel's out-of-memory killer" in str(server.death())
+    said, where = str(server.death()).splitlines()
+    assert said == "engine 0 ended by signal 9 (SIGKILL), often the kernel's out-of-memory killer."
+    assert where == f"It wrote nothing into {server.log_file}."
 
 
 def test_a_program_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
