@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from slime_core.config.embedded import ARITHMETIC
+from tests.answering import Answering
 from tests.e2e.conftest import NO_EVAL, Finished, train, weights
 
 CODE = """
@@ -63,8 +65,18 @@ def written(args, version_dir, rollout_engines):
 """
 
 
+TOKEN = "e2e-t0ken-of-a-service"
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def service() -> Iterator[Answering]:
+    """Rewards what equals the label, for whoever has the token."""
+    with Answering(lambda asked: float(asked["response"].strip() == asked["label"])) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, service: Answering) -> Finished:
     home = tmp_path_factory.mktemp("paths")
     code, settings = home / "mine.py", home / "mine.yaml"
     code.write_text(CODE)
@@ -80,15 +92,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     }
     words = [word for name, function in paths.items() for word in (f"--{name}", f"{code}:{function}")]
     shape = "--num-rollout 2 --num-steps-per-rollout 2 --actor-num-gpus-per-node 2 --rollout-num-gpus 2 --lr 0"
-    return train(
-        home / "run",
-        *words,
-        *shape.split(),
-        *["--use-kl-loss", "--kl-loss-coef", "0.1", "--kl-loss-type", "k3"],
-        *["--update-weight-transport", "disk", *NO_EVAL],
-        "--custom-config-path",
-        settings,
-    )
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("E2E_RM_TOKEN", TOKEN)
+        return train(
+            home / "run",
+            *words,
+            *shape.split(),
+            *["--use-kl-loss", "--kl-loss-coef", "0.1", "--kl-loss-type", "k3"],
+            *["--update-weight-transport", "disk", *NO_EVAL],
+            *["--rm-type", "remote_rm", "--rm-url", service.url, "--rm-token-env", "E2E_RM_TOKEN"],
+            "--custom-config-path",
+            settings,
+        )
 
 
 def calls(run: Finished, rank: int) -> list[list[Any]]:
@@ -133,3 +148,9 @@ def test_learning_rate_zero_leaves_the_weights_bit_for_bit(run):
     assert [row["train/kl_loss"] for row in run.rows] == [0.0, 0.0]
     assert all(row["train/train_rollout_logprob_max_diff"] < 1e-3 for row in run.rows)
     assert all((run.folder / "logs" / f"engine-{number}.log").exists() for number in (0, 1))
+
+
+def test_the_secret_of_a_service_stands_in_nothing_that_a_run_writes_or_says(run, service):
+    assert set(service.authorized) == {f"Bearer {TOKEN}"}
+    assert [path for path in run.folder.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()] == []
+    assert TOKEN not in run.output + run.errors
