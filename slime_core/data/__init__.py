@@ -1,9 +1,29 @@
 """Where prompts come from.
 
-    rows.py      reads a file of JSON objects, naming file and line of every mistake
-    prompts.py   the built-in data source: prompt groups from such a file, shuffled by epoch, with a cursor
-    screen.py    what can be found wrong with a file and its prompts' lengths before anything expensive starts
-    chat.py      from a prompt to token ids, with the checkpoint's own tokenizer and chat template
+From files to rows:
 
-The rule between them: a prompt stays what the file says until ``chat.py`` turns it into ids, once.
+    raw, tables, columnar    a row before anyone has looked into it, by its number, from lines or from columns
+    line_index  where the lines of a file begin
+    cells       values of rows as a run takes them
+    orders      orders of many rows that need no memory
+
+From rows to prompts:
+
+    rows        a prompt of a row; every mistake names file and line
+    named, row_sampling, masks    what a row says for itself: reward and generate function, sampling, trained tokens
+    lengths     which prompts are short enough
+    bad_rows, left_out    rows that are left out: which, why, and who is told
+
+From prompts to groups:
+
+    requests    what the settings ask of prompt files
+    stream      prompts by their number in the run; held in memory (held), read as needed (streamed), or mixed (mixed)
+    prompts     the built-in data source: groups in an order that a seed and a cursor determine
+    buffer, arrivals    the source with a buffer; trajectories that somebody else wrote
+    recorded    rollouts on disk, to be trained again
+
+    screen, screen_rollouts    what can be found wrong with files before anything expensive starts
+    chat, processing    from a prompt, and from its images, to token ids
+
+The rule between them: a prompt stays what the file says until ``chat`` or ``processing`` turns it into ids, once.
 """

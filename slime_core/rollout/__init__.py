@@ -3,6 +3,7 @@
     engines/         inference servers: started, found, watched, and asked
     rewards/         what judges a response, in processes that can be killed
     supply.py        prompts as the sampler takes them
+    recorded.py      the sampler of a run that only trains: rollouts are read
     production.py    prompt groups in flight, for the rollout that is asked for and those after it
     pace.py          how far generation may run ahead of training
     collect.py       prompt groups become finished, rewarded groups
@@ -11,6 +12,9 @@
     held.py          groups in flight as text, for checkpoints
     staleness.py     how old a sample is when it is trained, and what becomes of one that is too old
     generate.py      the default generate function
+    labelled.py, conversations.py, buffered.py    those that draw nothing
+    choice.py        which component a sample asks for
+    sampling.py      how responses are sampled: for training, for an evaluation set, for a row
     lineage.py       whose samples those are that a generate function returned
     resuming.py      samples that were begun before
     stops.py         that a response has ended, where the engine was interrupted before it could say so
@@ -18,9 +22,12 @@
     transforms.py    the sample transforms of a run, in order
     evaluation.py    held-out prompts; scores.py measures them
     plan.py          how samples are cut into optimizer steps, shards and micro-batches
-    shards.py        finished groups become one shard a data-parallel rank
+    shards.py        finished groups become one shard a data-parallel rank; inputs.py and kept.py make columns of theirs
+    components.py    the components of a run that a sampler works with, by name
+    guard.py         what these raise names whose they are, and what they return is looked at
+    functions.py     functions by path, besides those that stand in for components
     parts.py         what a sampler generates and rewards with, made from its settings
-    sampler.py       generate, reward, estimate, pack
+    sampler.py       generate, reward, estimate, pack; sampled.py says what it is handed and hands out
     actor.py         the sampler as a Ray actor, and the driver's handle
     beside.py        evaluations that go on while training does
 
