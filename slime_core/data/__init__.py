@@ -4,6 +4,7 @@ From files to rows:
 
     raw, tables, columnar    a row before anyone has looked into it, by its number, from lines or from columns
     line_index  where the lines of a file begin
+    sizes       that a file stays as it was found
     cells       values of rows as a run takes them
     orders      orders of many rows that need no memory
 
@@ -20,6 +21,7 @@ From prompts to groups:
     stream      prompts by their number in the run; held in memory (held), read as needed (streamed), or mixed (mixed)
     prompts     the built-in data source: groups in an order that a seed and a cursor determine
     buffer, arrivals    the source with a buffer; trajectories that somebody else wrote
+    trajectory  what every field of such a line may hold
     recorded    rollouts on disk, to be trained again
 
     screen, screen_rollouts    what can be found wrong with files before anything expensive starts
