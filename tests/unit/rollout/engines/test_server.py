@@ -86,9 +86,7 @@ def test_a_server_that_dies_while_starting_is_an_error_with_its_last_lines(tmp_p
 def test_a_server_that_does_not_answer_in_time_is_an_error_with_its_address(tmp_path: Path) -> None:
     with (
         Toy(tmp_path, "import time; time.sleep(60)", start_timeout_s=0.2) as server,
-        pytest.raises(
-            EngineError, match=r"at http://127.0.0.1:\d+/ready within 0.2 s\.\nIt wrote nothing into"
-        ),
+        pytest.raises(EngineError, match=r"at http://127.0.0.1:\d+/ready within 0.2 s\.\nIt wrote nothing into"),
     ):
         server.wait_ready()
 
