@@ -37,6 +37,7 @@ class PromptEncoder:
         config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         self._vocab_size = int(config.get_text_config().vocab_size)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        self._end_ids = _end_ids(folder, config, self.tokenizer)
         self._folder, self._uses_template = folder, apply_chat_template
         self.loss_mask_type = loss_mask_type
         self._arguments = dict(template_arguments or {})
@@ -63,6 +64,12 @@ class PromptEncoder:
         """Id of the token that ends a response; None: the tokenizer has none."""
         end: int | None = self.tokenizer.eos_token_id
         return end
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Every id at which an engine ends a response by itself: the tokenizer's, and those that ``config.json`` and
+        ``generation_config.json`` name."""
+        return self._end_ids
 
     def encode(self, prompt: str | list[dict[str, Any]], *, tools: Sequence[Any] | None = None) -> list[int]:
         """Token ids of the prompt, ready to be continued by the model.
@@ -138,3 +145,13 @@ class PromptEncoder:
         """Text of response ids, special tokens left out."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text
+
+
+def _end_ids(folder: Path, config: Any, tokenizer: Any) -> tuple[int, ...]:
+    from transformers import GenerationConfig
+
+    named = [tokenizer.eos_token_id, getattr(config, "eos_token_id", None)]
+    if (folder / "generation_config.json").exists():
+        named.append(GenerationConfig.from_pretrained(folder).eos_token_id)
+    ids = [one for ids in named if ids is not None for one in (ids if isinstance(ids, list) else [ids])]
+    return tuple(dict.fromkeys(ids))

@@ -139,7 +139,7 @@ class Evaluation:
 
     async def _finished(self, one: _Loaded, context: GenerateContext) -> list[PromptGroup]:
         """All groups of a set, rewarded; those with the same room for a response go together."""
-        sampling = eval_sampling(one.settings, end_of_sequence=one.encoder.end_of_sequence)
+        sampling = eval_sampling(one.settings, end_ids=one.encoder.end_ids)
         groups = copy.deepcopy(one.groups)
         finished: list[PromptGroup] = [[] for _ in groups]
 

@@ -63,7 +63,7 @@ class Sampler:
         self.hooks = LifecycleHooks(registry, place=Place.SAMPLER, options=settings.options)
         self._parts = Parts(settings, registry, manifest=manifest)
         self._components, self._functions = self._parts.components, self._parts.functions
-        self._sampling = train_sampling(config, end_of_sequence=self._parts.encoder.end_of_sequence)
+        self._sampling = train_sampling(config, end_ids=self._parts.encoder.end_ids)
         self._collector = self._collects()
         self._ended_s: float | None = None
         if settings.trains:

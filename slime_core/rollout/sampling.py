@@ -23,8 +23,8 @@ def cuts(rollout: RolloutConfig) -> bool:
     return rollout.rollout_top_p < 1 or rollout.rollout_top_k != -1
 
 
-def train_sampling(config: RunConfig, *, end_of_sequence: int | None) -> SamplingParams:
-    """What the settings of ``[rollout]`` ask for; the tokenizer's end of sequence ends a response too."""
+def train_sampling(config: RunConfig, *, end_ids: tuple[int, ...]) -> SamplingParams:
+    """What the settings of ``[rollout]`` ask for; ``end_ids``, those of the model, end a response too."""
     rollout = config.rollout
     return SamplingParams(
         temperature=rollout.rollout_temperature,
@@ -33,11 +33,11 @@ def train_sampling(config: RunConfig, *, end_of_sequence: int | None) -> Samplin
         max_kept=rollout.rollout_max_kept_tokens,
         max_new_tokens=rollout.rollout_max_response_len,
         stop=rollout.rollout_stop,
-        stop_token_ids=_ids(rollout.rollout_stop_token_ids, end_of_sequence),
+        stop_token_ids=(*rollout.rollout_stop_token_ids, *end_ids),
     )
 
 
-def eval_sampling(one: EvalSet, *, end_of_sequence: int | None) -> SamplingParams:
+def eval_sampling(one: EvalSet, *, end_ids: tuple[int, ...]) -> SamplingParams:
     """What an evaluation set asks for."""
     penalty = one.repetition_penalty
     return SamplingParams(
@@ -47,7 +47,7 @@ def eval_sampling(one: EvalSet, *, end_of_sequence: int | None) -> SamplingParam
         max_new_tokens=one.max_response_len,
         min_new_tokens=one.min_new_tokens,
         stop=one.stop,
-        stop_token_ids=_ids(one.stop_token_ids, end_of_sequence),
+        stop_token_ids=(*one.stop_token_ids, *end_ids),
         max_kept=None,  # nothing is trained on them
         extra={} if penalty is None else {"repetition_penalty": penalty},
     )
@@ -56,7 +56,7 @@ def eval_sampling(one: EvalSet, *, end_of_sequence: int | None) -> SamplingParam
 def of_row(sample: Sample, sampling: SamplingParams, *, evaluation: bool) -> SamplingParams:
     """``sampling`` with what the sample's row wants instead; see :mod:`slime_core.data.row_sampling`.
 
-    Ids of the row that end a response do so besides those of ``sampling``, among which is the end of sequence.
+    Ids of the row that end a response do so besides those of ``sampling``, among which are the model's.
 
     Raises:
         DataError: it wants what does not exist, or what cannot be trained on.
@@ -73,7 +73,3 @@ def _with(sampling: SamplingParams, own: Mapping[str, Any]) -> SamplingParams:
     if "stop_token_ids" in named:
         named["stop_token_ids"] = (*named["stop_token_ids"], *sampling.stop_token_ids)
     return replace(sampling, **named, extra={**sampling.extra, **extra})
-
-
-def _ids(wanted: tuple[int, ...], end_of_sequence: int | None) -> tuple[int, ...]:
-    return (*wanted, *(() if end_of_sequence is None else (end_of_sequence,)))

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from slime_core.config.described import described, start_weights, whole_number
+from slime_core.config.described import described, whole_number
 from slime_core.config.engine_flags import Refusal, find_key
 from slime_core.config.mistakes import nearest
 from slime_core.config.rules.layout import Rule
@@ -69,19 +69,16 @@ def _models_names_name_files(config: RunConfig) -> Iterator[str]:
             )
 
 
-def _engines_cut_heads_evenly(config: RunConfig) -> Iterator[str]:
-    """Where SGLang cuts attention otherwise than over all processes of an engine, that is its own to say."""
-    policy, engine = start_weights(config), config.engine
-    stated = "engine_groups" if engine.engine_groups else "rollout_num_gpus_per_engine"
-    served = [(stated, policy, config.engine_groups), ("eval_num_gpus_per_engine", policy, config.eval_groups)]
-    served += [(f"engine_models {model.name}", model.model_path, model.groups) for model in engine.engine_models]
-    for where, folder, groups in served:
-        heads = whole_number(folder, "num_attention_heads") or 0
-        for size in sorted({one.size for one in groups if not _cuts_otherwise(config, one)}):
+def _models_share_their_heads_evenly(config: RunConfig) -> Iterator[str]:
+    """The models beside the policy; where SGLang cuts attention otherwise than over all processes, that is its own to
+    say."""
+    for model in config.engine.engine_models:
+        heads = whole_number(model.model_path, "num_attention_heads") or 0
+        for size in sorted({one.size for one in model.groups if not _cuts_otherwise(config, one)}):
             if heads % size:
                 yield (
-                    f"{where}: engines of {size} GPUs cannot share the {heads} attention heads of {folder} evenly; "
-                    "accepted is a number of GPUs that divides them"
+                    f"engine_models {model.name}: engines of {size} GPUs cannot share the {heads} attention heads of "
+                    f"{model.model_path} evenly; accepted is a number of GPUs that divides them"
                 )
 
 
@@ -254,7 +251,7 @@ SERVING: dict[Rule, str] = {
     _models_are_there: "engine_models",
     _models_have_names_of_their_own: "engine_models",
     _models_names_name_files: "engine_models",
-    _engines_cut_heads_evenly: f"engine_groups engine_models hf_checkpoint eval_num_gpus_per_engine {_GPUS}",
+    _models_share_their_heads_evenly: "engine_models",
     _overrides_are_flags: "engine_groups engine_models",
     _prefill_meets_decode: "engine_groups engine_models",
     _prefill_leaves_some_to_decode: f"prefill_num_servers engine_groups {_GPUS}",

@@ -163,7 +163,7 @@ def test_the_state_of_another_data_source_is_refused(make):
         ),
         (
             {"reward": {"acc": 1}, "metadata": {"reward_key": ["acc"]}},
-            r"reward has acc, and what counts is \['acc'\]; name one of them with --reward-key",
+            r"""reward has acc, and what counts is "\['acc'\]"; name one of them with --reward-key""",
         ),
         ({"group_index": 1.5}, "group_index is 1.5; accepted: a whole number or null"),
         ({"index": "3"}, "index is '3'; accepted: a whole number or null"),

@@ -55,6 +55,17 @@ def test_decoding_leaves_special_tokens_out(plain):
     assert plain.end_of_sequence == END
 
 
+def test_ends_are_those_of_tokenizer_config_and_generation_config(plain, tmp_path):
+    assert plain.end_ids == (END,)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(FOLDER / name, tmp_path)
+    config = json.loads((FOLDER / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": 9}))
+    assert PromptEncoder(tmp_path, apply_chat_template=False).end_ids == (END, 9)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [END, 7]}))
+    assert PromptEncoder(tmp_path, apply_chat_template=False).end_ids == (END, 9, 7)
+
+
 def test_a_tokenizer_without_a_template_is_refused_at_once(tmp_path):
     for name in ("tokenizer.json", "config.json"):
         shutil.copy(FOLDER / name, tmp_path)

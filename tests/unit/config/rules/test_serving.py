@@ -234,14 +234,10 @@ def test_a_model_s_name_names_files_of_its_own(tmp_path, name):
     ]
 
 
-def test_engines_share_the_heads_of_their_model_evenly(tmp_path):
-    three = "--rollout-num-gpus 3 --rollout-num-gpus-per-engine 3"
-    expected = (
-        f"engines of 3 GPUs cannot share the 4 attention heads of {MODEL} evenly; accepted is a number of GPUs that "
-        "divides them"
-    )
-    assert broken_flags(three) == [f"rollout_num_gpus_per_engine: {expected}"]
-    assert broken_flags(f"{three} --sglang-enable-dp-attention") == []
-    assert broken_flags("--eval-num-gpus 3 --eval-num-gpus-per-engine 3") == [f"eval_num_gpus_per_engine: {expected}"]
+def test_models_beside_the_policy_share_their_heads_evenly(tmp_path):
     judge = f'[[engine.engine_models]]\nname = "judge"\nmodel_path = "{MODEL}"\nnum_gpus_per_engine = 3'
-    assert broken(settings(tmp_path, judge)) == [f"engine_models judge: {expected}"]
+    assert broken(settings(tmp_path, judge)) == [
+        f"engine_models judge: engines of 3 GPUs cannot share the 4 attention heads of {MODEL} evenly; accepted is a "
+        "number of GPUs that divides them"
+    ]
+    assert broken(settings(tmp_path, f"{judge}\n[sglang]\nenable_dp_attention = true")) == []
