@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,22 +170,24 @@ LONG = SamplingParams(max_new_tokens=110, ignore_eos=True)
 
 
 async def over_an_update(publisher: Publisher, client: GenerateClient, model: torch.nn.Module) -> list[Generation]:
-    """Some of the long responses that were under way when version 2 of ``model`` was published."""
+    """Some of the long responses of which version 2 of ``model`` met a part that was drawn."""
     answers: list[Generation] = []
     published = asyncio.Event()
 
-    async def ask() -> None:
+    async def ask(first: int) -> None:
+        # The first one of each is of another length, so that ever after they are at different tokens.
+        answers.extend(await client.generate(PROMPT, sampling=replace(LONG, max_new_tokens=first)))
         while not published.is_set():
             answers.extend(await client.generate(PROMPT, sampling=LONG))
 
-    asking = [asyncio.create_task(ask()) for _ in range(16)]
-    while not answers:
+    asking = [asyncio.create_task(ask(6 * number)) for number in range(1, 17)]
+    while len(answers) < len(asking):
         await asyncio.sleep(0.01)
     # From here on most of them have one under way, however long it takes until the engine hears of the update.
     await asyncio.to_thread(publisher.publish, weights(model), version="2")
     published.set()
     await asyncio.gather(*asking)
-    early = [answer for answer in answers if answer.weight_versions[:1] == ("default",)]
+    early = [one for one in answers if one.weight_versions[:1] == ("default",) and one.token_ids]
     met = [answer for answer in early if len(answer.weight_versions) > 1 or answer.finish_reason != "length"]
     assert met
     return met[:3]
