@@ -43,6 +43,8 @@ def until_stop(
     stop_ids = set(fields["stop_token_ids"]) if was_ended and not fields["ignore_eos"] else set()
     unseen = len(ids) - LAST_STEP if was_ended else len(ids)
     tail = list(before[max(0, len(before) - reach) :])
+    if not stop_ids and not (reach and (was_ended or tail)):
+        return answer  # the engine has looked at every token
     for count, token in enumerate(ids, 1):
         is_looked_at = reach and (count > unseen or (tail and count < reach))
         seen = encoder.decode_all([*tail, *ids[:count]][-reach - 1 :]) if is_looked_at else ""
