@@ -78,7 +78,7 @@ async def assert_serves(client: GenerateClient, model: torch.nn.Module) -> None:
     for prompt, (answer,) in zip(PROMPTS, await client.generate_many(PROMPTS, sampling=GREEDY), strict=True):
         likeliest, log_probs = reference(model, prompt, answer)
         assert list(answer.token_ids) == likeliest
-        assert list(answer.log_probs) == pytest.approx(log_probs, abs=1e-4)
+        assert list(answer.log_probs) == pytest.approx(log_probs, abs=1e-3)
 
 
 # --- Generation -------------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ async def test_log_probabilities_are_those_of_the_scaled_distribution(
 ) -> None:
     hot = SamplingParams(temperature=2.0, max_new_tokens=12, ignore_eos=True)
     (answer,) = await client.generate(PROMPT, sampling=hot)
-    assert list(answer.log_probs) == pytest.approx(reference(model, PROMPT, answer, temperature=2.0)[1], abs=1e-4)
+    assert list(answer.log_probs) == pytest.approx(reference(model, PROMPT, answer, temperature=2.0)[1], abs=1e-3)
 
 
 async def test_samples_of_one_prompt_differ(client: GenerateClient) -> None:
@@ -133,7 +133,7 @@ async def test_ended_responses_go_on_to_what_they_would_have_been(client: Genera
     rest = SamplingParams(temperature=0, max_new_tokens=110 - len(begun.token_ids), ignore_eos=True)
     (more,) = await client.generate([3, 8, 4, *begun.token_ids], sampling=rest)
     assert [*begun.token_ids, *more.token_ids] == list(whole.token_ids)
-    assert [*begun.log_probs, *more.log_probs] == pytest.approx(list(whole.log_probs), abs=1e-4)
+    assert [*begun.log_probs, *more.log_probs] == pytest.approx(list(whole.log_probs), abs=1e-3)
 
 
 async def test_a_request_that_cannot_be_served_is_refused(client: GenerateClient) -> None:
@@ -220,9 +220,9 @@ async def test_a_response_goes_on_over_an_update_and_says_which_version_drew_whi
         assert answer.weight_spans == (("default", 0, change), ("2", change, 110))
         assert (len(answer.token_ids), answer.weight_versions) == (110, ("default", "2"))
         before, after = reference(model, PROMPT, answer)[1], reference(other, PROMPT, answer)[1]
-        assert list(answer.log_probs)[:change] == pytest.approx(before[:change], abs=1e-4)
+        assert list(answer.log_probs)[:change] == pytest.approx(before[:change], abs=1e-3)
         # Recomputed, the tokens behind the update are exactly those of the new weights; in place, of neither.
-        assert (list(answer.log_probs)[change:] == pytest.approx(after[change:], abs=1e-4)) is is_recomputed
+        assert (list(answer.log_probs)[change:] == pytest.approx(after[change:], abs=1e-3)) is is_recomputed
 
 
 @pytest.mark.parametrize("publisher", ["abort"], indirect=True)
@@ -233,7 +233,7 @@ async def test_a_response_that_an_update_aborts_comes_back_with_what_it_has(
     for answer in answers:
         assert (answer.finish_reason, answer.weight_versions) == ("abort", ("default",))
         assert 0 < len(answer.token_ids) < 110
-        assert list(answer.log_probs) == pytest.approx(reference(model, PROMPT, answer)[1], abs=1e-4)
+        assert list(answer.log_probs) == pytest.approx(reference(model, PROMPT, answer)[1], abs=1e-3)
 
 
 def test_every_weight_of_the_engine_is_proven_equal_to_what_was_sent(

@@ -180,7 +180,7 @@ async def test_learner_and_engine_agree_however_tokens_are_drawn(client: Generat
     assert outcome.error is None
     assert [metrics["parity/tokens"] for metrics in outcome.metrics] == [ALL_TOKENS] * 4
     assert all(0 < metrics["parity/mean"] < 1e-5 for metrics in outcome.metrics)
-    assert all(metrics["parity/max"] < 1e-4 for metrics in outcome.metrics)
+    assert all(metrics["parity/max"] < 1e-3 for metrics in outcome.metrics)
 
 
 def ignores_the_cut(shard: TrainBatch) -> TrainBatch:
@@ -258,11 +258,11 @@ async def test_one_token_of_one_rank_ends_all_ranks(client: GenerateClient, lear
     assert passed[0].metrics == passed[1].metrics
     assert passed[0].metrics[0]["parity/tokens"] == ALL_TOKENS
     spoilt = whole.shards[1].rollout_log_probs_U.copy()
-    spoilt[5] -= 2e-3
+    spoilt[5] -= 2e-2
     outcomes = learn(Rollout([whole.shards[0], replace(whole.shards[1], rollout_log_probs_U=spoilt)]), lr=1e-3)
     assert outcomes[0].error == outcomes[1].error
     (largest,) = re.findall(r"and (\S+) at most;", str(outcomes[0].error))
-    assert float(largest) == pytest.approx(2e-3, abs=5e-5)  # the token's own difference comes on top
+    assert float(largest) == pytest.approx(2e-2, abs=1e-3)  # rounding comes on top, 8e-5 at most where it was measured
     assert [rank.moved for rank in outcomes] == [False, False]
 
 
