@@ -22,12 +22,14 @@ class Answering:
         asked: path and body of every question, in order.
         authorized: what the header Authorization of each said.
         fail_with: statuses of the next answers, first one first; ``0`` cuts the connection.
+        retry_after: what the header Retry-After of such an answer says; None: there is none.
     """
 
     def __init__(self, answer: Callable[[Any], Any]) -> None:
         self.asked: list[tuple[str, Any]] = []
         self.authorized: list[str | None] = []
         self.fail_with: list[int] = []
+        self.retry_after: str | None = None
         service = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -44,6 +46,8 @@ class Answering:
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(content)))
                 self.send_header("Location", "/elsewhere")
+                if status != 200 and service.retry_after is not None:
+                    self.send_header("Retry-After", service.retry_after)
                 self.end_headers()
                 with suppress(ConnectionError):  # who asked may have gone
                     self.wfile.write(content)

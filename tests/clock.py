@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -10,8 +11,8 @@ import pytest
 __all__ = ["only_pauses_take_time"]
 
 
-def only_pauses_take_time(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
-    """For ``module`` time passes by the seconds that it sleeps itself, and sleeping takes none."""
+def only_pauses_take_time(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> Callable[[], float]:
+    """For ``module`` time passes by the seconds that it sleeps itself, and sleeping takes none; its clock."""
     now_s = [0.0]
 
     async def sleep(seconds: float) -> None:
@@ -19,3 +20,4 @@ def only_pauses_take_time(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -
 
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    return lambda: now_s[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from slime_core.config.bounded import All, Count, CountOrZero, Name, Positive, Share
+from slime_core.config.bounded import All, Count, CountOrZero, Name, Positive, Refusal, Share
 from slime_core.config.reward_sum import RewardSum
 from slime_core.config.section import Section
 
@@ -58,6 +58,11 @@ class RolloutConfig(Section):
     """Environment variable whose value remote_rm sends as "Authorization: Bearer VALUE". None: no such header."""
     rm_row_urls: tuple[Name, ...] = ()
     """Other services that rows may name as rm_url in their metadata, each in full. Empty: none but the run's rm_url."""
+    rm_retry_statuses: tuple[Refusal, ...] = ()
+    """Refusals (4xx) after which remote_rm asks again, such as 429, no earlier than the service's Retry-After says.
+
+    Empty: none. reward_timeout_s is the limit all the same.
+    """
     rm_batch_size: Count = 1
     """Samples of a group that remote_rm sends in one question, as a list. 1: each by itself, not as a list."""
     rm_concurrency: Count = 64
@@ -99,7 +104,7 @@ class RolloutConfig(Section):
     """What a sample does to its group that no engine answered or no reward model scored. None is ever trained on.
 
     drop_sample: the others of its group are trained, with statistics of their own. drop_group: another prompt takes the
-    place of the group. retry: the sample is generated again, and then dropped.
+    place of the group. retry: the sample is generated again, unless it was refused (4xx), and then dropped.
     """
     failed_sample_retries: Count = 2
     """How often, with failed_samples = retry."""

@@ -19,6 +19,7 @@ from typing import Any
 from slime_core.config.schema import RolloutConfig
 from slime_core.errors import EngineError, RequestRefused
 from slime_core.rollout.choice import Choice, Chosen
+from slime_core.rollout.engines.client import OVERLOADED
 from slime_core.rollout.engines.ending import PAUSE_S
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.functions import NoFunctions, RolloutFunctions
@@ -38,6 +39,9 @@ ACCEPTED = "accepted is a finite number or a dict of them with --reward-key"
 
 LARGEST = sys.float_info.max
 """Of a whole number beyond it, math.isfinite raises."""
+
+FINAL = {*OVERLOADED.values(), "reward_refused"}
+"""Causes of failures after which a sample is not generated again: an engine or a service refused (4xx)."""
 
 NOT_RETURNED = "not_returned"
 """Cause of a failure: the generate function left the sample out."""
@@ -100,7 +104,7 @@ class Collector:
         if context.evaluation:
             samples = await self._unended(generator, reward, context, samples, sampling)
         for _ in range(0 if context.evaluation else self._num_retries):
-            failed = [sample for sample in samples if sample.status is Status.FAILED and sample.rollout_id is None]
+            failed = [sample for sample in samples if _may_pass(sample)]
             if not failed:
                 break
             self._retries.update(sample.failure_cause or UNANSWERED for sample in failed)
@@ -273,6 +277,11 @@ class Collector:
         taken = {cause: float(count) for cause, count in self._failures.items()}
         self._failures.clear()
         return taken
+
+
+def _may_pass(sample: Sample) -> bool:
+    """Whether a failed sample may be generated again."""
+    return sample.status is Status.FAILED and sample.rollout_id is None and sample.failure_cause not in FINAL
 
 
 def _failed(sample: Sample, failure: EngineError) -> Sample:

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassificati
 
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import RolloutConfig, RunConfig
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, RequestFailed
 from slime_core.learner.packed.batches import cut, packed_sequence
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
@@ -57,8 +57,13 @@ async def test_turns_of_a_conversation_stay_with_one_engine(engines: list[FakeEn
             for turn in range(2):
                 for session in ascii_lowercase:
                     await client.generate([3, turn + 2], sampling=SHORT, session=session)
-    homes = [set(engine.keys) for engine in engines]
-    assert sum(len(engine.keys) for engine in engines) == 2 * 26
+            homes = [set(engine.keys) for engine in engines]
+            assert sum(len(engine.keys) for engine in engines) == 2 * 26
+            for engine in engines:
+                engine.fail_with = [429]
+            with pytest.raises(RequestFailed, match="refused the request with status 429"):
+                await client.generate([3], sampling=SHORT)
+    assert sum(len(engine.fail_with) for engine in engines) == 2, "the router sent a refused request again"
     assert sum(map(len, homes)) == 26, "a session has turns on two engines"
     assert sum(map(bool, homes)) > 1, "all sessions are on one engine"
 

@@ -68,13 +68,15 @@ def _tokens_are_named(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _rows_ask_a_service(config: RunConfig) -> Iterator[str]:
+def _there_is_a_service(config: RunConfig) -> Iterator[str]:
     urls = config.rollout.rm_row_urls
     if urls and config.rollout.rm_url is None:
         yield (
             "rm_row_urls says which services rows may name besides rm_url, which is not set; add --rm-url URL, for "
             "rows that name none"
         )
+    if config.rollout.rm_retry_statuses and config.rollout.rm_url is None:
+        yield "rm_retry_statuses says when rm_url is asked again, which is not set; add --rm-url URL, or leave it out"
 
 
 def _judges_can_be_read(config: RunConfig) -> Iterator[str]:
@@ -105,7 +107,7 @@ REWARDS: dict[Rule, str] = {
     _sums_of_evaluation_sets_can_be_read: "eval_datasets",
     _services_can_be_asked: "rm_url rm_row_urls",
     _tokens_are_named: "rm_token_env",
-    _rows_ask_a_service: "rm_url rm_row_urls",
+    _there_is_a_service: "rm_url rm_row_urls rm_retry_statuses",
     _judges_can_be_read: "rm_judge_pattern rm_judge_prompt",
     _tokenizers_are_there: "rm_tokenizer",
 }

@@ -1,8 +1,8 @@
 """Token ids in, token ids and log-probabilities out, through the router to whichever engine has room.
 
 One connection pool, a bound on the requests in flight, and retries with growing pauses: an engine that dies or restarts
-costs time, not a sample. A refusal (4xx) is the request's own fault and is never sent again. Requests can be ended
-from here with the tokens that they have (:meth:`GenerateClient.ended`). Concurrency: everything runs in one event loop.
+costs time, not a sample. A refusal (4xx) is never sent again. Requests can be ended from here with the tokens that they
+have (:meth:`GenerateClient.ended`). Concurrency: everything runs in one event loop.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ BODY_SHOWN = 400
 """Characters of a refusal that an error quotes."""
 
 REFUSED = range(400, 500)
-OVERLOADED = (408, 429)
-"""The two refusals that say nothing about the request: too slow, too many."""
+OVERLOADED = {status: f"engine_status_{status}" for status in (408, 429)}
+"""The two refusals that say nothing about the request, too slow and too many -> the cause of the failure. They cost its
+samples, where any other refusal ends the run: it would meet every such request."""
 
 MALFORMED = "engine_malformed"
 """Cause of a failure: what came is no answer of an engine."""
@@ -229,11 +230,8 @@ class GenerateClient:
         if response.status == OK:
             return _read(content)
         text = content.decode(errors="replace")[:BODY_SHOWN]
-        if response.status in REFUSED and response.status not in OVERLOADED:
-            raise RequestRefused(
-                f"{url}/generate refused the request with status {response.status}: {text}\n"
-                "Leave out long prompts with --rollout-max-prompt-len, or lower --rollout-max-response-len."
-            )
+        if response.status in REFUSED:
+            raise _refusal(response.status, f"{url}/generate refused the request with status {response.status}: {text}")
         return _Failure(f"status {response.status}: {text}", f"engine_status_{response.status}")
 
     def _open(self) -> aiohttp.ClientSession:
@@ -251,6 +249,15 @@ class _Failure:
 
     reason: str
     cause: str
+
+
+def _refusal(status: int, said: str) -> EngineError:
+    if status in OVERLOADED:
+        asks_less = "It is not sent again. Ask for less at once with --sglang-server-concurrency."
+        return RequestFailed(f"{said}\n{asks_less}", OVERLOADED[status])
+    return RequestRefused(
+        f"{said}\nLeave out long prompts with --rollout-max-prompt-len, or lower --rollout-max-response-len."
+    )
 
 
 def _read(content: bytes) -> Any:

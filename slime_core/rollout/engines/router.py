@@ -52,7 +52,6 @@ class RouterSettings:
         health_interval_s: seconds between two looks at each engine.
         health_failures: looks in a row that must fail before an engine gets no more requests.
         request_timeout_s: seconds until an answer must be complete, pauses included.
-        retries: further engines (or the same one again) that are tried when one fails.
         start_timeout_s: seconds until the router must be ready, and as many until it has taken engines in.
     """
 
@@ -64,7 +63,6 @@ class RouterSettings:
     health_interval_s: int = 5
     health_failures: int = 2
     request_timeout_s: int = 14_400
-    retries: int = 5
     start_timeout_s: float = 60.0
 
     def arguments(self, *, port: int, metrics_port: int, workers: Sequence[str]) -> list[str]:
@@ -81,13 +79,14 @@ class RouterSettings:
             "health-failure-threshold": self.health_failures,
             "health-success-threshold": 1,
             "request-timeout-secs": self.request_timeout_s,
-            "retry-max-retries": self.retries,
             "worker-startup-check-interval": 1,
             # Every request in flight is bounded by the client already; a second queue would only hide that.
             "max-concurrent-requests": -1,
         }
         return [
             *(f"--{name}={value}" for name, value in valued.items()),
+            # Who asks also asks again: the router would do so after 408 and 429 too, and nobody could count it.
+            "--disable-retries",
             *(["--pd-disaggregation"] if self.splits_prefill else []),
             *(["--worker-urls", *workers] if workers else []),
         ]

@@ -1,8 +1,9 @@
 """Asks a service for rewards by HTTP, such that it can neither hang nor end a run.
 
-Every question has a time limit over all its attempts. What may pass is tried again with growing pauses: no connection,
-5xx, 408 and 429. Any other refusal (4xx) and a redirection are the question's own fault and are final. Addresses are
-shown without user, password and query, which may be secrets.
+Every question has a time limit over all its attempts. What may pass is tried again with growing pauses: no connection
+and 5xx. A refusal (4xx) and a redirection are final, unless the run names the status (``rm_retry_statuses``). Where a
+service says how long to wait (Retry-After), the next attempt comes no earlier. Addresses are shown without user,
+password and query, which may be secrets.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import json
 import os
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
@@ -26,8 +29,8 @@ __all__ = ["Service", "with_secrets"]
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
-AGAIN = (408, 429)
-"""The two refusals that say nothing about the question: too slow, too many."""
+PASSING = (408, 425, 429)
+"""The refusals that say nothing about the question: too slow, too early, too many."""
 
 LARGEST_ANSWER = 16 * 2**20
 """Bytes; a longer answer is no list of rewards."""
@@ -76,17 +79,26 @@ class Service:
         timeout_s: seconds until a question must be answered, all attempts and waiting for room included.
         max_in_flight: questions under way at once.
         token_env: environment variable whose value is sent as ``Authorization: Bearer``; None: no such header.
+        retry_statuses: refusals after which it is asked again; None: there are none, and no setting names any.
 
     Raises:
         ConfigError: an environment variable is not set.
     """
 
-    def __init__(self, url: str, *, timeout_s: float, max_in_flight: int, token_env: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float,
+        max_in_flight: int,
+        token_env: str | None = None,
+        retry_statuses: Sequence[int] | None = None,
+    ) -> None:
         self._url, self.shown = with_secrets(url), shown(url)
         token = None if token_env is None else _token(token_env)
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._secrets = {name: os.environ[name].strip() for name in [*secret_names(url), *filter(None, [token_env])]}
-        self._timeout_s, self._max_in_flight = timeout_s, max_in_flight
+        self._timeout_s, self._max_in_flight, self._retry_statuses = timeout_s, max_in_flight, retry_statuses
         self._num_open = 0
         self._session: aiohttp.ClientSession | None = None
 
@@ -100,6 +112,7 @@ class Service:
                 if not isinstance(answer, _Again):
                     return answer
                 pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempts - 1)) * random.uniform(0.5, 1.0)
+                pause_s = max(pause_s, answer.wait_s)
                 if time.monotonic() + pause_s >= deadline_s:
                     return self._given_up(answer, attempts)
                 await asyncio.sleep(pause_s)
@@ -110,7 +123,8 @@ class Service:
             async with session.post(
                 self._url, json=body, headers=self._headers, timeout=limit, allow_redirects=False
             ) as response:
-                status, content = response.status, await response.content.read(LARGEST_ANSWER + 1)
+                status, wait_s = response.status, _wait_s(response.headers.get("Retry-After", ""))
+                content = await response.content.read(LARGEST_ANSWER + 1)
                 while len(content) <= LARGEST_ANSWER and not response.content.at_eof():
                     content += await response.content.read(LARGEST_ANSWER + 1 - len(content))
         except TimeoutError:
@@ -119,14 +133,17 @@ class Service:
             return _Again("unreachable", type(error).__name__)
         except aiohttp.ClientError as error:
             return RewardFailure("refused", f"{self.shown} cannot be asked: {type(error).__name__}")
-        return self._read(status, content)
+        return self._read(status, content, wait_s)
 
-    def _read(self, status: int, content: bytes) -> Any:
+    def _read(self, status: int, content: bytes, wait_s: float) -> Any:
         text = self.masked(content[:BODY_LOOKED_AT].decode(errors="replace"))[:BODY_SHOWN]
-        if status in AGAIN or status >= 500:
-            return _Again("unavailable", f"status {status}: {text}")
+        if status in (self._retry_statuses or ()) or status >= 500:
+            waits = f", to be asked again in {wait_s:g} s" if wait_s else ""
+            return _Again("unavailable", f"status {status}{waits}: {text}", wait_s)
         if status != 200:
-            return RewardFailure("refused", f"{self.shown} refused with status {status}: {text}")
+            is_passing = status in PASSING and self._retry_statuses is not None
+            asks = f"; --rm-retry-statuses {status} asks again after it" if is_passing else ""
+            return RewardFailure("refused", f"{self.shown} refused with status {status}{asks}: {text}")
         if len(content) > LARGEST_ANSWER:
             return RewardFailure("invalid", f"{self.shown} answered with more than {LARGEST_ANSWER} bytes")
         try:
@@ -167,7 +184,18 @@ class Service:
 
 
 class _Again:
-    """Why an attempt failed that may be repeated."""
+    """Why an attempt failed that may be repeated, and how many seconds later at the earliest."""
 
-    def __init__(self, cause: str, reason: str) -> None:
-        self.cause, self.reason = cause, reason
+    def __init__(self, cause: str, reason: str, wait_s: float = 0.0) -> None:
+        self.cause, self.reason, self.wait_s = cause, reason, wait_s
+
+
+def _wait_s(header: str) -> float:
+    """What Retry-After asks for, a number of seconds or a date (RFC 9110, section 10.2.3); 0: nothing readable."""
+    if header.isascii() and header.isdecimal():
+        return float(header)
+    try:
+        date = parsedate_to_datetime(header)
+    except ValueError:
+        return 0.0
+    return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds())

@@ -75,8 +75,8 @@ class RemoteReward:
             raise ConfigError("rm_type asks a service for rewards, and rm_url is not set; add --rm-url URL")
         self._batch, self._url = settings.rm_batch_size, settings.rm_url
         # All that may be asked: a row chooses among them, and what else it says is no address.
-        urls, token = (settings.rm_url, *settings.rm_row_urls), settings.rm_token_env
-        self._services = {url: _service(url, settings, token_env=token) for url in urls}
+        own = {"token_env": settings.rm_token_env, "retry_statuses": settings.rm_retry_statuses}
+        self._services = {url: _service(url, settings, **own) for url in (settings.rm_url, *settings.rm_row_urls)}
 
     async def score(self, samples: Sequence[Sample]) -> Answers:
         """One reward or failure a sample, in order."""
@@ -241,9 +241,8 @@ def _model(settings: RolloutConfig, models: Mapping[str, str], endpoint: str) ->
     return settings.rm_model, model_url(models, settings.rm_model, endpoint)
 
 
-def _service(url: str, settings: RolloutConfig, *, token_env: str | None = None) -> Service:
-    limit_s, at_once = settings.reward_timeout_s, settings.rm_concurrency
-    return Service(url, timeout_s=limit_s, max_in_flight=at_once, token_env=token_env)
+def _service(url: str, settings: RolloutConfig, **own: Any) -> Service:
+    return Service(url, timeout_s=settings.reward_timeout_s, max_in_flight=settings.rm_concurrency, **own)
 
 
 def _text_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:

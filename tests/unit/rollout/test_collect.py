@@ -17,6 +17,7 @@ from slime_core.rollout.functions import NoFunctions
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.guard import GuardedSource
 from slime_core.rollout.resuming import anew
+from slime_core.rollout.rewards.pool import RewardFailure
 from slime_core.types import PromptGroup, Sample, Status
 
 ACME = PluginIdentity("acme", "acme-rl", "1.2", "acme.plugin")
@@ -227,8 +228,8 @@ def test_a_data_source_that_returns_no_groups_is_refused(returned, found):
 class FailsFirst:
     """Fails for each sample as often as it is told to, then answers."""
 
-    def __init__(self, *times: int) -> None:
-        self.left = list(times)
+    def __init__(self, *times: int, cause: str = "engine_timeout") -> None:
+        self.left, self.cause = list(times), cause
         self.asked: list[int] = []
 
     async def __call__(self, context: Any, sample: Sample, sampling: Any) -> Sample:
@@ -236,7 +237,7 @@ class FailsFirst:
         self.asked.append(place)
         if self.left[place]:
             self.left[place] -= 1
-            raise RequestFailed("nobody answered", "engine_timeout")
+            raise RequestFailed("nobody answered", self.cause)
         sample.status, sample.response_length = Status.COMPLETED, 1
         return sample
 
@@ -282,6 +283,21 @@ async def test_retries_are_bounded_and_the_cause_stays():
     made = await collected(collector)
     assert [sample.status for sample in made] == [Status.COMPLETED, Status.FAILED, Status.COMPLETED]
     assert (made[1].failure_cause, made[1].error, made[1].reward) == ("engine_timeout", "nobody answered", None)
+
+
+async def test_what_was_refused_is_not_generated_again():
+    generate = FailsFirst(0, 1, 0, cause="engine_status_429")
+    collector, reward = retrying(generate)
+    refused = RewardFailure("refused", "no")
+    reward.score = lambda samples: answered(samples, {2: refused})  # type: ignore[method-assign]
+    made = await collected(collector)
+    assert sorted(generate.asked) == [0, 1, 2]
+    assert [one.failure_cause for one in made] == [None, "engine_status_429", "reward_refused"]
+    assert collector.take_retries() == {}
+
+
+async def answered(samples: list[Sample], found: dict[int, Any]) -> list[Any]:
+    return [found.get(sample.index or 0, 1.0) for sample in samples]
 
 
 async def test_a_row_says_which_of_several_rewards_counts():

@@ -49,6 +49,10 @@ SHOWN = (
             "rows that name none",
         ),
         (
+            {"rm_retry_statuses": (429,)},
+            "rm_retry_statuses says when rm_url is asked again, which is not set; add --rm-url URL, or leave it out",
+        ),
+        (
             {"rm_judge_pattern": "(a"},
             "rm_judge_pattern = '(a' is no regular expression: missing ) at position 2",
         ),

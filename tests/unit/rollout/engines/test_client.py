@@ -66,9 +66,19 @@ async def test_a_failing_engine_is_asked_again(client: GenerateClient, engine: F
     assert engine.calls.count("/generate") == 3
 
 
-async def test_an_overloaded_engine_is_asked_again(client: GenerateClient, engine: FakeEngine) -> None:
-    engine.fail_with = [429]
-    assert len(await client.generate([3], sampling=SHORT)) == 1
+@pytest.mark.parametrize("status", [408, 429])
+async def test_an_overloaded_engine_costs_the_request_and_is_not_asked_again(
+    client: GenerateClient, engine: FakeEngine, status: int
+) -> None:
+    engine.fail_with = [status]
+    with pytest.raises(RequestFailed) as failed:
+        await client.generate([3], sampling=SHORT)
+    assert engine.calls.count("/generate") == 1
+    assert failed.value.cause == f"engine_status_{status}"
+    assert str(failed.value) == (
+        f'{engine.url}/generate refused the request with status {status}: {{"error": {{"message": "asked to fail"}}}}\n'
+        "It is not sent again. Ask for less at once with --sglang-server-concurrency."
+    )
 
 
 async def test_a_refused_request_is_not_sent_again(client: GenerateClient, engine: FakeEngine) -> None:

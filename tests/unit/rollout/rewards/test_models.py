@@ -105,7 +105,7 @@ async def test_named_numbers_stay_named():
         assert await remote(service).score(samples("a")) == [{"score": 1.0, "format": 0.5}]
 
 
-@pytest.mark.parametrize("status", [0, 500, 503, 408, 429])
+@pytest.mark.parametrize("status", [0, 500, 503])
 async def test_what_may_pass_is_asked_again(status):
     with Answering(lambda body: 1.0) as service:
         service.fail_with = [status]
@@ -113,15 +113,60 @@ async def test_what_may_pass_is_asked_again(status):
     assert len(service.asked) == 2
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 422, 302])
+@pytest.mark.parametrize("status", [400, 401, 404, 408, 422, 429, 302])
 async def test_a_refusal_is_final_and_costs_its_sample_alone(status):
     with Answering(lambda body: 1.0) as service:
         service.fail_with = [status]
         found = await remote(service, "/score?key=hidden").score(samples("a"))
         assert await remote(service).score(samples("a")) == [1.0]
-    said = f'{service.url}/score refused with status {status}: {{"error": "as told"}}'
+    asks = f"; --rm-retry-statuses {status} asks again after it" if status in (408, 429) else ""
+    said = f'{service.url}/score refused with status {status}{asks}: {{"error": "as told"}}'
     assert found == [RewardFailure("refused", said)]
     assert len(service.asked) == 2
+
+
+@pytest.mark.parametrize("waits", [None, "7", "Thu, 01 Jan 1970 00:00:09 GMT", "soon"])
+async def test_a_refusal_that_the_run_names_is_asked_again_no_earlier_than_the_service_says(monkeypatch, waits):
+    now = only_pauses_take_time(monkeypatch, http)
+    with Answering(lambda body: 1.0) as service:
+        service.fail_with, service.retry_after = [429, 429], waits
+        assert await remote(service, rm_retry_statuses=(429,)).score(samples("a")) == [1.0]
+        service.fail_with = [408]
+        assert [one.cause for one in await remote(service, rm_retry_statuses=(429,)).score(samples("a"))] == ["refused"]
+    assert len(service.asked) == 4
+    assert now() >= (14 if waits == "7" else 0)
+
+
+async def test_a_service_that_asks_for_more_time_than_there_is_costs_the_sample_at_once():
+    with Answering(lambda body: 1.0) as service:
+        service.fail_with, service.retry_after = [503], "120"
+        found = await remote(service, reward_timeout_s=60).score(samples("a"))
+    said = (
+        f"{service.url} gave no reward within 60 s (--reward-timeout-s) and 1 attempts; the last one failed with "
+        'status 503, to be asked again in 120 s: {"error": "as told"}'
+    )
+    assert found == [RewardFailure("unavailable", said)]
+    assert len(service.asked) == 1
+
+
+async def test_a_model_that_the_run_serves_is_not_asked_again_after_a_refusal():
+    with Answering(lambda body: chat("Score: 1")) as service:
+        service.fail_with = [429]
+        found = await served(JudgeReward, service, rm_retry_statuses=(429,)).score(samples("a"))
+    said = f'{service.url}/v1/chat/completions refused with status 429: {{"error": "as told"}}'
+    assert found == [RewardFailure("refused", said)]
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("", 0), ("7", 7), ("-7", 0), ("Thu, 01 Jan 1970 00:00:09 -0000", 0), ("9" * 5000, math.inf)],
+)
+def test_what_a_service_asks_to_wait(header, seconds):
+    assert http._wait_s(header) == seconds
+
+
+def test_a_service_may_name_the_time_at_which_it_is_asked_again():
+    assert 10**9 < http._wait_s("Fri, 31 Dec 9999 23:59:59 GMT") < math.inf
 
 
 async def test_a_service_that_stays_away_costs_the_sample_within_the_time_limit(monkeypatch):
