@@ -27,6 +27,7 @@ from tests.engines.pictures import ARCHITECTURE, PATCH, PLACEHOLDER
 from tests.engines.test_learner import (
     ADAM,
     ADVANTAGES,
+    NEAR,
     TEMPERATURE,
     Children,
     Job,
@@ -39,8 +40,7 @@ from tests.engines.test_learner import (
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(test_learner)
 
-NEAR = 1e-6
-FAR = 1e-4
+FAR = 100 * NEAR
 
 
 @pytest.fixture(scope="module")

@@ -42,6 +42,9 @@ TEMPERATURE = 0.7
 LAYOUT = ("tensor", "pipeline", "context", "sequence")
 LAST_BITS = 1e-6
 """Absolute error of a mean of differences between log-probabilities near -4, whose last bit is 2e-7 in fp32."""
+NEAR = 1e-5
+"""Weights after two steps of Adam differ by up to 9e-7 where sums were taken in another order; a gradient that is wrong
+moves them by some 6e-3, twice the learning rates."""
 ADAM = {"lr": 3e-3, "weight_decay": 0.1, "adam_beta2": 0.95, "adam_eps": 1e-5, "clip_grad": 0.5}
 EVERYTHING = {"use_kl_loss": True, "kl_loss_coef": 0.05, "kl_loss_type": "k3", "entropy_coef": 0.02}
 
@@ -349,10 +352,10 @@ def test_two_steps_equal_hugging_face_and_adamw(folder, samples, alone):
     assert min(first["grad_norm"], second["grad_norm"]) > ADAM["clip_grad"]  # the clipping is part of the comparison
     assert second["kl_loss"] > 1e-3  # and so is a ratio other than 1
     for name in ("loss", "grad_norm", "kl_loss", "entropy_loss"):
-        assert metrics[f"train/{name}"] == pytest.approx((first[name] + second[name]) / 2, rel=1e-5), name
+        assert metrics[f"train/{name}"] == pytest.approx((first[name] + second[name]) / 2, rel=1e-5, abs=1e-7), name
     expected = {name: parameter.detach() for name, parameter in reference.model.named_parameters()}
     assert distance(start_weights(folder), expected) > 1e-3
-    assert distance(alone.weights, expected) < 1e-6
+    assert distance(alone.weights, expected) < NEAR
 
 
 # --- What must not matter --------------------------------------------------------------------------------------------
@@ -375,7 +378,7 @@ def test_how_samples_are_packed_does_not_matter(children, folder, samples, alone
     assert len(shards[0].steps[0].micro_batches) == (6 if max_tokens == 1 else 1)
     (found,) = children.run(Job(settings(algorithm=EVERYTHING), folder, [shards]))
     assert found.metrics[0] == pytest.approx(alone.metrics[0], rel=1e-5, abs=LAST_BITS)
-    assert distance(found.weights, alone.weights) < 1e-6
+    assert distance(found.weights, alone.weights) < NEAR
 
 
 def test_two_ranks_equal_one(children, folder, samples, alone):
@@ -384,7 +387,7 @@ def test_two_ranks_equal_one(children, folder, samples, alone):
     assert first.metrics == second.metrics
     assert equal(first.weights, second.weights)
     assert first.metrics[0] == pytest.approx(alone.metrics[0], rel=1e-5, abs=LAST_BITS)
-    assert distance(first.weights, alone.weights) < 1e-6
+    assert distance(first.weights, alone.weights) < NEAR
 
 
 def leave_gradients_alone() -> None:
@@ -400,15 +403,15 @@ def test_the_comparison_of_two_ranks_notices_gradients_that_were_not_summed(chil
     shards = {count: cut(samples, num_ranks=count, num_steps=1) for count in (1, 2)}
     (expected,) = children.run(Job(settings(), folder, [shards[1]]))
     spoilt = Job(settings(), folder, [shards[2]], prepare=leave_gradients_alone)
-    assert distance(children.run(spoilt, world_size=2)[0].weights, expected.weights) > 1e-4
-    assert distance(children.run(replace(spoilt, prepare=None), world_size=2)[0].weights, expected.weights) < 1e-6
+    assert distance(children.run(spoilt, world_size=2)[0].weights, expected.weights) > 100 * NEAR
+    assert distance(children.run(replace(spoilt, prepare=None), world_size=2)[0].weights, expected.weights) < NEAR
 
 
 def test_ranks_may_run_different_numbers_of_micro_batches(children, folder, samples, alone):
     shards = cut(samples, num_ranks=2, max_tokens=1)
     whole = cut(samples, num_ranks=2, max_tokens=1000)
     job = Job(settings(algorithm=EVERYTHING), folder, [[shards[0], whole[1]]])
-    assert distance(children.run(job, world_size=2)[0].weights, alone.weights) < 1e-6
+    assert distance(children.run(job, world_size=2)[0].weights, alone.weights) < NEAR
 
 
 def test_with_a_learning_rate_of_zero_the_weights_stay_bit_for_bit(children, folder, samples):
@@ -542,7 +545,7 @@ def test_what_two_ranks_saved_one_rank_continues(children, folder, samples, tmp_
     (loaded,) = children.run(replace(job, load=tmp_path / "saved"))
     (resumed,) = children.run(replace(job, rollouts=[cut(samples)], load=tmp_path / "saved"))
     assert equal(loaded.weights, both[0].weights)
-    assert distance(resumed.weights, whole.weights) < 1e-6
+    assert distance(resumed.weights, whole.weights) < NEAR
 
 
 def test_a_missing_checkpoint_and_one_of_another_model_are_refused(children, folder, tmp_path):

@@ -19,6 +19,8 @@ from slime_core.opaque import column
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
 
 LENGTHS = (5, 1, 12, 3, 17, 2, 8, 9)
+ROUNDING = 1e-5
+"""Logits differ by up to 1.5e-6, most on a CPU without AVX; where two sequences are not kept apart, by 2.5."""
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
@@ -91,13 +93,13 @@ def test_packed_logits_equal_those_of_each_row_alone(megatron, folder, hugging_f
     _, (chunk,) = build(folder, megatron)
     with torch.no_grad():
         alone = torch.cat([hugging_face(row[None]).logits[0] for row in rows()])
-        assert (packed_logits(chunk, rows()) - alone).abs().max() < 1e-5
+        assert (packed_logits(chunk, rows()) - alone).abs().max() < ROUNDING
 
 
 def test_padding_at_the_end_of_the_row_changes_nothing(megatron, folder):
     _, (chunk,) = build(folder, megatron)
     with torch.no_grad():
-        assert torch.allclose(packed_logits(chunk, rows(), tail=7), packed_logits(chunk, rows()), rtol=0, atol=1e-6)
+        assert torch.allclose(packed_logits(chunk, rows(), tail=7), packed_logits(chunk, rows()), rtol=0, atol=ROUNDING)
 
 
 def test_a_padded_batch_gives_the_logits_of_each_row_alone(megatron, folder, hugging_face):
@@ -106,7 +108,7 @@ def test_a_padded_batch_gives_the_logits_of_each_row_alone(megatron, folder, hug
     with torch.no_grad():
         padded = chunk(batch, torch.arange(batch.size(1)).expand_as(batch), None)
         for row, logits in zip(rows(), padded, strict=True):
-            assert (logits[: len(row)] - hugging_face(row[None]).logits[0]).abs().max() < 1e-5
+            assert (logits[: len(row)] - hugging_face(row[None]).logits[0]).abs().max() < ROUNDING
 
 
 def test_the_order_of_sequences_in_the_row_does_not_matter(megatron, folder):
@@ -116,7 +118,7 @@ def test_the_order_of_sequences_in_the_row_does_not_matter(megatron, folder):
         straight = packed_logits(chunk, sequences).split(LENGTHS)
         shuffled = packed_logits(chunk, [sequences[i] for i in order]).split([LENGTHS[i] for i in order])
     for position, original in enumerate(order):
-        assert torch.allclose(shuffled[position], straight[original], rtol=0, atol=1e-6)
+        assert torch.allclose(shuffled[position], straight[original], rtol=0, atol=ROUNDING)
 
 
 def test_the_gradient_of_a_packed_loss_equals_hugging_faces(megatron, folder, hugging_face):

@@ -483,7 +483,7 @@ def test_a_pipeline_rank_that_trains_nothing_keeps_up(children, tmp_path):
         assert exact
         for tied in (False, True):
             assert split[tied][0] == whole[tied][0]
-            assert distance(split[tied][1], whole[tied][1]) < 1e-6
+            assert distance(split[tied][1], whole[tied][1]) < 1e-5
             assert split[tied][2] == pytest.approx(whole[tied][2], rel=1e-5)
     for tied in (False, True):
         changed = whole[tied][0]
