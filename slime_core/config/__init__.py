@@ -3,7 +3,7 @@
 What there is:
 
     section, bounded    what every section is; numbers and texts within bounds
-    prompting, sampling, measuring, serving, learning, custom    the sections of a subject
+    running, prompting, sampling, measuring, serving, learning, publishing, custom    the sections of a subject
     megatron, sglang    what a run says to the engines under their own names
     schema      all sections as one ``RunConfig``, and what follows from several of them
     reward_sum, prompt_paths, secrets    what is written in the place of a reward, of a prompt file, of a secret

@@ -16,6 +16,7 @@ from slime_core.config.described import context_length, described, start_weights
 from slime_core.config.folders import unwritable
 from slime_core.config.mistakes import Mistake
 from slime_core.config.prompt_paths import unreadable
+from slime_core.config.publishing import PARITY_BOUNDS
 from slime_core.config.rules.asynchronous import ASYNC
 from slime_core.config.rules.batches import BATCHES
 from slime_core.config.rules.corrections import CORRECTIONS
@@ -31,7 +32,7 @@ from slime_core.config.rules.rewards import REWARDS
 from slime_core.config.rules.roles import ROLES
 from slime_core.config.rules.routing import ROUTING
 from slime_core.config.rules.serving import SERVING, SERVING_OF_EVAL, SERVING_OF_RUN
-from slime_core.config.schema import PARITY_BOUNDS, RunConfig
+from slime_core.config.schema import RunConfig
 
 __all__ = ["mistakes"]
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from slime_core.config.publishing import STRICT_PARITY_BOUNDS
 from slime_core.config.rules.layout import Rule
-from slime_core.config.schema import STRICT_PARITY_BOUNDS, RunConfig
+from slime_core.config.schema import RunConfig
 
 __all__ = ["CORRECTIONS"]
 

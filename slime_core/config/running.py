@@ -1,0 +1,126 @@
+"""The run itself: what it starts from, where it runs, what it saves, how long it waits, and which half of it is left.
+
+The sections ``[run]``, ``[model]``, ``[cluster]``, ``[checkpoint]``, ``[watch]`` and ``[debug]``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from slime_core.config.bounded import Count, CountOrZero, Name, Positive, Share
+from slime_core.config.section import Once, Section
+
+__all__ = ["CheckpointConfig", "ClusterConfig", "DebugConfig", "JobConfig", "ModelConfig", "WatchConfig"]
+
+
+class JobConfig(Section):
+    """The run itself."""
+
+    output_dir: Path | None = None
+    """Folder for metrics, config and checkpoints. None: outputs/JOB-TIME in the working directory."""
+    job_name: Name = "run"
+    """Name of the run in its folder and its records."""
+    seed: CountOrZero = 1234
+    """Seed of initialisation, data order and sampling."""
+    plugins: tuple[Name, ...] = ()
+    """Plugins of the run, by name, module or .py file; named by flag, they replace those of the file."""
+    no_plugins: tuple[Name, ...] = ()
+    """Plugins that the run goes without, though the file names them, or another plugin or the model needs them."""
+    locked: bool = False
+    """Refuse every plugin that is not exactly as slime.lock says, before it is imported."""
+    lock_file: Path | None = None
+    """The lock that --locked reads and slime plugins lock writes; naming it means --locked. None: slime.lock here."""
+    allow_plugin_change: Annotated[bool, Once()] = False
+    """Resume although plugins or slime have changed since the checkpoint; recorded in plugins.json."""
+    progress: Literal["auto", "live", "lines", "none"] = "auto"
+    """What is printed while running. auto: live on a terminal, else one line a step."""
+
+
+class ModelConfig(Section):
+    """The weights a run starts from."""
+
+    hf_checkpoint: Path | None = None
+    """Hugging Face folder: start weights, config.json, tokenizer. None: the embedded arithmetic model."""
+    ref_load: Path | None = None
+    """Hugging Face folder of the reference model that the KL term compares with. None: the start weights."""
+    load: Path | None = None
+    """Run folder or checkpoint to resume from; optimizer, step and data cursor too. None: start at step 0.
+
+    Without --config, the settings are those of that run. Such a folder can hold pickled parts, which run code when they
+    are read: resume only from checkpoints of people you trust.
+    """
+    bf16: bool = False
+    """Compute in bfloat16; the optimizer keeps float32 masters. False: float32."""
+    trust_remote_code: bool = False
+    """Let transformers run Python code that the checkpoint folder carries."""
+
+
+class ClusterConfig(Section):
+    """Which processes run where."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where learner and engines compute. auto: cuda if the cluster has GPUs and this torch is a CUDA build; or cpu."""
+    actor_num_nodes: Count = 1
+    """Machines that train."""
+    actor_num_gpus_per_node: Count = 1
+    """Learner ranks a machine, one GPU each; on a CPU, processes."""
+    rollout_num_gpus: Count = 1
+    """GPUs that generate, over all engines; on a CPU, one a server process."""
+    rollout_num_gpus_per_engine: Count = 1
+    """GPUs one engine spans (its tensor parallel size); on a CPU, its processes."""
+    colocate: bool = False
+    """Learner and engines take turns on the same devices; rollout_num_gpus may then not exceed the learner's."""
+    ray_address: Name | None = None
+    """Ray cluster to join: "auto" or an address. None: start a local one and stop it at the end."""
+
+
+class CheckpointConfig(Section):
+    """Saving; a checkpoint is always written at the end of a run."""
+
+    save_interval: Count | None = None
+    """Save after every so many rollouts. None: only at the end."""
+    save_hf: bool = True
+    """Also write each checkpoint's weights as a Hugging Face folder."""
+
+
+class WatchConfig(Section):
+    """Limits on waiting, so that nothing hangs silently."""
+
+    wait_warn_s: Positive = 60.0
+    """Seconds after which a wait is reported, with who waits for what."""
+    wait_fail_s: Positive = 1800.0
+    """Seconds after which a wait ends the run."""
+
+
+class DebugConfig(Section):
+    """One half of the loop alone, and what crosses between the halves, on disk."""
+
+    debug_rollout_only: bool = False
+    """Generate and reward, and train nothing: no learner is started."""
+    debug_train_only: bool = False
+    """Train on saved rollouts: no engine is started. Needs load_debug_rollout_data."""
+    save_debug_rollout_data: Path | None = None
+    """File for the samples of each rollout, JSON Lines; {rollout_id} stands for its number. None: not written."""
+    load_debug_rollout_data: Path | None = None
+    """File with the samples of each rollout, as save_debug_rollout_data wrote it; means debug_train_only.
+
+    None: rollouts are generated.
+    """
+    load_debug_rollout_data_subsample: Share | None = None
+    """Share of each loaded rollout's prompt groups that is trained on. None: all."""
+    save_debug_train_data: Path | None = None
+    """File for what each learner rank trained, safetensors; {rollout_id} and {rank} stand for their numbers.
+
+    None: not written.
+    """
+
+    @property
+    def trains(self) -> bool:
+        """Whether a learner is started."""
+        return not self.debug_rollout_only
+
+    @property
+    def generates(self) -> bool:
+        """Whether engines are started; else rollouts are read."""
+        return not self.debug_train_only and self.load_debug_rollout_data is None
