@@ -13,6 +13,7 @@ What there is:
 How it is read:
 
     settings    one value, from a flag or from TOML
+    wording     what a setting accepts, in words
     flags, document, eval_file, slime_engines    a command line, a TOML file, and files in slime's forms
     load        lays them over each other
     check, rules    the rules between settings

@@ -18,9 +18,10 @@ from pydantic import AfterValidator, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from slime_core.config.megatron_flags import MegatronFlag, megatron_flags
-from slime_core.config.settings import InWords, Setting, core_settings
+from slime_core.config.settings import Setting, core_settings
 from slime_core.config.sglang import owned, rows_by_name
 from slime_core.config.slime_flags import slime_flags
+from slime_core.config.wording import InWords
 
 __all__ = ["ENGINES", "Refusal", "engine_settings", "find_flag", "find_key", "known_flags", "said"]
 

@@ -12,27 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from types import MappingProxyType, NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from slime_core.config.measuring import EvalDataset
 from slime_core.config.schema import RunConfig
 from slime_core.config.section import TOLD, EngineSection, Once
+from slime_core.config.wording import accepted_words, is_table, placeholder_of
 
-__all__ = ["Contested", "InWords", "Setting", "Unacceptable", "core_settings", "core_values", "plugin_settings"]
+__all__ = ["Contested", "Setting", "Unacceptable", "core_settings", "core_values", "plugin_settings"]
 
-_WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    Path: "a path",
-    EvalDataset: "a table",
-}
 _PLUGINS = "plugins"
 _OWN_FLAGS = {_PLUGINS: "--plugin", "no_plugins": "--no-plugin"}
 """Flags that name one at a time, of settings that hold several."""
@@ -53,8 +44,6 @@ _NO_NAMES = {
 }
 """What stands in help for text that names no component, field or file."""
 
-_BOUNDS = {Ge: "of at least", Gt: "greater than", Le: "at most", Lt: "less than"}
-
 
 class Unacceptable(ValueError):
     """A value is not one that the setting accepts; the message says what is."""
@@ -65,13 +54,6 @@ class Contested:
     """The value of a preset that several plugins set: none of theirs; ``by`` says in messages who they are."""
 
     by: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class InWords:
-    """Says what a type of our own accepts; stands in the metadata of its annotation."""
-
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +122,12 @@ class Setting:
     @property
     def accepts(self) -> str:
         """What may be written, in words."""
-        return _in_words(self.info.annotation, self.info.metadata)
+        return accepted_words(self.info.annotation, self.info.metadata)
 
     @property
     def placeholder(self) -> str:
         """What stands for the value in help."""
-        known = _NO_NAMES.get(self.name) or _placeholder(self.info.annotation)
+        known = _NO_NAMES.get(self.name) or placeholder_of(self.info.annotation)
         return known.replace("NAME", "PATH") if self.name.endswith("_path") else known
 
     def read_flag(self, words: Sequence[str]) -> Any:
@@ -202,7 +184,7 @@ class Setting:
     def _shaped(self, words: Sequence[str]) -> object:
         if self.is_pairs:
             return list(zip(words[::2], words[1::2], strict=True))
-        if self.is_sequence and _is_table(get_args(self.info.annotation)[0]):
+        if self.is_sequence and is_table(get_args(self.info.annotation)[0]):
             return [_table(word) for word in words]
         return list(words) if self.is_sequence else words[0]
 
@@ -225,7 +207,7 @@ class Setting:
         words = self.accepts
         if not words and error is not None:  # a plugin's own type: only pydantic can say
             return error.errors()[0]["msg"]
-        if error is not None and self.is_sequence and _is_table(get_args(self.info.annotation)[0]):
+        if error is not None and self.is_sequence and is_table(get_args(self.info.annotation)[0]):
             first = error.errors()[0]
             return f"{'.'.join(map(str, first['loc']))}: {first['msg']}; accepted: {words}"
         return f"accepted: {words}"
@@ -283,66 +265,9 @@ def _absolute(path: Path, base: Path) -> Path:
     return Path(os.path.abspath(base / os.path.expanduser(path)))
 
 
-def _in_words(annotation: Any, metadata: Sequence[object] = ()) -> str:
-    """The annotation in words; empty for types that have none here."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if told := [entry.text for entry in metadata if isinstance(entry, InWords)]:
-        return told[0]
-    if origin is Annotated:
-        return _in_words(arguments[0], _flat(arguments[1:]))
-    if origin in (Union, UnionType):
-        return " or ".join(["none" if kind is NoneType else _in_words(kind, metadata) for kind in arguments])
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, arguments))
-    if origin is tuple and get_origin(arguments[0]) is tuple:
-        pair = [_in_words(kind).replace("text", "a name") for kind in get_args(arguments[0])]
-        return f"pairs of {' and '.join(pair)}, or none"
-    if origin is tuple and _is_table(arguments[0]):
-        return f"tables with {', '.join(arguments[0].model_fields)}; as a flag each a JSON object"
-    if origin is tuple:
-        return f"any number of values, each {_in_words(arguments[0])}"
-    match _flat(metadata):
-        case [Ge(ge=int(low)), Le(le=int(high))] if low == high:
-            return str(low)
-    return " ".join(filter(None, [_WORDS.get(annotation, ""), _bounds(metadata)]))
-
-
-def _is_table(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
 def _table(word: str) -> object:
     """What a JSON object says, for pydantic to judge; anything else as it is."""
     try:
         return json.loads(word)
     except ValueError:
         return word
-
-
-def _flat(metadata: Sequence[object]) -> list[object]:
-    return [entry for item in metadata for entry in (item.metadata if isinstance(item, FieldInfo) else [item])]
-
-
-def _bounds(metadata: Sequence[object]) -> str:
-    found = []
-    for entry in _flat(metadata):
-        match entry:
-            case Ge(ge=limit) | Gt(gt=limit) | Le(le=limit) | Lt(lt=limit):
-                found.append(f"{_BOUNDS[type(entry)]} {limit}")
-    return " and ".join(found)
-
-
-def _placeholder(annotation: Any) -> str:
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _placeholder(arguments[0])
-    if origin in (Union, UnionType):
-        return _placeholder(next(kind for kind in arguments if kind is not NoneType))
-    if origin is Literal:
-        return "|".join(map(str, arguments))
-    if origin is tuple:
-        if _is_table(arguments[0]):
-            return "JSON ..."
-        pair = get_args(arguments[0]) if get_origin(arguments[0]) is tuple else ()
-        return " ".join([*map(_placeholder, pair or arguments[:1]), "..."]).replace("NAME PATH", "NAME FILE")
-    return {bool: "", int: "N", float: "X", Path: "PATH", EvalDataset: "TABLE"}.get(annotation, "NAME")

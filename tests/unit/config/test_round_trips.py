@@ -22,7 +22,8 @@ from slime_core.config.engine_flags import engine_settings
 from slime_core.config.explain import _plain, to_toml
 from slime_core.config.load import Resolved, load, peek
 from slime_core.config.measuring import EvalDataset
-from slime_core.config.settings import InWords, Setting, core_settings
+from slime_core.config.settings import Setting, core_settings
+from slime_core.config.wording import InWords
 from slime_core.plugins.registry import activate
 
 WORKFLOW = """
