@@ -23,9 +23,9 @@ def runs(process: psutil.Process | int) -> bool:
         return False
 
 
-def left_of(*processes: psutil.Process | int, within_s: float = DELIVERED_S) -> list[psutil.Process | int]:
-    """Those that still run after ``within_s`` seconds; returns as soon as none does."""
-    deadline_s = time.monotonic() + within_s
+def left_of(*processes: psutil.Process | int) -> list[psutil.Process | int]:
+    """Those that still run after :data:`DELIVERED_S`; returns as soon as none does."""
+    deadline_s = time.monotonic() + DELIVERED_S
     while (left := [one for one in processes if runs(one)]) and time.monotonic() < deadline_s:
         time.sleep(0.02)
     return left

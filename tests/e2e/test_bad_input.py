@@ -258,7 +258,7 @@ def test_a_mistake_is_explained_and_leaves_nothing(row: Row, place: Path) -> Non
         rest = rest.split(text, maxsplit=1)[1]
     assert ended.errors.startswith("slime: ")
     assert "Traceback" not in ended.errors
-    assert left_of(*ended.alive, within_s=5) == []
+    assert left_of(*ended.alive) == []
     assert {Path(name).parts[0] for name in ended.left} <= EXPECTED[row.starts]
     assert row.starts or ended.core_s < LIMIT_CORE_S
 

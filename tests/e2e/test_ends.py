@@ -12,14 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.conftest import BRIEF, command, slime
+from tests.e2e.conftest import BRIEF, LIMIT_S, command, slime
 from tests.processes import children, left_of, words
 
 END_LIMIT_S = 100
 """An idle machine needs less than ten seconds; a busy one takes longer, but not as long as what a run may wait for."""
-
-GONE_S = 5.0
-"""Seconds in which a process that was killed has gone."""
 
 
 @contextmanager
@@ -39,7 +36,7 @@ def running(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
                     one.kill()
 
 
-def wait_for(path: Path, process: subprocess.Popen[str], *, limit_s: float = 120) -> None:
+def wait_for(path: Path, process: subprocess.Popen[str], *, limit_s: float = LIMIT_S) -> None:
     """Returns when ``path`` exists and holds something."""
     deadline = time.monotonic() + limit_s
     while not (path.exists() and path.stat().st_size):
@@ -67,7 +64,7 @@ def test_a_run_that_is_asked_to_end_does_so_and_leaves_nothing(tmp_path: Path, m
     assert errors.splitlines()[-1] == "slime: interrupted"
     assert "Traceback" not in errors
     assert len(started) > 5
-    assert left_of(*started, within_s=GONE_S) == []
+    assert left_of(*started) == []
 
 
 @pytest.mark.parametrize(("victim", "name"), [("sglang::scheduler", "engine 0"), ("router", "router")])
@@ -76,12 +73,12 @@ def test_a_server_that_dies_ends_the_run_with_its_last_lines(tmp_path: Path, vic
         wait_for(tmp_path / "run" / "metrics.jsonl", process)
         started = family(process)
         next(one for one in children(victim, of=started) if not words(one)[0].startswith("ray::")).kill()
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=END_LIMIT_S)
     assert process.returncode == 1
     assert f"{name} ended" in errors
     assert f"logs/{name.replace(' ', '-')}.log" in errors
     assert "Traceback" not in errors.split("The last lines of")[0]
-    assert left_of(*started, within_s=GONE_S) == []
+    assert left_of(*started) == []
 
 
 def test_a_second_run_into_the_same_folder_is_refused_before_anything_starts(tmp_path: Path):

@@ -13,9 +13,6 @@ from safetensors import safe_open
 from slime_core.config.embedded import ARITHMETIC
 from tests.e2e.conftest import Finished, train, weights
 
-# Two runs before the first test begins.
-pytestmark = pytest.mark.timeout(900)
-
 SMALL = ("--num-rollout", "2", "--rollout-batch-size", "16", "--num-steps-per-rollout", "2", "--seed", "5")
 KL = ("--use-kl-loss", "--kl-loss-coef", "0.1", "--kl-loss-type", "k3")
 

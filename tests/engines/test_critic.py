@@ -21,8 +21,6 @@ RESUMED = ("resumed, DP1", "resumed, TP2, SP")
 MUTANTS = ("mutant shifted", "mutant doubled", "mutant unmarked")
 NUMBERS = ("values", "returns", "metric", "gradient")
 
-pytestmark = pytest.mark.timeout(600)  # some thirty seconds on two idle cores
-
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:

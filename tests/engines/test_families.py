@@ -194,7 +194,6 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     return {row["case"]: row for row in json.loads(target.read_text())}
 
 
-@pytest.mark.timeout(600)  # some twenty seconds on two idle cores
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_computes_what_hugging_face_computes_and_gives_every_bit_back(compared, layout):
     row = compared[layout]

@@ -22,8 +22,6 @@ from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import activate
 from slime_core.rollout.actor import SamplerActor
 
-pytestmark = pytest.mark.timeout(240)
-
 HOOKS = """
 from slime_core import Component, hookimpl
 @hookimpl

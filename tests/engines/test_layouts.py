@@ -41,8 +41,6 @@ MUTANTS = {
     "sequences not summed": {"metric", "gradient"},
 }
 
-pytestmark = pytest.mark.timeout(600)  # some thirty seconds on two idle cores
-
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:

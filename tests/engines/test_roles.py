@@ -34,7 +34,7 @@ from slime_core.weights.group import reserve
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the children cannot import test files
 
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 VOCABULARY = 48
 KL = {"use_kl_loss": True, "kl_loss_coef": 0.05, "kl_loss_type": "k3"}
 

@@ -134,11 +134,10 @@ def test_a_model_with_other_layers_repeats_prompts(chunk, monkeypatch):
 # --- Layouts ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(300)
 def test_every_layout_finds_the_gradients_of_repeated_prompts_on_one_rank(tmp_path):
     target = tmp_path / "rows.json"
     command = [sys.executable, BENCH / "shared_layouts.py", "--json", target]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(target.read_text())
     assert [row["layout"] for row in rows] == ["DP1", "DP2", "TP2", "TP2, SP", "PP2", "CP2", "DP1, experts"]

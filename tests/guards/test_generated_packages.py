@@ -21,9 +21,6 @@ from slime_core.cli.scaffold import KINDS, LONGEST_NAME, TEMPLATES, Scaffold
 from slime_core.config.load import Resolved, load, peek
 from slime_core.plugins.registry import activate
 
-# A first run of mypy, without its cache, reads all of torch.
-pytestmark = pytest.mark.timeout(600)
-
 ROOT = Path(__file__).parents[2]
 SCAFFOLDS = {kind: Scaffold(kind, "hooks" if kind == "lifecycle" else kind) for kind in KINDS}
 BUILD = """

@@ -270,7 +270,7 @@ async def test_what_is_under_way_when_the_pool_is_closed_fails_and_starts_nothin
         await asyncio.sleep(0.01)
     await pool.close()
     assert {one.cause for (one,) in await asyncio.gather(*asked)} == {"crash"}
-    assert [child for child in psutil.Process().children() if "rewards.worker" in " ".join(child.cmdline())] == []
+    assert children("rewards.worker") == []
 
 
 async def test_five_hundred_at_once_beside_one_that_hangs_and_one_that_dies(tmp_path: Path) -> None:
