@@ -168,7 +168,7 @@ def content_of(raw: Raw) -> dict[str, Any]:
         return raw.content
     line = raw.line
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = json.loads(line.decode("utf-8").rstrip("\r\n"))
         if b"\\ud" in line.lower():
             json.dumps(row, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as problem:

@@ -74,6 +74,7 @@ def test_a_prompt_may_be_chat_messages(tmp_path):
     ("line", "message"),
     [
         ('{"prompt": ', r"line 2, column 12: not JSON"),
+        ('{"prompt": "1+1"', r"line 2, column 17: not JSON \(Expecting ',' delimiter\)"),
         ("[1]", r"line 2: found list, expected an object"),
         ('{"question": "q", "x": 1}', r"line 2: no field 'prompt', found question, x. .*--input-key"),
         ("{}", r"line 2: no field 'prompt', found none"),
