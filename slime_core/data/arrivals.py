@@ -42,7 +42,7 @@ class Arrivals:
 
     def __init__(self, request: PromptRequest) -> None:
         buffer = request.buffer
-        self._request, self._read = request, list[str]()
+        self._request, self._read = request, dict[str, None]()  # names in the order of reading
         self._fit = Fit(size=request.n_samples_per_prompt, vocab_size=buffer.vocab_size, reward_key=buffer.reward_key)
         self._groups = 0
 
@@ -55,7 +55,7 @@ class Arrivals:
         path = self._request.buffer.data
         new = [file for file in ([] if path is None else _files(path)) if file.name not in self._read]
         found = [group for file in new for group in self._of_file(file)]
-        self._read += [file.name for file in new]
+        self._read |= dict.fromkeys(file.name for file in new)
         return found
 
     def state(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Arrivals:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue where ``state`` was taken."""
-        self._read, self._groups = list(state["files"]), state["groups"]
+        self._read, self._groups = dict.fromkeys(state["files"]), state["groups"]
 
     def _of_file(self, file: Path) -> list[PromptGroup]:
         groups = []
