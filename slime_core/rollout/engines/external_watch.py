@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from slime_core.cluster.actors import Actor, Watched, control, start_actor
 from slime_core.errors import EngineError, WeightSyncError
@@ -25,13 +26,21 @@ REFUSALS = 3
 """Looks in a row at which an engine took no connection, after which it is gone."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The version of an engine's weights; ``is_ours``: this run has published it."""
+
+    version: str
+    is_ours: bool
+
+
 class ExternalWatch:
     """What was seen of the engines at ``urls``."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = list(urls)
         self._refused: Counter[str] = Counter()
-        self._seen: dict[str, list[str]] = {url: [] for url in urls}
+        self._held: dict[str, _Held] = {}
 
     def look(self) -> None:
         """Returns if all of them are as they should be. One that is only slow is left to the limits of requests.
@@ -59,16 +68,16 @@ class ExternalWatch:
 
     def _compare(self, url: str, version: str) -> None:
         """The first change is this run's own: an engine may hold what an earlier run published last."""
-        seen = self._seen[url]
-        if seen and version == seen[-1]:
+        before = self._held.get(url)
+        if before is not None and version == before.version:
             return
-        if len(seen) > 1 and (not version.isdecimal() or int(version) < int(seen[-1])):
+        if before is not None and before.is_ours and (not version.isdecimal() or int(version) < int(before.version)):
             raise EngineError(
-                f"The engine at {url}, which somebody else started, held weights of version {seen[-1]} and now holds "
-                f"version {version!r}: it was started anew, or another run publishes to it. What it draws is not this "
-                "run's policy; see to it, and continue from the last checkpoint with --load"
+                f"The engine at {url}, which somebody else started, held weights of version {before.version} and now "
+                f"holds version {version!r}: it was started anew, or another run publishes to it. What it draws is not "
+                "this run's policy; see to it, and continue from the last checkpoint with --load"
             )
-        seen.append(version)
+        self._held[url] = _Held(version, is_ours=before is not None)
 
 
 class ExternalWatcher(Watched):
