@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,15 +74,27 @@ class Session:
 
     def __enter__(self) -> Session:
         before = psutil.Process().children()
-        with _sigterm_kept():
+        try:
+            with _sigterm_kept():
+                self._enter()
+        except BaseException:
+            # What Ray has started before it was broken off, it has not told anybody.
+            self._services = _others(before)
+            self.__exit__()
+            raise
+        self._services = _others(before)
+        return self
+
+    def _enter(self) -> None:
+        try:
             if self.own:
                 # Where the machine is too busy for it, Ray raises a bare Exception.
                 with boundary("Ray", "starting on this machine", error=PlacementError, next_step=BUSY):
                     self._start()
             else:
                 self._join()
-        self._services = [child for child in psutil.Process().children() if child not in before]
-        return self
+        except SystemExit as ended:  # what Ray's handler of SIGTERM raises
+            raise KeyboardInterrupt from ended
 
     def __exit__(self, *reason: object) -> None:
         tree = [one for service in self._services for one in _family(service)] if self.own else []
@@ -154,6 +166,11 @@ def _knock(address: str) -> None:
         answer = connection.recv(HTTP2_HEAD, socket.MSG_WAITALL)
     if len(answer) < HTTP2_HEAD or answer[3] != HTTP2_SETTINGS:
         raise ValueError("the program that listens there does not speak gRPC")
+
+
+def _others(before: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """The children of this process that were not there before."""
+    return [child for child in psutil.Process().children() if child not in before]
 
 
 def _family(process: psutil.Process) -> list[psutil.Process]:

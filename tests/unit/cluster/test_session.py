@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import ray
 from slime_core.cluster import session
 from slime_core.cluster.session import Session, _knock
 from slime_core.errors import PlacementError
+from tests.processes import left_of
 
 
 @pytest.fixture
@@ -78,3 +80,18 @@ def test_ray_that_does_not_start_is_explained(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(ray, "init", too_slow)
     with pytest.raises(PlacementError, match=r"^Ray: starting on this machine failed .* timed out .*\n.*Free some CPU"):
         Session("local", namespace="test").__enter__()
+
+
+@pytest.mark.parametrize("ended", [KeyboardInterrupt(), SystemExit(1)], ids=["Ctrl-C", "SIGTERM, by Ray's own handler"])
+def test_a_start_that_is_broken_off_leaves_no_service(ended: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    services = []
+
+    def broken_off(**_: object) -> None:
+        services.append(subprocess.Popen(["sleep", "600"]))
+        raise ended
+
+    monkeypatch.setattr(ray, "init", broken_off)
+    monkeypatch.setattr(session, "LEFTOVER_GRACE_S", 0.1)
+    with pytest.raises(KeyboardInterrupt):
+        Session("local", namespace="test").__enter__()
+    assert left_of(services[0].pid) == []
