@@ -10,8 +10,9 @@ Engines, learner and sampler start side by side: the slowest of them, not their 
 learner and engines share devices does the learner wait until the engines have started and left. A run of one half
 alone starts either no learner, or neither engines nor router.
 
-    job.py        what is to be run, and what each process of it is told
-    processes.py  starting them, joining them, stopping them
+    job.py         what is to be run, and what each process of it is told
+    processes.py   starting them, joining them, stopping them
+    interrupts.py  whoever asks twice for the end does not break it off
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from slime_core.cluster.lending import Lending, Sharing
 from slime_core.cluster.placement import Placement, Slot, place
 from slime_core.cluster.session import Session, head_address
 from slime_core.cluster.waiting import wait
+from slime_core.launch.interrupts import Interrupts
 from slime_core.launch.job import Job, cpu_environment, learner_settings, publisher_settings, sampler_settings
 from slime_core.learner.absent import AbsentLearner, UnpublishedLearner
 from slime_core.learner.actor import LearnerActor, LearnerHandle, Saving
@@ -44,18 +45,21 @@ AnyLearner = LearnerHandle | AbsentLearner
 def processes(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -> Iterator[Processes]:
     """A Ray cluster with room for the processes of ``job``; nothing of them is left after the block."""
     cluster = job.config.cluster
-    with ExitStack() as stack:
-        stack.enter_context(Session(cluster.ray_address, namespace=f"slime-{os.getpid()}-{time.time_ns()}"))
-        inspect_nodes(job.manifest)
-        device = device_of(job.config)
-        layout = asked_layout(job.config, device, learner_ranks=learner_ranks)
-        refuse_on_device(job.config, layout)
-        if job.config.transport == "disk":
-            stack.callback(shutil.rmtree, job.weights_folder, ignore_errors=True)
-        placement = stack.enter_context(place(layout))
-        started = Processes(job, placement, device=device, warn=warn, failures=failures)
-        stack.callback(started.stop)
-        yield started
+    with Interrupts() as interrupts, ExitStack() as stack:
+        try:
+            stack.enter_context(Session(cluster.ray_address, namespace=f"slime-{os.getpid()}-{time.time_ns()}"))
+            inspect_nodes(job.manifest)
+            device = device_of(job.config)
+            layout = asked_layout(job.config, device, learner_ranks=learner_ranks)
+            refuse_on_device(job.config, layout)
+            if job.config.transport == "disk":
+                stack.callback(shutil.rmtree, job.weights_folder, ignore_errors=True)
+            placement = stack.enter_context(place(layout))
+            started = Processes(job, placement, device=device, warn=warn, failures=failures)
+            stack.callback(started.stop)
+            yield started
+        finally:
+            interrupts.hold()
 
 
 class Processes:
