@@ -44,8 +44,11 @@ def test_no_server_is_left_when_its_actor_is_killed(ray_session: Any, engine: An
     (url,) = wait([actor.start("start")], what="engine 6")
     family = [front(url), *front(url).children(recursive=True)]
     assert len(family) >= 3
+    shared = {Path(path) for one in family for path in mapped(one) if path.startswith("/dev/shm/")}
+    keeper = front(url).ppid()
     ray.kill(actor.handle)
-    assert left_of(*family) == []
+    assert left_of(*family, keeper) == []
+    assert [path for path in shared if path.exists()] == []
 
 
 def test_a_router_takes_engines_in_and_its_death_ends_waits(ray_session: Any, engine: Any, tmp_path: Path) -> None:

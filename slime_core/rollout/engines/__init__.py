@@ -1,5 +1,6 @@
 """Inference servers: started, found, watched, and asked.
 
+    keeper.py        the program between an actor and its engine, which clears up after it
     process.py       a program as a child process: its log, its end, and what is left of it when it dies
     server.py        such a program that listens: its port, its first answer
     engine.py        one SGLang server; the only file that starts SGLang

@@ -9,23 +9,22 @@ of it imports. Its warm-up request is left out.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from slime_core.config.serving import WorkerType
 from slime_core.cpu import sglang as cpu
+from slime_core.rollout.engines.keeper import kept
 from slime_core.rollout.engines.server import Server
 
 __all__ = ["EngineSettings", "SGLangServer"]
 
 GPU_MODULE = "sglang.launch_server"
 
-SHARED_MEMORY = "/dev/shm/sgl*"
-"""Where the processes of a server talk to each other; they leave it behind: 16 KB, and 25 MB if there are several."""
+SHARED_MEMORY = "sgl*"
+"""In /dev/shm, where the processes of a server talk to each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +132,10 @@ class SGLangServer(Server):
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self.bootstrap_port = 0
-        # It leaves sockets in the folder for temporary files. Short: a socket's path has at most 107 characters.
-        self._scratch = tempfile.mkdtemp(prefix="slime-")
-        self._left_behind: set[Path] = set()
         super().__init__(
             settings.name,
             host=settings.host,
-            env=settings.environment() | {"TMPDIR": self._scratch},
+            env=settings.environment(),
             log_file=settings.log_file,
             start_timeout_s=settings.start_timeout_s,
         )
@@ -148,17 +144,5 @@ class SGLangServer(Server):
         """As :meth:`Server.command`; on ``second`` a prefill engine hands the cache over."""
         self.bootstrap_port = second if self.settings.worker_type == "prefill" else 0
         bootstrap = [f"--disaggregation-bootstrap-port={second}"] if self.bootstrap_port else []
-        return [sys.executable, "-m", self.settings.module, *self.settings.arguments(), f"--port={port}", *bootstrap]
-
-    def wait_ready(self) -> None:
-        """As :meth:`Server.wait_ready`."""
-        super().wait_ready()
-        self._left_behind = self._process.mapped_files(SHARED_MEMORY)
-
-    def stop(self) -> None:
-        """As :meth:`Server.stop`; neither is a file of it."""
-        left_behind = self._left_behind | self._process.mapped_files(SHARED_MEMORY)
-        super().stop()
-        for path in left_behind:
-            path.unlink(missing_ok=True)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        module = [sys.executable, "-m", self.settings.module]
+        return kept(SHARED_MEMORY, [*module, *self.settings.arguments(), f"--port={port}", *bootstrap])

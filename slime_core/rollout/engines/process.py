@@ -6,26 +6,23 @@ sends the parent-death signal when the *thread* that started a child ends, not i
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
 from slime_core.errors import EngineError
+from slime_core.rollout.engines.keeper import die_with
 
-__all__ = ["ServerProcess", "die_with"]
+__all__ = ["ServerProcess"]
 
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None)
-
-TERMINATE_GRACE_S = 1.0
-"""SGLang takes 4.5 s to end by itself, with or without work, and has nothing to save."""
+TERMINATE_GRACE_S = 3.0
+"""The keeper of an engine takes a tenth of that on an idle machine."""
 
 KILL_GRACE_S = 3.0
 LAST_LINES = 20
@@ -84,11 +81,6 @@ class ServerProcess:
         takes."""
         return self._ended.wait(timeout_s)
 
-    def mapped_files(self, pattern: str) -> set[Path]:
-        """The files whose path matches ``pattern`` that processes of the program have in memory now."""
-        tree = _tree(self._process.pid) if self._process is not None else []
-        return {path for process in tree for path in _mapped(process.pid) if path.match(pattern)}
-
     def listens(self, port: int) -> bool:
         """Whether a process of the program listens on ``port``, and not somebody else."""
         return self._process is not None and any(_listens(process, port) for process in _tree(self._process.pid))
@@ -112,7 +104,7 @@ class ServerProcess:
             return stream.read().decode(errors="replace").splitlines()[-count:]
 
     def stop(self) -> None:
-        """Nothing of the program is left: it was asked to end, and after 1 second it and all its descendants were
+        """Nothing of the program is left: it was asked to end, and after 3 seconds it and all its descendants were
         killed."""
         with self._starting:
             self._stopped = True
@@ -153,13 +145,6 @@ class ServerProcess:
         self._ended.set()
 
 
-def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """For ``preexec_fn``: this new process gets the signal when the thread of ``parent`` that started it ends."""
-    LIBC.prctl(PR_SET_PDEATHSIG, by)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
-
-
 def _meaning(code: int | None) -> str:
     if code is None or code >= 0:
         return f"with exit code {code}"
@@ -182,15 +167,6 @@ def _listens(process: psutil.Process, port: int) -> bool:
     except psutil.Error:  # it has ended
         return False
     return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in found)
-
-
-def _mapped(pid: int) -> Iterator[Path]:
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:  # it has ended
-        return
-    # address perms offset dev inode path; anonymous memory has no path (proc_pid_maps(5))
-    yield from (Path(parts[5]) for line in lines if len(parts := line.split(maxsplit=5)) == 6)
 
 
 def _wait_gone(processes: Sequence[psutil.Process], timeout_s: float) -> None:

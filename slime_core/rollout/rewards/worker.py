@@ -32,7 +32,7 @@ from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.plugins.registration import Registry
-from slime_core.rollout.engines.process import LIBC, die_with
+from slime_core.rollout.engines.keeper import LIBC, die_with
 
 __all__ = ["main", "read_frame", "write_frame"]
 
