@@ -38,7 +38,7 @@ FLAGS = (
     *("--partial-rollout", "--sample-transforms", "drop_zero_std"),
 )
 KILLS = ("driver, SIGKILL", "engine, SIGKILL", "driver, SIGTERM")
-SERVER = "sglang.launch_server"
+ENGINE = "sglang::scheduler"
 START_LIMIT_S = 900.0
 END_LIMIT_S = 300.0
 LEFT_OVERS_S = 20.0
@@ -104,12 +104,10 @@ def carry_out(words: list[str], folder: Path, kill: str | None, *, target: int |
 def strike(kill: str, driver: subprocess.Popen[bytes], family: list[psutil.Process]) -> None:
     """What ``kill`` names is told to end."""
     if kill.startswith("engine"):
-        servers = [one for one in family if one.is_running() and SERVER in " ".join(one.cmdline())]
-        for server in servers[:1]:
-            server.kill()
-        if servers:
-            return
-    driver.send_signal(signal.SIGTERM if kill.endswith("SIGTERM") else signal.SIGKILL)
+        (engine,) = [one for one in family if one.is_running() and ENGINE in " ".join(one.cmdline())]
+        engine.kill()
+    else:
+        driver.send_signal(signal.SIGTERM if kill.endswith("SIGTERM") else signal.SIGKILL)
 
 
 def rows(folder: Path) -> int:
