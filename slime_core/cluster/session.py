@@ -86,15 +86,12 @@ class Session:
         return self
 
     def _enter(self) -> None:
-        try:
-            if self.own:
-                # Where the machine is too busy for it, Ray raises a bare Exception.
-                with boundary("Ray", "starting on this machine", error=PlacementError, next_step=BUSY):
-                    self._start()
-            else:
-                self._join()
-        except SystemExit as ended:  # what Ray's handler of SIGTERM raises
-            raise KeyboardInterrupt from ended
+        if self.own:
+            # Where the machine is too busy for it, Ray raises a bare Exception.
+            with boundary("Ray", "starting on this machine", error=PlacementError, next_step=BUSY):
+                self._start()
+        else:
+            self._join()
 
     def __exit__(self, *reason: object) -> None:
         tree = [one for service in self._services for one in _family(service)] if self.own else []
@@ -129,7 +126,10 @@ class Session:
             ) from error
 
     def _init(self, **options: Any) -> None:
-        ray.init(namespace=self.namespace, log_to_driver=False, logging_level=logging.ERROR, **options)
+        try:
+            ray.init(namespace=self.namespace, log_to_driver=False, logging_level=logging.ERROR, **options)
+        except SystemExit as ended:  # what Ray's own handler of SIGTERM raises
+            raise KeyboardInterrupt from ended
 
 
 @contextmanager
