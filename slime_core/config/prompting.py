@@ -48,8 +48,8 @@ class DataConfig(Section):
     """With streaming_data, shuffle only among so many rows that stand together. None: among all, by an index of the
     files that is made once and kept."""
     on_bad_data: Literal["fail", "skip"] = "fail"
-    """What to do with a row that cannot be read: end the run and name it, or leave it out, count it and name it in
-    logs/bad-rows.log."""
+    """What to do with a row that cannot be read, or names what the run has not: end the run and name it, or leave it
+    out, count it and name it in logs/bad-rows.log."""
     data_source: Name = "prompts"
     """Component that hands out prompts; of kind data_source."""
     buffer_filter: Literal["oldest", "newest", "prioritised", "stratified"] = "oldest"

@@ -13,6 +13,7 @@ from slime_core.data.bad_rows import BadRows
 from slime_core.data.chat import PromptEncoder
 from slime_core.data.left_out import BAD, TOO_LONG
 from slime_core.data.lengths import Counting, PromptLengths, ShortEnough
+from slime_core.data.row_checks import RowCheck
 from slime_core.data.rows import Prompt, Reading
 from slime_core.plugins.contracts import BufferRequest, PromptRequest
 
@@ -80,12 +81,15 @@ def training_paths(data: DataConfig) -> list[tuple[str, Path]]:
     return [*alone, *(("prompt_mix", path) for path, _ in data.prompt_mix)]
 
 
-def training_request(config: RunConfig, path: Path, encoder: PromptEncoder, left_out: LeftOut) -> PromptRequest:
+def training_request(
+    config: RunConfig, path: Path, encoder: PromptEncoder, left_out: LeftOut, checks: RowCheck
+) -> PromptRequest:
     """What the run's data source is asked for.
 
     Arguments:
         path: of the prompts, where they are not of several paths.
         left_out: is told of rows that are left out.
+        checks: refuses rows that ask for what the run cannot do.
     """
     data, reading = config.data, reading_of(config.data)
     short = _short_enough(config, encoder)
@@ -114,6 +118,7 @@ def training_request(config: RunConfig, path: Path, encoder: PromptEncoder, left
         ),
         tell=left_out.tell,
         explain=left_out.explain,
+        checks=checks,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class Reading:
         label_key: None: rows have no ground truth.
         tool_key: None: rows have no tools.
         multimodal_keys: name of a kind of input, such as ``image`` -> field of a row.
+        checks: called with a row's metadata and where it stands; raises a DataError, as of a row that cannot be read.
     """
 
     input_key: str = "prompt"
@@ -52,6 +53,7 @@ class Reading:
     metadata_key: str = "metadata"
     tool_key: str | None = None
     multimodal_keys: tuple[tuple[str, str], ...] = ()
+    checks: Callable[[Mapping[str, Any], str], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,8 @@ def prompt_of(raw: Raw, reading: Reading) -> PromptRow:
     metadata = _metadata(raw, row, reading.metadata_key)
     tools = _tools(raw, row, reading.tool_key)
     metadata = metadata if tools is None else {**metadata, TOOLS: tools}
+    if reading.checks is not None:
+        reading.checks(metadata, raw.place)
     return PromptRow(prompt, _label(raw, row, reading.label_key), metadata, _inputs(raw, row, reading))
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from slime_core.data.named import GENERATE_FUNCTION, Offered, refuse_unknown
-from slime_core.data.row_sampling import Drawn, refuse_unusable
+from slime_core.data.named import GENERATE_FUNCTION, Offered
+from slime_core.data.row_checks import row_check
+from slime_core.data.row_sampling import Drawn
 from slime_core.data.rows import Prompt, PromptRow, Reading, numbered_prompts, size_of
 from slime_core.errors import DataError
 from slime_core.plugins.boundary import boundary
@@ -82,7 +83,7 @@ def screen(
         setting: which setting named the file.
         offered: what rows may name for themselves; None: what they name is not looked at.
         drawn: of a run that trains on them, what rows may not change; None: they are only measured.
-        skips_bad: rows that cannot be read are left out of the run.
+        skips_bad: rows that cannot be read, or ask for what the run cannot do, are left out of the run.
         streams: the run reads them as they are needed, so an eighth as much is looked at before it starts.
 
     Returns:
@@ -94,13 +95,11 @@ def screen(
     """
     most = MOST_BYTES // 8 if streams else MOST_BYTES
     bad: list[str] = []
+    reading = replace(reading, checks=row_check(offered or {}, drawn))
     found = list(numbered_prompts(path, reading, most_bytes=most, bad=bad if skips_bad else None))
     if not found:
         raise DataError(f"{path}: none of the {len(bad)} rows that were looked at can be read, the first one: {bad[0]}")
     rows = [(raw.place, row) for raw, row in found]
-    for place, row in rows:
-        refuse_unknown(row.metadata, offered or {}, where=place)
-        refuse_unusable(row.metadata, drawn=drawn, where=place)
     rows = [(place, row) for place, row in rows if not row.metadata.get(GENERATE_FUNCTION)]
     if room is not None:
         if not room.apply_chat_template:

@@ -14,6 +14,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.data.chat import PromptEncoder
 from slime_core.data.named import GENERATE_FUNCTION, REWARD_MODEL, offered_to_rows
 from slime_core.data.requests import LeftOut, training_request
+from slime_core.data.row_checks import RowCheck, check_of
 from slime_core.errors import RunError, SlimeError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
@@ -89,10 +90,14 @@ class Components:
             )
         return advantages_B
 
+    def checks(self, *, trains: bool) -> RowCheck:
+        """What refuses rows that ask for what the run cannot do."""
+        return check_of(self._config, self._registry, trains=trains)
+
     def prompts(self, path: Path, encoder: PromptEncoder) -> GuardedSource:
         """The data source of the training prompts."""
         name = self._config.data.data_source
-        request = training_request(self._config, path, encoder, self.left_out)
+        request = training_request(self._config, path, encoder, self.left_out, self.checks(trains=True))
         source = self.make(Kind.DATA_SOURCE, name, request=request)
         return GuardedSource(source, name=name, plugin=self._registry.owner(Kind.DATA_SOURCE, name))
 

@@ -17,6 +17,7 @@ from slime_core.config.mistakes import nearest
 from slime_core.config.schema import RunConfig
 from slime_core.data.chat import PromptEncoder
 from slime_core.data.prompts import PromptFiles
+from slime_core.data.row_checks import RowCheck
 from slime_core.data.rows import Prompt, tools_of
 from slime_core.errors import ConfigError, RunError
 from slime_core.plugins.contracts import DataSource, PromptRequest
@@ -43,6 +44,7 @@ class Measures:
         collector: generates and rewards a set.
         functions: those of the run, which may take its place.
         writer: receives the samples.
+        checks: refuses rows that ask for what the run cannot do.
         models: name -> URL of every model that the run serves beside the policy.
     """
 
@@ -50,6 +52,7 @@ class Measures:
     collector: Callable[[EvalSet], Collector]
     functions: RolloutFunctions
     writer: SampleWriter
+    checks: RowCheck
     models: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -174,6 +177,7 @@ class Evaluation:
             shuffle=False,
             keeps=None if one.longest_prompt is None else keeps,
             keeps_many=None if one.longest_prompt is None else keeps_many,
+            checks=self._measures.checks,
         )
         source = PromptFiles(request=request)
         groups = source.next_groups(len(source))

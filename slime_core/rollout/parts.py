@@ -86,6 +86,7 @@ class Parts:
             collector=self._collector_of,
             functions=self.functions,
             writer=self.writer,
+            checks=self.components.checks(trains=False),
             models=self._settings.model_urls,
         )
         return Evaluation(self._config, measures)

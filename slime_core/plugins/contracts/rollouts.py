@@ -103,6 +103,8 @@ class PromptRequest:
         buffer: for data sources that hold groups; see :class:`BufferRequest`.
         tell: called with a reason and a number of rows that were left out for it.
         explain: called with what is wrong with a row that is left out because it cannot be read, file and line first.
+        checks: called with a row's metadata and where it stands; raises a DataError where the row asks for what the run
+            cannot do. Such a row is one that cannot be read. None: every row is good.
     """
 
     path: Path
@@ -123,6 +125,7 @@ class PromptRequest:
     buffer: BufferRequest = field(default_factory=BufferRequest)
     tell: Callable[[str, int], None] = _nobody
     explain: Callable[[str], None] = _nobody
+    checks: Callable[[Mapping[str, Any], str], None] | None = None
 
 
 class DataSource(Protocol):

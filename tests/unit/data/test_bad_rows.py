@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,8 @@ from slime_core import PromptRequest
 from slime_core.data.bad_rows import BadRows
 from slime_core.data.prompts import PromptFiles
 from slime_core.data.requests import LeftOut
+from slime_core.data.row_checks import row_check
+from slime_core.errors import DataError
 
 ORDERS = [{}, {"streams": True, "shuffle": False}, {"streams": True, "window": 3}, {"streams": True}]
 
@@ -58,3 +63,34 @@ def test_every_row_that_is_skipped_is_explained_once_with_file_and_line(tmp_path
         "2 rows of the prompt files, or groups of --buffer-data, cannot be read and are left out (--on-bad-data skip)"
     )
     assert sorted(line[: len(str(path)) + 10] for line in others) == [f"  {path}, line {line}" for line in (2, 4)]
+
+
+OFFERED = {"rm_type": {"math": ""}, "rm_url": {"http://host/score": ""}}
+NAMING = [
+    ({"rm_type": "maths"}, "metadata rm_type = 'maths' names no reward model of the run's plugins"),
+    (
+        {"rm_url": "http://other"},
+        "metadata rm_url = 'http://other', which is none of the services that the run may ask",
+    ),
+    ({"sampling_params": {"temperature": 2}}, "metadata sampling_params: temperature = 2.0 cannot be trained on"),
+]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize(("metadata", "told"), NAMING, ids=str)
+def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
+    tmp_path: Path, order: dict, metadata: dict, told: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    good = {"prompt": "a", "metadata": {"rm_type": "math", "rm_url": "http://host/score"}}
+    rows = [*[good] * 60, {"prompt": "b", "metadata": metadata}]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    left_out = LeftOut(tmp_path / "bad-rows.log")
+    checks = row_check(OFFERED, {"temperature": 1.0})
+    request = PromptRequest(path, label_key=None, tell=left_out.tell, explain=left_out.explain, checks=checks, **order)
+    with pytest.raises(DataError, match=f"^{re.escape(f'{path}, line 61: {told}')}"):
+        PromptFiles(request=request).next_groups(61)
+    skipping = PromptFiles(request=replace(request, skips_bad=True)).next_groups(61)
+    assert [group[0].prompt for group in skipping] == ["a"] * 61
+    assert left_out.metrics() == {"data/left_out/bad": 1.0}
+    assert (tmp_path / "bad-rows.log").read_text().startswith(f"{path}, line 61: {told}")

@@ -185,6 +185,13 @@ def test_a_name_that_nobody_offers_is_refused_with_file_and_line(tmp_path: Path,
     assert str(caught.value).startswith(f"{tmp_path}/prompts.jsonl, line 2: metadata {found}")
 
 
+def test_rows_that_name_what_nobody_offers_may_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "1"}\n{"prompt": "2", "metadata": {"rm_type": "lenght"}}\n')
+    (said,) = screen(path, READING, room=None, setting="prompt_data", offered=OFFERED, skips_bad=True)
+    assert said.startswith(f"{path}, line 2: metadata rm_type = 'lenght' names no reward model")
+
+
 def test_rows_with_a_generate_function_of_their_own_have_no_limit_of_length(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     row = {"prompt": "1" * 50, "metadata": {"generate_function": "single_turn"}}
