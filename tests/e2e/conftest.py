@@ -17,6 +17,10 @@ from safetensors.numpy import load_file
 LIMIT_S = 400
 """A run of a few steps takes half a minute on two idle cores, and ten times that on a busy machine."""
 
+ONE_ANSWER = 1.5 / 500
+"""Between two measurements of one accuracy: where the two likeliest tokens are less than rounding apart, an answer may
+come out otherwise, as prompts happen to be batched. The embedded evaluation has 500 prompts."""
+
 NO_EVAL = ("--eval-prompt-data", "none", "--eval-interval", "none")
 BRIEF = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "4", *NO_EVAL)
 """For runs of which neither the size of a rollout nor an evaluation is tested."""

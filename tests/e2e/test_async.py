@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Finished, train
+from tests.e2e.conftest import ONE_ANSWER, Finished, train
 
 SIZES = ("--num-rollout", "4", "--save-interval", "2", "--eval-interval", "2", "--skip-eval-before-train")
 SMALL = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "4", "--lr", "0.0001")
@@ -100,5 +100,5 @@ def test_resumed_every_prompt_is_trained_exactly_once(runs: Twice) -> None:
 def test_resumed_steps_weights_and_schedule_are_those_of_the_whole_run(runs: Twice) -> None:
     whole, resumed = runs.whole.rows, runs.resumed.rows
     assert [row["step"] for row in resumed] == [row["step"] for row in whole] == [0, 1, 2, 3, 4]
-    assert resumed[2]["eval/arithmetic"] == whole[2]["eval/arithmetic"]
+    assert resumed[2]["eval/arithmetic"] == pytest.approx(whole[2]["eval/arithmetic"], abs=ONE_ANSWER)
     assert [row["train/lr"] for row in resumed[:4]] == [row["train/lr"] for row in whole[:4]]

@@ -28,7 +28,7 @@ def test_a_family_trains_and_agrees_with_its_engines_before_and_after_updates(fa
     model = write(family, tmp_path / "model", num_hidden_layers=4)
     rows = live_run(model, tmp_path / "run", *LAYOUTS[layout].arguments, *more)
     assert len(rows) == ROLLOUTS
-    assert all(row["parity/tokens"] > 50 for row in rows)
+    assert all(row["parity/tokens"] >= 16 for row in rows)
     assert all(0 < row["parity/mean"] < CLOSE[family] for row in rows)
     assert all(row["train/grad_norm"] > 0 for row in rows)
     samples = (tmp_path / "run" / "samples" / "train-000002.jsonl").read_text().splitlines()

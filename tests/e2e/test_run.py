@@ -11,7 +11,7 @@ import pytest
 from slime_core.config.load import load
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.plugins.registry import activate
-from tests.e2e.conftest import Finished, slime
+from tests.e2e.conftest import ONE_ANSWER, Finished, slime
 
 PROMISED = {
     "step",
@@ -40,7 +40,7 @@ def test_every_step_has_a_row_with_the_promised_metrics(trained: Finished):
 def test_evaluation_stands_in_the_row_of_the_weights_it_measured(trained: Finished):
     evaluated = {row["step"]: row["eval/arithmetic"] for row in trained.rows if "eval/arithmetic" in row}
     assert sorted(evaluated) == [0, 2, 4]
-    assert 0.30 <= evaluated[0] <= 0.45
+    assert evaluated[0] == pytest.approx(0.394, abs=ONE_ANSWER)  # of the embedded checkpoint
     assert {"eval/arithmetic/carries=1", "eval/arithmetic/digits=1+1"} <= trained.rows[0].keys()
 
 
@@ -102,9 +102,10 @@ def test_eval_of_a_run_gives_the_same_accuracy_again_and_measures_sets_with_sett
     own = f"name = 'sums', path = '{tmp_path}/sums.jsonl', n_samples_per_eval_prompt = 4, temperature = 1.0, top_k = 3"
     again = slime(tmp_path, "eval", trained.folder, "--eval-datasets", own, "--output-dir", tmp_path)
     assert again.code == 0, again.errors
-    assert f"eval/arithmetic: {trained.rows[-1]['eval/arithmetic']:.4f}" in again.output
     scores = json.loads((tmp_path / "scores.json").read_text())["metrics"]
-    assert scores["eval/arithmetic"] == trained.rows[-1]["eval/arithmetic"] == scores["eval/arithmetic-pass@1"]
+    assert f"eval/arithmetic: {scores['eval/arithmetic']:.4f}" in again.output
+    assert scores["eval/arithmetic"] == scores["eval/arithmetic-pass@1"]
+    assert scores["eval/arithmetic"] == pytest.approx(trained.rows[-1]["eval/arithmetic"], abs=ONE_ANSWER)
     assert 0 < scores["eval/sums-pass@1"] == scores["eval/sums"] <= scores["eval/sums-pass@4"] <= 1
     samples = tmp_path.joinpath("samples", "eval-sums-000000.jsonl").read_text().splitlines()
     short = [json.loads(line) for line in samples][-4:]

@@ -43,7 +43,7 @@ LAYOUT = ("tensor", "pipeline", "context", "sequence")
 LAST_BITS = 1e-6
 """Absolute error of a mean of differences between log-probabilities near -4, whose last bit is 2e-7 in fp32."""
 NEAR = 1e-5
-"""Weights after two steps of Adam differ by up to 9e-7 where sums were taken in another order; a gradient that is wrong
+"""Weights after two steps of Adam differ by up to 1.2e-6 where sums are taken in another order; a wrong gradient
 moves them by some 6e-3, twice the learning rates."""
 ADAM = {"lr": 3e-3, "weight_decay": 0.1, "adam_beta2": 0.95, "adam_eps": 1e-5, "clip_grad": 0.5}
 EVERYTHING = {"use_kl_loss": True, "kl_loss_coef": 0.05, "kl_loss_type": "k3", "entropy_coef": 0.02}
