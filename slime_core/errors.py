@@ -50,7 +50,7 @@ class SlimeError(Exception):
 
 
 class UserError(SlimeError):
-    """What was asked cannot be done as asked; raised before anything expensive starts."""
+    """What was asked cannot be done as asked; raised before anything expensive starts, where it can be known then."""
 
     exit_code = 2
 

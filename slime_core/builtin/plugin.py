@@ -47,6 +47,9 @@ RULES = (
 )
 """Reward models that follow rules: name, target, summary. They run in processes of their own."""
 
+NUMBERS = {"dapo": {"score", "acc"}, "instructions": {"strict", "loose", "strict_share", "loose_share"}}
+"""Of these, what those return that give a response several numbers."""
+
 ASKED = (
     (
         "remote_rm",
@@ -127,7 +130,8 @@ def slime_register_reward_models() -> Iterator[Component]:
     for name, target, traits, summary in ASKED:
         yield Component(name, target=f"slime_core.rollout.rewards.models:{target}", traits=traits, summary=summary)
     for name, target, summary in RULES:
-        yield Component(name, target=f"slime_core.builtin.{target}", summary=summary)
+        traits = RewardTraits(numbers=NUMBERS.get(name, frozenset()))
+        yield Component(name, target=f"slime_core.builtin.{target}", traits=traits, summary=summary)
 
 
 @hookimpl

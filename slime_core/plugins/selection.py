@@ -15,6 +15,7 @@ from slime_core.errors import PluginError
 from slime_core.plugins.asked import check_asked
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.discovery import CORE, PluginIdentity
+from slime_core.plugins.numbers import check_numbers
 from slime_core.plugins.pairings import check_pairings
 from slime_core.plugins.registration import Registry
 from slime_core.plugins.traits import CORRECTION_SETTINGS, TRANSFORM_SETTINGS, AdvantageTraits
@@ -118,6 +119,7 @@ def check_selection(config: RunConfig, registry: Registry, *, trains: bool) -> N
                 _refuse_idle_advantages(found, setting, getattr(config.algorithm, setting))
         elif found.kind is Kind.CORRECTION and config.algorithm.use_rollout_logprobs:
             _refuse_equal_policies(found)
+    check_numbers(config, registry, trains=trains)
     if trains:
         check_pairings(config, registry)
         if not function_paths(dict(config.custom)):

@@ -152,6 +152,8 @@ class RewardTraits:
         asks_models: it is made with ``models=``, the name -> URL of the models beside the policy.
         asks_for: what it asks the model ``rm_model`` for. ``scores``: that has to be served with ``is_embedding``.
             ``texts``: without. None: either will do.
+        numbers: names of the numbers that it returns for each response, where these are always the same; a run that
+            names none of them is refused. Empty: a plain number, or names that are not known before.
     """
 
     scope: Literal["sample", "group"] = "sample"
@@ -160,6 +162,7 @@ class RewardTraits:
     needs: AbstractSet[str] = frozenset()
     asks_models: bool = False
     asks_for: Literal["scores", "texts"] | None = None
+    numbers: AbstractSet[str] = frozenset()
 
     def __post_init__(self) -> None:
         _require_choice("RewardTraits.scope", self.scope, ("sample", "group"))
@@ -169,6 +172,7 @@ class RewardTraits:
         for setting in sorted(self.needs):
             _require_choice("RewardTraits.needs", setting, REWARD_SETTINGS)
         object.__setattr__(self, "needs", frozenset(self.needs))
+        object.__setattr__(self, "numbers", frozenset(self.numbers))
 
 
 @dataclass(frozen=True, slots=True)

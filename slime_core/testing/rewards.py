@@ -56,6 +56,14 @@ class RewardModelSuite(ComponentSuite):
         wrong = [reward for reward in rewards if not _is_reward(reward)]
         require(not wrong, f"score() returned {wrong[:3]}; a finite number or a dict of them is wanted")
 
+    def test_every_reward_has_the_numbers_that_are_declared(self) -> None:
+        declared = set(self.traits().numbers)
+        wrong = [reward for reward in self._scored(self._samples()) if declared and _numbers(reward) != declared]
+        require(
+            not wrong,
+            f"score() returned {wrong[:3]}; RewardTraits.numbers says {', '.join(sorted(declared))} of every response",
+        )
+
     def test_the_examples_get_different_rewards(self) -> None:
         rewards = self._scored(self._samples())
         if all(reward == rewards[0] for reward in rewards):
@@ -127,6 +135,10 @@ class RewardModelSuite(ComponentSuite):
 def _is_reward(reward: Any) -> bool:
     numbers = list(reward.values()) if isinstance(reward, dict) else [reward]
     return bool(numbers) and all(isinstance(one, int | float) and math.isfinite(one) for one in numbers)
+
+
+def _numbers(reward: Any) -> set[str]:
+    return set(reward) if isinstance(reward, dict) else set()
 
 
 def _column(samples: Sequence[Sample], name: str) -> list[Any]:

@@ -9,7 +9,7 @@ from slime_core.testing.suite import properties
 
 REWARD = """
 import asyncio, random, time
-from slime_core import Component, hookimpl
+from slime_core import Component, RewardTraits, hookimpl
 
 @hookimpl
 def slime_register_reward_models():
@@ -40,6 +40,12 @@ REWARDS = {
         "return [float('nan') for sample in samples]",
         "every_sample_gets_one_finite_reward",
         "a finite number or a dict of them is wanted",
+    ),
+    "other numbers than it declares": (
+        'target=f"{__name__}:ExactMatch"',
+        'target=f"{__name__}:ExactMatch", traits=RewardTraits(numbers={"acc"})',
+        "every_reward_has_the_numbers_that_are_declared",
+        "RewardTraits.numbers says acc of every response",
     ),
     "samples changed": (
         SCORE,

@@ -1,0 +1,72 @@
+"""Reward models that return several numbers: which one counts has to be said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime_core.config.measuring import EvalConfig, EvalDataset
+from slime_core.config.sampling import RolloutConfig
+from slime_core.config.schema import RunConfig
+from slime_core.errors import PluginError
+from slime_core.plugins.numbers import check_numbers
+from slime_core.plugins.registry import activate
+
+DAPO = (
+    "reward model 'dapo' of plugin 'core' (slime-rl 0.1.0, entry point slime_core.builtin.plugin) returns acc, score "
+    "for each response, and of these "
+)
+
+
+def check(rm_type: str, key: str | None = None, *, of_set: EvalDataset | None = None, trains: bool = True) -> None:
+    rollout = RolloutConfig(rm_type=rm_type, reward_key=key)
+    run = RunConfig(rollout=rollout, eval=EvalConfig(eval_datasets=() if of_set is None else (of_set,)))
+    check_numbers(run, activate([]).registry, trains=trains)
+
+
+def of_set(rm_type: str, key: str | None = None) -> EvalDataset:
+    return EvalDataset(name="aime", path=Path("aime.jsonl"), rm_type=rm_type, reward_key=key)
+
+
+@pytest.mark.parametrize(
+    ("rm_type", "key", "message"),
+    [
+        (
+            "dapo",
+            None,
+            f"rm_type = dapo: {DAPO}none is named. Say which one counts: --reward-key acc, or reward_key in ",
+        ),
+        ("dapo", "scor", f"rm_type = dapo: {DAPO}'scor' is none (did you mean 'score'?). Say which one counts: "),
+        (
+            "1*math+1*dapo",
+            "acc",
+            f"rm_type = 1*math+1*dapo: {DAPO}none is named. Write dapo:acc in the sum, or another",
+        ),
+        (
+            "1*dapo:scor",
+            None,
+            f"rm_type = 1*dapo:scor: {DAPO}'scor' is none (did you mean 'score'?). Write dapo:acc in",
+        ),
+    ],
+)
+def test_a_reward_of_several_numbers_needs_one_that_counts(rm_type: str, key: str | None, message: str) -> None:
+    with pytest.raises(PluginError) as failure:
+        check(rm_type, key)
+    assert str(failure.value).startswith(message)
+
+
+def test_an_evaluation_set_needs_one_too() -> None:
+    with pytest.raises(PluginError) as failure:
+        check("math", of_set=of_set("dapo"))
+    assert str(failure.value).startswith(f"evaluation set aime: {DAPO}none is named.")
+    check("math", of_set=of_set("dapo", "acc"))
+    check("math", "acc", of_set=of_set("dapo"))
+
+
+def test_what_is_named_passes_and_so_do_plain_numbers_and_what_an_evaluation_leaves_aside() -> None:
+    check("dapo", "score")
+    check("0.5*dapo:acc+0.5*instructions:loose")
+    check("math")
+    check("math", "score")
+    check("dapo", trains=False)
