@@ -7,6 +7,9 @@
     production.py    prompt groups in flight, for the rollout that is asked for and those after it
     pace.py          how far generation may run ahead of training
     collect.py       prompt groups become finished, rewarded groups
+    making.py        the samples of one group, generated and rewarded
+    scoring.py       whose reward counts, and what becomes of a sample without one
+    together.py      work side by side, of which nothing goes on once a part of it has failed
     harvest.py       what a rollout has so far, and what was left out with which reason
     ledger.py        where every prompt group ended
     held.py          groups in flight as text, for checkpoints

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +17,7 @@ from slime_core.rollout.engines.models import model_url
 from slime_core.rollout.nucleus import keep
 from slime_core.rollout.resuming import FINISHED, add, fail, left_to_draw, unfinished
 from slime_core.rollout.stops import until_stop
+from slime_core.rollout.together import together
 from slime_core.types import LogProbs, PromptGroup, Sample, SpecInfo, Status, TokenIds
 
 __all__ = ["GenerateContext", "SingleTurn"]
@@ -74,7 +74,7 @@ class SingleTurn:
         fresh, ended = unfinished(samples)
         begun = [_costing(fresh, partial(_begin, context, fresh, sampling))] if fresh else []
         going_on = [_costing([sample], partial(_go_on, context, sample, sampling)) for sample in ended]
-        await asyncio.gather(*begun, *going_on)
+        await together([*begun, *going_on])
         return samples
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from slime_core.plugins.contracts import Transformed
-from slime_core.rollout.collect import TRAINABLE
+from slime_core.rollout.resuming import is_finished
 from slime_core.rollout.rewards.weighted import part_metrics
 from slime_core.rollout.transforms import REASON, Transforms
 from slime_core.track.ledger import FAILED_GROUP
@@ -85,8 +85,8 @@ class Harvest:
             self.aborted.append(group)
             self._rest += group
             return
-        trainable = [sample for sample in group if sample.status in TRAINABLE]
-        self._rest += [sample for sample in group if sample.status not in TRAINABLE]
+        trainable = [sample for sample in group if is_finished(sample)]
+        self._rest += [sample for sample in group if not is_finished(sample)]
         self._raw += [sample.reward_value(self._key) for sample in trainable]
         if not trainable:
             self._num_lost += 1
@@ -168,7 +168,7 @@ class Harvest:
 
     def warnings(self) -> list[str]:
         """What a person should read: samples that were aborted or failed."""
-        lost = [sample for sample in self._rest if sample.status not in TRAINABLE]
+        lost = [sample for sample in self._rest if not is_finished(sample)]
         return [f"{len(lost)} of {len(self.samples)} samples are not trained on: {causes(lost)}"] if lost else []
 
     def metrics(self, trained: Sequence[Sample]) -> dict[str, float]:
@@ -226,7 +226,7 @@ def _lengths(trained: Sequence[Sample], samples: Sequence[Sample]) -> dict[str, 
         "rollout/response_len/mean": statistics.fmean(lengths),
         "rollout/response_len/max": float(max(lengths)),
         "rollout/truncated_ratio": statistics.fmean(float(one.status is Status.TRUNCATED) for one in samples),
-        "rollout/failed_ratio": statistics.fmean(float(one.status not in TRAINABLE) for one in samples),
+        "rollout/failed_ratio": statistics.fmean(float(not is_finished(one)) for one in samples),
         "rollout/tokens": float(sum(len(sample.tokens) for sample in trained)),
         "rollout/response_tokens": float(sum(lengths)),
     }

@@ -187,8 +187,7 @@ class Sampler:
         """
         made = await self._functions.rollout(rollout, self._source)
         if made is not None:
-            for group in made.groups:
-                await self._collector.reward_missing(group)
+            await self._collector.reward_missing(made.groups)
             harvest.wanted = len(made.groups)
             self._receive(harvest, made.groups, rollout)
             return made.metrics

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -11,6 +10,7 @@ from typing import Protocol
 
 from slime_core.config.reward_sum import RewardTerm
 from slime_core.rollout.rewards.pool import Reward, RewardFailure
+from slime_core.rollout.together import together
 from slime_core.types import Sample
 
 __all__ = ["PARTS", "Scorer", "WeightedSum", "part_metrics"]
@@ -43,7 +43,7 @@ class WeightedSum:
 
     async def score(self, samples: Sequence[Sample]) -> list[Reward | RewardFailure]:
         """One reward a sample, in order; where a part fails, its failure."""
-        columns = await asyncio.gather(*(scorer.score(samples) for _, scorer in self._parts))
+        columns = await together(scorer.score(samples) for _, scorer in self._parts)
         return [self._sum(sample, row) for sample, *row in zip(samples, *columns, strict=True)]
 
     def _sum(self, sample: Sample, row: Sequence[Reward | RewardFailure]) -> Reward | RewardFailure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -338,3 +339,48 @@ def test_a_sample_that_was_not_returned_is_a_failed_one():
     given = [Sample(group_index=0, index=place) for place in range(3)]
     (lost,) = missing_of(given, [given[0], given[2]])
     assert (lost.index, lost.status, lost.failure_cause) == (1, Status.FAILED, "not_returned")
+
+
+class AtOnce:
+    """Scores, and knows how many calls it had at the same time."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    async def score(self, samples: list[Sample]) -> list[float]:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0)
+        self.now -= 1
+        return [1.0] * len(samples)
+
+
+async def test_groups_that_somebody_else_made_are_scored_side_by_side():
+    scores = AtOnce()
+    collector = Collector(Only(None), Only(scores), rollout=RolloutConfig())  # type: ignore[arg-type]
+    groups = [[Sample(index=index, status=Status.COMPLETED)] for index in range(3)]
+    groups[1][0].reward = 0.5
+    await collector.reward_missing(groups)
+    assert [group[0].reward for group in groups] == [1.0, 0.5, 1.0]
+    assert scores.most == 2
+
+
+async def test_nothing_is_generated_any_more_once_an_engine_has_refused_a_request():
+    ended = []
+
+    async def answer(context: Any, sample: Sample, sampling: Any) -> Sample:
+        if sample.index == 1:
+            raise RequestRefused("too long")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append(sample.index)
+            raise
+        return sample
+
+    with pytest.raises(RequestRefused, match="too long"):
+        await collect(Only(answer))
+    for _ in range(3):  # the cancelled ones take their turn
+        await asyncio.sleep(0)
+    assert ended == [0, 2]
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,0 +1,98 @@
+"""The samples of one group are generated and, where each stands for itself, rewarded as they come.
+
+A failure of the engines costs the samples that were asked for, and no others; whatever a generate function raises
+besides is its plugin's, and ends the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import compress
+
+from slime_core.errors import EngineError, RequestRefused
+from slime_core.rollout.choice import Chosen
+from slime_core.rollout.engines.generation import SamplingParams
+from slime_core.rollout.functions import RolloutFunctions
+from slime_core.rollout.generate import GenerateContext
+from slime_core.rollout.guard import guarded, made_by
+from slime_core.rollout.lineage import Parents
+from slime_core.rollout.resuming import fail, is_finished
+from slime_core.rollout.scoring import Scoring
+from slime_core.rollout.together import together
+from slime_core.types import PromptGroup, Sample
+
+__all__ = ["Making"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Making:
+    """How the samples of a group are made, however often that is tried.
+
+    Arguments:
+        generator: makes them.
+        reward: scores each as soon as it is there; None: they are scored as a group, later.
+        context, sampling: what ``generator`` is handed beside them.
+        functions: of the run, which see samples before they are rewarded.
+        scoring: asks ``reward``.
+    """
+
+    generator: Chosen
+    reward: Chosen | None
+    context: GenerateContext
+    sampling: SamplingParams
+    functions: RolloutFunctions
+    scoring: Scoring
+
+    async def made(self, group: PromptGroup) -> list[Sample]:
+        """What became of ``group``; what is finished already stays as it is.
+
+        Raises:
+            RequestRefused: an engine will never take such a request.
+            PluginError: the generate function failed or returned no sample.
+        """
+        if not self.generator.takes_groups:
+            answers = await together(self._single(sample) for sample in group)
+            return [sample for answer in answers for sample in answer]
+        finished = {id(sample) for sample in group if is_finished(sample)}
+        samples = await self._generated(group)
+        hooked = iter(await self._hooked([sample for sample in samples if id(sample) not in finished]))
+        return await self._rewarded([one if id(one) in finished else next(hooked) for one in samples])
+
+    async def _single(self, sample: Sample) -> list[Sample]:
+        """What one generation made of ``sample``."""
+        samples = [sample] if is_finished(sample) else await self._hooked(await self._generated([sample]))
+        return await self._rewarded(samples)
+
+    async def _generated(self, samples: PromptGroup) -> list[Sample]:
+        """What the generate function returned for ``samples``: a whole group, or the one that it takes."""
+        finished = [is_finished(sample) for sample in samples]
+        parents = Parents.of(samples)
+        asked = samples if self.generator.takes_groups else samples[0]
+        try:
+            with guarded(self.generator.plugin, f"generate function {self.generator.name!r}"):
+                answer = await self.generator.component(self.context, asked, self.sampling)
+        except RequestRefused:
+            raise
+        except EngineError as failure:
+            # What was finished when it was handed over, beside responses that go on, is not lost with them.
+            answer = [one if is_done else _failed(one, failure) for one, is_done in zip(samples, finished, strict=True)]
+        made = made_by(self.generator, answer)
+        parents.adopt(made)
+        return made
+
+    async def _hooked(self, samples: list[Sample]) -> list[Sample]:
+        """Samples after the functions of the run, which see those that have an answer."""
+        answered = list(map(is_finished, samples))
+        hooked = iter(await self.functions.generated(list(compress(samples, answered)), self.context))
+        return [next(hooked) if is_seen else one for one, is_seen in zip(samples, answered, strict=True)]
+
+    async def _rewarded(self, samples: list[Sample]) -> list[Sample]:
+        if self.reward is None:
+            return samples
+        return await self.scoring.score(self.reward, samples, evaluation=self.context.evaluation)
+
+
+def _failed(sample: Sample, failure: EngineError) -> Sample:
+    found = replace(sample)
+    fail(found, failure)
+    return found
