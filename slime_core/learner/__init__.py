@@ -12,7 +12,9 @@
     optimizer    Megatron's DDP, optimizer and schedule
     trained      a model with both: what takes optimizer steps, is saved and is loaded
     columns      which columns of a rollout something reads; only those are computed
+    annotator    fills them
     roles, cast  sets of weights that take turns in one model, and when in a run they do
+    replay       whose passes keep the routes of a mixture
     components   the components of the run that work on a rank, built and held to their contracts
     custom       functions of the user that a rank calls by path
     refusals, finite    what ends a run before anything that it spoilt is published

@@ -6,9 +6,7 @@ A plain class, so that a recipe can use it without Ray; :mod:`slime_core.learner
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +15,20 @@ import torch
 import torch.distributed as dist
 
 from slime_core.config.settings import core_values
+from slime_core.learner.annotator import Annotator
 from slime_core.learner.cast import Cast
 from slime_core.learner.columns import Columns
 from slime_core.learner.components import accepted_inputs, build_learning, build_model_spec, who_builds
 from slime_core.learner.critic.critic import Critic
 from slime_core.learner.custom import Custom
 from slime_core.learner.finite import refuse_non_finite_weights
-from slime_core.learner.loss.advantages import OverShards, normalize
 from slime_core.learner.loss.parity import ParityGate
-from slime_core.learner.packed.batches import MicroBatch
 from slime_core.learner.process import prepare_process
 from slime_core.learner.refusals import refuse_non_finite, refuse_wrong_weights
-from slime_core.learner.roles import ACTOR, OLD_ACTOR
+from slime_core.learner.replay import Replay
+from slime_core.learner.roles import ACTOR
 from slime_core.learner.settings import LearnerSettings
+from slime_core.learner.sleep import Bed
 from slime_core.learner.train_data import save_train_data
 from slime_core.learner.trained import TrainedModel
 from slime_core.plugins.component import Kind
@@ -75,12 +74,22 @@ class Learner:
         self._postprocess = self.custom.find("rollout_data_postprocess_path")
         self._shares_prompts = self._can_share_prompts()
         self.parity = ParityGate(config.weights, bf16=config.model.bf16, strict=config.algorithm.true_on_policy_mode)
-        self._bed: Any = None
+        self._bed: Bed | None = None
         self._cast = Cast(self.actor, self._columns, config=config, folder=settings.folder)
         shares = self._columns.values and not config.num_critic_ranks
         self.critic = self._build_critic(registry) if shares else None
         self.returns_U: torch.Tensor | None = None
-        self._routing = self._replay()
+        self._replay = Replay.of(config.learner, self.actor.chunks)
+        self._annotator = Annotator(
+            self.actor.model,
+            self._cast,
+            self.critic,
+            self._objective,
+            self._estimation,
+            replay=self._replay,
+            config=config,
+            before_pass=lambda role: self.hooks.call("slime_before_log_probs", role=role, learner=self._info),
+        )
 
     # --- Building ----------------------------------------------------------------------------------------------------
 
@@ -117,15 +126,6 @@ class Learner:
         """Rollouts at the start that leave the actor as it is."""
         return self._config.critic.num_critic_only_steps
 
-    def _replay(self) -> Any:
-        """What keeps a mixture's routes; None: routers choose anew in every pass."""
-        learner = self._config.learner
-        if not (learner.use_routing_replay or learner.use_rollout_routing_replay):
-            return None
-        from slime_core.learner.model.routing import Routing
-
-        return Routing(self.actor.chunks)
-
     def _can_share_prompts(self) -> bool:
         from slime_core.learner.model.sharing import can_share_prompts
 
@@ -159,20 +159,16 @@ class Learner:
 
         for model in self._models:
             model.begin_rollout()
-        if self._config.learner.use_rollout_routing_replay:
-            self._routing.require_fitting(shard)
+        self._replay.require_fitting(shard)
         self._accepts.require(shard.inputs.keys())
         steps = self._cut(shard)
         self.parity.mark(shard, steps[0])
         every = [micro for step in steps for micro in step]
         trains_actor = shard.rollout >= self._critic_only
         # A function of the user finds the same columns in every rollout.
-        self._annotate(every, num_steps=len(steps) if trains_actor or self._postprocess else 0)
-        if values_U is not None:
-            known_U = torch.as_tensor(values_U, device=self.device)
-            for micro in every:
-                micro.values_U = known_U[micro.places_U]
-        self._estimate(shard, every)
+        num_reading = len(steps) if trains_actor or self._postprocess else 0
+        self._annotator.annotate(every, num_steps=num_reading, values_U=values_U)
+        self.returns_U = self._annotator.estimate(shard, every)
         if self._postprocess is not None:
             self._postprocess(shard, steps)
         if (saved := self._config.debug.save_debug_train_data) is not None:
@@ -187,45 +183,6 @@ class Learner:
             self._cast.trained(shard.rollout)
         metrics = average(results) | average(judged)
         return {f"train/{name}": value for name, value in metrics.items()} | self.parity.report()
-
-    def _annotate(self, micro_batches: list[Any], *, num_steps: int) -> None:
-        """Every micro-batch has the columns that a model computes and something reads."""
-        for role in self._cast.passes(num_steps):
-            with self._cast.playing(role):
-                for micro, values_U in self._log_probs(micro_batches, role=role):
-                    _put(micro, role, values_U)
-        if self._objective.old_from_engine:
-            self._objective.take_from_engine(micro_batches)
-        if self.critic is not None:
-            self.critic.annotate(micro_batches)
-
-    def _log_probs(self, micro_batches: list[Any], *, role: str) -> Iterator[tuple[Any, torch.Tensor]]:
-        """Micro-batches and what the model gives their response tokens; none on earlier pipeline stages."""
-        from slime_core.learner.passes import log_probs
-
-        self.hooks.call("slime_before_log_probs", role=role, learner=self._info)
-        chunk_size = self._config.learner.log_probs_chunk_size
-        with self._keeping(micro_batches, role):
-            return zip(micro_batches, log_probs(self.actor.model, micro_batches, chunk_size=chunk_size), strict=False)
-
-    def _keeping(self, micro_batches: list[Any], role: str) -> AbstractContextManager[None]:
-        """One pass inside it keeps the routes of the actor, or of the old one; other roles choose freely."""
-        if self._routing is None or role not in (ACTOR, OLD_ACTOR):
-            return nullcontext()
-        kept: AbstractContextManager[None] = self._routing.kept(micro_batches)
-        return kept
-
-    def _estimate(self, shard: TrainBatch, micro_batches: list[Any]) -> None:
-        from megatron.core import parallel_state
-
-        # Earlier pipeline stages know no log-probabilities and compute no loss.
-        if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
-            return
-        if self._estimation is not None:
-            self.returns_U = self._estimation.fill(shard, micro_batches)
-        if self._config.algorithm.normalize_advantages:
-            # Context-parallel ranks hold other tokens of the same rows, so they count like data-parallel ones.
-            normalize(micro_batches, OverShards(parallel_state.get_data_parallel_group(with_context_parallel=True)))
 
     def _cut(self, shard: TrainBatch) -> list[list[Any]]:
         from megatron.core import parallel_state
@@ -252,7 +209,7 @@ class Learner:
         return metrics
 
     def _step(self, micro_batches: list[Any], *, rollout: int) -> dict[str, float]:
-        with self._keeping(micro_batches, "actor"):
+        with self._replay.kept(micro_batches, ACTOR):
             metrics = self.actor.backward(micro_batches, self._objective)
         self._objective.corrections.refuse_faults(metrics, rollout=rollout)
         refuse_non_finite(metrics, rollout)
@@ -309,17 +266,10 @@ class Learner:
 
     def sleep(self) -> int:
         """Give all device memory away until :meth:`wake`; returns its bytes. Not collective."""
-        from slime_core.learner.sleep import Bed, device_tensors, drop_scratch
-
         if self._bed is None:
-            models, self.returns_U = self._models, None
-            for trained in models:
-                trained.optimizer.zero_grad()
-            drop_scratch()
-            # Anew each time: an optimizer makes its state at its first step.
-            found = [device_tensors(trained.model, trained.optimizer) for trained in models]
-            self._bed = Bed(*(chain.from_iterable(tensors) for tensors in zip(*found, strict=True)))
-        return int(self._bed.sleep())
+            self.returns_U = None
+            self._bed = Bed.of(self._models)  # anew each time: an optimizer makes its state at its first step
+        return self._bed.sleep()
 
     def wake(self) -> None:
         """Hold everything on the device again, where it was. Nothing to do if it is awake."""
@@ -333,13 +283,3 @@ class Learner:
 
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
-
-
-def _put(micro: MicroBatch, role: str, log_probs_U: torch.Tensor) -> None:
-    match role:
-        case "reference":
-            micro.ref_log_probs_U = log_probs_U
-        case "teacher":
-            micro.teacher_log_probs_U = log_probs_U
-        case _:
-            micro.old_log_probs_U = log_probs_U

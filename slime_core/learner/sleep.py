@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 
-__all__ = ["Bed", "device_tensors", "drop_scratch"]
+from slime_core.learner.trained import TrainedModel
+
+__all__ = ["Bed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,17 @@ class Bed:
         self._kept, self._scratch = list(kept), list(scratch)
         self._asleep: list[_Asleep] = []
 
+    @classmethod
+    def of(cls, models: Iterable[TrainedModel]) -> Bed:
+        """For all that ``models`` hold now; their gradients, and what Megatron can compute again, are dropped."""
+        found = list(models)
+        for trained in found:
+            trained.optimizer.zero_grad()
+        _drop_scratch()
+        held = [_device_tensors(trained.model, trained.optimizer) for trained in found]
+        kept, scratch = zip(*held, strict=True)
+        return cls(chain.from_iterable(kept), chain.from_iterable(scratch))
+
     def sleep(self) -> int:
         """Give the device memory away; returns its bytes. Nothing to do for one who sleeps."""
         if not self._asleep:
@@ -52,7 +66,7 @@ class Bed:
             flat.zero_() if one.content is None else flat.copy_(one.content)
 
 
-def device_tensors(model: Iterable[Any], optimizer: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _device_tensors(model: Iterable[Any], optimizer: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """What Megatron's DDP chunks and optimizer hold: tensors to keep, and gradients.
 
     Arguments:
@@ -89,7 +103,7 @@ def _leave(storage: torch.UntypedStorage, *, keeps: bool) -> _Asleep:
     return _Asleep(storage, nbytes, content)
 
 
-def drop_scratch() -> None:
+def _drop_scratch() -> None:
     """Megatron forgets what it can compute again: tables of rotary angles, and the buffer of gathered activations."""
     from megatron.core import parallel_state
     from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding

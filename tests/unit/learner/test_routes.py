@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slime_core.learner.rank import Learner
+from slime_core.learner.replay import Replay
 
 
 class Keeping:
@@ -23,26 +23,36 @@ class Keeping:
         yield
         self.seen.append("left")
 
-
-@pytest.fixture
-def learner() -> Learner:
-    found = object.__new__(Learner)
-    found._routing = Keeping()
-    return found
+    def require_fitting(self, shard: Any) -> None:
+        self.seen.append(shard)
 
 
-def test_the_actors_passes_keep_their_routes(learner: Learner) -> None:
-    with learner._keeping(["a", "b"], "actor"):
-        assert learner._routing.seen == ["a", "b"]
-    assert learner._routing.seen == ["a", "b", "left"]
+def test_the_actors_passes_keep_their_routes() -> None:
+    routing = Keeping()
+    with Replay(routing).kept(["a", "b"], "actor"):
+        assert routing.seen == ["a", "b"]
+    assert routing.seen == ["a", "b", "left"]
 
 
-def test_the_reference_chooses_freely(learner: Learner) -> None:
-    with learner._keeping(["a"], "reference"):
-        assert learner._routing.seen == []
+def test_the_old_actors_passes_keep_them_too() -> None:
+    routing = Keeping()
+    with Replay(routing).kept(["a"], "old_actor"):
+        assert routing.seen == ["a"]
 
 
-def test_without_replay_nothing_is_kept(learner: Learner) -> None:
-    learner._routing = None
-    with learner._keeping(["a"], "actor"):
+def test_the_reference_chooses_freely() -> None:
+    routing = Keeping()
+    with Replay(routing).kept(["a"], "reference"):
+        assert routing.seen == []
+
+
+def test_without_replay_nothing_is_kept() -> None:
+    with Replay(None).kept(["a"], "actor"):
         pass
+
+
+@pytest.mark.parametrize("from_engine", [True, False])
+def test_only_routes_of_the_engine_have_to_fit(from_engine: bool) -> None:
+    routing = Keeping()
+    Replay(routing, from_engine=from_engine).require_fitting("shard")
+    assert routing.seen == ["shard"] * from_engine

@@ -19,7 +19,7 @@ class WithoutModel:
 
 
 def test_a_rank_that_sleeps_lets_go_of_the_returns_of_the_last_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slime_core.learner.sleep.drop_scratch", lambda: None)  # Megatron's own, of a model
+    monkeypatch.setattr("slime_core.learner.sleep._drop_scratch", lambda: None)  # Megatron's own, of a model
     learner: Any = object.__new__(Learner)
     learner.actor, learner.critic, learner._bed = WithoutModel(), None, None
     learner.returns_U = torch.ones(3)
