@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from slime_core.plugins.contracts import Transformed
 from slime_core.rollout.resuming import is_finished
@@ -29,6 +30,31 @@ UNNAMED = "other"
 
 LEFT_OUT = "left_out"
 """Stands in the samples file for a sample that a transform took out of a group that it kept."""
+
+
+@dataclass(slots=True)
+class _Passed:
+    """A group that the transforms which see one group have kept.
+
+    Arguments:
+        given: what of it could be trained, as it came.
+        early: as those transforms left it.
+        late: as those left it that see the rollout; until they have decided, as it is.
+    """
+
+    given: PromptGroup
+    early: Transformed
+    late: Transformed
+
+    @property
+    def left(self) -> PromptGroup:
+        """Its samples that are written as they are: it is kept, or was dropped as a whole once others were seen."""
+        return (self.late if self.late.dropped is None else self.early).samples
+
+    @property
+    def changes(self) -> Counter[str]:
+        """Reason -> samples that a transform changed for it."""
+        return Counter(self.early.changed) + Counter(self.late.changed)
 
 
 class Harvest:
@@ -53,10 +79,8 @@ class Harvest:
         self._rewards: list[list[float]] = []
         self._raw: list[float] = []
         self._rest: list[Sample] = []
-        self._given: list[PromptGroup] = []
-        self._passed: list[Transformed] = []
+        self._passed: list[_Passed] = []
         self._dropped: list[tuple[str, PromptGroup]] = []
-        self._late: list[Transformed] = []
         self._num_lost = 0
         self._stale: list[tuple[str, Sample]] = []
         self.came: list[PromptGroup] = []
@@ -73,7 +97,9 @@ class Harvest:
         for group in groups:
             self._rewards.append([sample.reward_value(self._key) for sample in group if sample.reward is not None])
             self._take(group)
-        self._late = self._transforms.late([one.samples for one in self._passed])
+        late = self._transforms.late([one.early.samples for one in self._passed])
+        for one, decided in zip(self._passed, late, strict=True):
+            one.late = decided
 
     def leave_out(self, groups: Sequence[PromptGroup], reason: str) -> None:
         """Receive finished groups that are too old to be trained, and what becomes of them in a word."""
@@ -98,10 +124,8 @@ class Harvest:
         if result.dropped is not None:
             self._dropped.append((result.dropped, trainable))
         else:
-            self._given.append(trainable)
-            self._passed.append(result)
-            # Until those that see the rollout have decided; where one fails, what is here is still written down.
-            self._late.append(Transformed(result.samples))
+            # Where a transform that sees the rollout fails, what is here is still written down.
+            self._passed.append(_Passed(trainable, result, Transformed(result.samples)))
 
     @property
     def missing(self) -> int:
@@ -111,7 +135,7 @@ class Harvest:
     @property
     def kept(self) -> list[PromptGroup]:
         """What is trained on: the groups that all transforms kept, as they left them, in the order of their coming."""
-        return [self._late[position].samples for position in self._standing()[: self._room]]
+        return [one.late.samples for one in self._standing()[: self._room]]
 
     @property
     def trained(self) -> list[Sample]:
@@ -142,7 +166,7 @@ class Harvest:
     def dropped(self) -> list[tuple[str, Sample]]:
         """Every sample that was left out by a transform, or for its age, with the reason."""
         whole = [(reason, sample) for reason, group in self._dropped_groups() for sample in group]
-        parts = [(LEFT_OUT, sample) for before, after in self._shrunk() for sample in _gone(before, after)]
+        parts = [(LEFT_OUT, sample) for one in self._passed for sample in _gone(one.given, one.left)]
         return whole + parts + self._stale
 
     @property
@@ -174,7 +198,7 @@ class Harvest:
     def metrics(self, trained: Sequence[Sample]) -> dict[str, float]:
         """The rewards of everything that was generated, before any transform; the lengths of ``trained``, which has at
         least one sample; and what the transforms did."""
-        changed: Counter[str] = sum((self._changes(at) for at in self._standing()[: self._room]), Counter())
+        changed: Counter[str] = sum((one.changes for one in self._standing()[: self._room]), Counter())
         rewards = [set(values) for values in self._rewards if values]
         return {
             **_lengths(trained, self.samples),
@@ -196,22 +220,14 @@ class Harvest:
     def _room(self) -> int:
         return self.wanted - len(self.aborted) - self._num_lost
 
-    def _standing(self) -> list[int]:
-        """Positions of the groups that every transform kept."""
-        return [position for position, one in enumerate(self._late) if one.dropped is None]
+    def _standing(self) -> list[_Passed]:
+        """The groups that every transform kept."""
+        return [one for one in self._passed if one.late.dropped is None]
 
     def _dropped_groups(self) -> list[tuple[str, PromptGroup]]:
-        late = [(one.dropped, before.samples) for one, before in zip(self._late, self._passed, strict=True)]
-        surplus = [(SURPLUS, self._late[position].samples) for position in self._standing()[self._room :]]
-        return [*self._dropped, *((reason, group) for reason, group in late if reason is not None), *surplus]
-
-    def _shrunk(self) -> list[tuple[PromptGroup, PromptGroup]]:
-        """Groups as they came, and as they are written: kept, or dropped once others of the rollout were seen."""
-        found = zip(self._given, self._passed, self._late, strict=True)
-        return [(given, (late if late.dropped is None else passed).samples) for given, passed, late in found]
-
-    def _changes(self, position: int) -> Counter[str]:
-        return Counter(self._passed[position].changed) + Counter(self._late[position].changed)
+        late = [(one.late.dropped, one.early.samples) for one in self._passed if one.late.dropped is not None]
+        surplus = [(SURPLUS, one.late.samples) for one in self._standing()[self._room :]]
+        return [*self._dropped, *late, *surplus]
 
 
 def causes(samples: Sequence[Sample]) -> str:
