@@ -8,8 +8,8 @@ from slime_core.data.masks import ASSISTANT, Conversation, Family, conversation
 from slime_core.data.rows import tools_of
 from slime_core.errors import DataError
 from slime_core.rollout.engines.generation import SamplingParams
-from slime_core.rollout.generate import GenerateContext, SingleTurn
-from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds
+from slime_core.rollout.generate import GenerateContext, SingleTurn, fill_given
+from slime_core.types import Mask, PromptGroup, Sample, Status
 
 __all__ = ["FromMessages"]
 
@@ -42,9 +42,10 @@ class FromMessages:
         whole = samples[0].prompt
         if isinstance(whole, list) and len(whole) > 1 and whole[-1]["role"] == ASSISTANT:
             samples[0].prompt = whole[:-1]
-        finished = await self._asking(context, samples, sampling)
-        samples[0].prompt = whole
-        return finished
+        try:
+            return await self._asking(context, samples, sampling)
+        finally:
+            samples[0].prompt = whole
 
 
 def _conversation(context: GenerateContext, sample: Sample) -> Conversation:
@@ -66,10 +67,6 @@ def _conversation(context: GenerateContext, sample: Sample) -> Conversation:
 def _fill(sample: Sample, found: Conversation, context: GenerateContext, longest: int) -> None:
     start = found.prompt_length
     stop = min(len(found.token_ids), start + longest)
-    ids = found.token_ids[start:stop]
+    fill_given(sample, found.token_ids[:start], found.token_ids[start:stop], context.encoder)
     sample.status = Status.TRUNCATED if stop < len(found.token_ids) else Status.COMPLETED
-    sample.tokens = TokenIds(found.token_ids[:stop])
-    sample.response, sample.response_length = context.encoder.decode(ids), len(ids)
     sample.loss_mask = Mask(found.mask[start:stop])
-    sample.rollout_log_probs = LogProbs([0.0] * len(ids))
-    sample.weight_versions = []

@@ -174,3 +174,11 @@ def fill(sample: Sample, prompt_ids: list[int], answer: Generation, encoder: Pro
     sample.spec_info = answer.spec_info or SpecInfo()
     keep(sample, answer.kept)
     sample.status = FINISHED[answer.finish_reason]
+
+
+def fill_given(sample: Sample, prompt_ids: list[int], ids: list[int], encoder: PromptEncoder) -> None:
+    """Record a response that no engine drew: log-probabilities are 0, and no version of the weights has made it."""
+    sample.tokens = TokenIds([*prompt_ids, *ids])
+    sample.response, sample.response_length = encoder.decode(ids), len(ids)
+    sample.rollout_log_probs = LogProbs([0.0] * len(ids))
+    sample.weight_versions, sample.weight_spans = [], []

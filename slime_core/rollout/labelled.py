@@ -5,8 +5,8 @@ from __future__ import annotations
 from slime_core.data.rows import tools_of
 from slime_core.errors import DataError
 from slime_core.rollout.engines.generation import SamplingParams
-from slime_core.rollout.generate import GenerateContext, SingleTurn, processed
-from slime_core.types import LogProbs, PromptGroup, Sample, Status, TokenIds
+from slime_core.rollout.generate import GenerateContext, SingleTurn, fill_given, processed
+from slime_core.types import PromptGroup, Sample, Status
 
 __all__ = ["FromLabel"]
 
@@ -46,8 +46,4 @@ def _answer(sample: Sample, prompt_ids: list[int], context: GenerateContext, lon
         )
     ids = context.encoder.encode_response(sample.label)
     sample.status = Status.TRUNCATED if len(ids) > longest else Status.COMPLETED
-    ids = ids[:longest]
-    sample.tokens = TokenIds([*prompt_ids, *ids])
-    sample.response, sample.response_length = context.encoder.decode(ids), len(ids)
-    sample.rollout_log_probs = LogProbs([0.0] * len(ids))
-    sample.weight_versions, sample.weight_spans = [], []
+    fill_given(sample, prompt_ids, ids[:longest], context.encoder)

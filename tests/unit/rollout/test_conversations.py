@@ -9,7 +9,7 @@ import pytest
 
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.data.chat import PromptEncoder
-from slime_core.errors import DataError
+from slime_core.errors import DataError, RequestRefused
 from slime_core.rollout.conversations import FromMessages
 from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.generate import GenerateContext, engine_inputs
@@ -84,3 +84,16 @@ async def test_what_is_no_conversation_is_refused(prompt, given, found):
 def test_images_go_to_the_engine_as_they_stand():
     assert engine_inputs(Sample(multimodal_inputs={"image": ["cat.png"]})) == {"extra": {"image_data": ["cat.png"]}}
     assert engine_inputs(Sample()) == {}
+
+
+async def test_a_conversation_is_whole_again_where_its_evaluation_was_refused():
+    class Refusing(Engine):
+        async def generate(self, input_ids: list[int], **more: Any) -> Any:
+            raise RequestRefused("too long")
+
+    refusing: Any = Refusing()
+    context = GenerateContext(refusing, PromptEncoder(ARITHMETIC / "model", apply_chat_template=True), evaluation=True)
+    sample = Sample(group_index=3, index=0, prompt=list(TURNS))
+    with pytest.raises(RequestRefused, match="too long"):
+        await FromMessages()(context, [sample], SamplingParams())
+    assert sample.prompt == TURNS
