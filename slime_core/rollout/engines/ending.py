@@ -62,8 +62,10 @@ class Ending:
 
     async def _engines(self) -> list[str]:
         """Those behind the router; an engine that is asked itself knows no such list."""
-        found = await self._call("GET", f"{self._url}/workers")
-        return [self._url] if found is None else [entry["url"] for entry in found["workers"]]
+        match await self._call("GET", f"{self._url}/workers"):
+            case {"workers": [*entries]}:
+                return [entry["url"] for entry in entries if isinstance(entry, dict) and "url" in entry]
+        return [self._url]
 
     async def _call(self, method: str, url: str) -> Any:
         """What was answered; None: nothing, or a refusal."""
