@@ -130,12 +130,14 @@ class Production:
         if self._pace.ahead or not tasks:
             return
         self._is_ending = True
-        async with self._ends():
-            _, late = await asyncio.wait(tasks, timeout=END_LIMIT_S)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
-        self._is_ending = False
+        try:
+            async with self._ends():
+                _, late = await asyncio.wait(tasks, timeout=END_LIMIT_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        finally:
+            self._is_ending = False
         # One that has finished all the same is where its end has put it.
         for group in (tasks[task] for task in late if task.cancelled()):
             self._open.remove(group)
@@ -165,7 +167,7 @@ class Production:
         self._admit()
 
     def check(self) -> None:
-        """Raise what ended a group since this was last asked, if anything did."""
+        """Raise what ended a group, if anything has: that is the end of the run, however often it is asked."""
         if self._failure is not None:
             raise self._failure
 

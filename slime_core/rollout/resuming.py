@@ -1,8 +1,8 @@
 """Samples that were begun before: what is taken from them when they are handed out again, and how they go on.
 
     anew      nothing of an earlier try is left
-    prepared  a group as its generate function wants it, which may go on with what was ended
-    go_on     a response goes on from its tokens
+    prepare   a group as its generate function wants it, which may go on with what was ended
+    add       a response goes on from its tokens
     fail      nobody answered
 
 Tokens that were drawn before an interruption keep their log-probabilities and the versions of the weights that drew
@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from slime_core.errors import EngineError, RequestFailed
 from slime_core.rollout.choice import Chosen
 from slime_core.rollout.engines.generation import Generation, SamplingParams
@@ -21,7 +23,7 @@ from slime_core.rollout.engines.speculation import added
 from slime_core.rollout.nucleus import joined, keep, kept_of
 from slime_core.types import LogProbs, Mask, PromptGroup, Sample, SpecInfo, Status, TokenIds
 
-__all__ = ["FINISHED", "UNANSWERED", "add", "anew", "fail", "is_finished", "left_to_draw", "prepare"]
+__all__ = ["FINISHED", "UNANSWERED", "add", "anew", "fail", "is_finished", "left_to_draw", "prepare", "unfinished"]
 
 FINISHED = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 """How a response ended -> where its sample stands."""
@@ -137,8 +139,6 @@ def _routes(sample: Sample, answer: Generation) -> object:
     before, all_of_it = sample.rollout_routed_experts, answer.routed_experts
     if before is None or all_of_it is None:
         return all_of_it if before is None else before
-    import numpy as np
-
     return np.concatenate([before, all_of_it[len(before) :]])
 
 

@@ -8,6 +8,7 @@ the data source. The journal says which groups left and which came back (:mod:`s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 from slime_core.plugins.contracts import DataSource
@@ -48,9 +49,9 @@ class Supply(DataSource):
 
     def put_back(self, groups: Sequence[PromptGroup]) -> None:
         """Hold groups that have begun and were ended, and hand the others back to the source."""
-        begun = [group for group in groups if self._holds and _has_begun(group)]
-        others = [group for group in groups if not any(group is one for one in begun)]
-        self._held += begun
+        holds = [self._holds and _has_begun(group) for group in groups]
+        self._held += compress(groups, holds)
+        others = [group for group, is_held in zip(groups, holds, strict=True) if not is_held]
         if others:
             self._journal.gave_back(ids_of(others))
             self._source.put_back(others)
