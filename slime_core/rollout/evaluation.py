@@ -6,7 +6,6 @@ who rewards them, and who answers: the policy, or another model.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from slime_core.rollout.harvest import causes
 from slime_core.rollout.rewards.weighted import part_metrics
 from slime_core.rollout.sampling import eval_sampling
 from slime_core.rollout.scores import EvalScores, score
+from slime_core.rollout.together import together
 from slime_core.track.samples import SampleWriter
 from slime_core.types import PromptGroup, Sample
 
@@ -88,11 +88,6 @@ class Evaluation:
         self._config, self._measures = config, measures
         self._loaded = {one.name: self._load(one) for one in eval_sets(config)}
 
-    @property
-    def sets(self) -> dict[str, list[PromptGroup]]:
-        """The prompt groups of every set."""
-        return {name: one.groups for name, one in self._loaded.items()}
-
     async def run(self, context: GenerateContext, source: DataSource | None) -> dict[str, float]:
         """Scores of every set under the weights that the engines hold now, as ``eval/...`` metrics.
 
@@ -117,11 +112,6 @@ class Evaluation:
             data[name] = eval_columns(samples, key=one.settings.reward_key)
         return {} if self._measures.functions.log_evaluation(context.rollout, data, metrics) else metrics
 
-    async def measure(self, name: str, context: GenerateContext) -> EvalScores:
-        """The scores of one set, overall and by the values of its metadata."""
-        one = self._loaded[name]
-        return _score(one, await self._measured(one, context))
-
     async def close(self) -> None:
         """Close connections to other models."""
         for one in self._loaded.values():
@@ -141,20 +131,15 @@ class Evaluation:
         return samples
 
     async def _finished(self, one: _Loaded, context: GenerateContext) -> list[PromptGroup]:
-        """All groups of a set, rewarded; those with the same room for a response go together."""
+        """All groups of a set, rewarded, each with the room that it has for a response."""
         sampling = eval_sampling(one.settings, end_ids=one.encoder.end_ids)
-        groups = copy.deepcopy(one.groups)
-        finished: list[PromptGroup] = [[] for _ in groups]
 
-        async def collect(room: int) -> None:
-            places = [place for place, its in enumerate(one.rooms) if its == room]
+        async def collected(group: PromptGroup, room: int) -> PromptGroup:
             drawn = replace(sampling, max_new_tokens=room, min_new_tokens=min(room, sampling.min_new_tokens))
-            made = await one.collector.collect(context, [groups[place] for place in places], drawn)
-            for place, group in zip(places, made, strict=True):
-                finished[place] = group
+            (made,) = await one.collector.collect(context, [group], drawn)
+            return made
 
-        await asyncio.gather(*map(collect, sorted(set(one.rooms))))
-        return finished
+        return await together(map(collected, copy.deepcopy(one.groups), one.rooms))
 
     def _load(self, one: EvalSet) -> _Loaded:
         encoder = self._measures.encoder(one.apply_chat_template)

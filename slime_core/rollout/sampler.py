@@ -35,12 +35,13 @@ from slime_core.rollout.plan import BatchPlan, batch_metrics
 from slime_core.rollout.production import Production
 from slime_core.rollout.sampled import Sampled, SamplerSettings, SamplerState
 from slime_core.rollout.sampling import cuts, train_sampling
-from slime_core.rollout.scores import EvalScores, pass_rates
+from slime_core.rollout.scores import pass_rates
 from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
-from slime_core.rollout.staleness import EVICTED, REQUEUED, Staleness
+from slime_core.rollout.staleness import Staleness
 from slime_core.rollout.supply import Supply, held_by
 from slime_core.rollout.transforms import load_transforms, refuse_unusable
-from slime_core.types import PromptGroup, Sample, Status
+from slime_core.track.ledger import REQUEUED, STALE
+from slime_core.types import PromptGroup, Sample, Status, TrainBatch
 
 __all__ = ["Sampler"]
 
@@ -94,17 +95,30 @@ class Sampler:
             RunError: no sample of the rollout can be trained on, or too few groups are kept.
             PluginError: a hook or a sample transform failed.
         """
-        ahead = self._config.rollout.async_buffer_size > 0
-        begun_s = self._ended_s if ahead and self._ended_s is not None else time.monotonic()
+        begun_s = self._begun_s()
         harvest, own_metrics = await self._harvest(rollout)
         self._ended_s = time.monotonic()
         rollout_s = self._ended_s - begun_s
         trained = self._trainable(harvest, rollout)
         metrics = self._metrics(harvest, trained, rollout) | own_metrics
-        trained = self._functions.trained(trained) or trained
+        replaced = self._functions.trained(trained)
+        trained = trained if replaced is None else replaced
         warnings = harvest.warnings() + self._plan.warnings([len(sample.tokens) for sample in trained])
+        shards = self._shards(trained, rollout)
+        metrics |= batch_metrics(shards, self._plan) | spec_metrics(harvest.samples)
+        per_second = metrics["rollout/response_tokens"] / rollout_s
+        metrics["perf/tokens_per_gpu_per_sec"] = per_second / self._config.num_rollout_gpus
+        metrics = {} if self._functions.log(rollout, harvest.samples, metrics, rollout_s) else metrics
+        return Sampled(shards, metrics, [*warnings, *self._components.left_out.news()])
+
+    def _begun_s(self) -> float:
+        """Since when what comes next is generated: ahead of training, since the last rollout was there."""
+        ahead = self._config.rollout.async_buffer_size > 0
+        return self._ended_s if ahead and self._ended_s is not None else time.monotonic()
+
+    def _shards(self, trained: list[Sample], rollout: int) -> list[TrainBatch]:
         rewards = grouped_rewards(trained, loss_masks(trained), key=self._config.rollout.reward_key)
-        shards = make_shards(
+        return make_shards(
             trained,
             self._components.advantages(self._estimator, rewards),
             self._plan,
@@ -114,11 +128,6 @@ class Sampler:
             with_routes=self._config.learner.use_rollout_routing_replay,
             cuts=cuts(self._config.rollout),
         )
-        metrics |= batch_metrics(shards, self._plan) | spec_metrics(harvest.samples)
-        per_second = metrics["rollout/response_tokens"] / rollout_s
-        metrics["perf/tokens_per_gpu_per_sec"] = per_second / self._config.num_rollout_gpus
-        metrics = {} if self._functions.log(rollout, harvest.samples, metrics, rollout_s) else metrics
-        return Sampled(shards, metrics, [*warnings, *self._components.left_out.news()])
 
     def _metrics(self, harvest: Harvest, trained: list[Sample], rollout: int) -> dict[str, float]:
         failures, retries = self._collector.take_failures(), self._collector.take_retries()
@@ -208,7 +217,7 @@ class Sampler:
         fresh, stale = self._staleness.split(came, rollout=rollout)
         if self._staleness.stale == "requeue":
             self._source.put_back(stale)
-        harvest.leave_out(stale, EVICTED if self._staleness.stale == "evict" else REQUEUED)
+        harvest.leave_out(stale, STALE if self._staleness.stale == "evict" else REQUEUED)
         harvest.take(fresh)
 
     def _prepare(self, rollout: int, groups: list[PromptGroup]) -> None:
@@ -236,10 +245,6 @@ class Sampler:
             return await self.evaluation.run(context, None)
         await self._production.rest()
         return await self.evaluation.run(context, self._source)
-
-    async def measure(self, name: str, *, step: int) -> EvalScores:
-        """The scores of one evaluation set, overall and by the values of its metadata."""
-        return await self.evaluation.measure(name, self._parts.context(step, evaluation=True))
 
     # --- State -------------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,10 @@ from slime_core.plugins.contracts import GroupedRewards
 from slime_core.rollout.inputs import TrainInputs
 from slime_core.rollout.kept import kept_columns
 from slime_core.rollout.plan import BatchPlan
+from slime_core.rollout.staleness import version_number
 from slime_core.types import Sample, StepPlan, TrainBatch
 
 __all__ = ["grouped_rewards", "loss_factor", "loss_masks", "loss_weights", "make_shards"]
-
-UNKNOWN_VERSION = -1
-"""Published versions count training steps, from 0."""
 
 
 def loss_masks(samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
@@ -157,12 +155,67 @@ def make_shards(
         for rank, micro_batches in enumerate(_cut(step, lengths, shared, plan)):
             shards[rank].append(StepPlan(tuple(map(tuple, micro_batches)), divisor, factor))
     given = {"advantages": advantages_B, "rewards": rewards_B}
-    columns_B = {name: values_B for name, values_B in given.items() if values_B is not None}
-    found = [
-        _shard(samples, masks, weights_B, columns_B, inputs, steps, rollout, temperature, with_routes, cuts)
-        for steps in shards
-    ]
-    return [replace(shard, shares_prompts=shared is not None) for shard in found]
+    columns = _Columns(
+        samples=samples,
+        masks=masks,
+        weights_B=weights_B,
+        more_B={name: values_B for name, values_B in given.items() if values_B is not None},
+        inputs=inputs,
+        rollout=rollout,
+        temperature=temperature,
+        with_routes=with_routes,
+        cuts=cuts,
+        shares_prompts=shared is not None,
+    )
+    return list(map(columns.of, shards))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Columns:
+    """What shards are cut from: all samples of a rollout, and what was decided for each; see :func:`make_shards`."""
+
+    samples: Sequence[Sample]
+    masks: Sequence[NDArray[np.float32]]
+    weights_B: NDArray[np.float32]
+    more_B: dict[str, NDArray[np.float32]]
+    inputs: TrainInputs
+    rollout: int
+    temperature: float
+    with_routes: bool
+    cuts: bool
+    shares_prompts: bool
+
+    def of(self, steps: Sequence[StepPlan]) -> TrainBatch:
+        """The shard that takes ``steps``, whose members are positions of samples."""
+        mine = sorted(sample for step in steps for micro in step.micro_batches for sample in micro)
+        samples, masks = [self.samples[i] for i in mine], [self.masks[i] for i in mine]
+        kept_counts_U, kept_ids_S = kept_columns(samples, masks, cuts=self.cuts)
+        return TrainBatch(
+            rollout=self.rollout,
+            tokens_T=np.concatenate([np.asarray(one.tokens, np.int64) for one in samples]),
+            lengths_B=np.array([len(one.tokens) for one in samples], np.int64),
+            response_lengths_B=np.array([one.response_length for one in samples], np.int64),
+            loss_mask_U=np.concatenate(masks),
+            loss_weights_B=self.weights_B[mine],
+            rollout_log_probs_U=np.concatenate(list(map(_log_probs, samples))),
+            columns_B={name: values_B[mine] for name, values_B in self.more_B.items()},
+            steps=_renumbered(steps, {sample: place for place, sample in enumerate(mine)}),
+            indices_B=np.array([one.index for one in samples], np.int64),
+            temperature=self.temperature,
+            weight_version_B=np.array(list(map(_weight_version, samples)), np.int64),
+            routes_TLK=np.concatenate([_routes(one, like=samples[0]) for one in samples]) if self.with_routes else None,
+            kept_counts_U=kept_counts_U,
+            kept_ids_S=kept_ids_S,
+            inputs=self.inputs.columns(mine),
+            shares_prompts=self.shares_prompts,
+        )
+
+
+def _renumbered(steps: Sequence[StepPlan], places: Mapping[int, int]) -> tuple[StepPlan, ...]:
+    return tuple(
+        replace(step, micro_batches=tuple(tuple(places[sample] for sample in micro) for micro in step.micro_batches))
+        for step in steps
+    )
 
 
 def _steps(samples: Sequence[Sample], plan: BatchPlan) -> list[list[int]]:
@@ -194,45 +247,6 @@ def _cut(step: list[int], lengths: list[int], shared: Prompts | None, plan: Batc
     return [plan.pack(members, lengths) for members in balance(step, list(map(plan.cost, lengths)), plan.num_ranks)]
 
 
-def _shard(
-    samples: Sequence[Sample],
-    masks: Sequence[NDArray[np.float32]],
-    weights_B: NDArray[np.float32],
-    columns_B: dict[str, NDArray[np.float32]],
-    inputs: TrainInputs,
-    plan: Sequence[StepPlan],
-    rollout: int,
-    temperature: float,
-    with_routes: bool,
-    cuts: bool,
-) -> TrainBatch:
-    mine = sorted(sample for step in plan for micro in step.micro_batches for sample in micro)
-    kept_counts_U, kept_ids_S = kept_columns([samples[i] for i in mine], [masks[i] for i in mine], cuts=cuts)
-    place = {sample: position for position, sample in enumerate(mine)}
-    steps = tuple(
-        replace(step, micro_batches=tuple(tuple(place[sample] for sample in micro) for micro in step.micro_batches))
-        for step in plan
-    )
-    return TrainBatch(
-        rollout=rollout,
-        tokens_T=np.concatenate([np.asarray(samples[i].tokens, np.int64) for i in mine]),
-        lengths_B=np.array([len(samples[i].tokens) for i in mine], np.int64),
-        response_lengths_B=np.array([samples[i].response_length for i in mine], np.int64),
-        loss_mask_U=np.concatenate([masks[i] for i in mine]),
-        loss_weights_B=weights_B[mine],
-        rollout_log_probs_U=np.concatenate([_log_probs(samples[i]) for i in mine]),
-        columns_B={name: values_B[mine] for name, values_B in columns_B.items()},
-        steps=steps,
-        indices_B=np.array([samples[i].index for i in mine], np.int64),
-        temperature=temperature,
-        weight_version_B=np.array([_weight_version(samples[i]) for i in mine], np.int64),
-        routes_TLK=np.concatenate([_routes(samples[i], like=samples[mine[0]]) for i in mine]) if with_routes else None,
-        kept_counts_U=kept_counts_U,
-        kept_ids_S=kept_ids_S,
-        inputs=inputs.columns(mine),
-    )
-
-
 def _routes(sample: Sample, *, like: Sample) -> NDArray[np.int16]:
     """int16 [tokens, layers, k]: what the engine returned, and -1 for the last token, which it never read."""
     found, others = np.shape(sample.rollout_routed_experts), np.shape(like.rollout_routed_experts)
@@ -251,8 +265,7 @@ def _routes(sample: Sample, *, like: Sample) -> NDArray[np.int16]:
 def _weight_version(sample: Sample) -> int:
     """The one version that drew the whole response; -1: several did, none is recorded, or it is no number."""
     versions = set(sample.weight_versions)
-    version = versions.pop() if len(versions) == 1 else ""
-    return int(version) if version.isdecimal() else UNKNOWN_VERSION
+    return version_number(versions.pop() if len(versions) == 1 else "")
 
 
 def _log_probs(sample: Sample) -> NDArray[np.float32]:

@@ -22,14 +22,19 @@ from numpy.typing import NDArray
 from slime_core.config.schema import RunConfig
 from slime_core.types import PromptGroup, Sample
 
-__all__ = ["EVICTED", "REQUEUED", "StaleSamples", "Staleness", "oldest_of", "token_versions"]
+__all__ = ["StaleSamples", "Staleness", "oldest_of", "token_versions", "version_number"]
 
 StaleSamples = Literal["requeue", "correct", "evict"]
 
-REQUEUED, EVICTED = "requeued", "stale"
-"""Why a group is not trained on, in the file of samples."""
+COUNTED = {"requeue": "requeued", "evict": "evicted", "correct": "corrected"}
+"""What becomes of stale samples -> the metric that counts them."""
 
 UNKNOWN = -1
+
+
+def version_number(version: str) -> int:
+    """Of a published version, which counts training steps from 0; -1: weights that no run has published."""
+    return int(version) if version.isdecimal() else UNKNOWN
 
 
 def oldest_of(sample: Sample) -> int | None:
@@ -48,7 +53,7 @@ def token_versions(sample: Sample) -> NDArray[np.int64]:
     if not spans and len(sample.weight_versions) == 1:
         spans = [(sample.weight_versions[0], 0, sample.response_length)]
     for version, start, end in spans:
-        versions_T[start:end] = int(version) if version.isdecimal() else UNKNOWN
+        versions_T[start:end] = version_number(version)
     return versions_T
 
 
@@ -107,7 +112,3 @@ class Staleness:
             return False
         ages = [rollout - oldest for oldest in map(oldest_of, group) if oldest is not None]
         return max(ages, default=0) > self.bound
-
-
-COUNTED = {"requeue": "requeued", "evict": "evicted", "correct": "corrected"}
-"""What becomes of stale samples -> the metric that counts them."""

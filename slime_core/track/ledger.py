@@ -26,7 +26,18 @@ from typing import Any
 
 from slime_core.errors import CheckpointError, RunError
 
-__all__ = ["ENDS", "FAILED_GROUP", "JOURNAL", "NOT_ENDS", "Groups", "Journal", "Recount", "samples_file"]
+__all__ = [
+    "ENDS",
+    "FAILED_GROUP",
+    "JOURNAL",
+    "NOT_ENDS",
+    "REQUEUED",
+    "STALE",
+    "Groups",
+    "Journal",
+    "Recount",
+    "samples_file",
+]
 
 JOURNAL = "taken.jsonl"
 """In the folder of samples."""
