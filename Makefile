@@ -86,6 +86,10 @@ ledger: setup ## kill and resume a run again and again, and count where every pr
 	$(BIN)/python bench/ledger.py outputs/ledger
 	$(BIN)/python bench/ledger.py outputs/ledger-long --longest 100 --kills 2 --rollouts 10 --max-staleness 3
 
+.PHONY: ends
+ends: setup ## end runs at every stage, by signals and by the death of each process: docs/troubleshooting.md
+	$(BIN)/python bench/ends.py outputs/ends
+
 .PHONY: layouts
 layouts: setup ## one rollout trained in every layout of the learner, and how far each is from one rank
 	$(BIN)/python -m bench.exactness

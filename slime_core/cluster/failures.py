@@ -5,16 +5,25 @@ from __future__ import annotations
 import base64
 import json
 import re
+from pathlib import Path
 
+from ray._private import worker
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
 from slime_core import errors
 from slime_core.errors import RemoteError, SlimeError
 
-__all__ = ["SealedError", "local_error"]
+__all__ = ["SealedError", "last_words", "local_error"]
 
 TAIL_LINES = 15
 """Lines kept of a remote traceback: the innermost frames and the message."""
+
+LAST_LINES, LAST_BYTES = 15, 64 * 1024
+"""Kept of what a process printed before it died."""
+
+_PID = re.compile(r"^\s*pid: (\d+)$", re.MULTILINE)
+_MARK = re.compile(r":\w+:\S*")
+"""A line of Ray's own in what a process prints: whose the lines are that follow."""
 
 _SEAL = re.compile(r"slime-error:([A-Za-z0-9+/=]+)")
 _CLASSES: dict[str, type[SlimeError]] = {name: vars(errors)[name] for name in errors.__all__}
@@ -53,10 +62,35 @@ def local_error(error: RayError, *, who: str) -> SlimeError:
     if isinstance(error, RayTaskError):
         return _from_task(error, who)
     if isinstance(error, ActorDiedError):
-        return SealedError.open(str(error)) or RemoteError(f"{who} died.\n{_tail(str(error))}")
+        return SealedError.open(str(error)) or RemoteError(
+            "\n".join([f"{who} died.", _tail(str(error)), *last_words(str(error), _logs())])
+        )
     if isinstance(error, GetTimeoutError):
         return RemoteError(f"{who} did not hand over its result in time.\n{_tail(str(error))}")
     return RemoteError(f"{who} is lost ({type(error).__name__}).\n{_tail(str(error))}")
+
+
+def last_words(message: str, logs: Path | None) -> list[str]:
+    """What the process that ``message`` is about printed last; none: nothing, or it ran on another node.
+
+    Arguments:
+        message: Ray's, about an actor that died; it names the process.
+        logs: where Ray keeps what its processes on this node print; None: unknown.
+    """
+    pid = _PID.search(message)
+    if pid is None or logs is None:
+        return []
+    for path in sorted(logs.glob(f"worker-*-{pid[1]}.err")):
+        text = path.read_bytes()[-LAST_BYTES:].decode(errors="replace")
+        lines = [line for line in text.splitlines() if line.strip() and not _MARK.fullmatch(line)]
+        if lines:
+            return [f"The last lines of {path}:", *(f"  {line}" for line in lines[-LAST_LINES:])]
+    return []
+
+
+def _logs() -> Path | None:
+    node = worker._global_node
+    return None if node is None else Path(node.get_logs_dir_path())
 
 
 def _from_task(error: RayTaskError, who: str) -> SlimeError:
