@@ -9,12 +9,17 @@ start method can be chosen.
 
 A server that returns the routes of its experts keeps them in memory that it registers with CUDA, on a CPU too, where that
 fails: srt/mem_cache/pool_host/common.py:453. Here it is ordinary memory. Can go when upstream asks for the device.
+
+Two imports that cost a second or more and serve nothing here are left out: Megatron-core, which a dump for debugging
+looks at (srt/debug_utils/dumper.py:1824, which does without where there is none), and 250 files of models, which are
+imported all the same where ``_slime_models`` lacks the one that is served.
 """
 
 from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import runpy
 import sys
 from typing import Any
@@ -43,5 +48,7 @@ def leave_memory_unregistered() -> None:
 
 if __name__ == "__main__":
     gc.disable()
+    sys.modules["megatron"] = None  # type: ignore[assignment]
+    os.environ.setdefault("SGLANG_EXTERNAL_MODEL_PACKAGE", "_slime_models")
     multiprocessing.set_start_method = fork_instead
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
