@@ -2,6 +2,9 @@
 
 Actors refuse on their own what is not the driver's, but one at a time, and only when they start: after engines have
 loaded their weights. Here one task a node, in a worker process like theirs, attaches the manifest and reports.
+
+Only a cluster that is joined is asked. The one node of a run's own cluster is the driver's machine, environment and
+folder: to ask it would hold up every start by a second or two, and the actors refuse all the same.
 """
 
 from __future__ import annotations

@@ -47,8 +47,10 @@ def processes(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -
     cluster = job.config.cluster
     with Interrupts() as interrupts, ExitStack() as stack:
         try:
-            stack.enter_context(Session(cluster.ray_address, namespace=f"slime-{os.getpid()}-{time.time_ns()}"))
-            inspect_nodes(job.manifest)
+            namespace = f"slime-{os.getpid()}-{time.time_ns()}"
+            session = stack.enter_context(Session(cluster.ray_address, namespace=namespace))
+            if not session.own:
+                inspect_nodes(job.manifest)
             device = device_of(job.config)
             layout = asked_layout(job.config, device, learner_ranks=learner_ranks)
             refuse_on_device(job.config, layout)
