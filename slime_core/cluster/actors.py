@@ -5,6 +5,7 @@
     Actor         a handle and the name that people read
     Call          a method that was started, and on whom
     start_actor   the only place that creates actors
+    uncollected   around what imports much
 
 An actor answers the watchdog through its own "control" threads, but not before its constructor has returned. The price
 is that the constructor runs in the main thread and all methods in one other thread, always the same. So keep
@@ -14,9 +15,11 @@ calling thread; and install signal handlers in the constructor, because Python a
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,7 +31,7 @@ from slime_core.cluster.placement import Slot
 from slime_core.cluster.stacks import process_stacks
 from slime_core.errors import SlimeError
 
-__all__ = ["Actor", "Call", "Watched", "control", "start_actor"]
+__all__ = ["Actor", "Call", "Watched", "control", "start_actor", "uncollected"]
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -106,6 +109,21 @@ def start_actor(
     as_actor: Any = ray.remote  # its annotations leave concurrency_groups out
     remote = as_actor(concurrency_groups={"control": 2})(_guarded(cls))
     return Actor(remote.options(**options).remote(*args, **kwargs), label)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """In the block no garbage is looked for, and afterwards never again among what is there by then.
+
+    For imports of torch, Megatron-core and transformers: their half a million objects stay, and looking through them
+    again and again takes about a second of the start of a process.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _guarded(cls: type[Watched]) -> type[Watched]:

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from slime_core.checkpoint.folder import Checkpoint, RunState, drafted, write_state
-from slime_core.cluster.actors import Call
+from slime_core.cluster.actors import Call, uncollected
 from slime_core.cluster.group import ActorGroup
 from slime_core.cluster.waiting import wait
 from slime_core.config.schema import WatchConfig
@@ -80,9 +80,10 @@ class LearnerActor(Meeting):
 
     def setup(self, settings: LearnerSettings) -> None:
         """Build the model and load the start weights. Collective."""
-        from slime_core.learner.rank import Learner  # with torch, which the driver does not need
+        with uncollected():
+            from slime_core.learner.rank import Learner  # with torch, which the driver does not need
 
-        self._learner = Learner(settings, self._registry)
+            self._learner = Learner(settings, self._registry)
 
     def connect(self, engine_urls: list[str], settings: PublisherSettings) -> None:
         """Meet the engines for weight transfer. Collective."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from slime_core.cluster.actors import Actor, Call, Watched
+from slime_core.cluster.actors import Actor, Call, Watched, uncollected
 from slime_core.cluster.waiting import wait
 from slime_core.config.schema import WatchConfig
 from slime_core.plugins.lifecycle import Failures, PlaceStates
@@ -43,10 +43,11 @@ class SamplerActor(Watched):
     async def setup(self, settings: SamplerSettings) -> None:
         """Load data, tokenizer and components."""
         recorded = settings.config.debug.load_debug_rollout_data
-        if settings.trains and recorded is not None:
-            self._sampler = RecordedSampler(settings, self._registry, recorded=recorded, manifest=self._manifest)
-        else:
-            self._sampler = Sampler(settings, self._registry, manifest=self._manifest)
+        with uncollected():
+            if settings.trains and recorded is not None:
+                self._sampler = RecordedSampler(settings, self._registry, recorded=recorded, manifest=self._manifest)
+            else:
+                self._sampler = Sampler(settings, self._registry, manifest=self._manifest)
 
     async def sample(self, rollout: int) -> SampledShards:
         """Collect and pack one rollout."""

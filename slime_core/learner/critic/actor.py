@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from slime_core.cluster.actors import Call
+from slime_core.cluster.actors import Call, uncollected
 from slime_core.cluster.group import ActorGroup
 from slime_core.learner.meeting import Meeting, numbered
 from slime_core.learner.settings import LearnerSettings
@@ -33,9 +33,10 @@ class CriticActor(Meeting):
 
     def setup(self, settings: LearnerSettings) -> None:
         """Build the critic and load its start weights. Collective."""
-        from slime_core.learner.critic.rank import CriticRank  # with torch, which the driver does not need
+        with uncollected():
+            from slime_core.learner.critic.rank import CriticRank  # with torch, which the driver does not need
 
-        self._critic = CriticRank(settings, self._registry)
+            self._critic = CriticRank(settings, self._registry)
 
     def values(self, shards: list[Any]) -> list[Any]:
         """A reference to the values of this rank's share of ``shards``, which are references; or nothing."""
