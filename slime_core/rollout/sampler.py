@@ -37,13 +37,16 @@ from slime_core.rollout.sampled import Sampled, SamplerSettings, SamplerState
 from slime_core.rollout.sampling import cuts, train_sampling
 from slime_core.rollout.scores import pass_rates
 from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
-from slime_core.rollout.staleness import Staleness
+from slime_core.rollout.staleness import Staleness, never_young
 from slime_core.rollout.supply import Supply, held_by
 from slime_core.rollout.transforms import load_transforms, refuse_unusable
 from slime_core.track.ledger import REQUEUED, STALE
 from slime_core.types import PromptGroup, Sample, Status, TrainBatch
 
 __all__ = ["Sampler"]
+
+MOST_OLD_ROUNDS = 100
+"""One after the other, of which some groups were too old; over-sampling leaves no more than a few."""
 
 
 class Sampler:
@@ -189,7 +192,8 @@ class Sampler:
         """All groups of a rollout, rewarded and transformed: by the run's own function, or by the run's components.
 
         Of the latter, other prompts take the place of groups that transforms drop (dynamic sampling, DAPO 2503.14476,
-        section 3.2).
+        section 3.2), in as many rounds as the run allows. What was too old, as over-sampling leaves it, is always
+        replaced: it is the sampler's own doing.
 
         Returns:
             The function's own metrics.
@@ -201,24 +205,29 @@ class Sampler:
             self._receive(harvest, made.groups, rollout)
             return made.metrics
         limit = self._config.rollout.rollout_max_refills
-        await self._round(harvest, rollout)
-        while harvest.missing and harvest.refills < limit:
-            harvest.refills += 1
-            await self._round(harvest, rollout)
+        num_old, rounds = await self._round(harvest, rollout, harvest.missing), 0
+        while harvest.missing and (num_old or harvest.refills < limit):
+            harvest.refills += not num_old
+            rounds = rounds + 1 if num_old else 0
+            if rounds > MOST_OLD_ROUNDS:
+                raise never_young(harvest.stale, rollout=rollout)
+            num_old = await self._round(harvest, rollout, min(harvest.missing, num_old) or harvest.missing)
         await self._production.settle()
         if harvest.missing and limit:
             raise RunError(f"rollout {rollout}: {harvest.shortage(limit)}")
         return {}
 
-    async def _round(self, harvest: Harvest, rollout: int) -> None:
-        self._receive(harvest, await self._production.take(rollout, harvest.missing), rollout)
+    async def _round(self, harvest: Harvest, rollout: int, count: int) -> int:
+        return self._receive(harvest, await self._production.take(rollout, count), rollout)
 
-    def _receive(self, harvest: Harvest, came: list[PromptGroup], rollout: int) -> None:
+    def _receive(self, harvest: Harvest, came: list[PromptGroup], rollout: int) -> int:
+        """Put ``came`` into the harvest; how many of them were too old."""
         fresh, stale = self._staleness.split(came, rollout=rollout)
         if self._staleness.stale == "requeue":
             self._source.put_back(stale)
         harvest.leave_out(stale, STALE if self._staleness.stale == "evict" else REQUEUED)
         harvest.take(fresh)
+        return len(stale)
 
     def _prepare(self, rollout: int, groups: list[PromptGroup]) -> None:
         for group in groups:

@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slime_core.config.schema import RunConfig
+from slime_core.errors import RunError
 from slime_core.types import PromptGroup, Sample
 
-__all__ = ["StaleSamples", "Staleness", "oldest_of", "token_versions", "version_number"]
+__all__ = ["StaleSamples", "Staleness", "never_young", "oldest_of", "token_versions", "version_number"]
 
 StaleSamples = Literal["requeue", "correct", "evict"]
 
@@ -55,6 +56,16 @@ def token_versions(sample: Sample) -> NDArray[np.int64]:
     for version, start, end in spans:
         versions_T[start:end] = version_number(version)
     return versions_T
+
+
+def never_young(samples: Sequence[Sample], *, rollout: int) -> RunError:
+    """What ends a run whose engines go on drawing ``samples`` with weights that are too old."""
+    versions = ", ".join(sorted({version for sample in samples for version in sample.weight_versions}))
+    return RunError(
+        f"rollout {rollout}: {len(samples)} samples were older than max_staleness, and so were those in their place; "
+        f"versions {versions} of the weights drew them. Do all engines serve the version that was published last? "
+        "Raise --max-staleness, or see to it that publications reach every engine."
+    )
 
 
 @dataclass(frozen=True, slots=True)

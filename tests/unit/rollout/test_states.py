@@ -60,6 +60,7 @@ class Case:
     pause: str
     failed: str
     transforms: tuple[str, ...]
+    refills: int = 100
 
     @property
     def rollout(self) -> RolloutConfig:
@@ -69,7 +70,7 @@ class Case:
             **{"partial_rollout": self.partial, "max_staleness": self.bound, "stale_samples": self.stale},
             **{"pause_generation_mode": self.pause, "failed_samples": self.failed},
             **{"sample_transforms": self.transforms, "rollout_max_response_len": 8},
-            "rollout_stop": ("99",),
+            **{"rollout_stop": ("99",), "rollout_max_refills": self.refills},
         }
         return RolloutConfig(**values)
 
@@ -87,7 +88,9 @@ def cases(draw: Any) -> Case:
     failed = draw(st.sampled_from(["drop_sample", "drop_group", "retry"]))
     transforms = draw(st.sampled_from([(), ("drop_zero_std",)]))
     seed = draw(st.integers(0, 2**31))
-    return Case(seed, ahead, interval, fetch, partial, bound, stale, pause, failed, transforms)
+    # Without rounds of other prompts a rollout of which a transform drops all is empty.
+    refills = 100 if transforms else draw(st.sampled_from([0, 100]))
+    return Case(seed, ahead, interval, fetch, partial, bound, stale, pause, failed, transforms, refills)
 
 
 @cache
@@ -351,6 +354,17 @@ class Run:
 @settings(deadline=None, derandomize=True, database=None, max_examples=30)
 @given(case=cases())
 def test_every_prompt_is_in_one_place_whatever_happens(case: Case) -> None:
+    lived(case)
+
+
+@pytest.mark.parametrize("stale", ["requeue", "evict"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_rollout_that_trains_nothing_old_has_what_it_needs_without_refills(stale: str, seed: int) -> None:
+    """What over-sampling leaves is too old for the next rollout, and would fill it."""
+    lived(Case(seed, 0, 1, 2 * BATCH, False, 0, stale, "retract", "drop_sample", (), refills=0))
+
+
+def lived(case: Case) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         run = Run(case, Path(folder), random.Random(case.seed))
 
