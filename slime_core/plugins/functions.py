@@ -110,10 +110,8 @@ def _is_own(name: str, value: Any, module: Any) -> bool:
 
 
 def _is_importable(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ValueError:  # __main__, which no other process can import
-        return False
+    # The program that runs is a package of its own here, found or not as it was started; no other process imports it.
+    return package != "__main__" and importlib.util.find_spec(package) is not None
 
 
 def _file(path: Path, setting: str, flag: str) -> PluginSource:
