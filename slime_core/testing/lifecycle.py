@@ -36,7 +36,7 @@ class LifecycleSuite(Suite):
 
     plugin: ClassVar[str | None] = None
     options: ClassVar[Any] = None
-    limit_s: ClassVar[float] = 10.0
+    limit_s: ClassVar[float] = 30.0
     _report: ClassVar[RankReport]
 
     def test_the_plugin_implements_hooks_that_slime_calls(self) -> None:

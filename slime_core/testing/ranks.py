@@ -34,6 +34,9 @@ STACKS_S = 0.5
 STACKS_LIMIT_S = 30.0
 """Seconds that it gets to write them."""
 
+Words = dict[int, list[dict[str, str]]]
+"""What each rank has said."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
@@ -99,24 +102,27 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _watched(folder: Path, processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> RankReport:
-    last, moved_s = 0, time.monotonic()
+    last: Words = {}
+    moved_s = time.monotonic()
     while any(process.poll() is None for process in processes):
-        said = sum(len(_said(folder, rank)) for rank in RANKS)
+        said = {rank: _said(folder, rank) for rank in RANKS}
         if said != last:
             last, moved_s = said, time.monotonic()
         if any(process.poll() for process in processes):  # a rank that died leaves the other one waiting
             break
-        # In no hook: one still imports, and the other waits for it; or both end.
-        is_in_a_hook = any(_inside(folder, rank) for rank in RANKS)
-        if time.monotonic() - moved_s > (limit_s if is_in_a_hook else START_LIMIT_S):
-            return RankReport(_stuck(folder, processes, limit_s), _said_as("failed", folder))
+        # In no hook: one still imports, and the other waits for it; or both end. By the same words as the time: a hook
+        # that was entered after them has only begun.
+        inside = _inside(said)
+        if time.monotonic() - moved_s > (limit_s if inside else START_LIMIT_S):
+            return RankReport(_stuck(folder, processes, inside, limit_s), _said_as("failed", folder))
         time.sleep(0.05)
     died = [_death(folder, rank) for rank, process in zip(RANKS, processes, strict=True) if process.poll()]
     return RankReport(None, (*_said_as("failed", folder), *died), _said_as("lost", folder))
 
 
-def _stuck(folder: Path, processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> str:
-    inside = {rank: hook for rank in RANKS if (hook := _inside(folder, rank)) is not None}
+def _stuck(
+    folder: Path, processes: Sequence[subprocess.Popen[bytes]], inside: Mapping[int, str], limit_s: float
+) -> str:
     _dump(folder, {rank: processes[rank] for rank in inside})
     where = " and ".join(f"rank {rank} is in {hook}" for rank, hook in inside.items()) or "no rank is in a hook"
     others = "".join(f", which rank {rank} has left" for rank in RANKS if rank not in inside and inside)
@@ -140,11 +146,10 @@ def _dump(folder: Path, processes: Mapping[int, subprocess.Popen[bytes]]) -> Non
             return
 
 
-def _inside(folder: Path, rank: int) -> str | None:
-    """The hook that the rank has entered and not left."""
-    said = [line for line in _said(folder, rank) if "failed" not in line]
-    hook: str | None = said[-1].get("enter") if said else None
-    return hook
+def _inside(said: Words) -> dict[int, str]:
+    """Rank -> the hook that it has entered and not left."""
+    last = {rank: [line for line in lines if "failed" not in line][-1:] for rank, lines in said.items()}
+    return {rank: line["enter"] for rank, lines in last.items() for line in lines if "enter" in line}
 
 
 def _said_as(key: str, folder: Path) -> tuple[str, ...]:
@@ -152,7 +157,7 @@ def _said_as(key: str, folder: Path) -> tuple[str, ...]:
 
 
 def _death(folder: Path, rank: int) -> str:
-    hook = _inside(folder, rank)
+    hook = _inside({rank: _said(folder, rank)}).get(rank)
     return f"rank {rank} died{f' in {hook}' if hook else ''}:\n{_read(folder, f'err{rank}')[-2000:]}"
 
 
