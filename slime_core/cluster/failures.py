@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from ray._private import worker
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
@@ -89,7 +90,7 @@ def last_words(message: str, logs: Path | None) -> list[str]:
 
 
 def _logs() -> Path | None:
-    node = worker._global_node
+    node: Any = worker._global_node
     return None if node is None else Path(node.get_logs_dir_path())
 
 
