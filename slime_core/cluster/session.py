@@ -1,7 +1,8 @@
 """A Ray cluster for the length of a run: its own, or one that is running already.
 
-Its own cluster takes 4 to 5 seconds to start on two cores, most of it Ray's agents coming up one after the other; no
-public setting shortens it, so start it first and load other things meanwhile. Stopping takes 1 to 2 seconds.
+Its own cluster takes some 3 seconds to start on two cores, most of it Ray's agents coming up one after the other, and
+that without the services that nobody would ask (:data:`UNASKED`). So start it first and load other things meanwhile.
+Stopping takes 1 to 2 seconds.
 
 Whoever reaches Ray's ports can run code in its processes, so its own cluster listens on loopback only.
 """
@@ -20,6 +21,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import ray
 from ray._private import ray_constants
+from ray._private.node import Node
 
 from slime_core.errors import PlacementError
 from slime_core.plugins.boundary import boundary
@@ -29,6 +31,11 @@ __all__ = ["Session", "cluster_has_gpus", "head_address"]
 SMALL_MACHINE_BYTES = 64 * 2**30
 SMALL_STORE_BYTES = 256 * 2**20
 """Shards of a small run are megabytes; Ray's own default would take a third of the memory from the engines."""
+
+UNASKED = ("start_monitor", "start_api_server", "start_log_monitor")
+"""What ray 2.60 starts on every head node (_private/node.py:1655, :1666 and :1766), and has no public switch for: an
+autoscaler of a cluster that does not grow, a dashboard without pages, for which ``ray.init`` waits, and a reader of the
+workers' logs for a driver that does not show them. Three processes: 3.4 s of CPU, and 1.7 s before the others start."""
 
 LEFTOVER_GRACE_S = 5.0
 BUSY = (
@@ -105,7 +112,7 @@ class Session:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # Ray starts workers at niceness 15, so that whatever else the machine does starves the run.
         os.environ.setdefault("RAY_worker_niceness", "0")
-        with _on_loopback():
+        with _on_loopback(), _without_the_unasked():
             self._init(
                 address="local",
                 num_cpus=self.num_cpus,
@@ -153,6 +160,22 @@ def _on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _without_the_unasked() -> Iterator[None]:
+    # Goes when ray.init can leave them out. Another version of Ray may know them by other names: then they start.
+    before = {name: vars(Node)[name] for name in UNASKED if name in vars(Node)}
+    for name in before:
+        setattr(Node, name, _nothing)
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(Node, name, method)
+
+
+def _nothing(*_: object, **__: object) -> None: ...
 
 
 def _knock(address: str) -> None:

@@ -28,7 +28,7 @@ from slime_core.cluster.placement import Placement, place
 from slime_core.cluster.session import Session
 from slime_core.cluster.waiting import Late, has_ended, wait
 from slime_core.errors import ConfigError, EngineError, PlacementError, RemoteError, WaitTimeout
-from tests.processes import left_of, words
+from tests.processes import children, left_of, words
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the actors' processes cannot import test files
 
@@ -332,6 +332,12 @@ def test_its_own_cluster_listens_on_loopback_only(ray_session: Session, worker: 
     addresses = [address for one in psutil.Process().children(recursive=True) for address in listens_on(one)]
     assert len(addresses) > 5
     assert set(addresses) == {"127.0.0.1"}
+
+
+def test_its_own_cluster_starts_no_service_that_nobody_asks(ray_session: Session) -> None:
+    started = psutil.Process().children(recursive=True)
+    assert children("raylet", started)
+    assert children("dashboard.py", started) + children("monitor.py", started) == []
 
 
 def test_a_cluster_that_does_not_answer_is_named() -> None:

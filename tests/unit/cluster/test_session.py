@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray._private.node import Node
 
 from slime_core.cluster import session
 from slime_core.cluster.session import Session, _knock
@@ -37,6 +38,18 @@ def test_the_handler_of_sigterm_survives_the_start_of_ray(
     with Session(address, namespace="n"):
         assert seen == [handler]
         assert signal.getsignal(signal.SIGTERM) is handler
+
+
+@pytest.mark.parametrize(("address", "left_out"), [("local", 3), ("auto", 0)])
+def test_only_its_own_cluster_goes_without_services_that_nobody_asks(
+    address: str, left_out: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    methods = [vars(Node)[name] for name in session.UNASKED]
+    seen: list[Any] = []
+    monkeypatch.setattr(ray, "init", lambda **_: seen.extend(vars(Node)[name] for name in session.UNASKED))
+    with Session(address, namespace="n"):
+        assert sum(one is not method for one, method in zip(seen, methods, strict=True)) == left_out
+    assert [vars(Node)[name] for name in session.UNASKED] == methods
 
 
 @pytest.fixture(autouse=True)
