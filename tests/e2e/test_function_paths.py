@@ -1,19 +1,92 @@
-"""A run of two learner ranks and two engines at learning rate 0, trained by functions that are named by path."""
+"""A run of two learner ranks and two engines at learning rate 0: functions by path do what components do otherwise."""
 
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slime_core.config.embedded import ARITHMETIC
 from tests.answering import Answering
-from tests.e2e.conftest import NO_EVAL, Finished, train, weights
+from tests.e2e.conftest import Finished, slime, train, weights
 
-CODE = """
+OF_ROLLOUTS = '''
+    """What a user of slime brings along, with the import of Sample changed."""
+
+    import json
+    import random
+    from pathlib import Path
+
+    from slime_core import Sample
+    from slime_core.adapters import GenerateState, post
+
+
+    class DataSource:
+        def __init__(self, args):
+            self.args, self.next, self.buffer = args, 0, []
+            self.rows = [json.loads(line) for line in Path(args.prompt_data).read_text().splitlines()]
+            random.Random(args.rollout_seed).shuffle(self.rows)
+
+        def get_samples(self, num_samples):
+            groups, self.buffer = self.buffer[:num_samples], self.buffer[num_samples:]
+            while len(groups) < num_samples:
+                row = self.rows[self.next % len(self.rows)]
+                size = range(self.args.n_samples_per_prompt)
+                groups.append([Sample(prompt=row["prompt"], label=row["label"]) for _ in size])
+                self.next += 1
+            return groups
+
+        def add_samples(self, samples):
+            self.buffer.extend(samples)
+
+        def __len__(self):
+            return len(self.rows)
+
+
+    async def generate(args, sample, sampling_params, evaluation=False):
+        tokenizer = GenerateState(args).tokenizer
+        url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
+        turns = [{"role": "user", "content": sample.prompt}]
+        sample.tokens = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+        for turn in range(args.max_turns):
+            payload = {"input_ids": list(sample.tokens), "sampling_params": sampling_params, "return_logprob": True}
+            answer = await post(url, payload)
+            drawn = answer["meta_info"]["output_token_logprobs"]
+            ids = [token[1] for token in drawn]
+            text = tokenizer.decode(ids, skip_special_tokens=True)
+            log_probs = [token[0] for token in drawn]
+            sample.append_response_tokens(
+                args, tokens=ids, log_probs=log_probs, meta_info=answer["meta_info"], text=text
+            )
+            if turn + 1 < args.max_turns and sample.status == Sample.Status.COMPLETED:
+                asked = tokenizer("<|user|>" + sample.prompt + "<|assistant|>", add_special_tokens=False)["input_ids"]
+                sample.append_response_tokens(args, tokens=asked, trainable=False, text=" ")
+        return sample
+
+
+    def tag(args, sample, *, rollout_id=None):
+        sample.metadata["turns"] = sample.response.count(" ") + 1
+        sample.metadata["rollout"] = rollout_id
+
+
+    async def reward_func(args, sample, **kwargs):
+        return args.bonus * float(sample.label in sample.response.split())
+
+
+    def not_all_alike(args, samples):
+        return len({sample.get_reward_value(args) for sample in samples}) > 1 or samples[0].index % 3 == 0
+
+
+    def log(rollout_id, args, samples, rollout_extra_metrics, rollout_time):
+        rollout_extra_metrics["mine/turns"] = sum(sample.metadata["turns"] for sample in samples) / len(samples)
+        return False
+'''
+OF_RANKS = """
 import json
 from pathlib import Path
 
@@ -63,8 +136,24 @@ def written(args, version_dir, rollout_engines):
     names = sorted(path.name for path in Path(version_dir).iterdir())
     note(args, "written", Path(version_dir).name, "model.safetensors" in names, len(rollout_engines))
 """
-
-
+OF_ROLLOUTS_BY = {
+    "data-source-path": "DataSource",
+    "custom-generate-function-path": "generate",
+    "rollout-sample-hook-path": "tag",
+    "custom-rm-path": "reward_func",
+    "dynamic-sampling-filter-path": "not_all_alike",
+    "custom-rollout-log-function-path": "log",
+}
+OF_RANKS_BY = {
+    "custom-megatron-init-path": "started",
+    "custom-megatron-before-log-prob-hook-path": "before_log_probs",
+    "custom-megatron-before-train-step-hook-path": "before_step",
+    "custom-advantage-function-path": "advantages",
+    "rollout-data-postprocess-path": "postprocess",
+    "custom-tis-function-path": "weigh",
+    "custom-update-weight-post-write-path": "written",
+}
+SHAPE = "--num-rollout 2 --num-steps-per-rollout 2 --actor-num-gpus-per-node 2 --rollout-num-gpus 2 --lr 0"
 TOKEN = "e2e-t0ken-of-a-service"
 
 
@@ -77,33 +166,35 @@ def service() -> Iterator[Answering]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, service: Answering) -> Finished:
+    """Two rollouts of 32 samples of two turns; the service rewards the evaluation."""
     home = tmp_path_factory.mktemp("paths")
-    code, settings = home / "mine.py", home / "mine.yaml"
-    code.write_text(CODE)
-    settings.write_text("bonus: 0.5\n")
-    paths = {
-        "custom-megatron-init-path": "started",
-        "custom-megatron-before-log-prob-hook-path": "before_log_probs",
-        "custom-megatron-before-train-step-hook-path": "before_step",
-        "custom-advantage-function-path": "advantages",
-        "rollout-data-postprocess-path": "postprocess",
-        "custom-tis-function-path": "weigh",
-        "custom-update-weight-post-write-path": "written",
-    }
-    words = [word for name, function in paths.items() for word in (f"--{name}", f"{code}:{function}")]
-    shape = "--num-rollout 2 --num-steps-per-rollout 2 --actor-num-gpus-per-node 2 --rollout-num-gpus 2 --lr 0"
+    (home / "mine.yaml").write_text("bonus: 0.5\n")
+    few = f"name = 'few', path = '{_few(home)}', rm_type = 'remote_rm'"
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("E2E_RM_TOKEN", TOKEN)
         return train(
             home / "run",
-            *words,
-            *shape.split(),
+            *_named(home / "rollouts.py", OF_ROLLOUTS, OF_ROLLOUTS_BY),
+            *_named(home / "ranks.py", OF_RANKS, OF_RANKS_BY),
+            *SHAPE.split(),
+            *["--rollout-batch-size", "8", "--n-samples-per-prompt", "4", "--max-turns", "2"],
             *["--use-kl-loss", "--kl-loss-coef", "0.1", "--kl-loss-type", "k3"],
-            *["--update-weight-transport", "disk", *NO_EVAL],
-            *["--rm-type", "remote_rm", "--rm-url", service.url, "--rm-token-env", "E2E_RM_TOKEN"],
-            "--custom-config-path",
-            settings,
+            *["--update-weight-transport", "disk"],
+            *["--eval-prompt-data", "none", "--eval-datasets", few],
+            *["--rm-url", service.url, "--rm-token-env", "E2E_RM_TOKEN"],
+            *["--custom-config-path", home / "mine.yaml"],
         )
+
+
+def _named(file: Path, code: str, functions: dict[str, str]) -> list[str]:
+    file.write_text(textwrap.dedent(code))
+    return [word for name, function in functions.items() for word in (f"--{name}", f"{file}:{function}")]
+
+
+def _few(home: Path) -> Path:
+    rows = (ARITHMETIC / "data" / "held_out.jsonl").read_text().splitlines()[:16]
+    (home / "few.jsonl").write_text("\n".join(rows))
+    return home / "few.jsonl"
 
 
 def calls(run: Finished, rank: int) -> list[list[Any]]:
@@ -123,34 +214,67 @@ def test_functions_are_handed_what_slime_hands_over(run):
     assert [call[1:] for call in found if call[0] == "step"] == [[0, 0], [0, 1], [1, 0], [1, 1]]
     assert [call[1:] for call in found if call[0] == "written"] == [[f"version-{n}", True, 2] for n in range(3)]
     (rollout, samples, columns) = next(call[1:] for call in found if call[0] == "postprocess")
-    assert (rollout, samples) == (0, 128)
+    assert (rollout, samples) == (0, 16)
     assert {"tokens", "loss_masks", "advantages", "log_probs", "ref_log_probs", "rollout_log_probs"} <= {*columns}
     advantages = next(call[1] for call in found if call[0] == "advantages")
     assert {"tokens", "loss_masks", "rewards", "log_probs", "kl", "rollout_log_probs"} <= {*advantages}
-    assert {value for call in found if call[0] == "found" for value in call[1]} == {0.0, 1.0}  # rewards as they are
+    rewards = [call[1] for call in found + calls(run, 0) if call[0] == "found"]
+    assert {value for values in rewards for value in values} == {0.0, 0.5}  # rewards as they are
 
 
 def test_what_they_return_is_trained_and_reported(run):
     assert Counter(row["step"] for row in run.rows if "train/tis" in row) == {0: 1, 1: 1}
-    for row in run.rows:
-        # Trainer and engine agree on the CPU, so each ratio is 1; each rank leaves one of the 256 samples out.
-        assert row["train/tis"] == pytest.approx(254 / 256, rel=1e-5)
+    for row in run.rows[:2]:
+        # Trainer and engine agree on the CPU, so each ratio is 1; each rank leaves one of the 32 samples out.
+        assert row["train/tis"] == pytest.approx(30 / 32, rel=1e-5)
 
 
-def test_the_record_holds_the_functions(run):
-    functions = json.loads((run.folder / "plugins.json").read_text())["functions"]
-    assert {row["plugin"] for row in functions} >= {"custom_tis_function_path", "rollout_data_postprocess_path"}
+def test_every_function_of_the_rollouts_did_its_part(run):
+    samples = [sample for step in range(2) for sample in run.samples(f"train-{step:06d}.jsonl")]
+    assert {sample["reward"] for sample in samples} <= {0.0, 0.5}
+    assert {sample["metadata"]["rollout"] for sample in samples} == {0, 1}
+    two = [sample for sample in samples if sample["metadata"]["turns"] == 2]
+    assert len(two) > 32
+    assert all(sample["reward"] == 0.5 * (sample["label"] in sample["response"].split()) for sample in samples)
+    assert [row["mine/turns"] > 1.5 for row in run.rows[:2]] == [True] * 2
+    dropped = sum(row.get("rollout/dropped/filtered", 0) for row in run.rows[:2])
+    assert len(samples) == 2 * 32 + 4 * dropped
+
+
+def test_the_trainer_agrees_with_the_engines_on_tokens_that_a_function_collected(run):
+    assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-5 for row in run.rows[:2])
+    assert all(row["train/grad_norm"] > 0 for row in run.rows[:2])
+
+
+def test_the_code_is_in_the_record_of_the_run(run):
+    recorded = json.loads((run.folder / "plugins.json").read_text())
+    assert [entry["plugin"] for entry in recorded["plugins"]] == ["core", "grpo", "paths", "models"]
+    named = sorted(name.replace("-", "_") for name in (*OF_ROLLOUTS_BY, *OF_RANKS_BY))
+    assert sorted(entry["plugin"] for entry in recorded["functions"]) == named
     assert "paths" in run.output.splitlines()[0]
 
 
 def test_learning_rate_zero_leaves_the_weights_bit_for_bit(run):
     assert weights(run.folder / "checkpoints" / "step-000002" / "hf") == weights(ARITHMETIC / "model")
-    assert [row["train/kl_loss"] for row in run.rows] == [0.0, 0.0]
-    assert all(row["train/train_rollout_logprob_max_diff"] < 1e-3 for row in run.rows)
+    assert [row["train/kl_loss"] for row in run.rows[:2]] == [0.0, 0.0]
+    assert all(row["train/train_rollout_logprob_max_diff"] < 1e-3 for row in run.rows[:2])
     assert all((run.folder / "logs" / f"engine-{number}.log").exists() for number in (0, 1))
 
 
 def test_the_secret_of_a_service_stands_in_nothing_that_a_run_writes_or_says(run, service):
     assert set(service.authorized) == {f"Bearer {TOKEN}"}
+    scored = run.samples("eval-few-000000.jsonl")
+    assert all(one["reward"] == float(one["response"].strip() == one["label"]) for one in scored)
     assert [path for path in run.folder.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()] == []
     assert TOKEN not in run.output + run.errors
+
+
+def test_a_function_of_the_wrong_form_ends_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("async def reward(samples, args): ...\n")
+    run = slime(
+        tmp_path, "run", "--plugin", "grpo", "--custom-rm-path", tmp_path / "mine.py", "--output-dir", tmp_path / "o"
+    )
+    assert run.code == 2
+    assert "async def reward(samples, args) cannot be called: " in run.errors
+    assert "its parameter 1 is 'samples', where args is passed" in run.errors
+    assert not (tmp_path / "o").exists()
