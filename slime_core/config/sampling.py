@@ -115,8 +115,11 @@ class RolloutConfig(Section):
     """
     overlong_penalty_factor: Positive = 1.0
     """What punish_overlong takes off the reward of a response of the full length."""
-    reward_num_workers: Count = 2
-    """Processes that score responses; each works on several calls that wait for something at once."""
+    reward_num_workers: Count | None = None
+    """Processes that score responses; each works on several calls that wait for something at once.
+
+    None: one for two cores of the sampler's machine, 2 to 16. As many more repeat what was lost where one has died.
+    """
     reward_timeout_s: Positive = 30.0
     """Seconds that scoring may take; beyond, its process is ended and only the sample in question is lost."""
     reward_memory_gib: Positive = 4.0

@@ -6,6 +6,7 @@ Either way it gives each sample a reward or a :class:`~slime_core.rollout.reward
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,10 @@ from slime_core.rollout.rewards.weighted import Scorer, WeightedSum
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.types import Sample
 
-__all__ = ["InPool", "InSampler", "Rewarding", "pool_of"]
+__all__ = ["InPool", "InSampler", "Rewarding", "num_workers_of", "pool_of"]
+
+FEWEST_WORKERS, MOST_WORKERS = 2, 16
+"""One that hangs must leave another; more are worth their memory only to rewards that compute for long."""
 
 
 class Rewarding:
@@ -62,6 +66,11 @@ class Rewarding:
             await self._pool.close()
 
 
+def num_workers_of(num_cores: int) -> int:
+    """Processes of rewards on a machine with so many cores, which others use too."""
+    return max(FEWEST_WORKERS, min(MOST_WORKERS, num_cores // 2))
+
+
 def pool_of(manifest: Manifest | None, settings: SamplerSettings) -> RewardPool | None:
     """The pool of a run; None without a manifest. It starts no process before a reward is asked for."""
     if manifest is None:
@@ -71,7 +80,7 @@ def pool_of(manifest: Manifest | None, settings: SamplerSettings) -> RewardPool 
         RewardPoolSettings(
             manifest.to_json(),
             settings.options,
-            num_workers=rollout.reward_num_workers,
+            num_workers=rollout.reward_num_workers or num_workers_of(len(os.sched_getaffinity(0))),
             timeout_s=rollout.reward_timeout_s,
             memory_gib=rollout.reward_memory_gib,
             log_file=settings.rewards_log,

@@ -1,13 +1,19 @@
 """Rewards in processes of their own: one that hangs, crashes or eats memory costs its own samples, and nothing else.
 
-When a process dies, the calls that it had are repeated one by one in a process kept for that, so that only the guilty
-one fails. All of them load exactly the driver's plugins. See :mod:`slime_core.rollout.rewards.process`.
+    seats   a process each; one is handed a call when it would begin with it at once, so that no call stands behind one
+            that computes or hangs, and those that wait for something overlap
+    apart   as many, started when a process has died: each repeats one of the samples that were lost at a time, so that
+            only the guilty ones fail
+
+N samples that hang therefore take about N / workers time limits, and cost nobody else his own. All processes load
+exactly the driver's plugins. See :mod:`slime_core.rollout.rewards.process`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from slime_core.rollout.rewards.process import Answers, Reward, RewardFailure, RewardPoolSettings, RewardProcess
 from slime_core.types import Sample
@@ -24,10 +30,9 @@ class RewardPool:
     """Starts processes when they are needed; belongs to one event loop. :meth:`close` leaves none behind."""
 
     def __init__(self, settings: RewardPoolSettings) -> None:
-        self._settings = settings
-        self._seats = [_Seat(settings) for _ in range(settings.num_workers)]
-        self._apart = _Seat(settings)
-        self._alone = asyncio.Lock()
+        self._seats = [_Seat(settings, place) for place in range(settings.num_workers)]
+        self._apart = [_Seat(settings, place) for place in range(settings.num_workers)]
+        self._free, self._alone = _queue(self._seats), _queue(self._apart)
         self._room = asyncio.Semaphore(settings.num_workers * CALLS_A_PROCESS)
         self._is_closed = False
 
@@ -45,42 +50,51 @@ class RewardPool:
         if not isinstance(found, RewardFailure):
             return found
         parts = [list(samples)] if together else [[sample] for sample in samples]
-        if len(parts) == 1 and not found.lost:
+        if len(parts) == 1 and (found.own or not found.lost):
             return [found] * len(samples)
         again = self._isolated if found.lost else self._shared
-        answers = [(part, await again(name, part)) for part in parts]
-        return [one for part, answer in answers for one in _each(answer, len(part))]
+        answers = await asyncio.gather(*(again(name, part) for part in parts))
+        return [one for part, answer in zip(parts, answers, strict=True) for one in _each(answer, len(part))]
 
     async def close(self) -> None:
         """End every process; calls under way fail, and are not asked again."""
         self._is_closed = True
-        await asyncio.gather(*(seat.close() for seat in [*self._seats, self._apart]))
+        await asyncio.gather(*(seat.close() for seat in [*self._seats, *self._apart]))
 
     async def _shared(self, name: str, samples: list[Sample]) -> Answers:
         async with self._room:
-            seat = min(self._seats, key=lambda seat: seat.num_calls)
-            return CLOSED if self._is_closed else await seat.score(name, samples)
+            _, _, seat = await self._free.get()
+            with ExitStack() as turn:
+                turn.callback(lambda: self._free.put_nowait(seat.entry))
+                return CLOSED if self._is_closed else await seat.score(name, samples, idle=turn.close)
 
     async def _isolated(self, name: str, samples: list[Sample]) -> Answers:
-        async with self._alone:
-            return CLOSED if self._is_closed else await self._apart.score(name, samples)
+        _, _, seat = await self._alone.get()
+        try:
+            return CLOSED if self._is_closed else await seat.score(name, samples)
+        finally:
+            self._alone.put_nowait(seat.entry)
 
 
 class _Seat:
     """One process after the other: a new one where the last has ended, or is stuck and only finishes what it has."""
 
-    def __init__(self, settings: RewardPoolSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: RewardPoolSettings, place: int) -> None:
+        self._settings, self._place = settings, place
         self._process: RewardProcess | None = None
         self._starting = asyncio.Lock()
         self._draining: set[asyncio.Task[None]] = set()
         self.num_calls = 0
 
-    async def score(self, name: str, samples: list[Sample]) -> Answers:
-        # Counted before the process is there, so that calls which come together spread over all seats.
+    @property
+    def entry(self) -> _Entry:
+        """In a queue of seats: that with the fewest calls comes first, and of such the same again."""
+        return self.num_calls, self._place, self
+
+    async def score(self, name: str, samples: list[Sample], *, idle: Callable[[], None] | None = None) -> Answers:
         self.num_calls += 1
         try:
-            return await (await self._ready()).score(name, samples)
+            return await (await self._ready()).score(name, samples, idle=idle)
         finally:
             self.num_calls -= 1
 
@@ -100,6 +114,17 @@ class _Seat:
             if self._process is not None:
                 await self._process.end("crash")
             await asyncio.gather(*self._draining)
+
+
+_Entry = tuple[int, int, _Seat]
+
+
+def _queue(seats: Sequence[_Seat]) -> asyncio.PriorityQueue[_Entry]:
+    """The seats that would begin with a call at once; each stands in it once, so that seats are never compared."""
+    queue: asyncio.PriorityQueue[_Entry] = asyncio.PriorityQueue()
+    for seat in seats:
+        queue.put_nowait(seat.entry)
+    return queue
 
 
 def _each(answer: Answers, count: int) -> list[Reward | RewardFailure]:

@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,11 +59,13 @@ class RewardFailure:
         cause: one word to count by: ``timeout``, ``memory``, ``crash``, ``invalid``, or the name of an exception.
         error: for people.
         lost: whether the process ended with it, or its memory did, so that another call may have been the guilty one.
+        own: none can have been, since the process worked on this call alone until its time was over.
     """
 
     cause: str
     error: str
     lost: bool = False
+    own: bool = False
 
 
 Answers = list[Reward | RewardFailure] | RewardFailure
@@ -99,12 +101,17 @@ class RewardPoolSettings:
 
 
 class _LostError(Exception):
-    """The process was ended, or ended; the argument is the cause that it had."""
+    """The process was ended, or ended; the arguments are the cause, and whether it worked on this call alone."""
+
+    def __init__(self, cause: str, is_alone: bool = False) -> None:
+        self.cause, self.is_alone = cause, is_alone
+        super().__init__(cause)
 
 
 @dataclass(slots=True)
 class _Call:
     answer: asyncio.Future[Any]
+    idle: Callable[[], None] | None
     sent_s: float = field(default_factory=time.monotonic)
     begun_s: float | None = None
 
@@ -166,10 +173,11 @@ class RewardProcess:
         """Whether it runs, and no call that timed out has left something running in it."""
         return self._runs and not self._has_stuck
 
-    async def score(self, name: str, samples: list[Sample]) -> Answers:
-        """The rewards of ``samples``, or why there are none."""
+    async def score(self, name: str, samples: list[Sample], *, idle: Callable[[], None] | None = None) -> Answers:
+        """The rewards of ``samples``, or why there are none; ``idle`` is called where they wait for something, so that
+        the process would begin with another call."""
         number = next(self._numbers)
-        call = self._calls[number] = _Call(asyncio.get_running_loop().create_future())
+        call = self._calls[number] = _Call(asyncio.get_running_loop().create_future(), idle)
         try:
             assert self._writer is not None
             if not self._runs:
@@ -181,8 +189,9 @@ class RewardProcess:
         except RunError as error:
             return RewardFailure("invalid", str(error))
         except (_LostError, ConnectionError) as lost:
-            cause = str(lost) if isinstance(lost, _LostError) else "crash"
-            return RewardFailure(cause, _said(cause, name, self._settings), lost=True)
+            cause = lost.cause if isinstance(lost, _LostError) else "crash"
+            is_own = isinstance(lost, _LostError) and lost.is_alone and cause == "timeout"
+            return RewardFailure(cause, _said(cause, name, self._settings), lost=True, own=is_own)
         finally:
             self._calls.pop(number, None)
         if "failed" in message:
@@ -205,9 +214,10 @@ class RewardProcess:
         await asyncio.to_thread(_end, self._process)
         if self._writer is not None:
             self._writer.close()
-        for call in self._calls.values():
-            if not call.answer.done():
-                call.answer.set_exception(_LostError(cause))
+        left = [call for call in self._calls.values() if not call.answer.done()]
+        num_begun = sum(call.begun_s is not None for call in left)
+        for call in left:
+            call.answer.set_exception(_LostError(cause, is_alone=call.begun_s is not None and num_begun == 1))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while True:
@@ -223,12 +233,16 @@ class RewardProcess:
         # A call that timed out may have left a thread or a child behind, and one out of memory what it took: both would
         # be in the way of others.
         self._has_stuck = self._has_stuck or message.get("cause") in ("timeout", "memory")
-        call = self._calls.get(int(message.get("begun", message.get("done", message.get("failed", -1)))))
-        if call is None:
+        number = next((message[key] for key in ("begun", "idle", "done", "failed") if key in message), -1)
+        call = self._calls.get(int(number))
+        if call is None or call.answer.done():
             return
         if "begun" in message:
             call.begun_s = time.monotonic()
-        elif not call.answer.done():
+        elif "idle" in message:
+            if call.idle is not None:
+                call.idle()
+        else:
             call.answer.set_result(message)
 
     async def _watch(self) -> None:

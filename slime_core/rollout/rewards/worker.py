@@ -1,14 +1,15 @@
 """The program of one reward worker: scores what its parent sends, in a process that can be killed.
 
     parent -> worker    a pickled (call, reward model, samples), which only the parent writes
-    worker -> parent    JSON: {"ready": true}, {"begun": call}, {"done": call, "rewards": [...]},
+    worker -> parent    JSON: {"ready": true}, {"begun": call}, {"idle": call}, {"done": call, "rewards": [...]},
                         {"failed": call, "cause": ..., "error": ...}, {"broken": why it cannot work at all}
 
 The process that the parent starts is a keeper: it forks the one that works, adopts whatever that leaves behind, and
 ends it all when the parent asks for it, or has gone.
 
 Calls run concurrently in one event loop, so that rewards which wait for a network overlap. "begun" is sent when a call
-really starts to run: its time counts from there, whatever else had the loop before.
+really starts to run: its time counts from there, whatever else had the loop before. "idle" is sent when the loop has
+its turn again: the call waits for something, and another can run beside it.
 """
 
 from __future__ import annotations
@@ -159,6 +160,7 @@ class _Worker:
 
     async def _run(self, call: int, name: str, samples: list[Any]) -> None:
         self.say(begun=call)
+        asyncio.get_running_loop().call_soon(lambda: self.say(idle=call))
         try:
             # Whatever a reward raises costs the samples of this call, and says so with its own words.
             with boundary(f"reward model {name!r}", "scoring"):

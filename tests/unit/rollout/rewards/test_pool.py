@@ -16,6 +16,7 @@ import pytest
 from slime_core.errors import PluginError
 from slime_core.plugins.discovery import CORE, PluginSource, local_file
 from slime_core.plugins.manifest import record
+from slime_core.rollout.rewards.place import num_workers_of
 from slime_core.rollout.rewards.pool import RewardFailure, RewardPool, RewardPoolSettings
 from slime_core.types import Sample
 from tests.answering import Answering
@@ -24,6 +25,7 @@ from tests.processes import children, left_of, runs
 PLUGIN = '''
 import asyncio, math, os, subprocess, sys, threading, time
 import numpy
+from pathlib import Path
 from slime_core import Component, RewardTraits, hookimpl
 
 @hookimpl
@@ -79,6 +81,15 @@ class Mean:
             case "left": raise GeneratorExit
             case "interrupted": raise KeyboardInterrupt
             case "half": raise ValueError("\\ud83d")
+            case "exit once":
+                folder = Path(sample.metadata["folder"])
+                if not (folder / "first").exists():
+                    (folder / "first").touch()
+                    os._exit(3)
+                (folder / f"again-{os.getpid()}").touch()
+                while len(list(folder.glob("again-*"))) < sample.metadata["count"]:
+                    time.sleep(0.01)
+                return 1.0
             case "deaf": os.closerange(0, 100)
             case "elsewhere": os.chdir("/")
             case "circle":
@@ -300,13 +311,46 @@ async def test_a_thread_that_hangs_is_in_nobodys_way(tmp_path: Path) -> None:
     assert after == before
 
 
-async def test_calls_that_come_together_spread_over_all_processes(tmp_path: Path) -> None:
-    pool = RewardPool(settings(tmp_path, num_workers=2, timeout_s=60.0))
-    calls = [asyncio.create_task(pool.score("mean", samples("a"), together=False)) for _ in range(6)]
-    await asyncio.sleep(0)
-    assert [seat.num_calls for seat in pool._seats] == [3, 3]
-    await asyncio.gather(*calls)
+async def test_calls_that_come_together_spread_over_all_processes_and_others_start_none(tmp_path: Path) -> None:
+    pool = RewardPool(settings(tmp_path, num_workers=3, timeout_s=60.0))
+    for _ in range(3):
+        await pool.score("mean", samples("a"), together=False)
+    assert [seat._process is not None for seat in pool._seats] == [True, False, False]
+    await asyncio.gather(*(pool.score("mean", samples("a"), together=False) for _ in range(6)))
     await pool.close()
+    assert [seat._process is not None for seat in pool._seats] == [True, True, True]
+
+
+async def test_no_call_stands_behind_one_that_hangs(tmp_path: Path) -> None:
+    pool = RewardPool(settings(tmp_path, num_workers=2, timeout_s=600.0))
+    hanging = asyncio.create_task(pool.score("mean", samples("hang"), together=False))
+    found = await asyncio.gather(*(pool.score("mean", samples("ab"), together=False) for _ in range(50)))
+    assert found == [[2.0]] * 50
+    assert not hanging.done()
+    await pool.close()
+    assert [one.cause for one in await hanging] == ["crash"]
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_what_hangs_alone_in_a_process_is_not_asked_twice(tmp_path: Path, together: bool) -> None:
+    pool = RewardPool(settings(tmp_path, num_workers=1))
+    found = await pool.score("mean", samples("hang"), together=together)
+    await pool.close()
+    assert [one.cause for one in found] == ["timeout"]
+    assert pool._apart[0]._process is None
+
+
+async def test_samples_of_a_group_that_all_hang_do_so_side_by_side(tmp_path: Path) -> None:
+    """Each waits in its process for the others: one after the other they would not come to an end."""
+    pool = RewardPool(settings(tmp_path, num_workers=3, timeout_s=60.0))
+    waits = [Sample(response="exit once", metadata={"folder": str(tmp_path), "count": 3}) for _ in range(3)]
+    found = await pool.score("mean", waits, together=False)
+    await pool.close()
+    assert found == [1.0] * 3
+
+
+def test_there_are_as_many_processes_as_half_the_cores_within_bounds() -> None:
+    assert [num_workers_of(cores) for cores in (1, 2, 8, 192)] == [2, 2, 4, 16]
 
 
 async def test_what_a_reward_prints_is_in_the_log(pool: RewardPool, tmp_path: Path) -> None:
