@@ -22,6 +22,7 @@ class Answering:
         asked: path and body of every question, in order.
         authorized: what the header Authorization of each said.
         fail_with: statuses of the next answers, first one first; ``0`` cuts the connection.
+        refusal: the body of such an answer.
         retry_after: what the header Retry-After of such an answer says; None: there is none.
     """
 
@@ -29,6 +30,7 @@ class Answering:
         self.asked: list[tuple[str, Any]] = []
         self.authorized: list[str | None] = []
         self.fail_with: list[int] = []
+        self.refusal: bytes = b'{"error": "as told"}'
         self.retry_after: str | None = None
         service = self
 
@@ -41,7 +43,7 @@ class Answering:
                 if status == 0:
                     self.close_connection = True
                     return
-                found = answer(body) if status == 200 else {"error": "as told"}
+                found = answer(body) if status == 200 else service.refusal
                 content = found if isinstance(found, bytes) else json.dumps(found).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(content)))

@@ -22,6 +22,10 @@ RouterPolicy = Literal[
 """How sglang-router 0.3.2 chooses among engines."""
 
 
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+"""What an engine computes in, by the names of SGLang."""
+
+
 def _pairs(value: Any) -> Any:
     """A table as pairs of a name and a value, which can be hashed."""
     found = value.items() if isinstance(value, Mapping) else value
@@ -74,6 +78,8 @@ class EngineModel(Section):
     """GPUs one engine spans. None: 1."""
     is_embedding: bool = False
     """Serve scores or vectors instead of texts, as a reward model does."""
+    dtype: Dtype | None = None
+    """Type of weights and computation; auto takes that of the model's folder. None: the policy's (bf16)."""
     overrides: Overrides = ()
     """SGLang's flags for this model's engines; they win over [sglang]."""
     engine_groups: tuple[EngineGroup, ...] = ()
@@ -105,7 +111,7 @@ class EngineConfig(Section):
     """Models beside the policy, with engines and GPUs of their own: a teacher, a judge, a reward model. Empty: none.
 
     A file has one table [[engine.engine_models]] a model: name, model_path, num_gpus, num_gpus_per_engine,
-    is_embedding, overrides, engine_groups.
+    is_embedding, dtype, overrides, engine_groups.
     """
     sglang_config: Path | None = None
     """YAML file with groups and models in slime's form; they are recorded as engine_groups and engine_models.

@@ -12,7 +12,8 @@ __all__ = ["SGLangConfig", "owned", "rows_by_name", "server_arguments", "specula
 
 _OWNED: Mapping[str, str] = {
     "write --hf-checkpoint": "model_path model tokenizer_path revision",
-    "write --bf16 or leave it out; learner and engines compute in the same type": "dtype",
+    "write --bf16 or leave it out (learner and engines compute in one type); of a model beside the policy, write dtype "
+    "in its table [[engine.engine_models]]": "dtype",
     "write --seed": "random_seed",
     "write --device": "device",
     "write --trust-remote-code": "trust_remote_code",

@@ -32,7 +32,7 @@ from slime_core.types import PromptGroup, Sample, Status
 
 __all__ = ["Collector", "missing_of"]
 
-FINAL = {*OVERLOADED.values(), "reward_refused"}
+FINAL = {*OVERLOADED.values(), "reward_refused", "reward_too_long"}
 """Causes of failures after which a sample is not generated again: an engine or a service refused (4xx)."""
 
 NOT_RETURNED = "not_returned"

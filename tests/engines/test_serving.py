@@ -27,6 +27,7 @@ from slime_core.rollout.engines.heads import with_head_bias
 from slime_core.rollout.engines.router import Router, RouterSettings, Worker
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.rewards.models import ServedReward
+from slime_core.rollout.rewards.pool import RewardFailure
 from slime_core.rollout.shards import make_shards
 from slime_core.testing.fake_engine import FakeEngine
 from slime_core.types import Sample
@@ -116,12 +117,16 @@ async def test_a_reward_model_scores_as_transformers_computes(tmp_path: Path) ->
     config = RunConfig(rollout=RolloutConfig(rm_type="served_rm", rm_model="scorer", reward_timeout_s=60))
     with SGLangServer(EngineSettings(served, tmp_path / "log", dtype="float32", extra=("--is-embedding",))) as server:
         server.wait_ready()
-        rewards = await ServedReward(config, models={"scorer": server.url}).score(samples)
+        asked = ServedReward(config, models={"scorer": server.url})
+        rewards = await asked.score(samples)
+        (long,) = await asked.score([Sample(prompt="1+1=" * 500, response="2")])
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     texts = [tokenizer(f"{one.prompt}{one.response}", return_tensors="pt")["input_ids"] for one in samples]
     with torch.no_grad():
         expected = [scorer(ids).logits.item() for ids in texts]
     assert len(set(expected)) == 4
+    assert isinstance(long, RewardFailure)
+    assert long.cause == "too_long", long.error
     assert rewards == pytest.approx(expected, abs=1e-5)
 
 

@@ -6,12 +6,16 @@ import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from slime_core.config.described import context_length
 from slime_core.config.reward_sum import reward_terms
 from slime_core.config.rules.layout import Rule
 from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import written_out
 
 __all__ = ["REWARDS"]
+
+CUTS = "allow_auto_truncate"
+"""SGLang's flag with which an engine cuts what does not fit rather than refuse it."""
 
 
 def _sums_can_be_read(config: RunConfig) -> Iterator[str]:
@@ -102,6 +106,24 @@ def _tokenizers_are_there(config: RunConfig) -> Iterator[str]:
         yield f"rm_tokenizer = {folder} is no folder; give the Hugging Face folder of the reward model"
 
 
+def _responses_can_be_judged(config: RunConfig) -> Iterator[str]:
+    """A response of full length, as the policy's tokenizer counts, leaves room for the question and the answer."""
+    rollout = config.rollout
+    for model in (one for one in config.engine.engine_models if one.name == rollout.rm_model):
+        reads = context_length(model.model_path)
+        if reads is None or any(name == CUTS for one in model.groups for name, _ in one.overrides):
+            continue
+        writes = 0 if model.is_embedding else rollout.rm_judge_max_tokens
+        if rollout.rollout_max_response_len + writes >= reads:
+            answer = "" if model.is_embedding else f" and its answer rm_judge_max_tokens = {writes}"
+            yield (
+                f"rm_model = {model.name} reads at most {reads} tokens, question and answer together; a response may "
+                f"have rollout_max_response_len = {rollout.rollout_max_response_len}{answer}, which leaves no room for "
+                f"the question. Lower {'it' if model.is_embedding else 'one of the two'}, or name a model that reads "
+                f"more; with overrides = {{ {CUTS} = true }} in its table [[engine.engine_models]] it is asked less"
+            )
+
+
 REWARDS: dict[Rule, str] = {
     _sums_can_be_read: "rm_type",
     _sums_of_evaluation_sets_can_be_read: "eval_datasets",
@@ -110,5 +132,6 @@ REWARDS: dict[Rule, str] = {
     _there_is_a_service: "rm_url rm_row_urls rm_retry_statuses",
     _judges_can_be_read: "rm_judge_pattern rm_judge_prompt",
     _tokenizers_are_there: "rm_tokenizer",
+    _responses_can_be_judged: "rm_model engine_models rm_judge_max_tokens rollout_max_response_len",
 }
 """Rule -> the settings it reads."""

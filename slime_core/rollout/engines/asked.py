@@ -76,7 +76,8 @@ def model_engines(config: RunConfig, site: Site, model: EngineModel) -> list[Eng
     if model.is_embedding:
         served = with_head_bias(served, site.logs.parent / "served" / model.name)
     extra = ("--is-embedding",) if model.is_embedding else ()
-    return _engines(config, site, model.groups, name=model.name, seed=0, extra=extra, model=served)
+    own = {"model": served} if model.dtype is None else {"model": served, "dtype": model.dtype}
+    return _engines(config, site, model.groups, name=model.name, seed=0, extra=extra, **own)
 
 
 def router_settings(config: RunConfig, site: Site, log: str, *, splits_prefill: bool) -> RouterSettings:
@@ -101,12 +102,11 @@ def _engines(
     each = [group for group in groups for _ in range(group.num_engines)]
     return [
         EngineSettings(
-            **{"model": site.model, **fields},
+            **{"model": site.model, "dtype": "bfloat16" if config.model.bf16 else "float32", **fields},
             log_file=site.logs / f"{name.replace(' ', '-')}-{number}.log",
             name=f"{name} {number}",
             seed=seed + number,
             device="cuda" if site.on_gpus else "cpu",
-            dtype="bfloat16" if config.model.bf16 else "float32",
             mem_fraction=config.engine.sglang_mem_fraction_static,
             tensor_parallel=group.size,
             trust_remote_code=config.model.trust_remote_code,

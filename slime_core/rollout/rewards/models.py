@@ -14,6 +14,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,10 @@ SCORE = r"(?i:score)\W*(-?\d+(?:\.\d+)?)"
 
 PATTERN_LIMIT_S = 1.0
 """Seconds of this process in which the number of an answer is found; a pattern that tries all ways takes centuries."""
+
+TOO_LONG = "context length"
+"""Stands in what an engine says of a question that does not fit (sglang 0.5.23, srt/managers/tokenizer_manager.py,
+``_validate_one_request``)."""
 
 _PLACE = re.compile(r"\{(prompt|response|label)\}")
 
@@ -150,7 +155,7 @@ class ServedReward:
             return RewardFailure("invalid", str(error))
         answer = await self._service.ask({"model": self._name, "input": text})
         if isinstance(answer, RewardFailure):
-            return answer
+            return _named(answer)
         match answer:
             case {"data": [{"embedding": [found]}]} if _is_number(found):
                 return float(found)
@@ -200,7 +205,7 @@ class JudgeReward:
         body = {"model": self._name, "messages": messages, "temperature": 0.0, "max_tokens": self._max_tokens}
         answer = await self._service.ask(body)
         if isinstance(answer, RewardFailure):
-            return answer
+            return _named(answer)
         match answer:
             case {"choices": [{"message": {"content": str(text)}}]}:
                 return await self._number(text)
@@ -239,6 +244,12 @@ def _model(settings: RolloutConfig, models: Mapping[str, str], endpoint: str) ->
             f"{', '.join(sorted(models)) or 'no model'} beside the policy"
         )
     return settings.rm_model, model_url(models, settings.rm_model, endpoint)
+
+
+def _named(failure: RewardFailure) -> RewardFailure:
+    """``failure`` with a cause of its own, where the model was asked more than it reads."""
+    is_long = failure.cause == "refused" and TOO_LONG in failure.error
+    return replace(failure, cause="too_long") if is_long else failure
 
 
 def _service(url: str, settings: RolloutConfig, **own: Any) -> Service:

@@ -72,6 +72,32 @@ def test_what_cannot_be_asked_is_refused(settings, message):
     assert "secret" not in message.replace("the secret itself", "")
 
 
+CONTEXT = (
+    "rm_model = helper reads at most 128 tokens, question and answer together; a response may have "
+    "rollout_max_response_len = {}, which leaves no room for the question. Lower {}, or name a model that reads more; "
+    "with overrides = {{ allow_auto_truncate = true }} in its table [[engine.engine_models]] it is asked less"
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "response", "answer", "said"),
+    [
+        ({}, 64, 64, CONTEXT.format("64 and its answer rm_judge_max_tokens = 64", "one of the two")),
+        ({}, 64, 63, None),
+        ({"is_embedding": True}, 128, 512, CONTEXT.format("128", "it")),
+        ({"is_embedding": True}, 127, 512, None),
+        ({"overrides": {"allow_auto_truncate": True}}, 64, 512, None),
+        ({"name": "other"}, 1024, 512, None),
+    ],
+)
+def test_a_judge_whose_context_holds_no_response_is_refused_before_the_run(tmp_path, model, response, answer, said):
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 128}')
+    engine = EngineConfig(engine_models=(EngineModel(**{"name": "helper", "model_path": tmp_path, **model}),))
+    rollout = RolloutConfig(rm_model="helper", rollout_max_response_len=response, rm_judge_max_tokens=answer)
+    found = [one.message for one in mistakes(RunConfig(rollout=rollout, engine=engine))]
+    assert [one for one in found if one.startswith("rm_model")] == ([] if said is None else [said])
+
+
 @pytest.mark.parametrize("url", ["http://me:${KEY}@host/score", "http://host/?token=${KEY}&tokens=&keyboard=qwerty"])
 def test_a_password_may_come_from_the_environment(url):
     config = RunConfig(rollout=RolloutConfig(rm_url=url))

@@ -134,6 +134,7 @@ model_path = "/judge"
 [[engine.engine_models]]
 name = "score"
 model_path = "/score"
+dtype = "auto"
 num_gpus = 2
 is_embedding = true
 """
@@ -153,6 +154,8 @@ def test_models_have_their_own_weights_and_several_engines_a_router(started, tmp
     assert sorted(started) == ["engine 0", "engine 1", "judge 0", "router", "router-score", "score 0", "score 1"]
     assert (started["judge 0"].settings.model, started["score 1"].settings.model) == (Path("/judge"), Path("/score"))
     assert started["score 0"].settings.extra[-1] == "--is-embedding"
+    dtypes = [started[name].settings.dtype for name in ("engine 0", "judge 0", "score 0", "score 1")]
+    assert dtypes == ["float32", "float32", "auto", "auto"]
     assert found.model_urls() == {"judge": "http://judge-0", "score": "http://router-score"}
     assert ("add", ([Worker("http://score-0"), Worker("http://score-1")],)) in started["router-score"].called
 

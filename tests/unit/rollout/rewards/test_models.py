@@ -334,6 +334,18 @@ async def test_others_go_on_while_a_pattern_looks():
 
 
 @pytest.mark.parametrize("kind", [ServedReward, JudgeReward])
+async def test_a_question_that_does_not_fit_the_model_costs_its_sample_and_says_so(kind):
+    told = b'{"message":"The input (90 tokens) is longer than the model\'s context length (64 tokens)."}'
+    with Answering(lambda body: chat("Score: 1")) as service:
+        service.fail_with, service.refusal = [400, 400], told
+        (found,) = await served(kind, service).score(samples("x"))
+        service.refusal = b"no such model"
+        (other,) = await served(kind, service).score(samples("x"))
+    assert (found.cause, other.cause) == ("too_long", "refused")
+    assert found.error.endswith(f" refused with status 400: {told.decode()}")
+
+
+@pytest.mark.parametrize("kind", [ServedReward, JudgeReward])
 def test_a_model_that_the_run_does_not_serve_is_refused(kind):
     with pytest.raises(ConfigError, match=r"^Asked for the address of model 'helper'; the run serves other beside the"):
         kind(RunConfig(rollout=RolloutConfig(rm_model="helper")), models={"other": "http://x"})
