@@ -2,7 +2,8 @@
 
 An engine (sglang 0.5.23, srt/managers/schedule_batch.py) looks whether a response ends
 
-    in the tokens of one request    so a stop text that ended tokens begin and new ones complete is not seen (tail_str)
+    in the tokens of one request    so a stop text, or what ``stop_regex`` matches, that ended tokens begin and new ones
+                                    complete is not seen (tail_str)
     unless it was told to abort     so what a last token completes, or a last token that is a stop id, is not seen
                                     (update_finish_state)
 
@@ -14,7 +15,8 @@ begin one would have to be drawn twice to stay, and would be rarer than their lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 from slime_core.data.chat import PromptEncoder
 from slime_core.rollout.engines.generation import Generation, SamplingParams
@@ -24,6 +26,11 @@ __all__ = ["until_stop"]
 LAST_STEP = 64
 """Tokens at the end of an aborted response that the engine has not looked at; more than one with speculative
 decoding."""
+
+
+PATTERN_TOKENS = 256
+"""Tokens in which a pattern is looked for, where it may match one that ended before. An engine takes as many as the
+longest match has characters, which for most patterns is all of them, at each token once more."""
 
 
 def until_stop(
@@ -36,9 +43,9 @@ def until_stop(
         sampling: what the whole response was asked for with.
     """
     fields = sampling.fields(n=1)
-    texts = [fields["stop"]] if isinstance(fields["stop"], str) else list(fields["stop"] or ())
+    texts, patterns = _listed(fields["stop"]), _listed(fields.get("stop_regex"))
     # Each token is at least one byte of the text, so a stop text has no more tokens than bytes.
-    reach = max((len(text.encode()) for text in texts), default=0)
+    reach = max([len(text.encode()) for text in texts] + [PATTERN_TOKENS] * bool(patterns), default=0)
     ids, was_ended = answer.token_ids, answer.finish_reason == "abort"
     stop_ids = set(fields["stop_token_ids"]) if was_ended and not fields["ignore_eos"] else set()
     unseen = len(ids) - LAST_STEP if was_ended else len(ids)
@@ -48,6 +55,15 @@ def until_stop(
     for count, token in enumerate(ids, 1):
         is_looked_at = reach and (count > unseen or (tail and count < reach))
         seen = encoder.decode_all([*tail, *ids[:count]][-reach - 1 :]) if is_looked_at else ""
-        if token in stop_ids or any(text in seen for text in texts):
+        if token in stop_ids or (is_looked_at and _ends(seen, texts, patterns)):
             return answer.until(count)
     return answer
+
+
+def _ends(seen: str, texts: Iterable[str], patterns: Iterable[str]) -> bool:
+    """As the engine decides it."""
+    return any(text in seen for text in texts) or any(re.search(one, seen) for one in patterns)
+
+
+def _listed(given: str | Iterable[str] | None) -> list[str]:
+    return [given] if isinstance(given, str) else list(given or ())

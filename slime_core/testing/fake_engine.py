@@ -1,7 +1,8 @@
 """An inference server without a model: the same endpoints, refusals and pauses as SGLang's, and faults on demand.
 
 It answers with ``(sum of the ids so far) mod (vocabulary - 2) + 2``, ends a response with id 1 after four tokens, or
-earlier where the letters of its ids hold a stop text, and gives every token the log-probability -0.5.
+earlier where the letters of its ids hold a stop text or match a pattern, and gives every token the log-probability
+-0.5.
 ``tests/engines/test_engine_contract.py`` runs the same assertions on it and on the real server.
 
 It is stricter where the real server would die, compute on memory that it no longer has, or, on a CPU, where it only
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -149,6 +151,7 @@ class FakeEngine(FakeServer):
         while len(ids) < sampling["max_new_tokens"] and matched is None:
             ids.append(given[len(ids)] if len(ids) < len(given) else self._next(prompt, ids, after=len(given)))
             texts = [one for one in sampling.get("stop", []) if one in self.text(ids)]
+            texts += [one for one in sampling.get("stop_regex", []) if re.search(one, self.text(ids))]
             matched = ids[-1] if ids[-1] in stops else next(iter(texts), None)
         self.drawn.append((list(prompt), list(ids)))
         reason = {"type": "length", "length": len(ids)} if matched is None else {"type": "stop", "matched": matched}

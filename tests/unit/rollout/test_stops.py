@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -96,6 +97,38 @@ def test_a_stop_text_in_extra_goes_before_the_other() -> None:
     assert until_stop(b"ST", given, sampling, BYTES) is given
 
 
+DIGITS = SamplingParams(extra={"stop_regex": r"= \d+;"})
+
+
+@pytest.mark.parametrize("cut", range(1, 5))
+def test_a_pattern_that_was_cut_in_two_ends_the_response_where_it_is_complete(cut: int) -> None:
+    before, after = "x = 12; y"[: 2 + cut], "x = 12; y"[2 + cut :]
+    found = until_stop(before.encode(), answer(after), DIGITS, BYTES)
+    assert before.encode() + bytes(list(found.token_ids)) == b"x = 12;"
+    assert found.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "before", "after", "whole"),
+    [
+        (["no", r"\d;"], "a 1", "; b", "a 1;"),  # one of several
+        (r"1$", "a", "1 b", "a1"),  # where it stood at the end
+        (r"a.*b", "a" + "x" * 200, "xb.", "a" + "x" * 201 + "b"),  # of any length
+        (r"a.*b", "a" + "x" * 300, "xb.", "a" + "x" * 301 + "b."),  # beyond the bound
+    ],
+)
+def test_a_pattern_is_looked_for_as_the_engine_does_within_a_bound(
+    pattern: Any, before: str, after: str, whole: str
+) -> None:
+    found = until_stop(before.encode(), answer(after), SamplingParams(extra={"stop_regex": pattern}), BYTES)
+    assert before + bytes(list(found.token_ids)).decode() == whole
+
+
+def test_an_aborted_response_whose_last_tokens_match_a_pattern_is_whole() -> None:
+    found = until_stop(b"", answer("x = 12; y", "abort"), DIGITS, BYTES)
+    assert (found.finish_reason, bytes(list(found.token_ids))) == ("stop", b"x = 12;")
+
+
 # --- On an engine -----------------------------------------------------------------------------------------------------
 
 
@@ -128,13 +161,14 @@ async def _response(engine: FakeEngine, sampling: SamplingParams, *, interrupted
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3])
-@pytest.mark.parametrize("by_text", [True, False])
-async def test_wherever_it_is_interrupted_a_response_ends_in_the_same_place(after: int, by_text: bool) -> None:
+@pytest.mark.parametrize("by", ["text", "pattern", "id"])
+async def test_wherever_it_is_interrupted_a_response_ends_in_the_same_place(after: int, by: str) -> None:
     with FakeEngine() as engine:
         free = await _response(engine, SamplingParams(max_new_tokens=3))
         first, second, third = free.tokens[3:]
-        stop = {"stop": (FakeEngine.text([second, third]),)} if by_text else {"stop_token_ids": (third,)}
-        sampling = SamplingParams(max_new_tokens=9, **stop)
+        text = FakeEngine.text([second, third])
+        stops = {"text": {"stop": (text,)}, "pattern": {"extra": {"stop_regex": [re.escape(text)]}}}
+        sampling = SamplingParams(max_new_tokens=9, **stops.get(by, {"stop_token_ids": (third,)}))
         whole = await _response(engine, sampling)
     assert (whole.tokens, whole.status) == ([3, 8, 4, first, second, third], Status.COMPLETED)
     with FakeEngine() as engine:
