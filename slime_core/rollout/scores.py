@@ -74,7 +74,7 @@ def score(samples: Sequence[Sample], *, key: str | None, threshold: float = 1.0)
         len(samples),
         truncated,
         by=_by_metadata(samples, rewards),
-        pass_at=pass_rates(_solved(samples, rewards, threshold)),
+        pass_at=pass_rates(_solved(samples, rewards, threshold), of_all=True),
         lengths=_lengths(samples),
     )
 
@@ -91,16 +91,18 @@ def pass_at(k: int, *, n: int, solved: int) -> float:
     return 1.0 - math.comb(n - solved, k) / math.comb(n, k)
 
 
-def pass_rates(prompts: Iterable[Sequence[bool]]) -> dict[int, float]:
+def pass_rates(prompts: Iterable[Sequence[bool]], *, of_all: bool = False) -> dict[int, float]:
     """k -> pass@k, for k = 1, 2, 4, ... up to the most responses that a prompt has: the mean over the prompts that have
     as many.
 
     Arguments:
         prompts: of each prompt, which of its responses solve it.
+        of_all: also for k = the most responses that a prompt has, where that is no power of two.
     """
     counts = [(len(one), sum(one)) for one in prompts]
-    powers = (1 << place for place in range(max((n for n, _ in counts), default=0).bit_length()))
-    return {k: statistics.fmean(pass_at(k, n=n, solved=solved) for n, solved in counts if n >= k) for k in powers}
+    most = max((n for n, _ in counts), default=0)
+    ks = sorted({1 << place for place in range(most.bit_length())} | ({most} if of_all and most else set()))
+    return {k: statistics.fmean(pass_at(k, n=n, solved=solved) for n, solved in counts if n >= k) for k in ks}
 
 
 def _solved(samples: Sequence[Sample], rewards: Sequence[float], threshold: float) -> list[list[bool]]:

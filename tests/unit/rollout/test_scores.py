@@ -98,6 +98,9 @@ def test_pass_rates_are_means_over_prompts_for_powers_of_two():
     rates = pass_rates([[True, False, False, False, True], [False] * 7, []])
     assert rates == {1: pytest.approx(0.2), 2: pytest.approx(0.35), 4: pytest.approx(0.5)}
     # Of the prompt with a single response nobody knows what two would do.
+    assert pass_rates([[True, False, False]], of_all=True) == pytest.approx({1: 1 / 3, 2: 2 / 3, 3: 1.0})
+    assert pass_rates([[True, False]], of_all=True) == {1: 0.5, 2: 1.0}
+    assert pass_rates([], of_all=True) == {}
     assert pass_rates([[True], [False, False]]) == {1: 0.5, 2: 0.0}
     assert pass_rates([]) == {}
 
