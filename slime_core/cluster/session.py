@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import ray
+from ray._common.utils import get_default_ray_temp_dir
 from ray._private import ray_constants
 from ray._private.node import Node
 
@@ -43,6 +44,12 @@ BUSY = (
     "--ray-address."
 )
 KNOCK_LIMIT_S = 3.0
+
+SOCKET = "/session_2026-01-01_00-00-00_000000_{pid}/sockets/plasma_store"
+"""The longest path below Ray's folder for temporary files."""
+
+SOCKET_BYTES = 107
+"""The longest path of a socket that Linux takes (unix(7))."""
 
 HTTP2_SETTINGS = 4
 HTTP2_HEAD = 9
@@ -94,6 +101,7 @@ class Session:
 
     def _enter(self) -> None:
         if self.own:
+            _require_short(get_default_ray_temp_dir())
             # Where the machine is too busy for it, Ray raises a bare Exception.
             with boundary("Ray", "starting on this machine", error=PlacementError, next_step=BUSY):
                 self._start()
@@ -137,6 +145,15 @@ class Session:
             ray.init(namespace=self.namespace, log_to_driver=False, logging_level=logging.ERROR, **options)
         except SystemExit as ended:  # what Ray's own handler of SIGTERM raises
             raise KeyboardInterrupt from ended
+
+
+def _require_short(folder: str) -> None:
+    excess = len(os.fsencode(folder)) + len(SOCKET.format(pid=os.getpid())) - SOCKET_BYTES
+    if excess > 0:
+        raise PlacementError(
+            f"Asked for Ray's sockets below {folder}, whose path is {excess} bytes too long: the path of a socket has "
+            f"{SOCKET_BYTES} bytes at most. Name a shorter folder for temporary files, such as TMPDIR=/tmp."
+        )
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -18,6 +19,13 @@ from slime_core.cluster import session
 from slime_core.cluster.session import Session, _knock
 from slime_core.errors import PlacementError
 from tests.processes import left_of
+
+
+@pytest.fixture(autouse=True)
+def temporary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder for temporary files is a short one, wherever the tests run."""
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", "/tmp")
 
 
 @pytest.fixture
@@ -108,3 +116,17 @@ def test_a_start_that_is_broken_off_leaves_no_service(ended: BaseException, monk
     with pytest.raises(KeyboardInterrupt):
         Session("local", namespace="test").__enter__()
     assert left_of(services[0].pid) == []
+
+
+def test_a_folder_whose_sockets_would_have_too_long_a_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = session.SOCKET_BYTES - len(session.SOCKET.format(pid=os.getpid())) - len("/ray")
+    monkeypatch.setenv("TMPDIR", longest * "a")
+    session._require_short(session.get_default_ray_temp_dir())
+    folder = (longest + 2) * "a"
+    monkeypatch.setenv("TMPDIR", folder)
+    with pytest.raises(PlacementError) as failure:
+        Session("local", namespace="test").__enter__()
+    assert str(failure.value) == (
+        f"Asked for Ray's sockets below {folder}/ray, whose path is 2 bytes too long: the path of a socket has "
+        "107 bytes at most. Name a shorter folder for temporary files, such as TMPDIR=/tmp."
+    )
