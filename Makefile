@@ -43,6 +43,10 @@ test: setup lint types contracts ## everything that must hold: lint, types, impo
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(BESIDE)
 	$(BIN)/python -m pytest $(addprefix --ignore ,$(BESIDE)) tests/engines tests/e2e
 
+.PHONY: examples
+examples: setup ## properties on ten times as many examples as `make test`, other ones in every run
+	$(BIN)/python -m pytest -n 2 --timeout 3600 -p bench.examples tests/unit tests/contracts
+
 .PHONY: lint
 lint: setup ## ruff: rules and formatting
 	$(BIN)/ruff check
