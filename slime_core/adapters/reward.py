@@ -28,6 +28,10 @@ class PathReward:
     with the list of all that are scored together: a whole group. A class is made once and asked for
     ``compute_reward(prompts, responses)``, one call at a time.
 
+    Attributes:
+        scores_each: whether it is called once a sample; processes of rewards then ask again sample by sample where a
+            call has hung or ended its process.
+
     Raises:
         PluginError: the function cannot be imported or called, or the class cannot be made.
     """
@@ -35,7 +39,7 @@ class PathReward:
     def __init__(self, options: PathOptions) -> None:
         self._loaded = load_checked(options, "custom_rm_path", rollout_forms(options.config))
         self._args = options.arguments
-        self._takes_one = self._loaded.form.passed == ("args", "sample") and not options.config.custom.group_rm
+        self.scores_each = self._loaded.form.passed == ("args", "sample") and not options.config.custom.group_rm
         self._scorer = _made(self._loaded, options) if self._loaded.form.methods else None
         self._turn = asyncio.Lock()
 
@@ -47,7 +51,7 @@ class PathReward:
         """
         if not samples:
             return []
-        if self._takes_one:
+        if self.scores_each:
             return await self._one_by_one(samples)
         found = _as_list(await self._rewards(list(samples)), len(samples), self._loaded)
         return [_reward(value, sample, self._loaded) for value, sample in zip(found, samples, strict=True)]

@@ -30,8 +30,10 @@ class RewardPool:
     """Starts processes when they are needed; belongs to one event loop. :meth:`close` leaves none behind."""
 
     def __init__(self, settings: RewardPoolSettings) -> None:
-        self._seats = [_Seat(settings, place) for place in range(settings.num_workers)]
-        self._apart = [_Seat(settings, place) for place in range(settings.num_workers)]
+        self._each: set[str] = set()
+        self._seats, self._apart = (
+            [_Seat(settings, place, self._each) for place in range(settings.num_workers)] for _ in range(2)
+        )
         self._free, self._alone = _queue(self._seats), _queue(self._apart)
         self._room = asyncio.Semaphore(settings.num_workers * CALLS_A_PROCESS)
         self._is_closed = False
@@ -41,7 +43,8 @@ class RewardPool:
 
         Arguments:
             name: of the reward model.
-            together: the model has to see all of them at once; if it fails, they all do.
+            together: the model has to see all of them at once; if it fails, they all do. One that has said of itself
+                that it scores each by itself is asked again like the others.
 
         Raises:
             PluginError: a process cannot load the run's plugins.
@@ -49,7 +52,8 @@ class RewardPool:
         found = await self._shared(name, list(samples))
         if not isinstance(found, RewardFailure):
             return found
-        parts = [list(samples)] if together else [[sample] for sample in samples]
+        whole = together and name not in self._each
+        parts = [list(samples)] if whole else [[sample] for sample in samples]
         if len(parts) == 1 and (found.own or not found.lost):
             return [found] * len(samples)
         again = self._isolated if found.lost else self._shared
@@ -79,8 +83,8 @@ class RewardPool:
 class _Seat:
     """One process after the other: a new one where the last has ended, or is stuck and only finishes what it has."""
 
-    def __init__(self, settings: RewardPoolSettings, place: int) -> None:
-        self._settings, self._place = settings, place
+    def __init__(self, settings: RewardPoolSettings, place: int, each: set[str]) -> None:
+        self._settings, self._place, self._each = settings, place, each
         self._process: RewardProcess | None = None
         self._starting = asyncio.Lock()
         self._draining: set[asyncio.Task[None]] = set()
@@ -106,7 +110,7 @@ class _Seat:
                     task = asyncio.create_task(last.drain())
                     self._draining.add(task)
                     task.add_done_callback(self._draining.discard)
-                self._process = await RewardProcess.start(self._settings)
+                self._process = await RewardProcess.start(self._settings, apart=self._each)
             return self._process
 
     async def close(self) -> None:

@@ -119,8 +119,8 @@ class _Call:
 class RewardProcess:
     """Made by :meth:`start`; belongs to one event loop."""
 
-    def __init__(self, settings: RewardPoolSettings, process: subprocess.Popen[bytes]) -> None:
-        self._settings, self._process = settings, process
+    def __init__(self, settings: RewardPoolSettings, process: subprocess.Popen[bytes], apart: set[str]) -> None:
+        self._settings, self._process, self._apart = settings, process, apart
         self._numbers = itertools.count()
         self._calls: dict[int, _Call] = {}
         self._writer: asyncio.StreamWriter | None = None
@@ -129,15 +129,19 @@ class RewardProcess:
         self._heard_s = 0.0
 
     @staticmethod
-    async def start(settings: RewardPoolSettings) -> RewardProcess:
+    async def start(settings: RewardPoolSettings, *, apart: set[str]) -> RewardProcess:
         """A process that has loaded the plugins.
+
+        Arguments:
+            apart: gets the names of reward models of whole groups that say of themselves that they score each sample by
+                itself.
 
         Raises:
             PluginError: it cannot.
         """
         ours, theirs = socket.socketpair()
         with theirs:
-            process = RewardProcess(settings, _spawn(settings, theirs))
+            process = RewardProcess(settings, _spawn(settings, theirs), apart)
         try:
             await process._meet(ours)
         except BaseException:
@@ -230,6 +234,8 @@ class RewardProcess:
 
     def _take(self, message: dict[str, Any]) -> None:
         self._heard_s = time.monotonic()
+        if "apart" in message:
+            self._apart.add(str(message["apart"]))
         # A call that timed out may have left a thread or a child behind, and one out of memory what it took: both would
         # be in the way of others.
         self._has_stuck = self._has_stuck or message.get("cause") in ("timeout", "memory")

@@ -24,7 +24,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import psutil  # type: ignore[import-untyped]
 
@@ -134,6 +134,13 @@ def _say(writer: asyncio.StreamWriter, **message: Any) -> None:
     write_frame(writer, json.dumps(message).encode())
 
 
+@runtime_checkable
+class _Apart(Protocol):
+    """A reward model of whole groups that knows once it is made whether it scores each sample by itself."""
+
+    scores_each: bool
+
+
 class _Worker:
     """The reward models that were asked for so far."""
 
@@ -186,7 +193,10 @@ class _Worker:
             owner = self._registry.owner(Kind.REWARD_MODEL, name)
             traits: Any = self._registry.find(Kind.REWARD_MODEL, name).traits
             more = {"models": self._urls} if traits.asks_models else {}
-            self._models[name] = self._registry.load(Kind.REWARD_MODEL, name)(self._options.get(owner.name), **more)
+            model = self._registry.load(Kind.REWARD_MODEL, name)(self._options.get(owner.name), **more)
+            if isinstance(model, _Apart) and model.scores_each:
+                self.say(apart=name)  # now: what it does next may end the process
+            self._models[name] = model
         return self._models[name]
 
 

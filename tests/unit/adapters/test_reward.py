@@ -199,6 +199,27 @@ async def test_one_bad_sample_of_a_group_is_the_only_one_without_a_reward(write)
     assert (failure.cause, "ValueError: a bad one (mine.py:4)" in failure.error) == ("invalid", True)
 
 
+async def test_a_function_of_one_sample_that_ends_its_process_costs_that_sample(write) -> None:
+    text = """
+        import os
+
+        async def reward(args, sample):
+            if sample.index == 1:
+                os._exit(3)
+            return 1.0
+        """
+    options = write("custom_rm_path", text)
+    manifest = activate([], paths={"custom_rm_path": ["mine.py"]}).manifest
+    pool = RewardPool(RewardPoolSettings(manifest.to_json(), {"paths": options}, num_workers=1, timeout_s=300.0))
+    try:
+        first, failure, last = await pool.score("custom_rm_path", [*SAMPLES, Sample(index=2)], together=True)
+    finally:
+        await pool.close()
+    assert (first, last) == (1.0, 1.0)
+    assert isinstance(failure, RewardFailure)
+    assert failure.cause == "crash"
+
+
 async def test_calls_that_hang_keep_no_thread_from_later_ones(write) -> None:
     text = """
         def reward(args, sample):

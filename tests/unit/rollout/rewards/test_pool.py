@@ -31,6 +31,7 @@ from slime_core import Component, RewardTraits, hookimpl
 @hookimpl
 def slime_register_reward_models():
     yield Component("mean", target=f"{__name__}:Mean")
+    yield Component("each", target=f"{__name__}:Each", traits=RewardTraits(scope="group"))
     yield Component("meeting", target=f"{__name__}:Meeting")
     yield Component("short", target=f"{__name__}:Short")
     yield Component("threaded", target=f"{__name__}:Threaded")
@@ -113,6 +114,10 @@ class Threaded:
         if samples[0].response == "hang":
             await asyncio.to_thread(time.sleep, 600)
         return [before] * len(samples)
+
+class Each(Mean):
+    """Says, once it is made, that it needs no group."""
+    scores_each = True
 
 class Asking:
     """Asks the judge that the run serves."""
@@ -204,6 +209,16 @@ async def test_another_call_on_the_worker_that_is_ended_keeps_its_rewards(pool: 
 async def test_a_model_that_wants_a_group_fails_for_the_whole_group(pool: RewardPool) -> None:
     found = await pool.score("mean", samples("a", "raise"), together=True)
     assert [answer.cause for answer in found] == ["ValueError", "ValueError"]
+
+
+@pytest.mark.parametrize(("response", "cause"), [("hang", "timeout"), ("cancelled", "CancelledError")])
+async def test_a_model_of_groups_that_scores_each_by_itself_fails_for_one_sample(
+    pool: RewardPool, response: str, cause: str
+) -> None:
+    first, bad, last = await pool.score("each", samples("a", response, "bcd"), together=True)
+    assert (first, last) == (1.0, 3.0)
+    assert isinstance(bad, RewardFailure)
+    assert bad.cause == cause
 
 
 async def test_calls_that_wait_overlap(tmp_path: Path) -> None:
