@@ -6,12 +6,15 @@ at the end of the run they go on, with the last weights that they were given.
 
 from __future__ import annotations
 
+import http.client
+import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from slime_core.config.described import described, differences
 from slime_core.config.schema import RunConfig
@@ -19,11 +22,13 @@ from slime_core.config.serving import WorkerType
 from slime_core.errors import ConfigError, WeightSyncError
 from slime_core.weights.endpoints import call
 
-__all__ = ["External", "Needs", "discover"]
+__all__ = ["External", "Needs", "discover", "refuse_silent"]
 
 ANSWER_LIMIT_S = 30.0
 DTYPES = {"half": "float16", "float": "float32"}
 """Other names that SGLang's --dtype has for a type."""
+
+START_IT = "Start the server there first, or correct the address in the table of the set."
 
 TOLD: Mapping[str, type] = {
     **{"model_path": str, "dtype": str, "disaggregation_mode": str},
@@ -101,6 +106,37 @@ def discover(addresses: Sequence[str], needs: Needs) -> list[External]:
     if wrong:
         raise ConfigError("\n".join(["rollout_external_engine_addrs: these engines cannot serve the run:", *wrong]))
     return found
+
+
+def refuse_silent(answerers: Mapping[str, str]) -> None:
+    """Returns if somebody takes connections at every address; nothing is asked.
+
+    Arguments:
+        answerers: evaluation set -> address of the server that answers it.
+
+    Raises:
+        ConfigError: lists every set whose server does not.
+    """
+    with ThreadPoolExecutor(max(1, len(answerers))) as threads:
+        reasons = list(threads.map(_silence, answerers.values()))
+    wrong = [
+        f"  evaluation set {name}: model = {url}: {reason}"
+        for (name, url), reason in zip(answerers.items(), reasons, strict=True)
+        if reason
+    ]
+    if wrong:
+        raise ConfigError("\n".join(["these evaluations have nobody who answers them:", *wrong, START_IT]))
+
+
+def _silence(url: str) -> str:
+    """Why no connection can be made; empty: one can."""
+    address = urlsplit(url)
+    port = {"http": http.client.HTTP_PORT, "https": http.client.HTTPS_PORT}[address.scheme]
+    try:
+        socket.create_connection((address.hostname or "", address.port or port), ANSWER_LIMIT_S).close()
+    except (OSError, ValueError) as error:  # ValueError: a port above 65535
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _asked(url: str) -> Mapping[str, Any] | str:

@@ -22,7 +22,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.errors import EngineError, RemoteError, WaitTimeout
 from slime_core.rollout.engines.asked import Site, evaluating_engines, model_engines, policy_engines, router_settings
 from slime_core.rollout.engines.engine import EngineSettings
-from slime_core.rollout.engines.external import External, Needs, discover
+from slime_core.rollout.engines.external import External, Needs, discover, refuse_silent
 from slime_core.rollout.engines.remote_router import RemoteRouter
 from slime_core.rollout.engines.router import RouterSettings
 from slime_core.rollout.engines.served import Served, Watch
@@ -57,9 +57,12 @@ class Servers:
         """Begin to start every engine and router.
 
         Raises:
-            ConfigError: an engine that somebody else started cannot serve this run.
+            ConfigError: an engine that somebody else started cannot serve this run, or nobody is where an evaluation
+                set is to be answered.
         """
         config, site = self._config, self._site
+        sets = config.eval.eval_datasets
+        refuse_silent({one.name: one.model for one in sets if one.model is not None and "/" in one.model})
         others = self._discovered()
         if not (config.engine_groups or others):
             return

@@ -12,7 +12,7 @@ import pytest
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
 from slime_core.errors import ConfigError
-from slime_core.rollout.engines.external import External, Needs, discover
+from slime_core.rollout.engines.external import External, Needs, discover, refuse_silent
 from slime_core.testing.fake_engine import FakeEngine
 
 MODEL = ARITHMETIC / "model"
@@ -116,6 +116,20 @@ def test_without_a_type_an_engine_computes_as_sglang_decides(engine):
 def test_nobody_at_an_address_is_an_error(engine):
     engine.stop()
     assert "it does not answer as an SGLang server" in reason(engine)
+
+
+def test_an_evaluation_that_nobody_would_answer_is_refused(engine):
+    refuse_silent({})
+    refuse_silent({"aime": engine.url, "gsm8k": f"{engine.url}/"})
+    url = engine.url
+    engine.stop()
+    with pytest.raises(ConfigError) as failure:
+        refuse_silent({"aime": url, "gsm8k": "http://127.0.0.1:99999"})
+    first, aime, gsm8k, last = str(failure.value).splitlines()
+    assert first == "these evaluations have nobody who answers them:"
+    assert aime.startswith(f"  evaluation set aime: model = {url}: ConnectionRefusedError: ")
+    assert gsm8k.startswith("  evaluation set gsm8k: model = http://127.0.0.1:99999: ValueError: Port out of range")
+    assert last == "Start the server there first, or correct the address in the table of the set."
 
 
 def test_prefill_and_decode_engines_are_recognised(engine):

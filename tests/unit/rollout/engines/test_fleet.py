@@ -13,7 +13,7 @@ import pytest
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
-from slime_core.errors import EngineError, RemoteError
+from slime_core.errors import ConfigError, EngineError, RemoteError
 from slime_core.rollout.engines import fleet, served
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.fleet import Servers, Site
@@ -286,3 +286,12 @@ def test_every_server_is_waited_for_at_the_end_though_an_actor_is_dead(started, 
     monkeypatch.setattr(fleet, "wait_for", lost)
     found.stop()
     assert waited == [1, 1, 1]
+
+
+def test_nothing_is_started_where_nobody_answers_an_evaluation(started: dict[str, Stand], tmp_path: Path) -> None:
+    with FakeEngine() as engine:
+        url = engine.url
+    run = settings("--eval-datasets", f"name = 'aime', path = 'aime.jsonl', model = '{url}'")
+    with pytest.raises(ConfigError, match=f"evaluation set aime: model = {url}: ConnectionRefusedError"):
+        servers(run, tmp_path)
+    assert started == {}
