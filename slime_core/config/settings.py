@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from slime_core.config.schema import RunConfig
 from slime_core.config.section import TOLD, EngineSection, Once
+from slime_core.config.table_mistakes import table_mistakes
 from slime_core.config.wording import accepted_words, is_table, placeholder_of
 
 __all__ = ["Contested", "Setting", "Unacceptable", "core_settings", "core_values", "plugin_settings"]
@@ -207,9 +208,8 @@ class Setting:
         words = self.accepts
         if not words and error is not None:  # a plugin's own type: only pydantic can say
             return error.errors()[0]["msg"]
-        if error is not None and self.is_sequence and is_table(get_args(self.info.annotation)[0]):
-            first = error.errors()[0]
-            return f"{'.'.join(map(str, first['loc']))}: {first['msg']}; accepted: {words}"
+        if error is not None and self.is_sequence and is_table(kind := get_args(self.info.annotation)[0]):
+            return f"{table_mistakes(kind, error)}; accepted: {words}"
         return f"accepted: {words}"
 
 
