@@ -17,7 +17,7 @@ How it is read:
     flags, document, eval_file, slime_engines    a command line, a TOML file, and files in slime's forms
     load        lays them over each other
     check, rules    the rules between settings
-    mistakes    every mistake is collected; all are reported at once
+    mistakes, table_mistakes    every mistake is collected; all are reported at once
     explain     settings for people: as a file, as help
 
 What it is compared with:

@@ -16,7 +16,7 @@ From metadata to a registry:
 
 In a run:
 
-    selection, pairings    whether the components that a run names exist and go together
+    selection, pairings, numbers    whether the components that a run names exist and go together
     refusals, asked    what a model spec refuses of a checkpoint; whether somebody is there whom a reward model asks
     functions, slime_paths    functions by path, and what to write in place of those that slime ships
     lifecycle   calls the hooks of a run's life

@@ -263,6 +263,8 @@ class Sampler:
         Raises:
             SlimeError: what ended a group in the meantime.
         """
+        if self._ended_s is None:
+            self._ended_s = time.monotonic()  # what is generated ahead for the first rollout begins here
         self._production.published(version)
 
     def cursor(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from slime_core.errors import ConfigError, DataError, EngineError, PluginError, 
 from slime_core.plugins.component import Kind
 from slime_core.plugins.registry import Registry, activate
 from slime_core.rollout import parts
+from slime_core.rollout import sampler as sampling
 from slime_core.rollout.choice import Choice, Chosen
 from slime_core.rollout.collect import Collector
 from slime_core.rollout.engines.generation import Generation, SamplingParams
@@ -417,6 +418,26 @@ async def test_an_evaluation_is_the_mean_reward_overall_and_by_metadata(build, t
     }
     assert [n for _, _, n in client.asked] == [1, 1]
     assert (tmp_path / "samples" / "eval-sums-000008.jsonl").is_file()
+
+
+@pytest.mark.parametrize(("size", "seconds"), [(1, 10.0), (0, 2.0)])
+async def test_the_first_rollout_ahead_is_generated_from_the_first_publication_on(build, monkeypatch, size, seconds):
+    class Clock:
+        now_s, step_s = 100.0, 0.0
+
+        def monotonic(self) -> float:
+            self.now_s += self.step_s
+            return self.now_s
+
+    clock = Clock()
+    monkeypatch.setattr(sampling, "time", clock)
+    rollout = RolloutConfig(rollout_batch_size=2, n_samples_per_prompt=2, async_buffer_size=size)
+    sampler, _ = build(GOOD, rollout=rollout)
+    sampler.published(0)
+    clock.now_s, clock.step_s = 108.0, 2.0
+    metrics = (await sampler.sample(0)).metrics
+    assert metrics["perf/tokens_per_gpu_per_sec"] == metrics["rollout/response_tokens"] / seconds
+    await sampler.close()
 
 
 async def test_an_evaluation_has_the_engines_to_itself_unless_it_has_a_sampler_of_its_own(build):
