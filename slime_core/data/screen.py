@@ -15,7 +15,7 @@ from typing import Any
 
 from slime_core.data.named import GENERATE_FUNCTION, Offered
 from slime_core.data.row_checks import row_check
-from slime_core.data.row_sampling import Drawn
+from slime_core.data.row_sampling import SAMPLING_PARAMS, Drawn, own_sampling
 from slime_core.data.rows import Prompt, PromptRow, Reading, numbered_prompts, size_of
 from slime_core.errors import DataError
 from slime_core.plugins.boundary import boundary
@@ -106,7 +106,9 @@ def screen(
             _refuse_messages(rows)
         elif rows:
             _lengths(rows[:1], room)
-        _refuse_long(rows, room, setting)
+        for own, those in _by_response(rows, room.response).items():
+            _refuse_endless(those, room, own)
+            _refuse_long(those, replace(room, response=own), setting)
         if not bad and sum(size_of(raw) for raw, _ in found) < most:
             _refuse_if_all_are_long(rows, room, path)
     return bad
@@ -118,6 +120,24 @@ def _refuse_messages(rows: Rows) -> None:
         raise DataError(
             f"{place}: the prompt is a list of chat messages, and only a chat template turns those into text; add "
             "--apply-chat-template"
+        )
+
+
+def _by_response(rows: Rows, response: int) -> Mapping[int, Rows]:
+    """Longest response -> the rows that may have one of that length; a row may name its own."""
+    found: dict[int, list[tuple[str, PromptRow]]] = {}
+    for place, row in rows:
+        own = own_sampling(row.metadata, drawn=None, where=place).get("max_new_tokens", response)
+        found.setdefault(own, []).append((place, row))
+    return found
+
+
+def _refuse_endless(rows: Rows, room: Room, own: int) -> None:
+    """Refuse rows that name a longest response for which no prompt is short enough."""
+    if own != room.response and room.context is not None and own >= room.context:
+        raise DataError(
+            f"{rows[0][0]}: metadata {SAMPLING_PARAMS}: max_new_tokens = {own}, and the model reads at most "
+            f"{room.context} tokens, prompt and response together; give less than {room.context}"
         )
 
 

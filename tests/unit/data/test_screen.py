@@ -42,6 +42,34 @@ def test_the_longest_prompt_that_fits_is_accepted_and_one_token_more_is_not(tmp_
     )
 
 
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (
+            20,
+            "line 2: metadata sampling_params: max_new_tokens = 20, and the model reads at most 20 tokens, prompt and ",
+        ),
+        (
+            16,
+            "line 2: a prompt of 5 tokens in prompt_data, and a response may have 16, together 21; the model reads at",
+        ),
+        (15, None),
+    ],
+)
+def test_a_row_that_names_a_longer_response_of_its_own_has_less_room(
+    tmp_path: Path, own: int, message: str | None
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": "1" * 12}, {"prompt": "1" * 5, "metadata": {"sampling_params": {"max_new_tokens": own}}}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if message is None:
+        screen(path, READING, room=room(), setting="prompt_data")
+        return
+    with pytest.raises(DataError) as caught:
+        screen(path, READING, room=room(), setting="prompt_data")
+    assert str(caught.value).startswith(f"{path}, {message}")
+
+
 def test_the_first_of_several_is_named_and_the_others_counted(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 1 and 2 more: a prompt of 14 tokens"):
         look(tmp_path, "1" * 14, "2", "1" * 30, "1" * 13)
