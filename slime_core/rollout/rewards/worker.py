@@ -28,7 +28,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import psutil  # type: ignore[import-untyped]
 
-from slime_core.errors import SlimeError
+from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.manifest import Manifest, attach
@@ -214,6 +214,8 @@ def _plain(reward: Any) -> Any:
 def _cause(error: BaseException | None) -> str:
     while isinstance(error, SlimeError) and error.__cause__ is not None:  # an adapter's words around the function's own
         error = error.__cause__
+    if isinstance(error, PluginError):  # an adapter refuses what the function returned
+        return "invalid"
     return next((cause for kind, cause in LIMITS.items() if isinstance(error, kind)), type(error).__name__)
 
 

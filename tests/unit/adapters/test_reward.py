@@ -206,18 +206,20 @@ async def test_a_function_of_one_sample_that_ends_its_process_costs_that_sample(
         async def reward(args, sample):
             if sample.index == 1:
                 os._exit(3)
-            return 1.0
+            return 1.0 if sample.index < 3 else None
         """
     options = write("custom_rm_path", text)
     manifest = activate([], paths={"custom_rm_path": ["mine.py"]}).manifest
     pool = RewardPool(RewardPoolSettings(manifest.to_json(), {"paths": options}, num_workers=1, timeout_s=300.0))
     try:
-        first, failure, last = await pool.score("custom_rm_path", [*SAMPLES, Sample(index=2)], together=True)
+        more = [Sample(index=2), Sample(index=3)]
+        first, failure, last, none = await pool.score("custom_rm_path", [*SAMPLES, *more], together=True)
     finally:
         await pool.close()
     assert (first, last) == (1.0, 1.0)
     assert isinstance(failure, RewardFailure)
-    assert failure.cause == "crash"
+    assert isinstance(none, RewardFailure)
+    assert (failure.cause, none.cause) == ("crash", "invalid")
 
 
 async def test_calls_that_hang_keep_no_thread_from_later_ones(write) -> None:
