@@ -241,7 +241,8 @@ def summary(
     for name in sorted({*start, *end}):
         if not _is_detail(name):
             before, after = start.get(name), end.get(name)
-            table.add_row(_label(name), _number(before), _number(after), _change(before, after))
+            cells = _numbers(before, after, digits=0 if _counts_failures(name) else 3)
+            table.add_row(_label(name), *cells)
     if table.row_count:
         console.print(table)
     console.print(f"Took {_duration(seconds)}.")
@@ -264,21 +265,25 @@ def _is_detail(name: str) -> bool:
     return written_only or not name.startswith("eval/") or name.count("/") > 2
 
 
+def _counts_failures(name: str) -> bool:
+    """Whether a metric is no score but the samples of an evaluation that failed of a cause."""
+    _, own, *below = name.split("/")
+    return own.endswith("-failed") and bool(below) and "=" not in below[0]
+
+
 def _label(name: str) -> str:
     parts = name.split("/")[1:]
-    return "  " * (len(parts) - 1) + parts[-1]
+    return "  " * (len(parts) - 1) + ("failed: " if _counts_failures(name) else "") + parts[-1]
 
 
 def _course(values: Sequence[float]) -> str:
     return f"{values[0]:.3f}" if len(values) == 1 else f"{values[0]:.3f} → {values[-1]:.3f}"
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _change(start: float | None, end: float | None) -> str:
-    return "-" if start is None or end is None else f"{end - start:+.3f}"
+def _numbers(start: float | None, end: float | None, *, digits: int) -> list[str]:
+    """Start, end and change, each a dash where it is not known."""
+    shown = ["-" if value is None else f"{value:.{digits}f}" for value in (start, end)]
+    return [*shown, "-" if start is None or end is None else f"{end - start:+.{digits}f}"]
 
 
 def _duration(seconds: float) -> str:

@@ -113,6 +113,16 @@ def test_the_summary_compares_start_and_end_with_parts_below_their_whole() -> No
     assert lines[3:] == ["Took 1 h 02 min.", "metrics: runs/7/metrics.jsonl"]
 
 
+def test_the_summary_says_of_failed_samples_that_they_failed_and_how_many() -> None:
+    stream = io.StringIO()
+    start = {"eval/a": 0.0, "eval/a-failed/timeout": 3.0, "eval/b-failed": 0.5, "eval/b-failed/carries=0": 1.0}
+    summary(start=start, end={**start, "eval/a-failed/timeout": 1.0}, seconds=1, paths=[], stream=stream)
+    lines = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
+    assert "failed: timeout 3 1 -2" in lines
+    assert "b-failed 0.500 0.500 +0.000" in lines
+    assert "carries=0 1.000 1.000 +0.000" in lines
+
+
 def test_a_summary_without_evaluations_is_time_and_paths() -> None:
     stream = io.StringIO()
     summary(start={}, end={}, seconds=48.2, paths=[], stream=stream)
