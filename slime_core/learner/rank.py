@@ -80,16 +80,7 @@ class Learner:
         self.critic = self._build_critic(registry) if shares else None
         self.returns_U: torch.Tensor | None = None
         self._replay = Replay.of(config.learner, self.actor.chunks)
-        self._annotator = Annotator(
-            self.actor.model,
-            self._cast,
-            self.critic,
-            self._objective,
-            self._estimation,
-            replay=self._replay,
-            config=config,
-            before_pass=lambda role: self.hooks.call("slime_before_log_probs", role=role, learner=self._info),
-        )
+        self._annotator = self._annotates()
 
     # --- Building ----------------------------------------------------------------------------------------------------
 
@@ -116,6 +107,18 @@ class Learner:
         settings = self._settings
         spec = build_model_spec(registry, settings.architecture, options=settings.options, custom=self.custom)
         return Critic(spec, builder=who_builds(registry, settings.architecture), settings=settings)
+
+    def _annotates(self) -> Annotator:
+        return Annotator(
+            self.actor.model,
+            self._cast,
+            self.critic,
+            self._objective,
+            self._estimation,
+            replay=self._replay,
+            config=self._config,
+            before_pass=lambda role: self.hooks.call("slime_before_log_probs", role=role, learner=self._info),
+        )
 
     @property
     def _models(self) -> list[TrainedModel]:

@@ -137,23 +137,10 @@ def make_shards(
             what its tokens were drawn from; or its inputs for the model are no arrays, or other ones than those of
             other samples.
     """
-    lengths = [len(sample.tokens) for sample in samples]
-    masks = loss_masks(samples)
-    sums_B = np.array([mask.sum() for mask in masks], np.int64)
-    weights_B = np.zeros(len(samples), np.float32)
-    inputs = TrainInputs(samples)
+    masks, inputs = loss_masks(samples), TrainInputs(samples)
     # Prompts of equal tokens may go with other images, and a row has those of all its samples.
     shared = _shared(samples) if plan.share_prompts and not inputs else None
-    # A constant divisor weighs all tokens alike; by how much is the factor's.
-    per_token = plan.per_token or plan.token_divisor is not None
-    shards: list[list[StepPlan]] = [[] for _ in range(plan.num_ranks)]
-    for step in _steps(samples, plan):
-        of_step = [samples[i] for i in step]
-        weights_B[step] = loss_weights(of_step, sums_B[step], per_token=per_token)
-        divisor = loss_divisor(of_step, sums_B[step], per_token=per_token)
-        factor = loss_factor(of_step, sums_B[step], token_divisor=plan.token_divisor)
-        for rank, micro_batches in enumerate(_cut(step, lengths, shared, plan)):
-            shards[rank].append(StepPlan(tuple(map(tuple, micro_batches)), divisor, factor))
+    weights_B, shards = _planned(samples, np.array([mask.sum() for mask in masks], np.int64), shared, plan)
     given = {"advantages": advantages_B, "rewards": rewards_B}
     columns = _Columns(
         samples=samples,
@@ -216,6 +203,24 @@ def _renumbered(steps: Sequence[StepPlan], places: Mapping[int, int]) -> tuple[S
         replace(step, micro_batches=tuple(tuple(places[sample] for sample in micro) for micro in step.micro_batches))
         for step in steps
     )
+
+
+def _planned(
+    samples: Sequence[Sample], sums_B: NDArray[np.int64], shared: Prompts | None, plan: BatchPlan
+) -> tuple[NDArray[np.float32], list[list[StepPlan]]]:
+    """The loss weight of every sample, float32 [B], and the steps of each rank."""
+    lengths, weights_B = [len(sample.tokens) for sample in samples], np.zeros(len(samples), np.float32)
+    # A constant divisor weighs all tokens alike; by how much is the factor's.
+    per_token = plan.per_token or plan.token_divisor is not None
+    ranks: list[list[StepPlan]] = [[] for _ in range(plan.num_ranks)]
+    for step in _steps(samples, plan):
+        of_step = [samples[i] for i in step]
+        weights_B[step] = loss_weights(of_step, sums_B[step], per_token=per_token)
+        divisor = loss_divisor(of_step, sums_B[step], per_token=per_token)
+        factor = loss_factor(of_step, sums_B[step], token_divisor=plan.token_divisor)
+        for steps, micro_batches in zip(ranks, _cut(step, lengths, shared, plan), strict=True):
+            steps.append(StepPlan(tuple(map(tuple, micro_batches)), divisor, factor))
+    return weights_B, ranks
 
 
 def _steps(samples: Sequence[Sample], plan: BatchPlan) -> list[list[int]]:
