@@ -4,6 +4,7 @@
     rewards/         what judges a response, in processes that can be killed
     supply.py        prompts as the sampler takes them
     recorded.py      the sampler of a run that only trains: rollouts are read
+    eval_sampler.py  the sampler of one that only measures
     production.py    prompt groups in flight, for the rollout that is asked for and those after it
     pace.py          how far generation may run ahead of training
     collect.py       prompt groups become finished, rewarded groups

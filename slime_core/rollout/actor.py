@@ -14,6 +14,7 @@ from slime_core.cluster.waiting import wait
 from slime_core.config.schema import WatchConfig
 from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
+from slime_core.rollout.eval_sampler import EvalSampler
 from slime_core.rollout.recorded import RecordedSampler
 from slime_core.rollout.sampled import SamplerSettings, SamplerState
 from slime_core.rollout.sampler import Sampler
@@ -32,8 +33,8 @@ class SampledShards:
 
 
 class SamplerActor(Watched):
-    """Runs a :class:`~slime_core.rollout.sampler.Sampler` with exactly the driver's plugins; shards go into the object
-    store, references come back."""
+    """Runs a :class:`~slime_core.rollout.sampler.Sampler`, or what stands for it in a run that samples nothing, with
+    exactly the driver's plugins; shards go into the object store, references come back."""
 
     def __init__(self, manifest: Manifest) -> None:
         # Here, because the options that setup() is handed are objects of the plugins' classes.
@@ -44,7 +45,9 @@ class SamplerActor(Watched):
         """Load data, tokenizer and components."""
         recorded = settings.config.debug.load_debug_rollout_data
         with uncollected():
-            if settings.trains and recorded is not None:
+            if not settings.trains:
+                self._sampler = EvalSampler(settings, self._registry, manifest=self._manifest)
+            elif recorded is not None:
                 self._sampler = RecordedSampler(settings, self._registry, recorded=recorded, manifest=self._manifest)
             else:
                 self._sampler = Sampler(settings, self._registry, manifest=self._manifest)

@@ -63,23 +63,14 @@ class Sampler:
             PluginError: a component cannot be loaded.
         """
         config = settings.config
-        self._settings, self._config, self._registry = settings, config, registry
+        self._settings, self._config = settings, config
         self.hooks = LifecycleHooks(registry, place=Place.SAMPLER, options=settings.options)
         self._parts = Parts(settings, registry, manifest=manifest)
         self._components, self._functions = self._parts.components, self._parts.functions
         self._sampling = train_sampling(config, end_ids=self._parts.encoder.end_ids)
         self._collector = self._collects()
-        self._ended_s: float | None = None
-        if settings.trains:
-            self._prepare_training()
-        self.evaluation = self._parts.evaluation()
-        saved = config.debug.save_debug_rollout_data
-        self._records = None if saved is None else RolloutFiles(saved, "save_debug_rollout_data")
-
-    def _prepare_training(self) -> None:
-        settings, config = self._settings, self._config
         self._plan = replace(BatchPlan.of(config, settings.folder), num_ranks=settings.num_ranks)
-        self._transforms = load_transforms(config.rollout, self._registry, options=settings.options)
+        self._transforms = load_transforms(config.rollout, registry, options=settings.options)
         self._estimator = self._components.estimator(str(config.algorithm.advantage_estimator))
         if self._functions.shapes_rewards and self._estimator is not None:
             self._estimator = AsRewarded()
@@ -88,6 +79,10 @@ class Sampler:
         self._source = self._data_source()
         self._production = self._produces()
         self._staleness, self._begun_anew = Staleness.of(config), 0
+        self._ended_s: float | None = None
+        self.evaluation = self._parts.evaluation()
+        saved = config.debug.save_debug_rollout_data
+        self._records = None if saved is None else RolloutFiles(saved, "save_debug_rollout_data")
 
     # --- One rollout -------------------------------------------------------------------------------------------------
 
@@ -249,11 +244,8 @@ class Sampler:
 
         Where this sampler also generates ahead of training, the engines first end that.
         """
-        context = self._parts.context(step, evaluation=True)
-        if not self._settings.trains:
-            return await self.evaluation.run(context, None)
         await self._production.rest()
-        return await self.evaluation.run(context, self._source)
+        return await self.evaluation.run(self._parts.context(step, evaluation=True), self._source)
 
     # --- State -------------------------------------------------------------------------------------------------------
 
@@ -288,8 +280,7 @@ class Sampler:
 
     async def close(self) -> None:
         """End what is in flight; close connections and files."""
-        if self._settings.trains:
-            await self._production.close()
+        await self._production.close()
         await self.evaluation.close()
         await self._parts.close()
 

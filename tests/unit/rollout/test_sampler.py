@@ -23,6 +23,7 @@ from slime_core.rollout import sampler as sampling
 from slime_core.rollout.choice import Choice, Chosen
 from slime_core.rollout.collect import Collector
 from slime_core.rollout.engines.generation import Generation, SamplingParams
+from slime_core.rollout.eval_sampler import EvalSampler
 from slime_core.rollout.evaluation import Evaluation
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.nucleus import Kept
@@ -82,6 +83,7 @@ def build(tmp_path, registry, shared_encoder, monkeypatch):
 
     def make(answers: dict[str, list[Generation]], *, num_ranks: int = 1, **overrides) -> tuple[Sampler, FakeClient]:
         chosen, manifest = overrides.pop("registry", registry), overrides.pop("manifest", None)
+        kind = overrides.pop("kind", Sampler)
         client = FakeClient(answers)
         monkeypatch.setattr(parts, "GenerateClient", lambda url, **options: client.made_with.update(options) or client)
         monkeypatch.setattr(parts, "PromptEncoder", lambda folder, **_: shared_encoder)
@@ -107,7 +109,7 @@ def build(tmp_path, registry, shared_encoder, monkeypatch):
             samples_folder=tmp_path / "samples",
             num_engines=3,
         )
-        return Sampler(settings, chosen, manifest=manifest), client
+        return kind(settings, chosen, manifest=manifest), client
 
     return make
 
@@ -239,7 +241,7 @@ async def test_a_component_that_cannot_be_made_is_named_with_its_plugin(build, m
     def broken(options: Any) -> Any:
         raise KeyError("weight")
 
-    monkeypatch.setattr(type(sampler._registry), "load", lambda self, kind, name: broken)
+    monkeypatch.setattr(Registry, "load", lambda self, kind, name: broken)
     message = "plugin 'grpo' .*: making advantage estimator 'grpo' failed with KeyError: 'weight'"
     with pytest.raises(PluginError, match=message):
         sampler._components.estimator("grpo")
@@ -562,6 +564,14 @@ async def test_pass_rates_of_a_rollout_are_of_what_came_and_only_where_asked_for
     }
     sampler, _ = build(GOOD)
     assert not [name for name in (await sampler.sample(0)).metrics if "pass@" in name]
+
+
+async def test_a_sampler_that_only_measures_takes_no_prompts_and_needs_no_estimator(build, tmp_path):
+    sampler, client = build(GOOD, kind=EvalSampler, estimator="none of these")
+    assert (await sampler.evaluate(3))["eval/sums"] == 1.0
+    assert [path.name for path in (tmp_path / "samples").iterdir()] == ["eval-sums-000003.jsonl"]
+    await sampler.close()
+    assert client.closed
 
 
 async def test_an_evaluation_starts_from_clean_samples_every_time(build):
