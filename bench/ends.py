@@ -33,7 +33,7 @@ from witness import Left, Witness, said, writes_into
 from slime_core.config.embedded import ARITHMETIC
 
 PLUGIN = Path(__file__).parent / "held.py"
-STAGE_LIMIT_S, END_LIMIT_S, LEFT_S = 300.0, 180.0, 20.0
+STAGE_LIMIT_S, END_LIMIT_S, LEFT_S = 300.0, 180.0, 60.0
 LOOK_S = 0.02
 AGAIN_S = 0.5
 """Between two times Ctrl-C."""
