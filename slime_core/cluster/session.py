@@ -1,8 +1,8 @@
 """A Ray cluster for the length of a run: its own, or one that is running already.
 
-Its own cluster takes some 3 seconds to start on two cores, most of it Ray's agents coming up one after the other, and
-that without the services that nobody would ask (:data:`UNASKED`). So start it first and load other things meanwhile.
-Stopping takes 1 to 2 seconds.
+Its own cluster takes seconds to start, most of it Ray's agents coming up one after the other, though services that
+nobody would ask are left out (:data:`UNASKED`). So start it first and load other things meanwhile. Stopping takes 1 to
+2 seconds.
 
 Whoever reaches Ray's ports can run code in its processes, so its own cluster listens on loopback only.
 """
@@ -36,7 +36,7 @@ SMALL_STORE_BYTES = 256 * 2**20
 UNASKED = ("start_monitor", "start_api_server", "start_log_monitor")
 """What ray 2.60 starts on every head node (_private/node.py:1655, :1666 and :1766), and has no public switch for: an
 autoscaler of a cluster that does not grow, a dashboard without pages, for which ``ray.init`` waits, and a reader of the
-workers' logs for a driver that does not show them. Three processes: 3.4 s of CPU, and 1.7 s before the others start."""
+workers' logs for a driver that does not show them. Three processes that take 2 to 3 s of CPU."""
 
 LEFTOVER_GRACE_S = 5.0
 BUSY = (
