@@ -226,7 +226,7 @@ def test_what_they_return_is_trained_and_reported(run):
     assert Counter(row["step"] for row in run.rows if "train/tis" in row) == {0: 1, 1: 1}
     for row in run.rows[:2]:
         # Trainer and engine agree on the CPU, so each ratio is 1; each rank leaves one of the 32 samples out.
-        assert row["train/tis"] == pytest.approx(30 / 32, rel=1e-5)
+        assert row["train/tis"] == pytest.approx(30 / 32, rel=1e-4)
 
 
 def test_every_function_of_the_rollouts_did_its_part(run):
