@@ -25,7 +25,7 @@ from typing import Any
 
 __all__ = ["Nursery", "main"]
 
-START_LIMIT_S = 120.0
+START_LIMIT_S = 300.0
 """Seconds until the engines are imported."""
 
 

@@ -25,7 +25,7 @@ from slime_core.plugins.manifest import record
 __all__ = ["RankReport", "not_back", "run_ranks"]
 
 RANKS = (0, 1)
-START_LIMIT_S = 120.0
+START_LIMIT_S = 300.0
 """Seconds outside of hooks: importing torch and the plugin, leaving the group."""
 
 STACKS_S = 0.5
@@ -123,9 +123,15 @@ def _watched(folder: Path, processes: Sequence[subprocess.Popen[bytes]], limit_s
 def _stuck(
     folder: Path, processes: Sequence[subprocess.Popen[bytes]], inside: Mapping[int, str], limit_s: float
 ) -> str:
+    if not inside:
+        said = "\n".join(f"rank {rank}:\n{_read(folder, f'err{rank}')[-2000:]}" for rank in RANKS)
+        return (
+            f"two learner ranks got nowhere for {START_LIMIT_S:g} s, in no hook. Does importing the plugin wait for "
+            f"something?\n{said}"
+        )
     _dump(folder, {rank: processes[rank] for rank in inside})
-    where = " and ".join(f"rank {rank} is in {hook}" for rank, hook in inside.items()) or "no rank is in a hook"
-    others = "".join(f", which rank {rank} has left" for rank in RANKS if rank not in inside and inside)
+    where = " and ".join(f"rank {rank} is in {hook}" for rank, hook in inside.items())
+    others = "".join(f", which rank {rank} has left" for rank in RANKS if rank not in inside)
     stacks = "\n".join(f"rank {rank}:\n{_read(folder, f'err{rank}')}" for rank in inside)
     return (
         f"the hooks of two learner ranks got stuck: after {limit_s:g} s {where}{others}. A collective must be called "

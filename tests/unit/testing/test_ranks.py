@@ -12,6 +12,12 @@ import pytest
 from slime_core.testing import ranks
 
 
+def outputs(folder: Path) -> None:
+    """What two ranks have written before they say anything."""
+    for name in ("out0", "out1", "err0", "err1"):
+        (folder / name).touch()
+
+
 class Starting:
     """A rank that says nothing for long, and enters its first hook while somebody looks at it."""
 
@@ -28,8 +34,18 @@ class Starting:
 def test_a_hook_that_a_rank_has_only_just_entered_is_not_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count(0, 4)
     monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: None))
-    for rank in ranks.RANKS:
-        (tmp_path / f"out{rank}").touch()
-        (tmp_path / f"err{rank}").touch()
+    outputs(tmp_path)
     processes: Any = [Starting(tmp_path / "out0"), SimpleNamespace(poll=lambda: 0)]
     assert ranks._watched(tmp_path, processes, 10.0) == ranks.RankReport()
+
+
+def test_ranks_that_never_come_to_a_hook_are_told_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count(0, 100)
+    monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: None))
+    outputs(tmp_path)
+    (tmp_path / "err1").write_text("importing a large library")
+    processes: Any = 2 * [SimpleNamespace(poll=lambda: None)]
+    assert ranks._watched(tmp_path, processes, 10.0).hung == (
+        "two learner ranks got nowhere for 300 s, in no hook. Does importing the plugin wait for something?\n"
+        "rank 0:\n\nrank 1:\nimporting a large library"
+    )
