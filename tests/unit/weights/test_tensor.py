@@ -50,6 +50,12 @@ def shared_names() -> list[str]:
     return [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_")]
 
 
+@pytest.fixture(autouse=True)
+def temporary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's helper listens at a socket below this folder, and the path of a socket has 107 bytes at most."""
+    monkeypatch.setenv("TMPDIR", "/tmp")
+
+
 @pytest.fixture
 def engine() -> Iterator[FakeEngine]:
     with FakeEngine() as found:
