@@ -154,9 +154,9 @@ async def test_the_field_that_slime_has_for_it_goes_before_the_metadata(build):
 
 @pytest.mark.parametrize("name", ["os:system", "toy.py", "my_lab.code", "lenght"])
 async def test_a_row_names_a_component_and_never_code(build, name):
-    sampler, _, _ = build({"rm_type": name})
+    sampler, _, _ = build({})
     with pytest.raises(DataError) as failure:
-        await sampler.sample(0)
+        sampler._collector._rewards.of(Sample(group_index=0, index=0, metadata={"rm_type": name}))
     offered = sampler._components._registry.names(Kind.REWARD_MODEL)
     close = " (did you mean 'length'?)" if name == "lenght" else ""
     assert str(failure.value) == (
