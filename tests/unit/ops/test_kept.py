@@ -64,9 +64,9 @@ def test_values_and_gradients_are_those_of_a_masked_log_softmax(chunk_size: int 
     ((log_probs_U * SLOPES).sum() + (entropy_U * BENDS).sum()).backward()
     expected_U, entropies_U = masked(theirs)
     ((expected_U * SLOPES).sum() + (entropies_U * BENDS).sum()).backward()
-    torch.testing.assert_close(log_probs_U.double(), expected_U, rtol=0, atol=1e-6)
-    torch.testing.assert_close(entropy_U.double(), entropies_U, rtol=0, atol=1e-6)
-    torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=0, atol=1e-6)
+    torch.testing.assert_close(log_probs_U.double(), expected_U, rtol=0, atol=1e-5)
+    torch.testing.assert_close(entropy_U.double(), entropies_U, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=0, atol=1e-5)
 
 
 def test_one_chunk_size_gives_the_bits_of_another() -> None:
@@ -84,14 +84,14 @@ def test_the_set_of_everything_is_no_set() -> None:
     how = {"rows_U": ROWS, "targets_U": TARGETS}
     whole_U, _ = log_probs_and_entropy(logits(), **how)
     kept_U, _ = log_probs_and_entropy(logits(), **how, kept=sets(*[list(range(11))] * 5))
-    torch.testing.assert_close(kept_U, whole_U, rtol=0, atol=1e-6)
+    torch.testing.assert_close(kept_U, whole_U, rtol=0, atol=1e-5)
 
 
 def test_the_order_of_a_set_does_not_matter() -> None:
     how = {"rows_U": ROWS, "targets_U": TARGETS}
     turned = sets(*[ids[::-1] for ids in SETS])
     ours_U, theirs_U = (log_probs_and_entropy(logits(), **how, kept=one)[0] for one in (sets(*SETS), turned))
-    torch.testing.assert_close(ours_U, theirs_U, rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours_U, theirs_U, rtol=0, atol=1e-5)
 
 
 def test_a_set_that_the_model_has_left_behind_keeps_its_proportions() -> None:

@@ -188,7 +188,7 @@ async def test_for_a_group_that_is_too_old_already_no_rollout_waits(make: Make) 
         taking = asyncio.create_task(production.take(rollout, 2))
         await turns()
         await engines.end(*ending)
-        assert [number(group) for group in await asyncio.wait_for(taking, timeout=10)] == list(ending)
+        assert [number(group) for group in await asyncio.wait_for(taking, timeout=120)] == list(ending)
     assert 4 in engines.flying  # weights 0 drew it, and rollout 1 was the last that might train it
     await production.close()
 
@@ -329,7 +329,7 @@ async def test_a_group_that_is_cancelled_from_within_ends_the_run_instead_of_bei
         match=r"group 1 was cancelled from within: its generate function, a hook or a reward raised CancelledError, "
         r"as `await task` does of a task that was cancelled\. Catch it there",
     ):
-        await asyncio.wait_for(taking, timeout=10)
+        await asyncio.wait_for(taking, timeout=120)
     await production.close()
 
 

@@ -243,7 +243,7 @@ async def test_numbers_of_numpy_are_numbers(pool: RewardPool) -> None:
 
 async def test_a_reward_in_a_process_asks_the_models_that_the_run_serves(tmp_path: Path) -> None:
     with Answering(lambda body: len(body["text"])) as judge:
-        pool = RewardPool(settings(tmp_path, timeout_s=10.0, models={"judge": judge.url}))
+        pool = RewardPool(settings(tmp_path, timeout_s=60.0, models={"judge": judge.url}))
         try:
             assert await pool.score("asking", samples("a", "bb"), together=False) == [1.0, 2.0]
         finally:
