@@ -20,8 +20,8 @@ import psutil
 MARK = "ENDS_FOLDER"
 SHARED = "/dev/shm/"
 LOOK_S = 0.3
-RAY = "ray"
-"""Folder of Ray's session logs, which Ray leaves after every session, however it ends."""
+KEPT = ("ray", "torchinductor_")
+"""How folders begin that libraries keep after every process, however it ends: Ray's logs, torch's compiled code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Witness:
         while (processes := self.processes()) and time.monotonic() < deadline_s:
             time.sleep(LOOK_S)
         listening = self.ports & listened({process.pid for process in processes})
-        files = [path.name for path in self.temporary.iterdir() if path.name != RAY]
+        files = [path.name for path in self.temporary.iterdir() if not path.name.startswith(KEPT)]
         shared = [Path(path).name for path in sorted(self.shared) if Path(path).exists()]
         return Left([said(one)[:60] for one in processes], sorted(listening), shared, sorted(files))
 
