@@ -14,7 +14,6 @@ From rows to prompts:
     named, row_sampling, masks    what a row says for itself: reward and generate function, sampling, trained tokens
     row_checks  what a row asks for, looked at where it is read
     lengths     which prompts are short enough
-    row_checks  rows that ask for what the run cannot do are bad rows
     bad_rows, left_out    rows that are left out: which, why, and who is told
 
 From prompts to groups:
