@@ -339,6 +339,8 @@ def started(row: Row, folder: Path, witness: Witness) -> Iterator[Live]:
         driver = subprocess.Popen(
             words, env=witness.environment, stdout=theirs, stderr=errors, stdin=subprocess.DEVNULL,
             start_new_session=True,
+            # Whoever starts this in a shell's background has it ignored, and so would the run.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )  # fmt: skip
     os.close(theirs)
     run = Live(folder / "run", driver, witness)
