@@ -195,9 +195,7 @@ async def test_a_row_may_name_a_sum_whose_parts_are_made_once(build, tmp_path):
     assert [call for call in toy.calls if call[0] == "made"] == [("made", "length")]
 
 
-async def test_a_part_that_no_plugin_offers_is_refused(build):
-    sampler, _, _ = build({"rm_type": "1*length+1*lenght"})
-    with pytest.raises(
-        DataError, match=r"metadata rm_type = '1\*length\+1\*lenght' names no reward model of the run's"
-    ):
-        await sampler.sample(0)
+def test_a_part_that_no_plugin_offers_is_refused(build):
+    refusal = r"line 1: metadata rm_type = '1\*length\+1\*lenght' names no reward model of the run's"
+    with pytest.raises(DataError, match=refusal):
+        build({"rm_type": "1*length+1*lenght"})

@@ -20,7 +20,7 @@ TOKENS = "sample.tokens = TokenIds([*prompt_ids, *ids])"
 LOG_PROBS = "sample.rollout_log_probs = LogProbs(answer.log_probs)"
 VERSIONS = "sample.weight_versions = list(answer.weight_versions)"
 UNFINISHED = "fresh, ended = unfinished(samples)"
-GATHERED = "await asyncio.gather(*begun, *going_on)"
+TOGETHER = "await together([*begun, *going_on])"
 ENCODED = "prompt_ids = context.encoder.encode(samples[0].prompt, tools=tools_of(samples[0].metadata))"
 AGAIN = "ids = encoder.encode(sample.response)\n    sample.tokens = TokenIds([*prompt_ids, *ids])"
 SINGLES = {
@@ -88,8 +88,8 @@ SINGLES = {
         "state is shared between generations",
     ),
     "swallows its cancellation": (
-        GATHERED,
-        f"try:\n            {GATHERED}\n        except asyncio.CancelledError:\n            return samples",
+        TOGETHER,
+        f"try:\n            {TOGETHER}\n        except asyncio.CancelledError:\n            return samples",
         "it_can_be_cancelled",
         "the generate function swallowed its cancellation",
     ),
