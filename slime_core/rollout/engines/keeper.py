@@ -29,12 +29,13 @@ from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
-__all__ = ["die_with", "keep", "kept"]
+__all__ = ["HEARD", "die_with", "keep", "kept", "stand_before"]
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LIBC = ctypes.CDLL(None)
 
 HEARD = {signal.SIGCHLD, signal.SIGTERM}
+"""Signals that a keeper waits for."""
 SHARED = Path("/dev/shm")
 LOOK_S = 0.2
 """Seconds between two looks for files; a file that is younger when all processes die at once stays."""
@@ -57,8 +58,7 @@ def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
 
 def keep(pattern: str, command: Sequence[str]) -> None:
     """Run ``command`` to its end, clear up, and end as it did."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
-    _stand_before()
+    stand_before()
     # Descendants whose own parent ends become children of this process.
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
     scratch = tempfile.mkdtemp(prefix="slime-")  # short: a socket's path has at most 107 characters
@@ -76,8 +76,9 @@ def keep(pattern: str, command: Sequence[str]) -> None:
     _end_as(status)
 
 
-def _stand_before() -> None:
-    """Returns in a child; this process passes SIGTERM on to it, and ends as it does."""
+def stand_before() -> None:
+    """Returns in a child, with :data:`HEARD` blocked; this process passes SIGTERM on to it, and ends as it does."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
     before, keeper = os.getpid(), os.fork()
     if keeper == 0:
         die_with(before, signal.SIGTERM)

@@ -4,8 +4,8 @@
     worker -> parent    JSON: {"ready": true}, {"begun": call}, {"idle": call}, {"done": call, "rewards": [...]},
                         {"failed": call, "cause": ..., "error": ...}, {"broken": why it cannot work at all}
 
-The process that the parent starts is a keeper: it forks the one that works, adopts whatever that leaves behind, and
-ends it all when the parent asks for it, or has gone.
+Behind the process that the parent starts stands a keeper: it forks the one that works, adopts whatever that leaves
+behind, and ends it all when the parent asks for it, or has gone.
 
 Calls run concurrently in one event loop, so that rewards which wait for a network overlap. "begun" is sent when a call
 really starts to run: its time counts from there, whatever else had the loop before. "idle" is sent when the loop has
@@ -33,7 +33,7 @@ from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.plugins.registration import Registry
-from slime_core.rollout.engines.keeper import LIBC, die_with
+from slime_core.rollout.engines.keeper import HEARD, LIBC, die_with, stand_before
 
 __all__ = ["main", "read_frame", "write_frame"]
 
@@ -73,11 +73,15 @@ def write_frame(writer: asyncio.StreamWriter, content: bytes) -> None:
 def main() -> None:
     """Serve the socket whose descriptor is the first argument until the parent closes it."""
     connection = socket.socket(fileno=int(sys.argv[1]))
+    stand_before()
+    signal.signal(signal.SIGTERM, lambda *_: _leave())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
     # Descendants whose own parent ends become children of the keeper, whatever session they are in.
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
     keeper, worker = os.getpid(), os.fork()
     if worker == 0:
         die_with(keeper)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _keep_from_children(connection)
         asyncio.run(_serve(connection))
     else:
@@ -92,7 +96,6 @@ def _keep_from_children(connection: socket.socket) -> None:
 
 
 def _keep(worker: int) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: _leave())
     while os.waitpid(-1, 0)[0] != worker:
         continue
     _leave()
