@@ -24,8 +24,9 @@ class Interrupts:
     """``with Interrupts() as interrupts:`` lets signals through until :meth:`hold` is called in the block.
 
     From then on to the end of the block the first one is answered by a message, and becomes a ``KeyboardInterrupt``
-    after the block, unless the block fails anyway. The second one is a ``KeyboardInterrupt`` at once. Python handles
-    signals in the main thread alone: in another one nothing is held.
+    after the block, unless the block fails anyway. The second one is a ``KeyboardInterrupt`` at once. A signal that is
+    ignored, as Ctrl-C in the background of a shell, still is. Python handles signals in the main thread alone: in
+    another one nothing is held.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,8 @@ class Interrupts:
         """What is begun from here on is ended in peace."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._hear)
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._hear)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -53,6 +53,14 @@ def test_the_second_one_ends_at_once() -> None:
     assert done == []
 
 
+def test_what_is_ignored_still_is() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    done: list[str] = []
+    taken_down(signal.SIGINT, signal.SIGINT, done=done)
+    assert done == ["all"]
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
 def fails() -> None:
     with Interrupts() as interrupts:
         interrupts.hold()
