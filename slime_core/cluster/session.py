@@ -21,7 +21,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import ray
 from ray._common.utils import get_default_ray_temp_dir
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray._private.node import Node
 
 from slime_core.errors import PlacementError
@@ -120,7 +120,7 @@ class Session:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # Ray starts workers at niceness 15, so that whatever else the machine does starves the run.
         os.environ.setdefault("RAY_worker_niceness", "0")
-        with _on_loopback(), _without_the_unasked():
+        with _on_loopback(), _without_the_unasked(), _in_groups_of_their_own():
             self._init(
                 address="local",
                 num_cpus=self.num_cpus,
@@ -190,6 +190,23 @@ def _without_the_unasked() -> Iterator[None]:
     finally:
         for name, method in before.items():
             setattr(Node, name, method)
+
+
+class _Apart(services.ConsolePopen):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, process_group=0, **kwargs)
+
+
+@contextmanager
+def _in_groups_of_their_own() -> Iterator[None]:
+    # `timeout`, systemd and batch systems send SIGTERM to the whole group of a run. Ray's services would be gone before
+    # the run could end in order: it would wait a minute for them, and then die of it. They end with the driver anyway.
+    before = services.ConsolePopen
+    services.ConsolePopen = _Apart  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        services.ConsolePopen = before  # type: ignore[misc]
 
 
 def _nothing(*_: object, **__: object) -> None: ...

@@ -340,6 +340,12 @@ def test_its_own_cluster_starts_no_service_that_nobody_asks(ray_session: Session
     assert children("dashboard.py", started) + children("monitor.py", started) == []
 
 
+def test_a_signal_to_the_group_of_a_run_leaves_its_services_to_it(ray_session: Session) -> None:
+    started = [child for child in psutil.Process().children() if children("ray", [child])]
+    assert started
+    assert os.getpgrp() not in [os.getpgid(child.pid) for child in started]
+
+
 def test_a_cluster_that_does_not_answer_is_named() -> None:
     program = """
         from slime_core.cluster.session import Session

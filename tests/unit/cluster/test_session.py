@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray._private import services
 from ray._private.node import Node
 
 from slime_core.cluster import session
@@ -58,6 +59,21 @@ def test_only_its_own_cluster_goes_without_services_that_nobody_asks(
     with Session(address, namespace="n"):
         assert sum(one is not method for one, method in zip(seen, methods, strict=True)) == left_out
     assert [vars(Node)[name] for name in session.UNASKED] == methods
+
+
+def test_its_own_cluster_is_in_process_groups_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups: list[int] = []
+
+    def started(**_: object) -> None:
+        with services.ConsolePopen(["cat"], stdin=subprocess.PIPE) as service:
+            groups.append(os.getpgid(service.pid))
+
+    before = services.ConsolePopen
+    monkeypatch.setattr(ray, "init", started)
+    for address in ("local", "auto"):
+        with Session(address, namespace="n"):
+            assert services.ConsolePopen is before
+    assert [group == os.getpgrp() for group in groups] == [False, True]
 
 
 @pytest.fixture(autouse=True)
