@@ -400,7 +400,7 @@ async def test_requests_of_a_killed_engine_are_answered_by_another(
 def scheduler_of(server: SGLangServer) -> psutil.Process:
     port = f"--port={server.url.rsplit(':')[-1]}"
     (front,) = children(port)
-    (scheduler,) = children("scheduler", of=front.children())
+    (scheduler,) = children("sglang::scheduler", of=front.children(recursive=True))
     return scheduler
 
 
