@@ -60,6 +60,7 @@ PLUGIN = Path(__file__).parent / "held.py"
 END_LIMIT_S, LEFT_S = 180.0, 60.0
 
 PROBLEM = re.compile(r"Traceback \(most recent call last\)|Exception ignored|Fatal Python error")
+ESCAPE = re.compile(r"\x1b\[[?\d;]*[A-Za-z]")
 CURSOR = re.compile(r"\x1b\[\?25([lh])")
 
 RUN = (
@@ -114,7 +115,8 @@ STAGES = (
     ("saving a checkpoint", saving, (*NO_EVAL, "--save-interval", "1")),
     ("ending", ending, SHORT),
 )
-DIED = "ended by signal 9"
+DIED = r"ended (by signal 9|with exit code 1)"
+"""A server whose scheduler was killed is killed by it, or, while it loads, ends by itself."""
 UPDATES = (
     ("tensor", publishing, MANY_BUCKETS),
     ("distributed", publishing, MANY_BUCKETS),
@@ -256,7 +258,7 @@ def of_screen(screen: str) -> Iterator[str]:
     """What is wrong with the terminal afterwards."""
     if (CURSOR.findall(screen) or ["h"])[-1] != "h":
         yield "the cursor is hidden"
-    if screen and not screen.endswith("\n"):
+    if screen and not ESCAPE.sub("", screen).endswith("\n"):
         yield "the last line has no end"
 
 
