@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 import torch
+from struck import wait_until
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3ForSequenceClassification
 
 from slime_core.config.embedded import ARITHMETIC
@@ -118,7 +119,7 @@ def served(log: Path) -> Iterator[tuple[psutil.Popen, str]]:
         server = psutil.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_for(lambda: answers(url), START_LIMIT_S, f"the server to answer; see {log}")
+        wait_until(lambda: answers(url), START_LIMIT_S, f"the server to answer; see {log}")
         yield server, url
     finally:
         end(server)
@@ -154,7 +155,7 @@ def dies_midway(folder: Path, named: tuple[str, ...], server: psutil.Popen) -> t
     running = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     metrics = folder / "metrics.jsonl"
     try:
-        wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2, RUN_LIMIT_S, "two steps")
+        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2, RUN_LIMIT_S, "two steps")
         killed_s = time.monotonic()
         end(server)
         _, errors = running.communicate(timeout=RUN_LIMIT_S)
@@ -267,19 +268,6 @@ def short(errors: str) -> str:
     """A message on one line, with folders left out."""
     message = " ".join(errors.partition("slime: ")[2].split())
     return re.sub(r"(?<!\S)/\S*/", "", re.sub(r"127\.0\.0\.1:\d+", "HOST:PORT", message)).replace("|", "\\|")
-
-
-def wait_for(is_there: Callable[[], bool], limit_s: float, what: str) -> None:
-    """Returns when it is there.
-
-    Raises:
-        SystemExit: it was not in time.
-    """
-    deadline_s = time.monotonic() + limit_s
-    while not is_there():
-        if time.monotonic() > deadline_s:
-            raise SystemExit(f"waited {limit_s} s for {what}")
-        time.sleep(0.2)
 
 
 def end(server: psutil.Popen) -> None:
