@@ -1,6 +1,7 @@
 """The command ``slime``: the only room that prints or exits.
 
     main        finds the command; errors that slime raises on purpose become a message and an exit code
+    commands    what installed distributions add: the entry points slime.commands
     run, evaluate, check, ledger    a command each: ``slime run``, ``eval``, ``check`` and ``ledger``
     progress    what a person sees of a run
     activation  what a command line means before its settings are read: its file and its plugins

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from slime_core import __version__
+from slime_core.cli import commands
 from slime_core.cli.activation import activate_unlocked, architecture_of, expand
 from slime_core.errors import PluginError, SlimeError, UserError
 
@@ -99,11 +100,15 @@ def activate_named(peek: Peek) -> ActivePlugins:
 def _dispatch(argv: list[str]) -> int:
     command, rest = (argv[0], argv[1:]) if argv else ("--help", [])
     if command in ("--help", "-h", "help"):
-        print(OVERVIEW)
+        print(OVERVIEW + commands.listing())
         return 0
     if command == "--version":
         print(f"slime {__version__}")
         return 0
+    installed = None if commands.is_core(argv) else commands.find(argv)
+    if installed is not None:
+        added, words = installed
+        return added.run(words)
     if command not in _COMMANDS:
         raise UserError(f"{command!r} is no command; commands are {', '.join(_COMMANDS)}. See slime --help.")
     return _COMMANDS[command](rest)
@@ -185,7 +190,8 @@ def _plugins(argv: list[str]) -> int:
     from slime_core.cli.plugins import add_commands
 
     parser = argparse.ArgumentParser(prog="slime", allow_abbrev=False)
-    add_commands(parser.add_subparsers(required=True))
+    known = commands.is_core(["plugins", *argv])
+    add_commands(parser.add_subparsers(required=True), added=() if known else commands.added())
     arguments = parser.parse_args(["plugins", *argv])
     return int(arguments.handler(arguments))
 

@@ -9,10 +9,11 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from slime_core.cli import scaffold
+from slime_core.cli.commands import Command
 from slime_core.cli.lock import add_lock, add_verify
 from slime_core.errors import PluginError
 from slime_core.plugins.bounds import check_bounds
@@ -22,8 +23,14 @@ from slime_core.plugins.discovery import CORE, PATHS, PluginIdentity, PluginSour
 __all__ = ["add_commands", "list_plugins", "show_plugin"]
 
 
-def add_commands(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``plugins`` with ``list`` and ``show``; the chosen one is ``arguments.handler(arguments) -> exit code``."""
+def add_commands(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], *, added: Sequence[Command] = ()
+) -> None:
+    """Add ``plugins`` with ``list`` and ``show``; the chosen one is ``arguments.handler(arguments) -> exit code``.
+
+    Arguments:
+        added: commands of installed distributions, for the help page; they are run before argparse is asked.
+    """
     commands = subparsers.add_parser("plugins", help="what is installed, and what a plugin offers").add_subparsers(
         dest="plugins_command", required=True
     )
@@ -46,6 +53,9 @@ def add_commands(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]
     checking.set_defaults(handler=_check)
     # Takes the flags of slime run, which argparse does not know: the command line looks for it first.
     commands.add_parser("trace", help="which code a run calls, hook by hook; takes what slime run takes")
+    for command in added:
+        if command.words[0] == "plugins" and command.mistake is None:
+            commands.add_parser(command.words[1], help=f"from {command.distribution} {command.version}")
 
 
 def _check(arguments: argparse.Namespace) -> int:

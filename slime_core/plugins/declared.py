@@ -3,6 +3,7 @@
     slime             grpo = "slime_grpo.plugin"         a plugin, and the module that holds its hooks
     slime.models      Qwen3ForCausalLM = "models"        checkpoints of this architecture need that plugin
     slime.requires    grpo = "searchr1"                  plugin searchr1 of this distribution requires plugin grpo
+    slime.commands    "plugins.new" = "package.module:function"    the command slime plugins new
 
 Of two copies of one distribution on the path, only the first is what an import would find, so only that one counts.
 """
@@ -16,6 +17,7 @@ from importlib import metadata
 
 __all__ = [
     "ARCHITECTURE_GROUP",
+    "COMMAND_GROUP",
     "PLUGIN_GROUP",
     "REQUIRES_GROUP",
     "Declaration",
@@ -28,8 +30,9 @@ __all__ = [
 PLUGIN_GROUP = "slime"
 ARCHITECTURE_GROUP = "slime.models"
 REQUIRES_GROUP = "slime.requires"
+COMMAND_GROUP = "slime.commands"
 
-_GROUPS = (PLUGIN_GROUP, ARCHITECTURE_GROUP, REQUIRES_GROUP)
+_GROUPS = (PLUGIN_GROUP, ARCHITECTURE_GROUP, REQUIRES_GROUP, COMMAND_GROUP)
 _BROKEN = (OSError, ValueError, TypeError, AttributeError, LookupError, metadata.PackageNotFoundError)
 """What ``importlib.metadata`` raises on files that are cut short, in another encoding, no metadata at all, or under
 another name than that of their folder."""

@@ -24,6 +24,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         plugins: Mapping[str, str] | None = None,
         claims: Mapping[str, str] | None = None,
         requires: Mapping[str, str] | None = None,
+        commands: Mapping[str, str] | None = None,
         dependencies: Sequence[str] = (),
         where: str | None = None,
     ) -> Path:
@@ -37,6 +38,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{depends}")
         (info / "RECORD").write_text("".join(f"{path},,\n" for path in files))
         groups = {"slime": plugins or {}, "slime.models": claims or {}, "slime.requires": requires or {}}
+        groups["slime.commands"] = commands or {}
         lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in rows.items()) for group, rows in groups.items()]
         (info / "entry_points.txt").write_text("\n".join(lines))
         monkeypatch.syspath_prepend(site)

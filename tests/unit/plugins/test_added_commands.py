@@ -1,0 +1,121 @@
+"""Commands that installed distributions add: found in metadata, run like the core's own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import suppress
+
+import pytest
+
+from slime_core.cli.commands import CORE_COMMANDS, is_core
+from slime_core.cli.main import _COMMANDS, main
+from slime_core.cli.plugins import add_commands
+
+SOURCE = """
+from slime_core.errors import DataError
+
+def main(argv):
+    print("oak", *argv)
+    return len(argv)
+
+def refuse(argv):
+    raise DataError("oak.jsonl:3: no prompt; write one")
+
+def silent(argv):
+    return None
+"""
+
+
+def test_a_command_is_run_with_the_words_behind_it(install, capsys):
+    install("acme-oak", commands={"oak": "acme_oak:main"}, files={"acme_oak.py": SOURCE})
+    assert main(["oak", "--deep", "3"]) == 2
+    assert capsys.readouterr().out == "oak --deep 3\n"
+
+
+def test_a_dot_joins_two_words_and_the_longer_command_wins(install, capsys):
+    install("acme-oak", commands={"oak": "acme_oak:main", "oak.cut": "acme_oak:refuse"}, files={"acme_oak.py": SOURCE})
+    assert main(["oak", "cut"]) == 2
+    assert capsys.readouterr().err == "slime: oak.jsonl:3: no prompt; write one\n"
+
+
+def test_a_command_can_stand_beside_the_core_s_own_under_plugins(install, capsys):
+    install("acme-oak", "2.1", commands={"plugins.grow": "acme_oak:main"}, files={"acme_oak.py": SOURCE})
+    assert main(["plugins", "grow", "tall"]) == 1
+    assert capsys.readouterr().out == "oak tall\n"
+    with pytest.raises(SystemExit):
+        main(["plugins", "--help"])
+    assert ["grow", "from", "acme-oak", "2.1"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_help_lists_commands_with_their_distribution_and_imports_none(install, capsys):
+    install("acme-oak", "2.1", commands={"oak.cut": "acme_oak:main"}, files={"acme_oak.py": "raise SystemExit(3)"})
+    assert main(["--help"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["slime", "oak", "cut", "from", "acme-oak", "2.1"] in lines
+    assert "acme_oak" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["run", "run.fast", "plugins", "plugins.list", "config.show"])
+def test_a_command_of_the_core_cannot_be_taken(install, capsys, name):
+    install("acme-oak", commands={name: "acme_oak:main"}, files={"acme_oak.py": SOURCE})
+    assert main(["--help"]) == 0
+    wanted = f"slime {name.replace('.', ' ')}"
+    line = next(one for one in capsys.readouterr().out.splitlines() if "acme-oak" in one)
+    assert line.split("from")[0].strip() == wanted
+    assert line.endswith("cannot run: the core has a command of this name, which cannot be replaced")
+    with suppress(SystemExit):  # argparse ends like this behind its help
+        main([*name.split("."), "--help"])
+    assert "oak" not in capsys.readouterr().out.split()
+
+
+def test_a_name_that_nobody_could_type_is_said(install, capsys):
+    install("acme-oak", commands={"Oak.cut.deep": "acme_oak:main"}, files={"acme_oak.py": SOURCE})
+    assert main(["--help"]) == 0
+    assert "cannot run: a command is one word, or two joined by a dot" in capsys.readouterr().out
+
+
+def test_two_claims_of_one_command_name_both_distributions(install, capsys):
+    for name in ("acme", "zeta"):
+        install(name, commands={"oak": f"{name}_oak:main"}, files={f"{name}_oak.py": SOURCE})
+    assert main(["oak"]) == 2
+    error = capsys.readouterr().err
+    assert "slime oak: acme 1.0 (acme_oak:main) and zeta 1.0 (zeta_oak:main) declare this command.\n" in error
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out.count("cannot run: declared twice: uninstall one") == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (
+            "acme_gone:main",
+            "importing it failed with ModuleNotFoundError: No module named 'acme_gone'\nReinstall acme-oak",
+        ),
+        ("acme_oak:gone", "importing it failed with AttributeError"),
+        ("acme_oak", "its target is no function. Report it to the author of acme-oak."),
+        ("acme_oak:silent", "returned None; an exit code is wanted, an int. Report it to the author of acme-oak."),
+    ],
+)
+def test_a_target_that_cannot_be_run_names_the_command_and_its_distribution(install, capsys, target, said):
+    install("acme-oak", commands={"oak": target}, files={"acme_oak.py": SOURCE})
+    assert main(["oak"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"slime: command slime oak of acme-oak 1.0 ({target})")
+    assert said in error
+
+
+def test_the_names_of_the_core_are_the_commands_that_it_has():
+    assert set(CORE_COMMANDS) == set(_COMMANDS)
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers()
+    add_commands(commands)
+    below = next(one for one in commands.choices["plugins"]._actions if isinstance(one.choices, dict))
+    assert sorted(below.choices) == sorted(CORE_COMMANDS["plugins"])
+
+
+@pytest.mark.parametrize(
+    ("words", "known"), [([], False), (["run"], True), (["plugins", "list"], True), (["oak"], False)]
+)
+def test_what_the_core_has_is_known_without_reading_metadata(words, known):
+    assert is_core(words) is known
