@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from slime_core import PromptRequest
-from slime_core.data.prompts import PromptFiles
-from slime_core.data.rows import Reading
-from slime_core.data.screen import screen
+from slime_core.prompts.prompts import PromptFiles
+from slime_core.prompts.rows import Reading
+from slime_core.prompts.screen import screen
 
 ORDERS: dict[str, dict[str, Any]] = {
     "in order": {"shuffle": False},

@@ -17,9 +17,9 @@ from slime_core.adapters.calling import blamed
 from slime_core.adapters.check import load_checked
 from slime_core.adapters.forms import rollout_forms
 from slime_core.adapters.options import PathOptions
-from slime_core.data.prompts import PromptFiles
 from slime_core.errors import PluginError
 from slime_core.plugins.contracts import DataSource, PromptRequest
+from slime_core.prompts.prompts import PromptFiles
 from slime_core.types import PromptGroup, Sample
 
 __all__ = ["BufferedDataSource", "BufferedSource", "PathSource", "SourceView"]

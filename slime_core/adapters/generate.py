@@ -18,8 +18,8 @@ from slime_core.adapters.conversation import Call, sampling_fields
 from slime_core.adapters.forms import rollout_forms
 from slime_core.adapters.inside import CALL
 from slime_core.adapters.options import PathOptions
-from slime_core.data.rows import tools_of
 from slime_core.errors import EngineError, PluginError, RequestRefused
+from slime_core.prompts.rows import tools_of
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.lineage import Parents

@@ -220,13 +220,13 @@ def slime_register_sample_transforms() -> Iterator[Component]:
 def slime_register_data_sources() -> Iterator[Component]:
     yield Component(
         "prompts",
-        target="slime_core.data.prompts:PromptFiles",
+        target="slime_core.prompts.prompts:PromptFiles",
         traits=DataTraits(reads_prompt_files=True),
         summary="Prompts from JSON Lines, Parquet or saved data sets, shuffled anew each epoch",
     )
     yield Component(
         "buffered",
-        target="slime_core.data.buffer:BufferedPrompts",
+        target="slime_core.prompts.buffer:BufferedPrompts",
         traits=DataTraits(reads_prompt_files=True, buffers=True),
         summary="Groups that came back or were written elsewhere (--buffer-data), by --buffer-filter, then prompts",
     )

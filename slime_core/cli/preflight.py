@@ -19,20 +19,20 @@ from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.config.mistakes import Mistake, report
 from slime_core.config.schema import RunConfig
-from slime_core.data.arrivals import screen_arrivals
-from slime_core.data.mixed import shares
-from slime_core.data.named import Offered, offered_to_rows
-from slime_core.data.processing import has_processor
-from slime_core.data.recorded import RolloutFiles
-from slime_core.data.requests import reading_of, template_arguments, training_paths
-from slime_core.data.row_sampling import drawn
-from slime_core.data.screen import Room, screen
-from slime_core.data.screen_rollouts import screen_rollouts
-from slime_core.data.trajectory import Fit
 from slime_core.plugins.component import Kind
 from slime_core.plugins.refusals import refusals
 from slime_core.plugins.selection import has_critic
 from slime_core.plugins.traits import DataTraits, GenerateTraits
+from slime_core.prompts.arrivals import screen_arrivals
+from slime_core.prompts.mixed import shares
+from slime_core.prompts.named import Offered, offered_to_rows
+from slime_core.prompts.processing import has_processor
+from slime_core.prompts.recorded import RolloutFiles
+from slime_core.prompts.requests import reading_of, template_arguments, training_paths
+from slime_core.prompts.row_sampling import drawn
+from slime_core.prompts.screen import Room, screen
+from slime_core.prompts.screen_rollouts import screen_rollouts
+from slime_core.prompts.trajectory import Fit
 
 if TYPE_CHECKING:
     from slime_core.plugins.registry import Registry

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slime_core.data.trajectory import GIVEN
 from slime_core.errors import DataError
+from slime_core.prompts.trajectory import GIVEN
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn
 from slime_core.types import PromptGroup, Sample, Status

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_core.config.reward_sum import reward_names
-from slime_core.data.named import Offered, name_of
 from slime_core.plugins.component import Kind
 from slime_core.plugins.discovery import CORE, PluginIdentity
 from slime_core.plugins.registry import Registry
+from slime_core.prompts.named import Offered, name_of
 from slime_core.types import Sample
 
 __all__ = ["Choice", "Chosen"]

@@ -4,8 +4,8 @@
     scoring    whose reward counts, and what becomes of those without one (:mod:`slime_core.rollout.scoring`)
     collect    all of it for whole groups, with second tries
 
-A row may name its own generate function and reward model (:mod:`slime_core.data.named`). Those that take one sample and
-those that take whole groups live side by side: a sample is rewarded as soon as it is there, or with its group.
+A row may name its own generate function and reward model (:mod:`slime_core.prompts.named`). Those that take one sample
+and those that take whole groups live side by side: a sample is rewarded as soon as it is there, or with its group.
 """
 
 from __future__ import annotations

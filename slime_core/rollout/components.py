@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slime_core.config.schema import RunConfig
-from slime_core.data.chat import PromptEncoder
-from slime_core.data.named import GENERATE_FUNCTION, REWARD_MODEL, offered_to_rows
-from slime_core.data.requests import LeftOut, training_request
-from slime_core.data.row_checks import RowCheck, check_of
 from slime_core.errors import RunError, SlimeError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import GroupedRewards
 from slime_core.plugins.registry import Registry
+from slime_core.prompts.chat import PromptEncoder
+from slime_core.prompts.named import GENERATE_FUNCTION, REWARD_MODEL, offered_to_rows
+from slime_core.prompts.requests import LeftOut, training_request
+from slime_core.prompts.row_checks import RowCheck, check_of
 from slime_core.rollout.choice import Choice
 from slime_core.rollout.guard import GuardedSource
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import cast
 
-from slime_core.data.masks import ASSISTANT, Conversation, Family, conversation
-from slime_core.data.rows import tools_of
 from slime_core.errors import DataError
+from slime_core.prompts.masks import ASSISTANT, Conversation, Family, conversation
+from slime_core.prompts.rows import tools_of
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn, fill_given
 from slime_core.types import Mask, PromptGroup, Sample, Status

@@ -14,12 +14,12 @@ from typing import Any
 from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.config.mistakes import nearest
 from slime_core.config.schema import RunConfig
-from slime_core.data.chat import PromptEncoder
-from slime_core.data.prompts import PromptFiles
-from slime_core.data.row_checks import RowCheck
-from slime_core.data.rows import Prompt, tools_of
 from slime_core.errors import ConfigError, RunError
 from slime_core.plugins.contracts import DataSource, PromptRequest
+from slime_core.prompts.chat import PromptEncoder
+from slime_core.prompts.prompts import PromptFiles
+from slime_core.prompts.row_checks import RowCheck
+from slime_core.prompts.rows import Prompt, tools_of
 from slime_core.rollout.collect import Collector
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.functions import RolloutFunctions, eval_columns

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slime_core.data.rows import tools_of
 from slime_core.errors import DataError
+from slime_core.prompts.rows import tools_of
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn, fill_given, processed
 from slime_core.types import PromptGroup, Sample, Status

@@ -7,13 +7,13 @@ from functools import cache, partial
 from slime_core.config.described import routes_shape
 from slime_core.config.eval_sets import EvalSet
 from slime_core.config.schema import RolloutConfig
-from slime_core.data.chat import PromptEncoder
-from slime_core.data.processing import InputProcessor, has_processor
-from slime_core.data.requests import template_arguments
 from slime_core.plugins.component import Kind
 from slime_core.plugins.discovery import PATHS
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
+from slime_core.prompts.chat import PromptEncoder
+from slime_core.prompts.processing import InputProcessor, has_processor
+from slime_core.prompts.requests import template_arguments
 from slime_core.rollout.collect import Collector
 from slime_core.rollout.components import Components
 from slime_core.rollout.engines.client import GenerateClient

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slime_core.data.recorded import Recorded, RolloutFiles
 from slime_core.plugins.contracts import DataSource
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
+from slime_core.prompts.recorded import Recorded, RolloutFiles
 from slime_core.rollout.harvest import Harvest
 from slime_core.rollout.ledger import Present
 from slime_core.rollout.sampled import Sampled, SamplerSettings

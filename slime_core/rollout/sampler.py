@@ -18,12 +18,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
-from slime_core.data.recorded import Recorded, RolloutFiles, write_rollout
 from slime_core.errors import RunError
 from slime_core.plugins.contracts import DataSource, Place
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
+from slime_core.prompts.recorded import Recorded, RolloutFiles, write_rollout
 from slime_core.rollout.collect import missing_of
 from slime_core.rollout.engines.speculation import spec_metrics
 from slime_core.rollout.functions import AsRewarded

@@ -9,7 +9,7 @@ from typing import Any
 from slime_core.config.eval_sets import EvalSet
 from slime_core.config.sampling import RolloutConfig
 from slime_core.config.schema import RunConfig
-from slime_core.data.row_sampling import own_sampling
+from slime_core.prompts.row_sampling import own_sampling
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.types import Sample
 
@@ -54,7 +54,7 @@ def eval_sampling(one: EvalSet, *, end_ids: tuple[int, ...]) -> SamplingParams:
 
 
 def of_row(sample: Sample, sampling: SamplingParams, *, evaluation: bool) -> SamplingParams:
-    """``sampling`` with what the sample's row wants instead; see :mod:`slime_core.data.row_sampling`.
+    """``sampling`` with what the sample's row wants instead; see :mod:`slime_core.prompts.row_sampling`.
 
     Ids of the row that end a response do so besides those of ``sampling``, among which are the model's.
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from slime_core.data.chat import PromptEncoder
+from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.generation import Generation, SamplingParams
 
 __all__ = ["until_stop"]

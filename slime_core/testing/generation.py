@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from slime_core.data.chat import PromptEncoder
 from slime_core.plugins.component import Kind
+from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext

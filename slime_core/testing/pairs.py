@@ -9,7 +9,7 @@ import string
 import tempfile
 from pathlib import Path
 
-from slime_core.data.chat import PromptEncoder
+from slime_core.prompts.chat import PromptEncoder
 
 __all__ = ["DRAWN", "END", "letters", "pairing_encoder"]
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import slime_core
-from slime_core.data.chat import PromptEncoder
 from slime_core.errors import EngineError, WeightSyncError
+from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.stops import until_stop

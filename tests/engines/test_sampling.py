@@ -20,7 +20,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from slime_core.data.chat import PromptEncoder
+from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn

@@ -27,9 +27,9 @@ OTHER_MEANINGS = {
     ("config/model_args.py", "qwen3"): "model_type of a config.json",
     ("config/prompting.py", "qwen3"): "a family of chat templates, loss_mask_type",
     ("config/serving.py", "random"): "a policy of sglang-router",
-    ("data/buffer.py", "prompts"): "key of the data source's own state",
-    ("data/held.py", "prompts"): "key of the data source's own state",
-    ("data/masks.py", "qwen3"): "a family of chat templates, loss_mask_type",
+    ("prompts/buffer.py", "prompts"): "key of the data source's own state",
+    ("prompts/held.py", "prompts"): "key of the data source's own state",
+    ("prompts/masks.py", "qwen3"): "a family of chat templates, loss_mask_type",
 }
 """(file, word) -> what the word means there, where it is no component's name."""
 

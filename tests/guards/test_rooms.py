@@ -32,4 +32,4 @@ def test_a_room_that_lists_its_files_lists_all_of_them(name: str):
 
 
 def test_most_rooms_list_their_files():
-    assert {"cli", "config", "data", "learner", "plugins", "rollout", "weights"} <= set(LISTING)
+    assert {"cli", "config", "learner", "plugins", "prompts", "rollout", "weights"} <= set(LISTING)

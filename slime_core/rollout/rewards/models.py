@@ -22,9 +22,9 @@ from typing import Any
 import regex
 
 from slime_core.config.schema import RolloutConfig, RunConfig
-from slime_core.data.named import RM_URL, not_allowed
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.boundary import boundary
+from slime_core.prompts.named import RM_URL, not_allowed
 from slime_core.rollout.engines.models import model_url
 from slime_core.rollout.rewards.http import Service
 from slime_core.rollout.rewards.pool import Reward, RewardFailure

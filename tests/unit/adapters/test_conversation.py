@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from slime_core.adapters.conversation import Call, sampling_fields
-from slime_core.data.chat import PromptEncoder
 from slime_core.errors import EngineError, PluginError
+from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.generate import GenerateContext
 from slime_core.types import LogProbs, Sample, Status, TokenIds

@@ -10,8 +10,8 @@ import pytest
 from slime_core.adapters import GenerateState, generate_single
 from slime_core.adapters.generate import PathGenerate
 from slime_core.adapters.options import PathOptions
-from slime_core.data.chat import PromptEncoder
 from slime_core.errors import EngineError, PluginError
+from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext

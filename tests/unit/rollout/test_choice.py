@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from slime_core.config.schema import AlgorithmConfig, CustomConfig, DataConfig, RolloutConfig, RunConfig
-from slime_core.data.chat import PromptEncoder
 from slime_core.errors import DataError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.registry import activate
+from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import parts
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler

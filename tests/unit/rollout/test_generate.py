@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.data.chat import PromptEncoder
 from slime_core.errors import EngineError, RunError
+from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn
 from slime_core.types import LogProbs, Sample, Status, TokenIds

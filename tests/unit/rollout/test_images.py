@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 
 from slime_core.config.embedded import ARITHMETIC
-from slime_core.data.chat import PromptEncoder
-from slime_core.data.processing import InputProcessor, has_processor
 from slime_core.errors import DataError, RunError
+from slime_core.prompts.chat import PromptEncoder
+from slime_core.prompts.processing import InputProcessor, has_processor
 from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn
 from slime_core.rollout.labelled import FromLabel

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from slime_core.data.prompts import PromptFiles
 from slime_core.plugins.contracts import PromptRequest
+from slime_core.prompts.prompts import PromptFiles
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn

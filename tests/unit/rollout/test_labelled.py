@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from slime_core.config.embedded import ARITHMETIC
-from slime_core.data.chat import PromptEncoder
 from slime_core.errors import DataError
+from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.labelled import FromLabel

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.data.prompts import PromptFiles
 from slime_core.errors import RunError
 from slime_core.plugins.contracts import PromptRequest
+from slime_core.prompts.prompts import PromptFiles
 from slime_core.rollout import production as module
 from slime_core.rollout.ledger import Ledger, Present
 from slime_core.rollout.pace import Pace

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from slime_core.data.prompts import PromptFiles
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.contracts import PromptRequest
+from slime_core.prompts.prompts import PromptFiles
 from slime_core.rollout.pace import Pace
 from slime_core.rollout.production import Production
 from slime_core.types import LogProbs, PromptGroup, Sample, Status, TokenIds

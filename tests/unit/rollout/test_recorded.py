@@ -19,9 +19,9 @@ from slime_core.config.schema import (
     RolloutConfig,
     RunConfig,
 )
-from slime_core.data.chat import PromptEncoder
 from slime_core.errors import EngineError, RunError
 from slime_core.plugins.registry import activate
+from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import parts
 from slime_core.rollout import sampler as module
 from slime_core.rollout.engines.generation import Generation

@@ -14,10 +14,10 @@ import pytest
 
 from slime_core.config.measuring import EvalDataset
 from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, LearnerConfig, RolloutConfig, RunConfig
-from slime_core.data.chat import PromptEncoder
 from slime_core.errors import ConfigError, DataError, EngineError, PluginError, RequestRefused, RunError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.registry import Registry, activate
+from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import parts
 from slime_core.rollout import sampler as sampling
 from slime_core.rollout.choice import Choice, Chosen

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, RolloutConfig, RunConfig
-from slime_core.data.chat import PromptEncoder
 from slime_core.errors import RequestRefused, RunError
 from slime_core.plugins.contracts import DataSource
 from slime_core.plugins.registry import activate
+from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import parts
 from slime_core.rollout import sampler as module
 from slime_core.rollout.engines.generation import Generation

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slime_core.data.prompts import PromptFiles
 from slime_core.plugins.contracts import PromptRequest
+from slime_core.prompts.prompts import PromptFiles
 from slime_core.rollout.supply import Supply, held_by
 from slime_core.track.ledger import Journal, Recount
 from slime_core.types import LogProbs, PromptGroup, Status, TokenIds

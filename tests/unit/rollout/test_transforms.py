@@ -9,9 +9,9 @@ import pytest
 
 from slime_core.config.eval_sets import eval_sets
 from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, RolloutConfig, RunConfig
-from slime_core.data.chat import PromptEncoder
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.registry import activate
+from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import parts
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler

@@ -145,7 +145,7 @@ TRACKERS = {
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_broken_source_is_caught_by_the_property_that_names_it(name, first_party, broken, violation):
     old, new, prop, words = SOURCES[name]
-    source = broken(first_party("slime_core/data/prompts.py", SOURCE), old, new)
+    source = broken(first_party("slime_core/prompts/prompts.py", SOURCE), old, new)
     assert words in violation(DataSourceSuite, source, prop)
 
 

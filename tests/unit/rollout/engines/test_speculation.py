@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime_core.config.embedded import ARITHMETIC
-from slime_core.data.chat import PromptEncoder
+from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.engines.speculation import added, spec_metrics

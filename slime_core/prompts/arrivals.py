@@ -1,0 +1,120 @@
+"""Trajectories that somebody else wrote, to be trained: JSON Lines of samples, looked at and never unpickled.
+
+    {"group_index": 3, "prompt": "2+2=", "tokens": [7, 15, 7, 4, 9, 1], "response_length": 2, "response": "4",
+     "reward": 1.0, "status": "completed", "rollout_log_probs": [-0.1, -0.02]}
+
+A line is :meth:`~slime_core.types.Sample.to_dict` of one sample, or as much of it as there is; ``tokens``,
+``response_length``, ``status`` and ``rollout_log_probs`` have to be there. Lines that stand together with one
+``group_index`` are a group. A file is read once: one that is named, or each ``.jsonl`` file of a folder, by name, as it
+appears. Move files in whole; names that begin with a dot or an underscore are passed over. Without ``group_index`` a
+line is a group of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import DataError
+from slime_core.plugins.contracts import PromptRequest
+from slime_core.prompts.left_out import BAD, tell
+from slime_core.prompts.raw import Raw
+from slime_core.prompts.rows import content_of
+from slime_core.prompts.tables import Joined, LineTable
+from slime_core.prompts.trajectory import Fit, read_trajectories
+from slime_core.types import PromptGroup
+
+__all__ = ["Arrivals", "screen_arrivals"]
+
+MOST_BYTES = 32 * 2**20
+"""Looked through before anything starts; what lies behind is read when it is taken."""
+
+
+class Arrivals:
+    """The groups of a file, or of the files that appear in a folder.
+
+    Arguments:
+        request: ``request.buffer.data`` names it; None: nothing arrives.
+    """
+
+    def __init__(self, request: PromptRequest) -> None:
+        buffer = request.buffer
+        self._request, self._read = request, dict[str, None]()  # names in the order of reading
+        self._fit = Fit(size=request.n_samples_per_prompt, vocab_size=buffer.vocab_size, reward_key=buffer.reward_key)
+        self._groups = 0
+
+    def take(self) -> list[PromptGroup]:
+        """The groups of all files that were not read before.
+
+        Raises:
+            DataError: a line is no finished sample; with ``skips_bad`` its group is left out and counted.
+        """
+        path = self._request.buffer.data
+        new = [file for file in ([] if path is None else _files(path)) if file.name not in self._read]
+        found = [group for file in new for group in self._of_file(file)]
+        self._read |= dict.fromkeys(file.name for file in new)
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Which files were read, and how many groups they held."""
+        return {"files": list(self._read), "groups": self._groups}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue where ``state`` was taken."""
+        self._read, self._groups = dict.fromkeys(state["files"]), state["groups"]
+
+    def _of_file(self, file: Path) -> list[PromptGroup]:
+        groups = []
+        for lines in _groups(Joined([LineTable(file)]).read(0)):
+            try:
+                groups.append(self._numbered(read_trajectories(lines, self._fit)))
+            except DataError as mistake:
+                if not self._request.skips_bad:
+                    raise
+                tell(self._request, BAD, 1, [str(mistake)])
+        return groups
+
+    def _numbered(self, group: PromptGroup) -> PromptGroup:
+        """The group under numbers of its own: below 0, since those from 0 on are of the prompts."""
+        self._groups += 1
+        first = -self._groups * len(group)
+        return [replace(one, group_index=-self._groups, index=first + place) for place, one in enumerate(group)]
+
+
+def screen_arrivals(path: Path, fit: Fit, *, most_bytes: int = MOST_BYTES) -> None:
+    """Returns if nothing wrong was found in the groups that are there already.
+
+    Raises:
+        DataError: a line is no finished sample, or a group has another size; names file and line.
+    """
+    for file in _files(path):
+        for lines in _groups(Joined([LineTable(file)]).read(0)):
+            if most_bytes <= 0:
+                return
+            most_bytes -= sum(len(raw.content) for raw in lines)
+            read_trajectories(lines, fit)
+
+
+def _files(path: Path) -> list[Path]:
+    """The file, whatever its name; of a folder, those whose names say that they are whole."""
+    if path.is_file():
+        return [path]
+    return [file for file in sorted(path.glob("*.jsonl")) if not file.name.startswith((".", "_"))]
+
+
+def _groups(rows: Iterable[Raw]) -> Iterator[list[Raw]]:
+    """Lines that stand together with one ``group_index``."""
+    for _, lines in groupby((raw for raw in rows if not raw.is_blank), key=_group_of):
+        yield list(lines)
+
+
+def _group_of(raw: Raw) -> tuple[str, Any]:
+    """What lines of one group have in common; a line that cannot be read, or that names none, stands alone."""
+    try:
+        number = content_of(raw).get("group_index")
+    except DataError:
+        number = None
+    return ("line", raw.number) if number is None else ("group", number)

@@ -1,0 +1,124 @@
+"""The data source ``buffered``: groups that came back or came from elsewhere, before new prompts.
+
+buffer    prompt groups as they are: those that a rollout put back, and trajectories that somebody else wrote
+filters   which of them come next
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from slime_core.errors import CheckpointError
+from slime_core.plugins.contracts import PromptRequest
+from slime_core.prompts.arrivals import Arrivals
+from slime_core.prompts.prompts import PromptFiles
+from slime_core.types import PromptGroup, Sample
+
+__all__ = ["FILTERS", "BufferedPrompts"]
+
+
+class BufferedPrompts:
+    """Hands out groups of its buffer first, in the order of its filter, then new prompts.
+
+    Arguments:
+        options: the built-in plugin has none.
+        request: see :class:`PromptRequest`; ``buffer`` says what is read besides prompts, and which filter chooses.
+
+    Raises:
+        DataError: prompts or trajectories cannot be read.
+    """
+
+    def __init__(self, options: object | None = None, *, request: PromptRequest) -> None:
+        self._prompts = PromptFiles(options, request=request)
+        self._settings, self._key = request.buffer, request.buffer.reward_key
+        self._buffer: list[PromptGroup] = []
+        self._arrivals = Arrivals(request)
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def get_samples(self, n: int) -> list[PromptGroup]:
+        """The name of :meth:`next_groups` in slime."""
+        return self.next_groups(n)
+
+    def add_samples(self, groups: Sequence[PromptGroup]) -> None:
+        """The name of :meth:`put_back` in slime."""
+        self.put_back(groups)
+
+    def buffer_filter(self, buffer: Sequence[PromptGroup], n: int) -> list[PromptGroup]:
+        """Which groups of ``buffer`` come next, at most ``n``; derive from the class to choose otherwise."""
+        return FILTERS[self._settings.filter](buffer, n, self._order)
+
+    def next_groups(self, n: int) -> list[PromptGroup]:
+        """The next ``n`` groups."""
+        self._buffer += self._arrivals.take()
+        chosen = self.buffer_filter(list(self._buffer), n)
+        taken = set(map(id, chosen))
+        self._buffer = [group for group in self._buffer if id(group) not in taken]
+        return [*chosen, *self._prompts.next_groups(n - len(chosen))]
+
+    def put_back(self, groups: Sequence[PromptGroup]) -> None:
+        """Take groups into the buffer, as they are."""
+        self._buffer += [copy.deepcopy(group) for group in groups]
+
+    def state(self) -> dict[str, Any]:
+        """The place in the prompts, the buffer, and which files of trajectories were read."""
+        buffer = [[sample.to_dict() for sample in group] for group in self._buffer]
+        return {"prompts": self._prompts.state(), "buffer": copy.deepcopy(buffer), "read": self._arrivals.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where ``state()`` was taken.
+
+        Raises:
+            CheckpointError: it is the state of another data source, or the prompts are others.
+        """
+        if "buffer" not in state:
+            raise CheckpointError(
+                "the checkpoint's place in the data has no buffer, so another data source wrote it; resume with the "
+                "--data-source of that run"
+            )
+        self._prompts.restore(state["prompts"])
+        self._buffer = [[Sample.from_dict(sample) for sample in group] for group in state["buffer"]]
+        self._arrivals.restore(state["read"])
+
+    def _order(self, group: PromptGroup) -> tuple[float, str]:
+        """The mean reward of the group, and its stratum."""
+        rewards = [sample.reward_value(self._key) for sample in group if sample.reward is not None]
+        mean = statistics.fmean(rewards) if rewards else float("-inf")
+        return mean, str(group[0].metadata.get(self._settings.key or ""))
+
+
+Order = Callable[[PromptGroup], tuple[float, str]]
+
+
+def _oldest(buffer: Sequence[PromptGroup], n: int, order: Order) -> list[PromptGroup]:
+    """Those that are there longest."""
+    del order
+    return list(buffer[:n])
+
+
+def _newest(buffer: Sequence[PromptGroup], n: int, order: Order) -> list[PromptGroup]:
+    """Those that came last, the last one first."""
+    del order
+    return list(reversed(buffer))[:n]
+
+
+def _prioritised(buffer: Sequence[PromptGroup], n: int, order: Order) -> list[PromptGroup]:
+    """Those with the highest mean reward; groups without one come last, older ones first."""
+    return sorted(buffer, key=lambda group: -order(group)[0])[:n]
+
+
+def _stratified(buffer: Sequence[PromptGroup], n: int, order: Order) -> list[PromptGroup]:
+    """One of each stratum in turn, the oldest of it."""
+    strata: dict[str, list[PromptGroup]] = {}
+    for group in buffer:
+        strata.setdefault(order(group)[1], []).append(group)
+    rounds = max(map(len, strata.values()), default=0)
+    return [groups[turn] for turn in range(rounds) for groups in strata.values() if turn < len(groups)][:n]
+
+
+FILTERS = {"oldest": _oldest, "newest": _newest, "prioritised": _prioritised, "stratified": _stratified}
+"""``buffer_filter`` -> which groups come next."""

@@ -1,0 +1,157 @@
+"""From a prompt to token ids with the checkpoint's own tokenizer; the only place where prompt text becomes ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import DataError
+from slime_core.plugins.boundary import boundary
+
+__all__ = ["PromptEncoder"]
+
+
+class PromptEncoder:
+    """Encodes prompts, and decodes responses for people and rewards to read.
+
+    Arguments:
+        folder: Hugging Face folder that holds the tokenizer.
+        apply_chat_template: render prompts with the tokenizer's template; a text prompt becomes one user message.
+        template_arguments: further arguments of the template, such as ``{"enable_thinking": False}``.
+        loss_mask_type: the family of the template; see :mod:`slime_core.prompts.masks`.
+        trust_remote_code: let transformers run Python code that the folder carries.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        apply_chat_template: bool,
+        template_arguments: Mapping[str, Any] | None = None,
+        loss_mask_type: str = "prefix",
+        trust_remote_code: bool = False,
+    ) -> None:
+        from transformers import AutoConfig, AutoTokenizer
+
+        config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        self._vocab_size = int(config.get_text_config().vocab_size)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        self._end_ids = _end_ids(folder, config, self.tokenizer)
+        self._folder, self._uses_template = folder, apply_chat_template
+        self.loss_mask_type = loss_mask_type
+        self._arguments = dict(template_arguments or {})
+        if apply_chat_template and not self.tokenizer.chat_template:
+            raise DataError(f"--apply-chat-template was asked for, but the tokenizer in {folder} has no chat template")
+
+    @property
+    def uses_template(self) -> bool:
+        """Whether prompts are rendered with the chat template."""
+        return self._uses_template
+
+    @property
+    def folder(self) -> Path:
+        """Where the tokenizer comes from."""
+        return self._folder
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids the model has an embedding for; more than the tokenizer has where the embedding is padded."""
+        return self._vocab_size
+
+    @property
+    def end_of_sequence(self) -> int | None:
+        """Id of the token that ends a response; None: the tokenizer has none."""
+        end: int | None = self.tokenizer.eos_token_id
+        return end
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Every id at which an engine ends a response by itself: the tokenizer's, and those that ``config.json`` and
+        ``generation_config.json`` name."""
+        return self._end_ids
+
+    def encode(self, prompt: str | list[dict[str, Any]], *, tools: Sequence[Any] | None = None) -> list[int]:
+        """Token ids of the prompt, ready to be continued by the model.
+
+        Arguments:
+            tools: descriptions of functions, for the chat template; without one they are left out.
+
+        Raises:
+            DataError: chat messages without ``--apply-chat-template``, or a prompt of no tokens; or the
+                template refuses the prompt.
+        """
+        ids = self._ids(prompt, tools)
+        if not ids:
+            raise DataError(f"the prompt {prompt!r} has no tokens; the model needs at least one to continue from")
+        return ids
+
+    def text(self, prompt: str | list[dict[str, Any]], *, tools: Sequence[Any] | None = None) -> str:
+        """The prompt as the tokenizer reads it: rendered, where there is a template; raises as :meth:`encode`."""
+        if self._uses_template:
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            return self.render(messages, tools=tools, asks=True)
+        if not isinstance(prompt, str):
+            raise DataError("the prompt is a list of chat messages; add --apply-chat-template to render them")
+        return prompt
+
+    def encode_response(self, text: str) -> list[int]:
+        """Token ids of a response that the model is to give: ``text`` and the token that ends it, if there is one."""
+        ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return ids if self.end_of_sequence is None else [*ids, self.end_of_sequence]
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, asks: bool) -> str:
+        """Text of a conversation by the chat template.
+
+        Arguments:
+            asks: end where the assistant begins to answer.
+
+        Raises:
+            DataError: the template refuses it, with its words.
+        """
+        with boundary(f"the chat template in {self._folder}", "rendering a conversation", error=DataError):
+            given = {"tools": list(tools) if tools else None, "add_generation_prompt": asks, **self._arguments}
+            text: str = self.tokenizer.apply_chat_template(list(messages), tokenize=False, **given)
+        return text
+
+    def spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids of a rendered ``text``, and of each the characters [start, end) that it covers.
+
+        Raises:
+            DataError: the tokenizer cannot say the latter; it has no ``tokenizer.json``.
+        """
+        if not self.tokenizer.is_fast:
+            raise DataError(
+                f"the tokenizer in {self._folder} has no tokenizer.json, so that no token says what it covers"
+            )
+        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return list(found["input_ids"]), [tuple(span) for span in found["offset_mapping"]]
+
+    def _ids(self, prompt: str | list[dict[str, Any]], tools: Sequence[Any] | None) -> list[int]:
+        text = self.text(prompt, tools=tools)
+        return list(self.tokenizer(text, add_special_tokens=not self._uses_template)["input_ids"])
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the id is of a token that stands for no text, such as the end of a turn."""
+        added: dict[int, Any] = self.tokenizer.added_tokens_decoder
+        return token_id in added and bool(added[token_id].special)
+
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens and spaces as they are."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of response ids, special tokens left out."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+
+def _end_ids(folder: Path, config: Any, tokenizer: Any) -> tuple[int, ...]:
+    from transformers import GenerationConfig
+
+    named = [tokenizer.eos_token_id, getattr(config, "eos_token_id", None)]
+    if (folder / "generation_config.json").exists():
+        named.append(GenerationConfig.from_pretrained(folder).eos_token_id)
+    ids = [one for ids in named if ids is not None for one in (ids if isinstance(ids, list) else [ids])]
+    return tuple(dict.fromkeys(ids))

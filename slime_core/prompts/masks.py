@@ -1,0 +1,153 @@
+"""Which tokens of a conversation the assistant said: what it wrote, and the token that ends its turn.
+
+The conversation is rendered once, whole, and turned into tokens once; these are the tokens that train. Where a turn
+begins and ends is found by rendering the messages before it, and the messages with it, again: both have to be the
+beginning of the whole. A template for which they are not is refused, but for the families that are known:
+
+    prefix        every beginning of a conversation is rendered as it is in the whole
+    qwen3         thoughts are left out of all but the last turns, so a turn ends where its end token is
+    distill_qwen  thoughts are left out of all turns, and what asks for an answer may hold the beginning of one
+
+That the tokens cover the turns is looked at each time: what the trained tokens decode to is, letter by letter, the text
+of the turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from slime_core.errors import DataError
+from slime_core.prompts.chat import PromptEncoder
+
+__all__ = ["Conversation", "Family", "conversation"]
+
+Family = Literal["prefix", "qwen3", "distill_qwen"]
+
+Messages = Sequence[Mapping[str, Any]]
+
+ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation as tokens.
+
+    Example, ``<|user|>1+1<|assistant|>2<eos>``: ids ``[3, 6, 15, 6, 4, 7, 1]``, mask ``[0, 0, 0, 0, 0, 1, 1]``.
+
+    Arguments:
+        token_ids: of the whole, as the template renders it.
+        mask: 1 where the assistant speaks.
+        turns: the text of each of its turns, with the end of the turn.
+    """
+
+    token_ids: list[int]
+    mask: list[int]
+    turns: list[str]
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the first that is trained."""
+        return self.mask.index(1)
+
+
+def conversation(
+    encoder: PromptEncoder, messages: Messages, *, family: Family, tools: Sequence[Any] | None = None
+) -> Conversation:
+    """The tokens of ``messages`` and which of them the assistant said.
+
+    Raises:
+        DataError: there is no turn of the assistant, the template does not fit the family, or a token lies partly
+            inside a turn.
+    """
+    whole = encoder.render(messages, tools=tools, asks=False)
+    turns = [place for place, message in enumerate(messages) if message["role"] == ASSISTANT]
+    if not turns or turns[0] == 0:
+        found = "begins with a message of the assistant" if turns else "has no message of the assistant to learn from"
+        raise DataError(f"the conversation {found}; accepted: one that answers somebody")
+    spans = [_span(encoder, messages, place, whole, family=family, tools=tools) for place in turns]
+    _refuse_overlaps(spans)
+    ids, covered = encoder.spans(whole)
+    mask = [int(any(start <= first < last <= stop for start, stop in spans)) for first, last in covered]
+    texts = [whole[start:stop] for start, stop in spans]
+    _refuse_other_tokens(encoder, ids, covered, spans, whole)
+    if 1 not in mask:
+        raise DataError("the messages of the assistant have no tokens; accepted: a message with a text")
+    return Conversation(ids, mask, texts)
+
+
+def _span(
+    encoder: PromptEncoder, messages: Messages, place: int, whole: str, *, family: Family, tools: Sequence[Any] | None
+) -> tuple[int, int]:
+    """The characters of turn ``place``: from where it is asked for to behind its end token."""
+    asked = encoder.render(messages[:place], tools=tools, asks=True)
+    start = len(asked)
+    if family == "distill_qwen":
+        start = _behind_special(encoder, _common_beginning(asked, whole))
+    elif not whole.startswith(asked):
+        raise _unstable(place, "the messages before it", family)
+    if family != "prefix":
+        return start, _behind_end(encoder, whole, start, place)
+    with_it = encoder.render(messages[: place + 1], tools=tools, asks=False)
+    if not whole.startswith(with_it) or len(with_it) < start:
+        raise _unstable(place, "the messages up to it", family)
+    return start, _behind_special(encoder, with_it, start) or len(with_it)
+
+
+def _common_beginning(one: str, other: str) -> str:
+    apart = (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return one[: next(apart, min(len(one), len(other)))]
+
+
+def _behind_special(encoder: PromptEncoder, text: str, start: int = 0) -> int:
+    """Where the last special token of ``text`` from ``start`` on ends; 0: there is none."""
+    ids, covered = encoder.spans(text)
+    ends = [last for one, (first, last) in zip(ids, covered, strict=True) if first >= start and encoder.is_special(one)]
+    return max(ends, default=0)
+
+
+def _behind_end(encoder: PromptEncoder, whole: str, start: int, place: int) -> int:
+    """Where the first token that ends a response, from ``start`` on, ends."""
+    ids, covered = encoder.spans(whole)
+    for one, (first, last) in zip(ids, covered, strict=True):
+        if first >= start and one == encoder.end_of_sequence:
+            return last
+    raise DataError(
+        f"message {place}: no end token follows it in the rendered conversation; try --loss-mask-type prefix"
+    )
+
+
+def _unstable(place: int, which: str, family: str) -> DataError:
+    return DataError(
+        f"message {place}: the chat template renders {which} otherwise than at the beginning of the whole, so that "
+        f" --loss-mask-type {family} cannot tell where the message stands. Templates that leave thoughts out of "
+        "earlier turns need --loss-mask-type qwen3 or distill_qwen; or end the conversation with this message"
+    )
+
+
+def _refuse_overlaps(spans: Sequence[tuple[int, int]]) -> None:
+    for (_, stop), (start, _) in pairwise(spans):
+        if start < stop:
+            raise DataError(
+                "two turns of the assistant overlap in the rendered conversation; try --loss-mask-type prefix"
+            )
+
+
+def _refuse_other_tokens(
+    encoder: PromptEncoder,
+    ids: Sequence[int],
+    covered: Sequence[tuple[int, int]],
+    spans: Sequence[tuple[int, int]],
+    whole: str,
+) -> None:
+    for start, stop in spans:
+        inside = [one for one, (first, last) in zip(ids, covered, strict=True) if start <= first < last <= stop]
+        found, wanted = encoder.decode_all(inside), whole[start:stop]
+        if found != wanted:
+            raise DataError(
+                f"the tokens of a turn of the assistant decode to {found[:60]!r}, and the turn is {wanted[:60]!r}: the "
+                "tokenizer joins letters of the turn with letters outside. Take spaces and line ends off the beginning "
+                "of the message"
+            )

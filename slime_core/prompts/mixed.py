@@ -1,0 +1,104 @@
+"""Prompts of several streams in fixed shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slime_core.errors import DataError
+from slime_core.prompts.rows import PromptRow
+from slime_core.prompts.stream import Stream
+
+__all__ = ["Mixed", "shares", "spread"]
+
+BLOCK = 1000
+"""Prompts in which every stream gives its share; fewer where the shares allow."""
+
+
+class Mixed:
+    """Streams side by side, spread evenly; each goes through its own epochs.
+
+    Arguments:
+        parts: streams and their weights.
+
+    Raises:
+        DataError: a weight is less than a thousandth of all.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Stream, float]]) -> None:
+        self._streams = [stream for stream, _ in parts]
+        self._counts = shares([weight for _, weight in parts])
+        self._slots = spread(self._counts)
+        self._ranks = [self._slots[:slot].count(stream) for slot, stream in enumerate(self._slots)]
+
+    def at(self, number: int) -> PromptRow:
+        """See :class:`Stream`."""
+        stream, inner = self._find(number)
+        return self._streams[stream].at(inner)
+
+    def prepare(self, stop: int) -> None:
+        """See :class:`Stream`."""
+        block, slot = divmod(stop, len(self._slots))
+        for number, stream in enumerate(self._streams):
+            stream.prepare(block * self._counts[number] + self._slots[:slot].count(number))
+
+    def identity(self) -> dict[str, Any]:
+        """See :class:`Stream`."""
+        return {"shares": self._counts, "parts": [stream.identity() for stream in self._streams]}
+
+    def state(self, numbers: Sequence[int]) -> dict[str, Any]:
+        """See :class:`Stream`."""
+        found = [self._find(number) for number in numbers]
+        of_each = [[inner for stream, inner in found if stream == number] for number in range(len(self._streams))]
+        return {"streams": [stream.state(inner) for stream, inner in zip(self._streams, of_each, strict=True)]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See :class:`Stream`."""
+        for stream, its in zip(self._streams, state["streams"], strict=True):
+            stream.restore(its)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._streams))
+
+    def _find(self, number: int) -> tuple[int, int]:
+        """Which stream prompt ``number`` is of, and its number there."""
+        block, slot = divmod(number, len(self._slots))
+        stream = self._slots[slot]
+        return stream, block * self._counts[stream] + self._ranks[slot]
+
+
+def shares(weights: Sequence[float]) -> list[int]:
+    """How many of a thousand prompts each weight has, by largest remainders, divided by what divides them all.
+
+    Example: ``shares([0.7, 0.3])`` is ``[7, 3]``.
+
+    Raises:
+        DataError: one of them has none.
+    """
+    exact = [weight / sum(weights) * BLOCK for weight in weights]
+    counts = [int(share + 1e-9) for share in exact]
+    by_rest = sorted(range(len(weights)), key=lambda place: counts[place] - exact[place])
+    for place in by_rest[: BLOCK - sum(counts)]:
+        counts[place] += 1
+    if min(counts) == 0:
+        weight = weights[counts.index(0)]
+        raise DataError(
+            f"prompt_mix: weight {weight:g} of {sum(weights):g} is less than one prompt in {BLOCK}; accepted are "
+            "larger shares"
+        )
+    divisor = math.gcd(*counts)
+    return [count // divisor for count in counts]
+
+
+def spread(counts: Sequence[int]) -> list[int]:
+    """Slots, each the number of a stream, in which every stream comes as evenly as its count allows.
+
+    Example: ``spread([2, 1])`` is ``[0, 1, 0]``.
+    """
+    total, taken, slots = sum(counts), [0] * len(counts), []
+    for slot in range(1, total + 1):
+        late = max(range(len(counts)), key=lambda stream: counts[stream] * slot - taken[stream] * total)
+        taken[late] += 1
+        slots.append(late)
+    return slots

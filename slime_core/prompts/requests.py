@@ -1,0 +1,148 @@
+"""From the settings of a run to what is asked of prompt files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from slime_core.config.prompting import DataConfig
+from slime_core.config.schema import RunConfig
+from slime_core.plugins.contracts import BufferRequest, PromptRequest
+from slime_core.prompts.bad_rows import BadRows
+from slime_core.prompts.chat import PromptEncoder
+from slime_core.prompts.left_out import BAD, TOO_LONG
+from slime_core.prompts.lengths import Counting, PromptLengths, ShortEnough
+from slime_core.prompts.row_checks import RowCheck
+from slime_core.prompts.rows import Prompt, Reading
+
+__all__ = ["LeftOut", "reading_of", "template_arguments", "training_paths", "training_request"]
+
+SAID = {
+    TOO_LONG: "prompts are longer than --rollout-max-prompt-len and are left out",
+    BAD: "rows of the prompt files, or groups of --buffer-data, cannot be read and are left out (--on-bad-data skip)",
+}
+
+
+class LeftOut:
+    """Counts what is left out of the prompts of a run, for metrics and people.
+
+    Arguments:
+        bad_rows: receives what is wrong with rows that cannot be read; None: nothing does.
+    """
+
+    def __init__(self, bad_rows: Path | None = None) -> None:
+        self._bad_rows = BadRows(bad_rows)
+        self._counts: Counter[str] = Counter()
+        self._told: dict[str, int] = {}
+
+    def tell(self, reason: str, count: int) -> None:
+        """So many rows more were left out."""
+        self._counts[reason] += count
+
+    def explain(self, mistake: str) -> None:
+        """What is wrong with a row that cannot be read, file and line first."""
+        self._bad_rows.add(mistake)
+
+    def metrics(self) -> dict[str, float]:
+        """``data/left_out/REASON`` -> rows so far, each once however often its epoch comes round."""
+        return {f"data/left_out/{reason}": float(count) for reason, count in sorted(self._counts.items())}
+
+    def news(self) -> list[str]:
+        """What a person should read, of reasons that have more than twice the rows that were said last."""
+        new = [reason for reason, count in sorted(self._counts.items()) if count > 2 * self._told.get(reason, 0)]
+        self._told |= {reason: self._counts[reason] for reason in new}
+        return ["\n  ".join([self._said(reason), *(self._bad_rows.news() if reason == BAD else [])]) for reason in new]
+
+    def _said(self, reason: str) -> str:
+        return f"{self._counts[reason]} {SAID.get(reason, f'rows are left out: {reason}')}"
+
+
+def reading_of(data: DataConfig) -> Reading:
+    """How the rows of prompt files are read."""
+    return Reading(
+        input_key=data.input_key,
+        label_key=data.label_key,
+        metadata_key=data.metadata_key,
+        tool_key=data.tool_key,
+        multimodal_keys=_multimodal_keys(data),
+    )
+
+
+def template_arguments(data: DataConfig) -> dict[str, Any]:
+    """What the chat template is given besides the messages."""
+    return dict(json.loads(data.apply_chat_template_kwargs))
+
+
+def training_paths(data: DataConfig) -> list[tuple[str, Path]]:
+    """The prompts of the run that it names, each with the setting that names it."""
+    alone = [] if data.prompt_data is None else [("prompt_data", data.prompt_data)]
+    return [*alone, *(("prompt_mix", path) for path, _ in data.prompt_mix)]
+
+
+def training_request(
+    config: RunConfig, path: Path, encoder: PromptEncoder, left_out: LeftOut, checks: RowCheck
+) -> PromptRequest:
+    """What the run's data source is asked for.
+
+    Arguments:
+        path: of the prompts, where they are not of several paths.
+        left_out: is told of rows that are left out.
+        checks: refuses rows that ask for what the run cannot do.
+    """
+    data, reading = config.data, reading_of(config.data)
+    short = _short_enough(config, encoder)
+    return PromptRequest(
+        path=data.prompt_mix[0][0] if data.prompt_mix else path,
+        input_key=reading.input_key,
+        label_key=reading.label_key,
+        metadata_key=reading.metadata_key,
+        tool_key=reading.tool_key,
+        multimodal_keys=reading.multimodal_keys,
+        n_samples_per_prompt=config.rollout.n_samples_per_prompt,
+        shuffle=data.rollout_shuffle,
+        seed=config.run.seed,
+        keeps=short,
+        keeps_many=None if short is None else short.many,
+        mix=data.prompt_mix,
+        streams=data.streaming_data,
+        window=data.shuffle_window,
+        skips_bad=data.on_bad_data == "skip",
+        buffer=BufferRequest(
+            filter=data.buffer_filter,
+            key=data.buffer_key,
+            data=data.buffer_data,
+            reward_key=config.rollout.reward_key,
+            vocab_size=encoder.vocab_size,
+        ),
+        tell=left_out.tell,
+        explain=left_out.explain,
+        checks=checks,
+    )
+
+
+def _short_enough(config: RunConfig, encoder: PromptEncoder) -> ShortEnough | None:
+    longest = config.data.rollout_max_prompt_len
+    if longest is None:
+        return None
+
+    def count(prompt: Prompt, tools: list[Any] | None) -> int:
+        return len(encoder.encode(prompt, tools=tools))
+
+    workers = config.data.num_data_workers
+    lengths = PromptLengths(_counting(config, encoder.folder), num_workers=workers) if workers else None
+    return ShortEnough(longest, count=count, lengths=lengths)
+
+
+def _counting(config: RunConfig, folder: Path) -> Counting:
+    return Counting(
+        folder=str(folder),
+        apply_chat_template=config.data.apply_chat_template,
+        template_arguments=config.data.apply_chat_template_kwargs,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+
+
+def _multimodal_keys(data: DataConfig) -> tuple[tuple[str, str], ...]:
+    return () if data.multimodal_keys is None else tuple(json.loads(data.multimodal_keys).items())

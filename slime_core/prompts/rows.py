@@ -1,0 +1,314 @@
+"""From the rows of a file to prompts; every mistake names file and line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slime_core.config.prompt_paths import PromptPath
+from slime_core.errors import DataError
+from slime_core.prompts.cells import fields_of, input_of, label_of, message_of, without_gaps
+from slime_core.prompts.raw import Raw
+from slime_core.prompts.tables import Joined, open_rows
+
+__all__ = [
+    "Prompt",
+    "PromptRow",
+    "Reading",
+    "content_of",
+    "is_chat",
+    "no_rows",
+    "numbered_prompts",
+    "prompt_of",
+    "read_prompts",
+    "tools_of",
+]
+
+EXAMPLE = '{"prompt": "What is 2 + 2?", "label": "4"}'
+
+PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
+"""How compressed files begin."""
+
+PARQUET = b"PAR1"
+
+Prompt = str | list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How the rows of prompt files are read; see the settings of the same names.
+
+    Arguments:
+        label_key: None: rows have no ground truth.
+        tool_key: None: rows have no tools.
+        multimodal_keys: name of a kind of input, such as ``image`` -> field of a row.
+        checks: called with a row's metadata and where it stands; raises a DataError, as of a row that cannot be read.
+    """
+
+    input_key: str = "prompt"
+    label_key: str | None = "label"
+    metadata_key: str = "metadata"
+    tool_key: str | None = None
+    multimodal_keys: tuple[tuple[str, str], ...] = ()
+    checks: Callable[[Mapping[str, Any], str], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """One prompt of a file.
+
+    Example: the line ``{"prompt": "37+45", "label": "82", "metadata": {"carries": 1}}``.
+
+    Arguments:
+        prompt: text, or chat messages with ``role`` and ``content``.
+        label: the ground truth as text; None where the row has none.
+        metadata: the row's own fields for rewards and reports; under ``tools`` those that the chat template is given.
+        inputs: kind -> what the row holds of images and the like, as it stands there; None: nothing.
+    """
+
+    prompt: Prompt
+    label: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, Any] | None = None
+
+    @property
+    def tools(self) -> list[Any] | None:
+        """See :func:`tools_of`."""
+        return tools_of(self.metadata)
+
+
+TOOLS = "tools"
+"""Key of a sample's metadata, as in slime."""
+
+
+def tools_of(metadata: Mapping[str, Any]) -> list[Any] | None:
+    """The tools that the chat template is given: objects under ``tools``. None: there are none, or something else."""
+    tools = metadata.get(TOOLS)
+    return tools if isinstance(tools, list) and tools and all(isinstance(tool, dict) for tool in tools) else None
+
+
+def read_prompts(path: Path, reading: Reading) -> list[PromptRow]:
+    """All prompts that ``path`` names; empty lines are passed over.
+
+    Raises:
+        DataError: nothing can be read there or no row is, or a row lacks a field or holds something else than is read
+            here.
+    """
+    return [row for _, row in numbered_prompts(path, reading)]
+
+
+def numbered_prompts(
+    path: Path, reading: Reading, *, most_bytes: int | None = None, bad: list[str] | None = None
+) -> Iterator[tuple[Raw, PromptRow]]:
+    """As :func:`read_prompts`, each with where it stands.
+
+    Arguments:
+        most_bytes: read up to this size, and the row in which it lies; None: read all.
+        bad: takes the mistakes of rows that cannot be read, which are passed over; None: they are raised.
+    """
+    rows = seen = 0
+    opened = open_rows(path)
+    for raw in opened.read(0):
+        if most_bytes is not None and seen > most_bytes:
+            break
+        seen += size_of(raw)
+        if raw.is_blank:
+            continue
+        rows += 1
+        try:
+            row = prompt_of(raw, reading)
+        except DataError as mistake:
+            if bad is None:
+                raise
+            bad.append(str(mistake))
+            continue
+        yield raw, row
+    if not rows:
+        raise no_rows(path, opened)
+
+
+def no_rows(path: Path, rows: Joined) -> DataError:
+    """The error of ``path`` that names no row; ``rows`` are those that it names."""
+    start, found = PromptPath.read(path).start, sum(table.total() for table in rows.tables)
+    if start and start >= found:
+        return DataError(f"{path}: the slice begins at row {start}, and there are {found} rows, counted from 0")
+    return DataError(
+        f"{path} holds no rows. Give a file that holds some: Parquet, or JSON Lines, one object a line, such as "
+        f"{EXAMPLE}"
+    )
+
+
+def size_of(raw: Raw) -> int:
+    """Bytes of the row, in JSON."""
+    return len(raw.content) if isinstance(raw.content, bytes) else len(json.dumps(raw.content, default=str))
+
+
+def prompt_of(raw: Raw, reading: Reading) -> PromptRow:
+    """The prompt that a row holds.
+
+    Raises:
+        DataError: see :func:`read_prompts`.
+    """
+    row = content_of(raw)
+    prompt = _prompt(raw, row, reading.input_key)
+    metadata = _metadata(raw, row, reading.metadata_key)
+    tools = _tools(raw, row, reading.tool_key)
+    metadata = metadata if tools is None else {**metadata, TOOLS: tools}
+    if reading.checks is not None:
+        reading.checks(metadata, raw.place)
+    return PromptRow(prompt, _label(raw, row, reading.label_key), metadata, _inputs(raw, row, reading))
+
+
+def content_of(raw: Raw) -> dict[str, Any]:
+    """The object that a row is.
+
+    Raises:
+        DataError: it is none.
+    """
+    if isinstance(raw.content, dict):
+        return raw.content
+    line = raw.line
+    try:
+        row = json.loads(line.decode("utf-8").rstrip("\r\n"))
+        if b"\\ud" in line.lower():
+            json.dumps(row, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as problem:
+        raise DataError(_unreadable(raw, line, problem)) from problem
+    if raw.number == 1 and isinstance(row, list):
+        raise DataError(_array(raw))
+    if not isinstance(row, dict):
+        raise DataError(f"{raw.place}: found {type(row).__name__}, expected an object such as {EXAMPLE}")
+    return row
+
+
+def _unreadable(raw: Raw, line: bytes, problem: Exception) -> str:
+    """What is wrong with a line that is no JSON."""
+    if raw.number == 1 and (found := _of_another_form(raw, line)):
+        return found
+    if isinstance(problem, UnicodeDecodeError):
+        return f"{raw.place}: not UTF-8 ({problem}). Name a JSON Lines file in UTF-8."
+    if isinstance(problem, UnicodeEncodeError):
+        half = f"{problem.object[problem.start : problem.end]!a}"
+        return (
+            f"{raw.place}: {half} is half of a character, which no text can hold. Write both halves, or leave it out."
+        )
+    if isinstance(problem, RecursionError):
+        found = "lists or objects too deep inside one another to be read"
+        return f"{raw.place}: {found}. Expected an object such as {EXAMPLE}"
+    if isinstance(problem, json.JSONDecodeError):
+        place = f"{raw.place}, column {problem.colno}"
+        return f"{place}: not JSON ({problem.msg}). Expected an object such as {EXAMPLE}"
+    return f"{raw.place}: a number too long to be read. Write numbers of more than 4,300 digits as text."
+
+
+def _of_another_form(raw: Raw, line: bytes) -> str | None:
+    """What is to be done with a file that is no JSON Lines, by its beginning; None: it may be."""
+    if line.startswith(PARQUET):
+        return f"{raw.file} is Parquet, and its name does not end in .parquet; give it a name that does"
+    packed = next((name for mark, name in PACKED.items() if line.startswith(mark)), None)
+    if packed is not None:
+        return f"{raw.file} is compressed ({packed}); accepted: JSON Lines and Parquet as they are, so unpack it first"
+    return _array(raw) if line.lstrip().startswith(b"[") else None
+
+
+def _array(raw: Raw) -> str:
+    return (
+        f"{raw.file} is one JSON list; accepted: JSON Lines, one object a line, such as {EXAMPLE}. "
+        f"jq -c '.[]' {raw.file} writes them so"
+    )
+
+
+def _prompt(raw: Raw, row: dict[str, Any], key: str) -> Prompt:
+    if key not in row:
+        raise DataError(f"{raw.place}: no field {key!r}, found {fields_of(row)}. Name the right one with --input-key.")
+    prompt = row[key]
+    if not isinstance(prompt, str) and not is_chat(prompt):
+        raise DataError(
+            f"{raw.place}: field {key!r} is neither text nor a list of messages with role and content: found "
+            f"{json.dumps(prompt, default=str)[:80]}"
+        )
+    if _says_nothing(prompt):
+        raise DataError(
+            f"{raw.place}: the prompt in field {key!r} is empty, so that there is nothing to answer. Write one, or "
+            "take the row out; of training data, --on-bad-data skip leaves such rows out and names them"
+        )
+    return prompt if isinstance(prompt, str) or isinstance(raw.content, bytes) else list(map(message_of, prompt))
+
+
+def _metadata(raw: Raw, row: dict[str, Any], key: str) -> dict[str, Any]:
+    found = row.get(key)
+    metadata: Any = {} if found is None else found
+    if isinstance(raw.content, dict):  # of columns: there may be dates, which JSON has not
+        metadata = json.loads(json.dumps(metadata, default=str))
+    if not isinstance(metadata, dict):
+        raise DataError(f"{raw.place}: field {key!r} is {type(metadata).__name__}, expected an object (--metadata-key)")
+    return metadata
+
+
+def _label(raw: Raw, row: dict[str, Any], key: str | None) -> str | None:
+    if key is None:
+        return None
+    if key not in row:
+        raise DataError(
+            f"{raw.place}: no field {key!r}, found {fields_of(row)}. Name the right one with --label-key, or say with "
+            "--label-key none that rows have none."
+        )
+    try:
+        return label_of(row[key])
+    except ValueError as problem:
+        raise DataError(
+            f"{raw.place}: field {key!r} holds {problem} (--label-key); accepted: text, a number, lists or objects of "
+            "these, or null where there is no ground truth"
+        ) from None
+
+
+def _tools(raw: Raw, row: dict[str, Any], key: str | None) -> list[Any] | None:
+    """The row's tools; text is JSON of them, since columns cannot hold objects of different forms."""
+    tools = None if key is None else row.get(key)
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools) if tools.strip() else None
+        except (ValueError, RecursionError):
+            tools = 0
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise DataError(
+            f"{raw.place}: field {key!r} is no list of tools, which are objects, as JSON or as its text (--tool-key): "
+            f"found {json.dumps(row[str(key)], default=str)[:80]}"
+        )
+    return (tools if isinstance(raw.content, bytes) else without_gaps(tools)) or None
+
+
+def _inputs(raw: Raw, row: dict[str, Any], reading: Reading) -> dict[str, Any] | None:
+    for kind, key in reading.multimodal_keys:
+        if key not in row:
+            raise DataError(
+                f"{raw.place}: no field {key!r} with what is to be {kind}, found {fields_of(row)}. Name the right one "
+                "with --multimodal-keys."
+            )
+    return {kind: input_of(row[key]) for kind, key in reading.multimodal_keys if row[key] is not None} or None
+
+
+def is_chat(prompt: Any) -> bool:
+    """Whether it is a list of chat messages, each with role and content."""
+    return (
+        isinstance(prompt, list)
+        and bool(prompt)
+        and all(isinstance(message, dict) and _is_message(message) for message in prompt)
+    )
+
+
+def _is_message(message: dict[str, Any]) -> bool:
+    """Only a user has to say something: an assistant may call a tool without a word."""
+    role, content = message.get("role"), message.get("content", 0)
+    return isinstance(role, str) and (isinstance(content, str | list) or (content is None and role != "user"))
+
+
+def _says_nothing(prompt: Prompt) -> bool:
+    """Whether there is nothing but blanks in it, or in all of its messages."""
+    if isinstance(prompt, str):
+        return not prompt.strip()
+    said = [value for message in prompt for key, value in message.items() if key not in ("role", "name")]
+    return not any(one.strip() if isinstance(one, str) else one for one in said)

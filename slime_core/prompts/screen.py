@@ -1,0 +1,233 @@
+"""Looks through a prompt file before anything expensive starts: rows that cannot be read, prompts that are too long.
+
+The lengths are those of the checkpoint's ``tokenizer.json`` and chat template, read without torch (1 s). Left out, and
+left to the sampler and the engines: what lies behind the first 32 MB of a file, tokenizers of other kinds or with code
+of their own, and prompts after the longest 1 MB of those that may be too long.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import DataError
+from slime_core.plugins.boundary import boundary
+from slime_core.prompts.named import GENERATE_FUNCTION, Offered
+from slime_core.prompts.row_checks import row_check
+from slime_core.prompts.row_sampling import SAMPLING_PARAMS, Drawn, own_sampling
+from slime_core.prompts.rows import Prompt, PromptRow, Reading, numbered_prompts, size_of
+
+__all__ = ["Room", "screen"]
+
+MOST_BYTES = 32 * 2**20
+"""Half a second of parsing."""
+
+MOST_TEXT = 2**20
+"""Characters turned into tokens, longest prompts first; about a second."""
+
+TEMPLATE_TOKENS = 1024
+"""A template is taken to add fewer to a message; such prompts are short enough without being counted."""
+
+Rows = Sequence[tuple[str, PromptRow]]
+"""Where each stands, and what it holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """How many tokens a prompt may have.
+
+    Example: ``Room(context=128, response=8, folder=Path("model"), apply_chat_template=False)`` has room for 120.
+
+    Arguments:
+        context: tokens that the model reads, prompt and response together; None: nobody knows before it runs.
+        response: the longest response.
+        folder: Hugging Face folder with the tokenizer.
+        apply_chat_template: prompts are rendered with the tokenizer's template.
+        template_arguments: what the template is given besides.
+        leaves_out: prompts of more tokens are left out of the run; None: none are.
+    """
+
+    context: int | None
+    response: int
+    folder: Path
+    apply_chat_template: bool
+    leaves_out: int | None = None
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def prompt(self) -> float:
+        """Tokens of the longest prompt that fits."""
+        return float("inf") if self.context is None else self.context - self.response
+
+
+def screen(
+    path: Path,
+    reading: Reading,
+    *,
+    room: Room | None,
+    setting: str,
+    offered: Offered | None = None,
+    drawn: Drawn | None = None,
+    skips_bad: bool = False,
+    streams: bool = False,
+) -> list[str]:
+    """Returns if nothing wrong was found in the prompts of ``path``.
+
+    Arguments:
+        reading: how rows are read.
+        room: how long prompts may be; None: that is not known. It is of the run's generate function: rows that name
+            their own have no limit here.
+        setting: which setting named the file.
+        offered: what rows may name for themselves; None: what they name is not looked at.
+        drawn: of a run that trains on them, what rows may not change; None: they are only measured.
+        skips_bad: rows that cannot be read, or ask for what the run cannot do, are left out of the run.
+        streams: the run reads them as they are needed, so an eighth as much is looked at before it starts.
+
+    Returns:
+        What is wrong with rows that ``skips_bad`` leaves out, each with file and line.
+
+    Raises:
+        DataError: the file is missing, empty or malformed, a prompt is too long, or a row names what no active plugin
+            offers; names the line.
+    """
+    most = MOST_BYTES // 8 if streams else MOST_BYTES
+    bad: list[str] = []
+    reading = replace(reading, checks=row_check(offered or {}, drawn))
+    found = list(numbered_prompts(path, reading, most_bytes=most, bad=bad if skips_bad else None))
+    if not found:
+        raise DataError(f"{path}: none of the {len(bad)} rows that were looked at can be read, the first one: {bad[0]}")
+    rows = [(raw.place, row) for raw, row in found]
+    rows = [(place, row) for place, row in rows if not row.metadata.get(GENERATE_FUNCTION)]
+    if room is not None:
+        if not room.apply_chat_template:
+            _refuse_messages(rows)
+        elif rows:
+            _lengths(rows[:1], room)
+        for own, those in _by_response(rows, room.response).items():
+            _refuse_endless(those, room, own)
+            _refuse_long(those, replace(room, response=own), setting)
+        if not bad and sum(size_of(raw) for raw, _ in found) < most:
+            _refuse_if_all_are_long(rows, room, path)
+    return bad
+
+
+def _refuse_messages(rows: Rows) -> None:
+    place = next((place for place, row in rows if not isinstance(row.prompt, str)), None)
+    if place is not None:
+        raise DataError(
+            f"{place}: the prompt is a list of chat messages, and only a chat template turns those into text; add "
+            "--apply-chat-template"
+        )
+
+
+def _by_response(rows: Rows, response: int) -> Mapping[int, Rows]:
+    """Longest response -> the rows that may have one of that length; a row may name its own."""
+    found: dict[int, list[tuple[str, PromptRow]]] = {}
+    for place, row in rows:
+        own = own_sampling(row.metadata, drawn=None, where=place).get("max_new_tokens", response)
+        found.setdefault(own, []).append((place, row))
+    return found
+
+
+def _refuse_endless(rows: Rows, room: Room, own: int) -> None:
+    """Refuse rows that name a longest response for which no prompt is short enough."""
+    if own != room.response and room.context is not None and own >= room.context:
+        raise DataError(
+            f"{rows[0][0]}: metadata {SAMPLING_PARAMS}: max_new_tokens = {own}, and the model reads at most "
+            f"{room.context} tokens, prompt and response together; give less than {room.context}"
+        )
+
+
+def _refuse_long(rows: Rows, room: Room, setting: str) -> None:
+    suspects = list(_suspects(rows, room.prompt))
+    lengths = _lengths([rows[position] for position in suspects], room)
+    found = dict(zip(suspects, lengths, strict=False))
+    kept = {position: length for position, length in found.items() if length <= (room.leaves_out or length)}
+    long = sorted(position for position, length in kept.items() if length > room.prompt)
+    if long:
+        more = f" and {len(long) - 1} more" if len(long) > 1 else ""
+        length = kept[long[0]]
+        trains = setting.startswith("prompt_")
+        leave_out = f"leave them out with --rollout-max-prompt-len {room.prompt}, " if trains else ""
+        raise DataError(
+            f"{rows[long[0]][0]}{more}: a prompt of {length} tokens in {setting}, and a response may have "
+            f"{room.response}, together {length + room.response}; the model reads at most {room.context}. Accepted are "
+            f"prompts of at most {room.prompt} tokens: shorten them, {leave_out}or ask for shorter responses."
+        )
+
+
+def _refuse_if_all_are_long(rows: Rows, room: Room, path: Path) -> None:
+    """Counts the shortest prompts, and where none of them is short enough, all."""
+    sized = sorted((_size(row), position) for position, (_, row) in enumerate(rows))
+    if room.leaves_out is None or not sized or sum(size for size, _ in sized) > MOST_TEXT:
+        return
+    for positions in ([position for _, position in sized[:8]], range(len(rows))):
+        lengths = _lengths([rows[position] for position in positions], room)
+        if min(lengths, default=0) <= room.leaves_out:
+            return
+    raise DataError(
+        f"{path}: all {len(rows)} prompts have more than the {room.leaves_out} tokens that a prompt may have here, the "
+        f"shortest {min(lengths)}; raise the limit (--rollout-max-prompt-len; of evaluations, --eval-max-prompt-len or "
+        "max_context_len), or shorten them"
+    )
+
+
+def _suspects(rows: Rows, most_tokens: float) -> Iterator[int]:
+    """Positions of prompts that may be too long, longest first: a token is at least a byte of text, or comes from the
+    template."""
+    sized = [(_size(row), position) for position, (_, row) in enumerate(rows)]
+    left = MOST_TEXT
+    for size, position in sorted(sized, reverse=True):
+        left -= size
+        if size + TEMPLATE_TOKENS <= most_tokens or left < 0:
+            return
+        yield position
+
+
+def _size(row: PromptRow) -> int:
+    whole = row.prompt if isinstance(row.prompt, str) and not row.tools else [row.prompt, row.tools]
+    return len((whole if isinstance(whole, str) else json.dumps(whole, ensure_ascii=False, default=str)).encode())
+
+
+def _lengths(rows: Rows, room: Room) -> list[int]:
+    """Tokens of each; empty where it takes more than ``tokenizer.json`` to tell."""
+    tokenizer = _tokenizer(room.folder) if rows else None
+    if tokenizer is None:
+        return []
+    if room.apply_chat_template and not tokenizer.chat_template:
+        raise DataError(f"--apply-chat-template was asked for, but the tokenizer in {room.folder} has no chat template")
+    lengths = []
+    for place, row in rows:
+        with boundary(place, "turning the prompt into tokens", error=DataError):
+            lengths.append(_length(tokenizer, row.prompt, row.tools, room))
+    return lengths
+
+
+def _tokenizer(folder: Path) -> Any:
+    if not (folder / "tokenizer.json").is_file() or _has_code(folder):
+        return None
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # it warns of every prompt that is too long
+    next_step = "Take tokenizer.json and tokenizer_config.json from where the checkpoint came from."
+    with boundary(f"the tokenizer in {folder}", "reading it", error=DataError, next_step=next_step):
+        return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def _has_code(folder: Path) -> bool:
+    try:
+        return "auto_map" in json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def _length(tokenizer: Any, prompt: Prompt, tools: list[Any] | None, room: Room) -> int:
+    if not room.apply_chat_template:
+        return len(tokenizer(prompt)["input_ids"])
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    given = {"tools": tools, "add_generation_prompt": True, **room.template_arguments}
+    return len(tokenizer.apply_chat_template(messages, return_dict=False, **given))

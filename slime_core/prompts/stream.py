@@ -1,0 +1,43 @@
+"""Prompts by their number in the run: number ``n`` is the same prompt however often, and after whatever restart.
+
+held.py      all rows in memory, shuffled by epoch
+streamed.py  rows are read as they are needed, and only where they begin is held
+mixed.py     several of these, in fixed shares
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from slime_core.prompts.rows import PromptRow
+
+__all__ = ["Stream"]
+
+
+class Stream(Protocol):
+    """Prompts by their number."""
+
+    def at(self, number: int) -> PromptRow:
+        """Prompt ``number`` of the run."""
+        ...
+
+    def prepare(self, stop: int) -> None:
+        """Make ready what comes before prompt ``stop``."""
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """All that decides what a number means."""
+        ...
+
+    def state(self, numbers: Sequence[int]) -> dict[str, Any]:
+        """What else :meth:`restore` needs; with it, ``numbers`` are found fast."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from where ``state`` was taken."""
+        ...
+
+    def __len__(self) -> int:
+        """Prompts of one pass."""
+        ...

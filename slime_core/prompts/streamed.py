@@ -1,0 +1,164 @@
+"""Prompts that are read as they are needed.
+
+Rows that are left out (empty lines, prompts that are too long, rows that cannot be read) have no number. They are found
+as the stream comes to them and remembered; they are part of its state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slime_core.errors import DataError
+from slime_core.plugins.contracts import PromptRequest
+from slime_core.prompts.left_out import BAD, EMPTY, TOO_LONG, kept, nothing_left, reading_of, tell
+from slime_core.prompts.orders import Feistel, Windows
+from slime_core.prompts.rows import PromptRow, no_rows, prompt_of
+from slime_core.prompts.tables import open_rows
+
+__all__ = ["Streamed"]
+
+
+class Streamed:
+    """Rows as they are needed.
+
+    A *place* counts all rows, epoch after epoch, in the order in which they come; the numbers of prompts pass over the
+    places that are left out. How many rows there are is known once the end was reached, or at once for an exact
+    shuffle, which needs it.
+    """
+
+    def __init__(self, request: PromptRequest) -> None:
+        self._request, self._reading = request, reading_of(request)
+        draws = request.shuffle and request.window is None
+        self._rows = open_rows(request.path, draws=draws, window=request.window or 0)
+        self._size = self._rows.total() if request.shuffle and request.window is None else None
+        self._seen = 0
+        """Places that were looked at."""
+        self._out: dict[str, list[int]] = {TOO_LONG: [], BAD: [], EMPTY: []}
+        """Reason -> places that are left out for it."""
+        self._gone: list[int] = []
+        """All places that are left out, sorted, each less the number of those before it."""
+        self._ready: dict[int, PromptRow] = {}
+        self._order: tuple[int, Any] = (-1, None)
+        if not self._rows.reaches(0):
+            raise no_rows(request.path, self._rows)
+
+    def at(self, number: int) -> PromptRow:
+        """See :class:`Stream`."""
+        self.prepare(number + 1)
+        place = number + bisect_right(self._gone, number)
+        row = self._ready.pop(place, None)
+        return row or prompt_of(self._rows.row(self._row(place)), self._reading)
+
+    def prepare(self, stop: int) -> None:
+        """See :class:`Stream`: looks at rows until enough of them are kept."""
+        start = self._seen
+        while (missing := stop - (self._seen - len(self._gone))) > 0:
+            self._look_at(missing)
+            if self._size is not None and self._seen - start > self._size and self._has_nothing_since(start):
+                raise self._nothing_left(self._size)
+
+    def identity(self) -> dict[str, Any]:
+        """See :class:`Stream`."""
+        request = self._request
+        order = {"seed": request.seed, "shuffle": request.shuffle, "window": request.window}
+        return {"files": hashlib.sha256(self._rows.stamp.encode()).hexdigest(), **order}
+
+    def state(self, numbers: Sequence[int]) -> dict[str, Any]:
+        """See :class:`Stream`."""
+        places = [number + bisect_right(self._gone, number) for number in numbers]
+        near = [self._first_row(place) for place in [*places, self._seen]]
+        out = {reason: list(places) for reason, places in self._out.items()}
+        return {"seen": self._seen, "out": out, "rows": self._size, "known": self._rows.places(near)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See :class:`Stream`."""
+        self._seen, self._ready = state["seen"], {}
+        self._out = {reason: list(places) for reason, places in state["out"].items()}
+        places = sorted(place for places in self._out.values() for place in places)
+        self._gone = [place - before for before, place in enumerate(places)]
+        self._size = state["rows"] if self._size is None else self._size
+        self._rows.know(state["known"])
+        for reason, places in self._out.items():
+            tell(self._request, reason, len([place for place in places if self._is_first(place)]))
+
+    def __len__(self) -> int:
+        """Rows of the files, with those that may be left out; counts them where nothing else needed to."""
+        return self._rows.total()
+
+    def _look_at(self, count: int) -> None:
+        """Read the next ``count`` places and decide which are left out."""
+        rows: dict[int, PromptRow] = {}
+        out: dict[int, str] = {}
+        bad: dict[int, str] = {}
+        names = []
+        for place in range(self._seen, self._seen + count):
+            raw = self._rows.row(self._row(place))
+            try:
+                if raw.is_blank:
+                    out[place] = EMPTY
+                    continue
+                rows[place] = prompt_of(raw, self._reading)
+                names.append(raw.place)
+            except DataError as mistake:
+                if not self._request.skips_bad:
+                    raise
+                out[place], bad[place] = BAD, str(mistake)
+        keeps = kept(self._request, list(rows.values()), names)
+        out |= {place: TOO_LONG for place, is_kept in zip(rows, keeps, strict=True) if not is_kept}
+        self._ready |= {place: row for place, row in rows.items() if place not in out}
+        self._seen += count
+        for place in sorted(out):
+            self._leave_out(place, out[place], [bad[place]] if place in bad else [])
+
+    def _leave_out(self, place: int, reason: str, mistakes: Sequence[str]) -> None:
+        self._out[reason].append(place)
+        self._gone.append(place - len(self._gone))
+        tell(self._request, reason, int(self._is_first(place)), mistakes)
+
+    def _nothing_left(self, size: int) -> DataError:
+        first = {reason: sum(map(self._is_first, places)) for reason, places in self._out.items()}
+        if first[EMPTY] == size:
+            return no_rows(self._request.path, self._rows)
+        return nothing_left(self._request, size - first[EMPTY], bad=first[BAD])
+
+    def _is_first(self, place: int) -> bool:
+        """Whether the place is of the first epoch; what is left out later was told then."""
+        return self._size is None or place < self._size
+
+    def _has_nothing_since(self, start: int) -> bool:
+        return self._seen - start == sum(start <= place for places in self._out.values() for place in places)
+
+    def _row(self, place: int) -> int:
+        """The row that stands at ``place``."""
+        epoch, inner = self._epoch(place)
+        if not self._request.shuffle:
+            return inner
+        if self._order[0] != epoch:
+            self._order = epoch, self._shuffled(epoch)
+        order = self._order[1]
+        if isinstance(order, Feistel):
+            return order(inner)
+        _, stop = order.window(inner)
+        if self._size is None and not self._rows.reaches(stop - 1):
+            self._size = self._rows.total()
+        return int(order.row(inner, stop if self._size is None else self._size))
+
+    def _epoch(self, place: int) -> tuple[int, int]:
+        if self._size is None and not self._rows.reaches(place):
+            self._size = self._rows.total()
+        return divmod(place, self._size) if self._size is not None else (0, place)
+
+    def _first_row(self, place: int) -> int:
+        """A row near which, and not behind which, the rows at ``place`` and after it stand in the file."""
+        _, inner = self._epoch(place)
+        width = self._request.window if self._request.shuffle else None
+        return inner - inner % width if width else inner
+
+    def _shuffled(self, epoch: int) -> Feistel | Windows:
+        key = f"{self._request.seed}:{epoch}"
+        if self._request.window is not None:
+            return Windows(self._request.window, key)
+        return Feistel(self._rows.total(), key)

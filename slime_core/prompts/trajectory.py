@@ -1,0 +1,276 @@
+"""A group of trajectories that somebody else wrote: every field of every line holds what it may, or the line is named.
+
+KINDS      what each field may hold, whatever stands in the others
+_mistakes  what fields that go together say of one another
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from slime_core.config.mistakes import nearest
+from slime_core.errors import DataError
+from slime_core.opaque import array_of, from_json
+from slime_core.prompts.cells import fields_of
+from slime_core.prompts.named import GENERATE_FUNCTION, Offered, refuse_unknown
+from slime_core.prompts.raw import Raw
+from slime_core.prompts.rows import content_of, is_chat
+from slime_core.types import LogProbs, Mask, PromptGroup, Sample, SpecInfo, Status, TokenIds
+
+__all__ = ["GIVEN", "Fit", "read_trajectories"]
+
+GIVEN = "given"
+"""Key of a sample's ``train_metadata``: status and reward of the response that it has already."""
+
+FINISHED = (Status.COMPLETED, Status.TRUNCATED)
+
+LARGEST = 3.4028234663852886e38
+"""Of float32, in which rewards and log-probabilities are trained."""
+
+MOST_LOG_PROB = 0.1
+"""Rounding in 16 bits lifts a log-probability a little above 0; a probability, or another number, is more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What trajectories have to fit.
+
+    Arguments:
+        size: samples of a group.
+        vocab_size: ids that the model has; None: nobody knows.
+        reward_key: which of several rewards counts.
+        offered: what their metadata may name; empty: it is not looked at.
+    """
+
+    size: int = 1
+    vocab_size: int | None = None
+    reward_key: str | None = None
+    offered: Offered = field(default_factory=dict)
+
+
+def read_trajectories(lines: Sequence[Raw], fit: Fit) -> PromptGroup:
+    """The group that ``lines`` hold, pending, with what it was given under :data:`GIVEN`.
+
+    Raises:
+        DataError: a line is no finished sample, or they are not as many as a group has; names file and line.
+    """
+    group = [_sample(raw, fit) for raw in lines]
+    if len(group) != fit.size:
+        number = group[0].group_index
+        which = "a sample without group_index, which is a group of its own," if number is None else f"group {number}"
+        raise DataError(
+            f"{lines[0].place}: {which} has {len(group)} samples, and n_samples_per_prompt = {fit.size}; accepted: "
+            "groups of that size, their lines together"
+        )
+    return group
+
+
+def _sample(raw: Raw, fit: Fit) -> Sample:
+    values = content_of(raw)
+    for wrong in _of_no_kind(values):
+        raise DataError(f"{raw.place}: {wrong}")
+    try:
+        sample = Sample.from_dict(values)
+    except (TypeError, ValueError) as problem:
+        raise DataError(f"{raw.place}: not a sample: {problem}") from None
+    for wrong in _mistakes(sample, fit):
+        raise DataError(f"{raw.place}: {wrong}")
+    # How it was made is over; who rewards it is asked where it has no reward.
+    metadata = {key: value for key, value in sample.metadata.items() if key != GENERATE_FUNCTION}
+    refuse_unknown(metadata, fit.offered, where=raw.place)
+    given = {**(sample.train_metadata or {}), GIVEN: [sample.status.value, sample.reward]}
+    return replace(
+        sample,
+        tokens=TokenIds(sample.tokens),
+        rollout_log_probs=LogProbs(sample.rollout_log_probs or ()),
+        loss_mask=None if sample.loss_mask is None else Mask(sample.loss_mask),
+        rollout_top_p_token_ids=_ids(sample.rollout_top_p_token_ids),
+        rollout_top_p_token_offsets=_ids(sample.rollout_top_p_token_offsets),
+        metadata=metadata,
+        generate_function_path=None,
+        train_metadata=given,
+        # Until its turn comes: what is pending keeps what the data source gave it.
+        status=Status.PENDING,
+    )
+
+
+def _ids(values: Any) -> TokenIds | None:
+    return None if values is None else TokenIds(values)
+
+
+# --- One field --------------------------------------------------------------------------------------------------------
+
+Accepts = Callable[[Any], bool]
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int
+
+
+def _is_id(value: Any) -> bool:
+    return _is_whole(value) and 0 <= value < 2**31
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_number(value: Any) -> bool:
+    """Finite in float32; a whole number of JSON may be too large even for float64."""
+    return isinstance(value, float | int) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def _is_reward(value: Any) -> bool:
+    return all(map(_is_number, value.values())) and bool(value) if isinstance(value, dict) else _is_number(value)
+
+
+def _is_prompt(value: Any) -> bool:
+    return isinstance(value, str) or is_chat(value)
+
+
+def _is_span(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and _is_text(value[0]) and all(map(_is_id, value[1:]))
+
+
+def _are_counters(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() <= SpecInfo.__dataclass_fields__.keys() and _all(_is_id)(value)
+
+
+def _are_arrays(value: Any) -> bool:
+    return isinstance(value, dict) and _all(_is_array)(value)
+
+
+def _is_array(value: Any) -> bool:
+    try:
+        return value is None or bool(array_of(from_json(value) if isinstance(value, dict) else value).dtype)
+    except (ValueError, TypeError, OverflowError):
+        return False
+
+
+def _are_routes(value: Any) -> bool:
+    import numpy as np
+
+    try:
+        found = np.asarray(value)
+    except ValueError:
+        return False
+    return isinstance(value, list) and found.ndim == 3 and found.dtype.kind == "i" and found.min(initial=0) >= 0
+
+
+def _all(accepts: Accepts) -> Accepts:
+    return lambda values: all(map(accepts, values.values() if isinstance(values, dict) else values))
+
+
+def _list(accepts: Accepts) -> Accepts:
+    return lambda value: isinstance(value, list) and _all(accepts)(value)
+
+
+def _or_null(accepts: Accepts) -> Accepts:
+    return lambda value: value is None or accepts(value)
+
+
+WHOLE = (_or_null(_is_whole), "a whole number or null")
+TEXT = (_or_null(_is_text), "text or null")
+OBJECT = (_or_null(_is_object), "an object or null")
+IDS = "whole numbers from 0 on"
+
+KINDS: dict[str, tuple[Accepts, str]] = {
+    **dict.fromkeys(("group_index", "index", "rollout_id"), WHOLE),
+    **dict.fromkeys(
+        ("label", "generate_function_path", "custom_rm_path", "session_id", "error", "failure_cause"), TEXT
+    ),
+    **dict.fromkeys(("train_metadata", "multimodal_inputs"), OBJECT),
+    "prompt": (_is_prompt, "text or a list of messages with role and content"),
+    "tokens": (_list(_is_id), f"a list of {IDS}"),
+    "response": (_is_text, "text"),
+    "response_length": (_is_id, "a whole number"),
+    "reward": (_or_null(_is_reward), "a finite number, or named ones"),
+    "loss_mask": (_or_null(_list(lambda one: _is_whole(one) and one in (0, 1))), "a list of 0 and 1, or null"),
+    "metadata": (_is_object, "an object"),
+    "multimodal_train_inputs": (_or_null(_are_arrays), "names and arrays of numbers, as objects, or null"),
+    "weight_versions": (_list(_is_text), "a list of texts"),
+    "weight_spans": (_list(_is_span), "a list of [version, start, end], the version as text"),
+    "rollout_log_probs": (_list(_is_number), "a list of finite numbers"),
+    "rollout_top_p_token_ids": (_or_null(_list(_is_id)), f"a list of {IDS}, or null"),
+    "rollout_top_p_token_offsets": (_or_null(_list(_is_id)), f"a list of {IDS}, or null"),
+    "rollout_routed_experts": (_or_null(_are_routes), "lists of whole numbers [tokens - 1, layers, experts], or null"),
+    "remove_sample": (lambda value: isinstance(value, bool), "true or false"),
+    "non_generation_time": (lambda value: _is_number(value) and value >= 0, "seconds from 0 on"),
+    "spec_info": (_are_counters, f"an object of whole numbers under {', '.join(SpecInfo.__dataclass_fields__)}"),
+}
+"""Field -> what it may hold and that in words; ``status`` alone is read elsewhere."""
+
+NEEDED = ("tokens", "response_length", "status", "rollout_log_probs")
+
+
+def _of_no_kind(values: Mapping[str, Any]) -> list[str]:
+    unknown = [name for name in values if name not in Sample.__dataclass_fields__]
+    missing = [name for name in NEEDED if name not in values]
+    wrong = [name for name, (accepts, _) in KINDS.items() if name in values and not accepts(values[name])]
+    return [
+        *(f"no such field {name:.40}{nearest(name, Sample.__dataclass_fields__)}" for name in unknown),
+        *(f"no field {name}; a trajectory has {', '.join(NEEDED)}" for name in missing),
+        *(f"{name} is {values[name]!r:.80}; accepted: {KINDS[name][1]}" for name in wrong),
+    ]
+
+
+# --- Several fields ---------------------------------------------------------------------------------------------------
+
+
+def _mistakes(sample: Sample, fit: Fit) -> Iterator[str]:
+    yield from _of_the_response(sample)
+    yield from _of_what_drew_it(sample)
+    yield from _of_the_run(sample, fit)
+
+
+def _of_the_response(sample: Sample) -> Iterator[str]:
+    length, count, drawn = sample.response_length, len(sample.tokens), sample.rollout_log_probs or ()
+    if sample.status not in FINISHED:
+        yield f"status is {sample.status}; accepted: completed or truncated"
+    if not 0 < length < count:
+        yield f"response_length is {length} of {count} tokens; accepted: at least 1, with a prompt before it"
+    if len(drawn) != length:
+        yield f"rollout_log_probs are {len(drawn)} numbers; accepted: {length}, one a response token"
+    if max(drawn, default=0) > MOST_LOG_PROB:
+        yield f"rollout_log_probs hold {max(drawn)}; accepted: natural logarithms of probabilities, at most 0"
+    if sample.loss_mask is not None and len(sample.loss_mask) != length:
+        yield f"loss_mask has {len(sample.loss_mask)} entries; accepted: {length}, one a response token"
+
+
+def _of_what_drew_it(sample: Sample) -> Iterator[str]:
+    length, routes = sample.response_length, sample.rollout_routed_experts
+    if not all(start < end <= length for _, start, end in sample.weight_spans):
+        yield f"weight_spans end beyond the {length} response tokens, or where they begin; accepted: parts of them"
+    if not _is_rising(sample):
+        yield (
+            f"rollout_top_p_token_offsets do not fit; accepted: {length + 1} for {length} response tokens, rising from "
+            "0 to the number of rollout_top_p_token_ids"
+        )
+    if routes is not None and len(routes) != len(sample.tokens) - 1:
+        yield f"rollout_routed_experts are of {len(routes)} tokens; accepted: all {len(sample.tokens)} but the last"
+
+
+def _of_the_run(sample: Sample, fit: Fit) -> Iterator[str]:
+    largest, reward, key = max(sample.tokens), sample.reward, sample.reward_key(fit.reward_key)
+    if fit.vocab_size is not None and largest >= fit.vocab_size:
+        yield f"token {largest}, and the model's vocabulary has 0 to {fit.vocab_size - 1}; it is of another tokenizer"
+    if isinstance(reward, dict) and key not in list(reward):
+        yield (
+            f"reward has {fields_of(reward)}, and what counts is {key!r:.80}; name one of them with --reward-key, or "
+            "under reward_key of the metadata"
+        )
+
+
+def _is_rising(sample: Sample) -> bool:
+    ids, offsets = sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets
+    if offsets is None:
+        return not ids
+    ends = len(offsets) == sample.response_length + 1 and (offsets[0], offsets[-1]) == (0, len(ids or ()))
+    return ends and all(before <= after for before, after in pairwise(offsets))

@@ -1,0 +1,96 @@
+"""Rows that are left out because they cannot be read are named: a few to people, the first thousand in a file."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slime_core import PromptRequest
+from slime_core.errors import DataError
+from slime_core.prompts.bad_rows import BadRows
+from slime_core.prompts.prompts import PromptFiles
+from slime_core.prompts.requests import LeftOut
+from slime_core.prompts.row_checks import row_check
+
+ORDERS = [{}, {"streams": True, "shuffle": False}, {"streams": True, "window": 3}, {"streams": True}]
+
+
+def test_a_few_are_said_and_the_file_holds_the_first_thousand_once(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "bad-rows.log"
+    bad = BadRows(path)
+    for line in range(1, 1201):
+        bad.add(f"a.jsonl, line {line}: not\nJSON{'!' * 600}")
+    assert bad.news() == [
+        *(f"a.jsonl, line {line}: not JSON{'!' * 600}"[:500] for line in (1, 2, 3)),
+        f"and 1197 more; the first 1,000 of all stand in {path}",
+    ]
+    assert bad.news() == []
+    lines = path.read_text().splitlines()
+    assert (len(lines), max(map(len, lines)), lines[999][:20]) == (1000, 500, "a.jsonl, line 1000: ")
+    again = BadRows(path)
+    again.add(f"a.jsonl, line 7: not JSON{'!' * 600}")
+    assert (len(again.news()), path.read_text().splitlines()) == (1, lines)
+
+
+def test_without_a_file_nothing_is_written() -> None:
+    bad = BadRows()
+    for line in range(5):
+        bad.add(f"line {line}")
+    assert bad.news() == ["line 0", "line 1", "line 2", "and 2 more"]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_every_row_that_is_skipped_is_explained_once_with_file_and_line(tmp_path: Path, order: dict) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a"}\njunk\n\n{"prompt": ""}\n{"prompt": "b"}\n')
+    left_out = LeftOut(tmp_path / "bad-rows.log")
+    request = PromptRequest(path, label_key=None, skips_bad=True, tell=left_out.tell, explain=left_out.explain, **order)
+    found = [group[0].prompt for group in PromptFiles(request=request).next_groups(6)]
+    assert sorted(found) == ["a", "a", "a", "b", "b", "b"]
+    assert sorted((tmp_path / "bad-rows.log").read_text().splitlines()) == [
+        f'{path}, line 2, column 1: not JSON (Expecting value). Expected an object such as {{"prompt": "What is 2 + '
+        '2?", "label": "4"}',
+        f"{path}, line 4: the prompt in field 'prompt' is empty, so that there is nothing to answer. Write one, or "
+        "take the row out; of training data, --on-bad-data skip leaves such rows out and names them",
+    ]
+    (said,) = left_out.news()
+    first, *others = said.split("\n")
+    assert first == (
+        "2 rows of the prompt files, or groups of --buffer-data, cannot be read and are left out (--on-bad-data skip)"
+    )
+    assert sorted(line[: len(str(path)) + 10] for line in others) == [f"  {path}, line {line}" for line in (2, 4)]
+
+
+OFFERED = {"rm_type": {"math": ""}, "rm_url": {"http://host/score": ""}}
+NAMING = [
+    ({"rm_type": "maths"}, "metadata rm_type = 'maths' names no reward model of the run's plugins"),
+    (
+        {"rm_url": "http://other"},
+        "metadata rm_url = 'http://other', which is none of the services that the run may ask",
+    ),
+    ({"sampling_params": {"temperature": 2}}, "metadata sampling_params: temperature = 2.0 cannot be trained on"),
+]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize(("metadata", "told"), NAMING, ids=str)
+def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
+    tmp_path: Path, order: dict, metadata: dict, told: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    good = {"prompt": "a", "metadata": {"rm_type": "math", "rm_url": "http://host/score"}}
+    rows = [*[good] * 60, {"prompt": "b", "metadata": metadata}]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    left_out = LeftOut(tmp_path / "bad-rows.log")
+    checks = row_check(OFFERED, {"temperature": 1.0})
+    request = PromptRequest(path, label_key=None, tell=left_out.tell, explain=left_out.explain, checks=checks, **order)
+    with pytest.raises(DataError, match=f"^{re.escape(f'{path}, line 61: {told}')}"):
+        PromptFiles(request=request).next_groups(61)
+    skipping = PromptFiles(request=replace(request, skips_bad=True)).next_groups(61)
+    assert [group[0].prompt for group in skipping] == ["a"] * 61
+    assert left_out.metrics() == {"data/left_out/bad": 1.0}
+    assert (tmp_path / "bad-rows.log").read_text().startswith(f"{path}, line 61: {told}")

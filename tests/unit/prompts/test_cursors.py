@@ -1,0 +1,50 @@
+"""Places in the data that an older version wrote into its checkpoints: ``cursors.json`` was made with its code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core import PromptRequest
+from slime_core.errors import CheckpointError
+from slime_core.prompts.buffer import BufferedPrompts
+from slime_core.prompts.prompts import PromptFiles
+
+OLD: dict[str, Any] = json.loads(Path(__file__).with_name("cursors.json").read_text())
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(map(json.dumps, OLD["rows"])))
+    return path
+
+
+def source(file: Path, *, seed: int = 11) -> PromptFiles:
+    return PromptFiles(request=PromptRequest(path=file, n_samples_per_prompt=2, seed=seed))
+
+
+def test_an_old_cursor_goes_on_with_the_prompts_that_its_version_handed_out_next(file):
+    prompts = source(file)
+    prompts.restore(OLD["cursor"])
+    found = [(group[0].group_index, group[0].index, group[0].prompt) for group in prompts.next_groups(9)]
+    assert found == [tuple(group) for group in OLD["then"]]
+
+
+def test_an_old_cursor_of_other_prompts_or_settings_is_refused_with_what_differs(file):
+    with pytest.raises(
+        CheckpointError, match=r"would mean other prompts: seed was 11, is 12\. Resume with the prompts"
+    ):
+        source(file, seed=12).restore(OLD["cursor"])
+    file.write_text(file.read_text().replace("p3", "p9"))
+    with pytest.raises(CheckpointError, match=r"would mean other prompts: digest was 166556\w+, is \w+\. Resume with"):
+        source(file).restore(OLD["cursor"])
+
+
+def test_an_old_cursor_is_none_of_a_buffered_source(file):
+    buffered = BufferedPrompts(request=PromptRequest(path=file, n_samples_per_prompt=2, seed=11))
+    with pytest.raises(CheckpointError, match="has no buffer, so another data source wrote it; resume with the"):
+        buffered.restore(OLD["cursor"])

@@ -1,0 +1,77 @@
+"""Counting processes say what this process would, name what they cannot count, and end with the one that asks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import pytest
+
+from slime_core.config.embedded import ARITHMETIC
+from slime_core.errors import DataError, RunError
+from slime_core.prompts.lengths import CHUNK, Counting, PromptLengths, ShortEnough
+from slime_core.prompts.requests import LeftOut
+
+COUNTING = Counting(folder=str(ARITHMETIC / "model"), apply_chat_template=False)
+
+
+@pytest.fixture(scope="module")
+def lengths() -> Iterator[PromptLengths]:
+    made = PromptLengths(COUNTING, num_workers=2)
+    yield made
+    made.close()
+
+
+def test_prompts_are_counted_in_order_by_several_processes(lengths):
+    asked = [("1" * (n % 7 + 1), None) for n in range(3 * CHUNK + 5)]
+    encoder = COUNTING.encoder()
+    assert lengths(asked) == [len(encoder.encode(prompt)) for prompt, _ in asked]
+    assert len(lengths._workers) == 2
+    assert lengths([]) == []
+
+
+def test_what_cannot_be_counted_is_an_error_here_and_the_process_goes_on(lengths):
+    with pytest.raises(DataError, match=r"the prompt is a list of chat messages; add --apply-chat-template"):
+        lengths([([{"role": "user", "content": "1"}], None)])
+    assert lengths([("11", None)]) == [2]
+
+
+def test_a_process_that_died_is_an_error_with_a_way_out():
+    lengths = PromptLengths(COUNTING, num_workers=1)
+    lengths([("1", None)])
+    lengths._workers[0]._process.kill()
+    with pytest.raises(
+        RunError, match=r"counts the tokens of prompts ended \(exit code -9\).* Try --num-data-workers 0"
+    ):
+        lengths([("1", None)])
+    lengths.close()
+
+
+def test_a_process_ends_with_its_input():
+    command = [sys.executable, "-m", "slime_core.prompts.lengths", json.dumps(asdict(COUNTING))]
+    done = subprocess.run(command, input='[["1+1", null], ["22", null]]\n', capture_output=True, text=True, check=True)
+    assert done.stdout == "[3, 2]\n"
+
+
+def test_prompts_are_short_enough_up_to_the_bound():
+    short = ShortEnough(2, count=lambda prompt, tools: len(prompt) + len(tools or ()))
+    assert (short("ab"), short("abc")) == (True, False)
+    assert short.many([("ab", None), ("ab", [{}]), ("a", [{}])]) == [True, False, True]
+
+
+def test_what_is_left_out_is_counted_and_said_when_it_has_doubled():
+    left_out = LeftOut()
+    left_out.tell("too_long", 3)
+    assert left_out.news() == ["3 prompts are longer than --rollout-max-prompt-len and are left out"]
+    left_out.tell("too_long", 3)
+    assert left_out.news() == []
+    left_out.tell("too_long", 1)
+    left_out.tell("bad", 1)
+    assert left_out.news() == [
+        "1 rows of the prompt files, or groups of --buffer-data, cannot be read and are left out (--on-bad-data skip)",
+        "7 prompts are longer than --rollout-max-prompt-len and are left out",
+    ]
+    assert left_out.metrics() == {"data/left_out/bad": 1.0, "data/left_out/too_long": 7.0}

@@ -1,0 +1,247 @@
+"""Rollouts as files: the same bits come back, and each damage is told with file and line."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from slime_core.errors import DataError, RunError
+from slime_core.prompts.recorded import Recorded, RolloutFiles, read_rollout, write_rollout
+from slime_core.prompts.screen_rollouts import screen_rollouts
+from slime_core.types import Sample, Status
+
+
+def sample(index: int, **more: object) -> Sample:
+    values = {"tokens": [3, 1, 4], "response_length": 2, "rollout_log_probs": [-0.25, -2.5], "reward": 1.0}
+    return Sample(group_index=index // 2, index=index, status=Status.COMPLETED, **(values | more))  # type: ignore[arg-type]
+
+
+def recorded(rollout: int = 0, **more: object) -> Recorded:
+    trained = [sample(0), sample(1, reward=0.0), sample(2)]
+    return Recorded(rollout, 0.7, trained, [Sample(index=9, status=Status.FAILED, error="late")], {"next": 4}, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write_rollout(tmp_path / "0.jsonl", recorded())
+
+
+def screen(tmp_path: Path, count: int = 1, **more: object) -> None:
+    options = {"temperature": 0.7, "vocab_size": 5} | more
+    files = RolloutFiles(tmp_path / "{rollout_id}.jsonl", "load_debug_rollout_data")
+    screen_rollouts(files, range(count), **options)  # type: ignore[arg-type]
+
+
+def test_a_rollout_comes_back_as_it_was(file: Path) -> None:
+    assert read_rollout(file) == recorded()
+
+
+def test_the_file_reads_as_the_page_says(file: Path) -> None:
+    header, first, *rest = (json.loads(line) for line in file.read_text().splitlines())
+    assert header == {
+        **{"format": "slime rollout", "version": 1, "rollout": 0, "temperature": 0.7},
+        **{"trained": 3, "samples": 4, "cursor": {"next": 4}},
+    }
+    assert first == sample(0).to_dict()
+    assert len(rest) == 3
+
+
+def test_every_float32_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 2**32, 5000, dtype=np.uint32).view(np.float32)
+    numbers = np.concatenate([bits[np.isfinite(bits)], [np.float32(1e-45), np.float32(-0.0), np.float32(-np.inf)]])
+    one = sample(0, tokens=[1] * (len(numbers) + 1), response_length=len(numbers))
+    one.rollout_log_probs = numbers.astype(np.float32).tolist()
+    (again,) = read_rollout(write_rollout(tmp_path / "0.jsonl", Recorded(0, 1.0, [one]))).trained
+    assert np.asarray(again.rollout_log_probs, np.float32).tobytes() == numbers.astype(np.float32).tobytes()
+
+
+def test_every_double_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    reward = struct.unpack("d", struct.pack("Q", 0x3FD5555555555555))[0]
+    one = sample(0, reward={"score": reward, "least": sys.float_info.min, "third": 1 / 3})
+    (again,) = read_rollout(write_rollout(tmp_path / "0.jsonl", Recorded(0, math.pi, [one]))).trained
+    assert again.reward == {"score": reward, "least": sys.float_info.min, "third": 1 / 3}
+
+
+def test_inputs_for_the_model_survive_in_their_dtype(tmp_path: Path) -> None:
+    rows = torch.tensor([[0.5, -2.0, 3.0]]).bfloat16()
+    one = sample(0, multimodal_train_inputs={"pixels": rows, "grid": np.array([[1, 2, 3]])})
+    (again,) = read_rollout(write_rollout(tmp_path / "0.jsonl", Recorded(0, 1.0, [one]))).trained
+    found = again.multimodal_train_inputs
+    assert torch.equal(found["pixels"], rows)
+    assert (found["grid"].dtype, found["grid"].tolist()) == (np.int64, [[1, 2, 3]])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"__array__": "|O", "shape": [1], "data": "AAAAAAAAAAA="}',
+        '{"__array__": "bfloat17", "shape": [1], "data": ""}',
+        '{"__array__": "<f4", "shape": [3], "data": "AAAA"}',
+        '{"__array__": "<f4"}',
+        '{"__array__": "<f4", "shape": "x", "data": ""}',
+    ],
+)
+def test_what_stands_for_no_array_is_a_mistake_of_the_file(file: Path, text: str) -> None:
+    header, first, *rest = file.read_text().splitlines()
+    spoilt = first.replace('"multimodal_train_inputs": null', f'"multimodal_train_inputs": {{"pixels": {text}}}')
+    assert spoilt != first
+    file.write_text("\n".join([header, spoilt, *rest]) + "\n")
+    with pytest.raises(DataError, match=r"0\.jsonl, line 2: no JSON: .*; save the rollout again"):
+        read_rollout(file)
+
+
+def test_numpy_numbers_and_arrays_survive_and_other_objects_are_named(tmp_path: Path) -> None:
+    routes = np.arange(24, dtype=np.int16).reshape(2, 3, 4)
+    one = sample(
+        0,
+        rollout_routed_experts=routes,
+        train_metadata={"pixels": routes},
+        reward=np.float32(0.25),
+        metadata={"text": "größer"},
+    )
+    (again,) = read_rollout(write_rollout(tmp_path / "0.jsonl", Recorded(0, 1.0, [one]))).trained
+    assert again.rollout_routed_experts == routes.tolist()
+    assert again.train_metadata["pixels"].dtype == np.int16
+    assert (again.train_metadata["pixels"] == routes).all()
+    assert (again.reward, again.metadata) == (0.25, {"text": "größer"})
+    with pytest.raises(RunError, match=r"^sample 7: its metadata cannot be saved as JSON: a PosixPath. Keep numbers"):
+        write_rollout(tmp_path / "1.jsonl", Recorded(0, 1.0, [sample(7, metadata={"at": tmp_path})]))
+    assert not (tmp_path / "1.jsonl").exists()
+
+
+def test_a_write_that_fails_leaves_what_was_there(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = file.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        write_rollout(file, recorded(1))
+    assert file.read_bytes() == before
+    assert [path.name for path in file.parent.iterdir()] == ["0.jsonl"]
+
+
+def test_a_share_takes_whole_groups_from_the_front() -> None:
+    groups = [[one.index for one in group] for group in recorded().subsampled(0.5).groups]
+    assert groups == [[0, 1]]
+    assert [one.index for one in recorded().subsampled(0.01).trained] == [0, 1]
+    assert recorded().subsampled(None) == recorded()
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "message"),
+    [
+        (1, "{", "line 1: no JSON: Expecting property name"),
+        (1, "[]", "line 1: a list, not an object; save the rollout again"),
+        (1, '{"format": "other"}', "line 1: format 'other', version None; accepted is a rollout as"),
+        (1, '{"format": "slime rollout", "version": 2}', "line 1: format 'slime rollout', version 2; accepted"),
+        (1, '{"format": "slime rollout", "version": 1}', "line 1: rollout, temperature, trained, samples, cursor is"),
+        (
+            1,
+            '{"format": "slime rollout", "version": 1, "rollout": 0, "temperature": 1.0, "trained": -1, "samples": 4, '
+            '"cursor": {}}',
+            "line 1: trained = -1 of samples = 4; accepted is 0 to 4, so save the rollout again",
+        ),
+        (
+            1,
+            '{"format": "slime rollout", "version": 1, "rollout": 0, "temperature": 1.0, "trained": 5, "samples": 4, '
+            '"cursor": {}}',
+            "line 1: trained = 5 of samples = 4; accepted is 0 to 4, so save the rollout again",
+        ),
+        pytest.param(1, "[" * 200_000, "line 1: lists or tables too deep inside one another to be read", id="deep"),
+        (3, '{"tokens": [1', "line 3: no JSON: Expecting"),
+        (3, '{"tokens": [1], "colour": 3}', "line 3: no sample: .*colour"),
+        (3, '{"tokens": ["a"]}', "line 3: no sample: "),
+        (3, '{"tokens": [99999999999]}', "line 3: no sample: "),
+        (3, '{"status": "asleep"}', "line 3: no sample: 'asleep' is not a valid Status; save the rollout again"),
+        (3, '{"metadata": {"__array__": "|O8", "shape": [1], "data": ""}}', "line 3: no JSON: an array of object"),
+        (3, "{}", "line 3: no reward; a sample that is trained on has a reward, a prompt, a response"),
+        (3, '{"reward": 1, "tokens": [1], "response_length": 1}', "line 3: response_length = 1 of 1 tokens, prompt"),
+        (3, '{"reward": 1, "tokens": [1, 2], "response_length": 1}', "line 3: 0 rollout_log_probs for 1 response tok"),
+    ],
+)
+def test_damage_is_told_with_file_and_line(file: Path, line: int, text: str, message: str) -> None:
+    lines = file.read_text().splitlines()
+    lines[line - 1] = text
+    file.write_text("\n".join(lines))
+    with pytest.raises(DataError, match=message) as caught:
+        read_rollout(file)
+    assert str(caught.value).startswith(f"{file}, line {line}: ")
+
+
+def test_a_file_that_was_cut_is_refused(file: Path) -> None:
+    file.write_text("\n".join(file.read_text().splitlines()[:-1]))
+    with pytest.raises(DataError, match="line 1: it announces 4 samples, and 3 follow, so the file was cut or added"):
+        read_rollout(file)
+
+
+def test_bytes_that_are_no_text_are_refused(file: Path) -> None:
+    file.write_bytes(file.read_bytes().replace(b"late", b"la\xffe"))
+    with pytest.raises(DataError, match=r"line 5: not UTF-8 \(invalid start byte\); save the rollout again"):
+        read_rollout(file)
+
+
+class Trap:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return print, ("ran",)
+
+
+@pytest.mark.parametrize("start", [b"PK\x03\x04", pickle.dumps(Trap())])
+def test_a_pickle_is_told_and_never_read(file: Path, start: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_bytes(start + file.read_bytes())
+    with pytest.raises(DataError, match=r"0.jsonl was written by torch.save or pickle, as slime's debug files are"):
+        read_rollout(file)
+    assert capsys.readouterr().out == ""
+
+
+def test_rollouts_that_are_there_pass(file: Path) -> None:
+    screen(file.parent)
+    assert file.is_file()
+
+
+def test_missing_files_are_counted_before_anything_is_read(file: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        screen(file.parent, 3)
+    assert str(caught.value) == (
+        "load_debug_rollout_data: num_rollout = 3 asks for rollouts 0 to 2, and 2 of these 3 have no file, first "
+        f"{file.parent}/1.jsonl; give --num-rollout 1, or save them with --save-debug-rollout-data"
+    )
+
+
+def test_another_temperature_is_refused(file: Path) -> None:
+    with pytest.raises(DataError, match=r"drawn at temperature 0.7, and rollout_temperature = 1 .*add --rollout-tem"):
+        screen(file.parent, temperature=1.0)
+
+
+@pytest.mark.parametrize(("size", "token"), [(4, 4), (3, 4)])
+def test_tokens_that_the_model_does_not_have_are_refused(file: Path, size: int, token: int) -> None:
+    with pytest.raises(DataError) as caught:
+        screen(file.parent, vocab_size=size)
+    assert str(caught.value) == (
+        f"{file}, line 2: token {token}, and the model's vocabulary has 0 to {size - 1} (vocab_size = {size} in "
+        "config.json); these rollouts are of another tokenizer, so give --hf-checkpoint the model that they were "
+        "generated with"
+    )
+
+
+def test_a_rollout_with_too_few_samples_is_refused(file: Path) -> None:
+    with pytest.raises(DataError, match=r"2 samples can be trained on, with load_debug_.* = 0.5; 3 are needed, one fo"):
+        screen(file.parent, share=0.5, needed=3)
+
+
+def test_a_file_under_another_number_is_refused_unless_it_is_named_alone(file: Path) -> None:
+    other = file.rename(file.with_name("3.jsonl"))
+    template = RolloutFiles(file.parent / "{rollout_id}.jsonl", "load_debug_rollout_data")
+    with pytest.raises(DataError, match=r"3.jsonl, line 1: this is rollout 0, and its name says 3; give the files"):
+        template.read(3)
+    assert RolloutFiles(other, "load_debug_rollout_data").read(3).rollout == 0

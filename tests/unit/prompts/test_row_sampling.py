@@ -1,0 +1,84 @@
+"""What rows may say about how their responses are drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core.errors import DataError
+from slime_core.prompts.row_sampling import own_sampling
+from slime_core.prompts.screen import Reading, screen
+
+DRAWN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+NEXT = ".\nCorrect the row, or leave sampling_params out."
+KNOWN = (
+    "max_new_tokens, min_new_tokens, stop, stop_token_ids, ignore_eos, temperature, top_p, top_k, min_p, "
+    "repetition_penalty, frequency_penalty, presence_penalty, json_schema, regex, ebnf"
+)
+
+
+def own(asked: Any, *, drawn: dict[str, float] | None = None) -> dict[str, Any]:
+    return own_sampling({"sampling_params": asked}, drawn=drawn, where="x.jsonl, line 3")
+
+
+def test_a_row_says_what_it_wants_and_one_without_says_nothing() -> None:
+    assert own({"stop": "X", "max_new_tokens": 4, "stop_token_ids": 7}) == {
+        "stop": ("X",),
+        "max_new_tokens": 4,
+        "stop_token_ids": (7,),
+    }
+    assert own({"temperature": 0, "json_schema": "{}"}) == {"temperature": 0.0, "json_schema": "{}"}
+    assert own_sampling({"carries": 1}, drawn=DRAWN, where="") == own(None, drawn=DRAWN) == {}
+
+
+def test_in_training_a_row_says_where_a_response_ends_and_repeats_the_distribution() -> None:
+    asked = {"max_new_tokens": 4, "stop": ["X"], "temperature": 1.0, "top_k": -1}
+    assert own(asked, drawn=DRAWN) == {**asked, "stop": ("X",)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"temperature": 0.7}, "temperature = 0.7 cannot be trained on; the run's is 1. The learner reckons with one "),
+        ({"top_p": 0.9}, "top_p = 0.9 cannot be trained on; the run's is 1. "),
+        ({"repetition_penalty": 1.0}, "repetition_penalty = 1.0 cannot be trained on. The learner reckons with one "),
+    ],
+)
+def test_another_distribution_is_refused_in_training_with_the_reason(asked: Any, told: str) -> None:
+    assert own(asked) != {}
+    with pytest.raises(DataError) as caught:
+        own(asked, drawn=DRAWN)
+    message = str(caught.value)
+    assert message.startswith(f"x.jsonl, line 3: metadata sampling_params: {told}")
+    assert message.endswith(
+        "another for a row would make its log-probabilities other ones than those that were drawn from. Accepted in "
+        "training are ignore_eos, max_new_tokens, min_new_tokens, stop, stop_token_ids; in evaluations everything is"
+        + NEXT
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("greedy", "found 'greedy'; accepted: an object such as {'max_new_tokens': 16}"),
+        ({"max_tokens": 4}, f"there is no 'max_tokens'; did you mean max_new_tokens?. There are: {KNOWN}"),
+        ({"top_p": 2}, "top_p = 2: Input should be less than or equal to 1"),
+        ({"stop": [""]}, "stop = ['']: String should have at least 1 character"),
+    ],
+)
+def test_what_does_not_exist_is_refused(asked: Any, told: str) -> None:
+    with pytest.raises(DataError) as caught:
+        own(asked)
+    assert str(caught.value) == f"x.jsonl, line 3: metadata sampling_params: {told}{NEXT}"
+
+
+def test_prompt_files_are_looked_through_before_anything_starts(tmp_path: Path) -> None:
+    path, reading = tmp_path / "x.jsonl", Reading(input_key="prompt", label_key=None, metadata_key="metadata")
+    rows = [{"prompt": "1"}, {"prompt": "2", "metadata": {"sampling_params": {"temperature": 0.5}}}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    screen(path, reading, room=None, setting="eval_prompt_data x")
+    with pytest.raises(DataError, match=r"x\.jsonl, line 2: metadata sampling_params: temperature = 0\.5 cannot be"):
+        screen(path, reading, room=None, setting="prompt_data", drawn=DRAWN)

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slime_core.errors import DataError
+from slime_core.prompts.rows import PromptRow, Reading, content_of, read_prompts
+from slime_core.prompts.tables import open_rows
+
+
+def write(folder: Path, *lines: str) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def prompts(path: Path, *, label_key: str | None = "label") -> list[PromptRow]:
+    return read_prompts(path, Reading(label_key=label_key))
+
+
+def read_rows(path: Path) -> list[tuple[int, dict]]:
+    return [(raw.number, content_of(raw)) for raw in open_rows(path).read(0) if not raw.is_blank]
+
+
+def test_rows_come_with_their_line_numbers_and_empty_lines_are_passed_over(tmp_path):
+    path = write(tmp_path, '{"a": 1}', "", "   ", '{"a": 2}')
+    assert read_rows(path) == [(1, {"a": 1}), (4, {"a": 2})]
+
+
+def test_only_line_feeds_end_a_line(tmp_path):
+    # JSON allows these characters inside strings; str.splitlines would cut there.
+    text = "one\u2028two\u0085three"
+    path = write(tmp_path, json.dumps({"prompt": text}, ensure_ascii=False), '{"prompt": "next"}')
+    assert [(number, row["prompt"]) for number, row in read_rows(path)] == [(1, text), (2, "next")]
+
+
+def test_windows_line_ends_are_line_ends(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\r\n{"a": 2}\r\n')
+    assert read_rows(path) == [(1, {"a": 1}), (2, {"a": 2})]
+
+
+def test_a_row_becomes_a_prompt_with_label_and_metadata(tmp_path):
+    path = write(tmp_path, '{"prompt": "37+45", "label": "82", "metadata": {"carries": 1}, "more": 0}')
+    assert prompts(path) == [PromptRow("37+45", "82", {"carries": 1})]
+
+
+def test_fields_are_named_by_the_keys(tmp_path):
+    path = write(tmp_path, '{"question": "q", "answer": "a", "about": {"kind": 1}}')
+    found = read_prompts(path, Reading(input_key="question", label_key="answer", metadata_key="about"))
+    assert found == [PromptRow("q", "a", {"kind": 1})]
+
+
+@pytest.mark.parametrize(("label", "text"), [("42", '"42"'), ("42", "42"), ("[1, 2]", "[1, 2]"), (None, "null")])
+def test_a_label_is_text_whatever_the_row_holds(tmp_path, label, text):
+    (row,) = prompts(write(tmp_path, f'{{"prompt": "q", "label": {text}}}'))
+    assert row.label == label
+
+
+def test_without_a_label_key_rows_need_no_label(tmp_path):
+    (row,) = prompts(write(tmp_path, '{"prompt": "q"}'), label_key=None)
+    assert row == PromptRow("q")
+
+
+def test_a_prompt_may_be_chat_messages(tmp_path):
+    messages = [{"role": "user", "content": "hello"}]
+    (row,) = prompts(write(tmp_path, json.dumps({"prompt": messages, "label": "x"})))
+    assert row.prompt == messages
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": ', r"line 2, column 12: not JSON"),
+        ('{"prompt": "1+1"', r"line 2, column 17: not JSON \(Expecting ',' delimiter\)"),
+        ("[1]", r"line 2: found list, expected an object"),
+        ('{"question": "q", "x": 1}', r"line 2: no field 'prompt', found question, x. .*--input-key"),
+        ("{}", r"line 2: no field 'prompt', found none"),
+        ('{"prompt": 5, "label": "x"}', r"line 2: field 'prompt' is neither text nor a list of messages"),
+        ('{"prompt": [], "label": "x"}', r"line 2: field 'prompt' is neither"),
+        ('{"prompt": [{"role": "user"}], "label": "x"}', r"line 2: field 'prompt' is neither"),
+        ('{"prompt": "q"}', r"line 2: no field 'label', found prompt. .*--label-key"),
+        ('{"prompt": "q", "label": "x", "metadata": 3}', r"line 2: field 'metadata' is int.*--metadata-key"),
+    ],
+)
+def test_a_malformed_row_is_named_by_file_and_line(tmp_path, line, message):
+    path = write(tmp_path, '{"prompt": "good", "label": "x"}', line)
+    with pytest.raises(DataError, match=rf"rows\.jsonl, {message}"):
+        prompts(path)
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    with pytest.raises(DataError, match=r"absent\.jsonl does not exist; accepted: a prompt file"):
+        read_rows(tmp_path / "absent.jsonl")
+    (tmp_path / "latin.jsonl").write_bytes(b'{"a": "\xe9"}')
+    with pytest.raises(DataError, match=r"latin\.jsonl, line 1: not UTF-8 \(.*\)\. Name a JSON Lines file in UTF-8"):
+        read_rows(tmp_path / "latin.jsonl")
+
+
+def test_a_file_without_rows_is_refused(tmp_path):
+    with pytest.raises(DataError, match="holds no rows"):
+        prompts(write(tmp_path, "", " "))
+
+
+def test_a_byte_order_mark_before_the_first_line_is_passed_over(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n{"a": 2}\n')
+    assert read_rows(path) == [(1, {"a": 1}), (2, {"a": 2})]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (f'{{"prompt": "q", "label": {"[" * 100_000}', "line 1: lists or objects too deep inside one another"),
+        (f'{{"prompt": "q", "label": {"9" * 5000}}}', "line 1: a number too long to be read. Write numbers of more"),
+        (r'{"prompt": "a\ud800b", "label": "x"}', r"line 1: '\ud800' is half of a character, which no text can hold"),
+        ('{"prompt": "q", "label": "x", "tools": [1]}', "'tools' is no list of tools, which are objects"),
+        ('{"prompt": [{"role": 7, "content": "q"}], "label": "x"}', "messages with role and content: found [{"),
+        ('{"prompt": [{"role": "user", "content": null}], "label": "x"}', "messages with role and content: found [{"),
+        ('{"prompt": [{"role": "user", "content": 5}], "label": "x"}', "messages with role and content: found [{"),
+        ('{"prompt": null, "label": "x"}', "neither text nor a list of messages with role and content: found null"),
+        ('{"prompt": "q"}', "or say with --label-key none that rows have none."),
+    ],
+)
+def test_a_row_that_json_or_the_reader_takes_ill_is_an_error_of_the_data(tmp_path, line, message):
+    path = write(tmp_path, line)
+    with pytest.raises(DataError) as caught:
+        read_prompts(path, Reading(tool_key="tools"))
+    assert message in str(caught.value)
+
+
+def test_both_halves_of_a_character_are_one(tmp_path):
+    (row,) = prompts(write(tmp_path, r'{"prompt": "\ud83d\ude00", "label": "x"}'))
+    assert row.prompt == "\N{GRINNING FACE}"
+
+
+EMPTY = "line 1: the prompt in field 'prompt' is empty, so that there is nothing to answer. Write one, or take the row"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "",
+        " \n",
+        [{"role": "user", "content": " "}],
+        [{"role": "system", "content": ""}, {"role": "user", "content": []}],
+    ],
+)
+def test_an_empty_prompt_is_refused(tmp_path, prompt):
+    with pytest.raises(DataError) as caught:
+        prompts(write(tmp_path, json.dumps({"prompt": prompt, "label": "x"})))
+    assert EMPTY in str(caught.value)
+
+
+def test_a_conversation_may_hold_an_empty_message(tmp_path):
+    system, called = {"role": "system", "content": ""}, {"role": "assistant", "content": None, "tool_calls": [{}]}
+    for prompt in ([system, {"role": "user", "content": "q"}], [{"role": "user", "content": ""}, called]):
+        (row,) = prompts(write(tmp_path, json.dumps({"prompt": prompt, "label": "x"})))
+        assert row.prompt == prompt
+
+
+@pytest.mark.parametrize(("label", "found"), [("NaN", "nan"), ("Infinity", "inf"), ("1e999", "inf")])
+def test_a_label_that_is_no_number_is_refused(tmp_path, label, found):
+    with pytest.raises(DataError) as caught:
+        prompts(write(tmp_path, f'{{"prompt": "q", "label": {label}}}'))
+    assert str(caught.value).endswith(
+        f"rows.jsonl, line 1: field 'label' holds {found}, which is no number (--label-key); accepted: text, a number, "
+        "lists or objects of these, or null where there is no ground truth"
+    )
+
+
+@pytest.mark.parametrize("tools", ["[" * 100_000, f"[{'9' * 5000}]", "[1"])
+def test_a_text_that_is_no_list_of_tools_is_refused(tmp_path, tools):
+    with pytest.raises(DataError, match="line 1: field 'tools' is no list of tools, which are objects"):
+        read_prompts(
+            write(tmp_path, json.dumps({"prompt": "q", "tools": tools})), Reading(label_key=None, tool_key="tools")
+        )
+
+
+def test_no_text_is_no_tools(tmp_path):
+    path = write(tmp_path, '{"prompt": "q", "tools": " "}')
+    assert read_prompts(path, Reading(label_key=None, tool_key="tools")) == [PromptRow("q")]
+
+
+def test_the_names_of_very_many_fields_are_cut(tmp_path):
+    path = write(tmp_path, json.dumps({f"{n}" * 50: 0 for n in range(1, 30)}))
+    with pytest.raises(DataError) as caught:
+        prompts(path)
+    assert f"found {'1' * 40}..., {'2' * 40}..., " in str(caught.value)
+    assert str(caught.value).endswith("..., 17 more. Name the right one with --input-key.")
+
+
+def test_a_byte_order_mark_alone_is_an_empty_line(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf\n{"prompt": "q", "label": "x"}\n')
+    assert prompts(path) == [PromptRow("q", "x")]
+
+
+def test_metadata_may_be_null(tmp_path):
+    (row,) = prompts(write(tmp_path, '{"prompt": "q", "label": "x", "metadata": null}'))
+    assert row.metadata == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x1f\x8b\x08\x00\x00", "is compressed (gzip); accepted: JSON Lines and Parquet as they are, so unpack it"),
+        (b"\x28\xb5\x2f\xfd\x00", "is compressed (zstd); accepted"),
+        (b"PAR1\x15\x04", "is Parquet, and its name does not end in .parquet; give it a name that does"),
+        (b'[{"prompt": "q"}]', "is one JSON list; accepted: JSON Lines, one object a line, such as {"),
+        (b'[\n{"prompt": "q"}\n]', "is one JSON list; accepted: JSON Lines"),
+    ],
+)
+def test_files_of_other_forms_are_told_by_their_beginning(tmp_path, content, message):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        prompts(path)
+    assert str(caught.value).startswith(f"{path} {message}")
+
+
+def test_a_slice_behind_the_last_row_says_how_many_there_are(tmp_path):
+    path = write(tmp_path, '{"prompt": "q", "label": "x"}')
+    with pytest.raises(DataError, match=r"@\[7:9\]: the slice begins at row 7, and there are 1 rows, counted from 0"):
+        prompts(Path(f"{path}@[7:9]"))
+
+
+@pytest.mark.parametrize("slice_", ["[0:9:2]", "[5]", "[a:b]", "[]", ""])
+def test_what_is_no_slice_behind_a_path_is_named(tmp_path, slice_):
+    path = write(tmp_path, '{"prompt": "q", "label": "x"}')
+    with pytest.raises(DataError, match=r"what stands behind @ is no slice; accepted: @\[a:b\] with 0 <= a < b"):
+        prompts(Path(f"{path}@{slice_}"))

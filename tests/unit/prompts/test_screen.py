@@ -1,0 +1,227 @@
+"""What is found in a prompt file before anything starts, and that lengths are those that the sampler will count."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core.config.embedded import ARITHMETIC
+from slime_core.errors import DataError
+from slime_core.prompts import screen as room_of_screen
+from slime_core.prompts.chat import PromptEncoder
+from slime_core.prompts.rows import Reading
+from slime_core.prompts.screen import Room, screen
+
+MODEL = ARITHMETIC / "model"
+READING = Reading(input_key="prompt", label_key=None, metadata_key="metadata")
+
+
+def room(**changed: Any) -> Room:
+    values = {"context": 20, "response": 8, "folder": MODEL, "apply_chat_template": False, **changed}
+    return Room(**values)
+
+
+def look(folder: Path, /, *prompts: object, **changed: Any) -> None:
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    screen(path, READING, room=room(**changed), setting="prompt_data")
+
+
+def test_the_longest_prompt_that_fits_is_accepted_and_one_token_more_is_not(tmp_path: Path) -> None:
+    look(tmp_path, "1" * 12)
+    with pytest.raises(DataError) as caught:
+        look(tmp_path, "1", "1" * 13)
+    assert str(caught.value) == (
+        f"{tmp_path}/prompts.jsonl, line 2: a prompt of 13 tokens in prompt_data, and a response may have 8, together "
+        "21; the model reads at most 20. Accepted are prompts of at most 12 tokens: shorten them, leave them out with "
+        "--rollout-max-prompt-len 12, or ask for shorter responses."
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (
+            20,
+            "line 2: metadata sampling_params: max_new_tokens = 20, and the model reads at most 20 tokens, prompt and ",
+        ),
+        (
+            16,
+            "line 2: a prompt of 5 tokens in prompt_data, and a response may have 16, together 21; the model reads at",
+        ),
+        (15, None),
+    ],
+)
+def test_a_row_that_names_a_longer_response_of_its_own_has_less_room(
+    tmp_path: Path, own: int, message: str | None
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": "1" * 12}, {"prompt": "1" * 5, "metadata": {"sampling_params": {"max_new_tokens": own}}}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if message is None:
+        screen(path, READING, room=room(), setting="prompt_data")
+        return
+    with pytest.raises(DataError) as caught:
+        screen(path, READING, room=room(), setting="prompt_data")
+    assert str(caught.value).startswith(f"{path}, {message}")
+
+
+def test_the_first_of_several_is_named_and_the_others_counted(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="line 1 and 2 more: a prompt of 14 tokens"):
+        look(tmp_path, "1" * 14, "2", "1" * 30, "1" * 13)
+
+
+@pytest.mark.parametrize(
+    "prompt", ["37+45", [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]]
+)
+def test_the_chat_template_counts_as_in_the_sampler(tmp_path: Path, prompt: Any) -> None:
+    counted = len(PromptEncoder(MODEL, apply_chat_template=True).encode(prompt))
+    look(tmp_path, prompt, apply_chat_template=True, context=counted + 8)
+    with pytest.raises(DataError, match=f"a prompt of {counted} tokens"):
+        look(tmp_path, prompt, apply_chat_template=True, context=counted + 7)
+
+
+def test_prompts_that_the_run_leaves_out_may_be_long(tmp_path: Path) -> None:
+    look(tmp_path, "1" * 50, "1", leaves_out=12)
+    with pytest.raises(DataError, match="line 2: a prompt of 14 tokens"):
+        look(tmp_path, "1" * 50, "1" * 14, leaves_out=14)
+
+
+@pytest.mark.parametrize("changed", [{"context": None}, {"context": 10_000}])
+def test_where_no_prompt_can_be_too_long_no_tokenizer_is_read(tmp_path: Path, changed: dict[str, Any]) -> None:
+    look(tmp_path, "1" * 50, folder=tmp_path / "nothing", **changed)
+
+
+def test_a_tokenizer_with_code_of_its_own_is_left_to_the_sampler(tmp_path: Path) -> None:
+    shutil.copy(MODEL / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": "mine.Mine"}}')
+    look(tmp_path, "1" * 50, folder=tmp_path)
+
+
+def test_a_limit_that_leaves_no_prompt_is_refused(tmp_path: Path) -> None:
+    look(tmp_path, "1" * 9, "1" * 5, leaves_out=5)
+    with pytest.raises(DataError) as caught:
+        look(tmp_path, "1" * 9, "1" * 6, leaves_out=5)
+    assert str(caught.value) == (
+        f"{tmp_path}/prompts.jsonl: all 2 prompts have more than the 5 tokens that a prompt may have here, the "
+        "shortest 6; raise the limit (--rollout-max-prompt-len; of evaluations, --eval-max-prompt-len or "
+        "max_context_len), or shorten them"
+    )
+
+
+def test_where_no_row_can_be_read_there_is_nothing_to_skip_to(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text("5\n6\n")
+    with pytest.raises(DataError, match=r"none of the 2 rows that were looked at can be read, the first one: .*line 1"):
+        screen(tmp_path / "prompts.jsonl", READING, room=room(), setting="prompt_data", skips_bad=True)
+
+
+def test_the_template_renders_one_prompt_even_where_none_can_be_too_long(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"prompts\.jsonl, line 1: turning the prompt into tokens failed"):
+        look(tmp_path, "1", context=None, apply_chat_template=True, template_arguments={"chat_template": "{{ 1 / 0 }}"})
+
+
+def test_messages_without_the_template_are_refused_with_their_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"line 2: the prompt is a list of chat messages.*add --apply-chat-template"):
+        look(tmp_path, "1", [{"role": "user", "content": "1"}])
+
+
+def test_of_a_large_file_the_beginning_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room_of_screen, "MOST_BYTES", 30)
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "1"}\n{"prompt": "a longer one"}\nnonsense\n')
+    screen(path, READING, room=None, setting="prompt_data")
+    monkeypatch.setattr(room_of_screen, "MOST_BYTES", 60)
+    with pytest.raises(DataError, match="line 3, column 1: not JSON"):
+        screen(path, READING, room=None, setting="prompt_data")
+
+
+def test_the_longest_prompts_are_counted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room_of_screen, "MOST_TEXT", 20)
+    with pytest.raises(DataError, match="line 3: a prompt of 15 tokens"):
+        look(tmp_path, "1" * 13, "1" * 14, "1" * 15)
+
+
+def test_a_template_that_refuses_a_prompt_is_told_with_the_line(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shutil.copy(MODEL / "tokenizer.json", folder)
+    settings = json.loads((MODEL / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(settings | {"chat_template": "{{ raise_exception('no system role') }}"})
+    )
+    with pytest.raises(
+        DataError, match="line 1: turning the prompt into tokens failed with TemplateError: no system role"
+    ):
+        look(tmp_path, "1", folder=folder, apply_chat_template=True)
+
+
+def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
+    shutil.copy(MODEL / "tokenizer.json", tmp_path)
+    with pytest.raises(DataError, match="has no chat template"):
+        look(tmp_path, "1", folder=tmp_path, apply_chat_template=True)
+
+
+OFFERED = {
+    "generate_function": {"single_turn": ""},
+    "rm_type": {"exact_match": "", "length": "", "remote_rm": "rm_url"},
+    "rm_url": {"http://host/a": "", "https://other/b?key=${KEY}": ""},
+}
+ALLOWED = (
+    "which is none of the services that the run may ask: http://host/a, https://other/b. Correct the row, or allow"
+)
+
+
+def name(folder: Path, *rows: dict[str, Any], offered: Any = OFFERED) -> None:
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "1" * 4, "metadata": row}) + "\n" for row in rows))
+    screen(path, READING, room=room(), setting="prompt_data", offered=offered)
+
+
+def test_rows_may_name_what_the_plugins_of_the_run_offer(tmp_path: Path) -> None:
+    name(tmp_path, {}, {"rm_type": "length", "generate_function": "single_turn"}, {"rm_type": None, "other": 3})
+    name(tmp_path, {"rm_url": "https://other/b?key=${KEY}", "reward_key": "acc"}, {"rm_url": None, "reward_key": ""})
+    name(tmp_path, {"rm_type": "anything"}, offered={})
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        (
+            {"rm_type": "lenght"},
+            "rm_type = 'lenght' names no reward model of the run's plugins (did you mean 'length'?)",
+        ),
+        ({"rm_type": ["length"]}, "rm_type = ['length'] names no reward model of the run's plugins"),
+        (
+            {"rm_type": "0.5*length + 1*remote_rm"},
+            "rm_type = '0.5*length + 1*remote_rm': reward model 'remote_rm' needs rm_url, which the run does not give. "
+            "Add --rm-url, or correct the row.",
+        ),
+        ({"rm_type": "mine.py:reward"}, "rm_type = 'mine.py:reward' names no reward model of the run's plugins"),
+        ({"rm_url": "http://169.254.169.254/"}, f"rm_url = 'http://169.254.169.254/', {ALLOWED}"),
+        ({"rm_url": {"a": 1}}, f"rm_url = {{'a': 1}}, {ALLOWED}"),
+        ({"reward_key": 3}, "reward_key = 3 is no name; accepted is the name of one of the numbers that the row's"),
+        ({"generate_function": "my.code:f"}, "generate_function = 'my.code:f' names no generate function of the run's"),
+    ],
+)
+def test_a_name_that_nobody_offers_is_refused_with_file_and_line(tmp_path: Path, row: Any, found: str) -> None:
+    with pytest.raises(DataError) as caught:
+        name(tmp_path, {}, row)
+    assert str(caught.value).startswith(f"{tmp_path}/prompts.jsonl, line 2: metadata {found}")
+
+
+def test_rows_that_name_what_nobody_offers_may_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "1"}\n{"prompt": "2", "metadata": {"rm_type": "lenght"}}\n')
+    (said,) = screen(path, READING, room=None, setting="prompt_data", offered=OFFERED, skips_bad=True)
+    assert said.startswith(f"{path}, line 2: metadata rm_type = 'lenght' names no reward model")
+
+
+def test_rows_with_a_generate_function_of_their_own_have_no_limit_of_length(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    row = {"prompt": "1" * 50, "metadata": {"generate_function": "single_turn"}}
+    path.write_text(json.dumps(row) + "\n")
+    screen(path, READING, room=room(), setting="prompt_data", offered=OFFERED)
