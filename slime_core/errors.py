@@ -11,6 +11,7 @@
         ├── EngineError            an inference server or the router failed or died
         │   ├── RequestRefused     a request that no engine will ever take; trying again is no use
         │   └── RequestFailed      a request that no engine answered in time, however often it was sent
+        ├── ServiceError           an HTTP service gave no usable answer
         ├── WeightSyncError        learner and engines would not, or do not, hold the same weights
         ├── ParityError             learner and engines give the same tokens other log-probabilities
         ├── CheckpointError        a checkpoint cannot be written or read
@@ -36,6 +37,7 @@ __all__ = [
     "RequestFailed",
     "RequestRefused",
     "RunError",
+    "ServiceError",
     "SlimeError",
     "UserError",
     "WaitTimeout",
@@ -93,6 +95,27 @@ class RequestFailed(EngineError):
     def __init__(self, message: str, cause: str = "engine") -> None:
         super().__init__(message)
         self.cause = cause
+
+
+class ServiceError(RunError):
+    """An HTTP service gave no usable answer to a request.
+
+    Attributes:
+        cause: one word to count by: ``refused`` (4xx, a redirection, or a URL that cannot be requested),
+            ``unavailable`` (5xx, or a status that was to be retried), ``unreachable`` (no connection), ``timeout``,
+            ``invalid`` (no JSON, or an answer that is too large).
+        status: HTTP status of the last answer; None: there was none.
+        gave_up: the time limit ended the retries.
+    """
+
+    def __init__(
+        self, message: str, cause: str = "unavailable", status: int | None = None, gave_up: bool = False
+    ) -> None:
+        super().__init__(message, cause, status, gave_up)
+        self.cause, self.status, self.gave_up = cause, status, gave_up
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class WeightSyncError(RunError):

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from slime_core.config.model_urls import model_url
 from slime_core.errors import DataError, EngineError, RequestRefused, RunError
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.processing import InputProcessor, Processed
 from slime_core.prompts.rows import tools_of
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import Generation, SamplingParams
-from slime_core.rollout.engines.models import model_url
 from slime_core.rollout.nucleus import keep
 from slime_core.rollout.resuming import FINISHED, add, fail, left_to_draw, unfinished
 from slime_core.rollout.stops import until_stop

@@ -11,8 +11,7 @@ from typing import Any
 from slime_core.config.schema import RolloutConfig
 from slime_core.rollout.choice import Chosen
 from slime_core.rollout.resuming import UNANSWERED, is_finished
-from slime_core.rollout.rewards.pool import RewardFailure
-from slime_core.types import Sample, Status
+from slime_core.types import RewardFailure, Sample, Status
 
 __all__ = ["Scoring"]
 

@@ -3,6 +3,8 @@
     sample   Sample, Status, SpecInfo, PromptGroup: what user code sees and what is generated
     batch    TrainBatch, StepPlan: what is trained
     numbers  TokenIds, LogProbs, Mask: flat arrays that behave like lists
+    reward   Reward, RewardFailure: what a reward model returns for one sample
+    json     JsonValue: what JSON can hold
 
 Shapes are read off names: P prompts, G samples of one prompt, B samples, T tokens (ragged or packed), U response
 tokens, V vocabulary entries, R data-parallel ranks. ``rewards_B`` is one number a sample, ``log_probs_T`` one a packed
@@ -13,14 +15,19 @@ A *shard* (:class:`TrainBatch`) is what one data-parallel rank trains of one rol
 """
 
 from slime_core.types.batch import StepPlan, TrainBatch
+from slime_core.types.json import JsonValue
 from slime_core.types.numbers import LogProbs, Mask, TokenIds
+from slime_core.types.reward import Reward, RewardFailure
 from slime_core.types.sample import REWARD_KEY, PromptGroup, Sample, SpecInfo, Status
 
 __all__ = [
     "REWARD_KEY",
+    "JsonValue",
     "LogProbs",
     "Mask",
     "PromptGroup",
+    "Reward",
+    "RewardFailure",
     "Sample",
     "SpecInfo",
     "Status",

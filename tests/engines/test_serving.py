@@ -27,10 +27,9 @@ from slime_core.rollout.engines.heads import with_head_bias
 from slime_core.rollout.engines.router import Router, RouterSettings, Worker
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.rewards.models import ServedReward
-from slime_core.rollout.rewards.pool import RewardFailure
 from slime_core.rollout.shards import make_shards
 from slime_core.testing.fake_engine import FakeEngine
-from slime_core.types import Sample
+from slime_core.types import RewardFailure, Sample
 from tests.engines.families import build, write
 
 # Megatron warns about its own calls between its own modules.

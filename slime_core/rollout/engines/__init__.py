@@ -13,7 +13,6 @@
     asked.py         what a run's settings ask of each engine and router
     served.py        one model: its engines and its router, started in parallel
     fleet.py         all models: the policy, those beside it, the policy for evaluations
-    models.py        where the models beside the policy answer
     client.py        token ids in, token ids and log-probabilities out
     generation.py    what is asked of an engine, and what it answers
     targets.py       which address a request goes to

@@ -5,6 +5,5 @@ pool.py      the processes, and who is asked again when one of them ends
 process.py   one such process, as the sampler sees it
 worker.py    the program in it
 models.py    reward models that ask somebody else: a service, a reward model beside the policy, a judge
-http.py      asks a service, with time limits and retries
 weighted.py  sums of several reward models
 """

@@ -4,7 +4,7 @@
     ServedReward   a model with one output, which the run serves beside the policy (``--rm-model``)
     JudgeReward    a language model that the run serves beside the policy, and that writes a number
 
-All run in the sampler, and fail sample by sample: see :mod:`slime_core.rollout.rewards.http`.
+All run in the sampler, and fail sample by sample. Requests go through :class:`slime_core.services.Service`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,18 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import regex
 
 from slime_core.config.schema import RolloutConfig, RunConfig
-from slime_core.errors import ConfigError, PluginError
+from slime_core.errors import ConfigError, PluginError, ServiceError
 from slime_core.plugins.boundary import boundary
 from slime_core.prompts.named import RM_URL, not_allowed
-from slime_core.rollout.engines.models import model_url
-from slime_core.rollout.rewards.http import Service
-from slime_core.rollout.rewards.pool import Reward, RewardFailure
-from slime_core.types import Sample
+from slime_core.services import Service, model_url
+from slime_core.types import JsonValue, Reward, RewardFailure, Sample
 
 __all__ = ["JudgeReward", "RemoteReward", "ServedReward", "filled"]
 
@@ -55,6 +52,9 @@ TOO_LONG = "context length"
 """Stands in what an engine says of a question that does not fit (sglang 0.5.23, srt/managers/tokenizer_manager.py,
 ``_validate_one_request``)."""
 
+PASSING = (408, 425, 429)
+"""Refusals that say nothing about the request: too slow, too early, too many."""
+
 _PLACE = re.compile(r"\{(prompt|response|label)\}")
 
 Answers = list[Reward | RewardFailure]
@@ -80,7 +80,7 @@ class RemoteReward:
             raise ConfigError("rm_type asks a service for rewards, and rm_url is not set; add --rm-url URL")
         self._batch, self._url = settings.rm_batch_size, settings.rm_url
         # All that may be asked: a row chooses among them, and what else it says is no address.
-        own = {"token_env": settings.rm_token_env, "retry_statuses": settings.rm_retry_statuses}
+        own: dict[str, Any] = {"token_env": settings.rm_token_env, "retry_statuses": settings.rm_retry_statuses}
         self._services = {url: _service(url, settings, **own) for url in (settings.rm_url, *settings.rm_row_urls)}
 
     async def score(self, samples: Sequence[Sample]) -> Answers:
@@ -102,13 +102,16 @@ class RemoteReward:
         return [RewardFailure("refused", f"its row names {not_allowed(url, tuple(self._services))}")] * len(samples)
 
     async def _ask(self, service: Service, samples: Sequence[Sample]) -> Answers:
-        rows = [{"prompt": one.prompt, "response": one.response, "label": one.label} for one in samples]
-        answer = await service.ask(rows if self._batch > 1 else rows[0])
-        if isinstance(answer, RewardFailure):
-            return [answer] * len(samples)
+        rows: list[JsonValue] = [
+            {"prompt": one.prompt, "response": one.response, "label": one.label} for one in samples
+        ]
+        try:
+            answer = await service.ask(rows if self._batch > 1 else rows[0])
+        except ServiceError as error:
+            return [_failure(error, _retry_hint(error))] * len(samples)
         found = answer if self._batch > 1 else [answer]
         if not isinstance(found, list) or len(found) != len(samples):
-            said = f"{service.told(answer)}; accepted is a list of {len(samples)} rewards"
+            said = f"{service.quote(answer)}; accepted is a list of {len(samples)} rewards"
             return [RewardFailure("invalid", said)] * len(samples)
         return [self._reward(service, one) for one in found]
 
@@ -121,7 +124,7 @@ class RemoteReward:
         if named and all(_is_number(one) for one in named.values()):
             return {name: float(one) for name, one in named.items()}
         return RewardFailure(
-            "invalid", f"{service.told(found)}; accepted is a finite number, or a table of them with --reward-key"
+            "invalid", f"{service.quote(found)}; accepted is a finite number, or a table of them with --reward-key"
         )
 
 
@@ -153,9 +156,10 @@ class ServedReward:
                 text = self._text(sample)
         except PluginError as error:
             return RewardFailure("invalid", str(error))
-        answer = await self._service.ask({"model": self._name, "input": text})
-        if isinstance(answer, RewardFailure):
-            return _named(answer)
+        try:
+            answer = await self._service.ask({"model": self._name, "input": text})
+        except ServiceError as error:
+            return _failure(error)
         match answer:
             case {"data": [{"embedding": [found]}]} if _is_number(found):
                 return float(found)
@@ -202,10 +206,12 @@ class JudgeReward:
 
     async def _one(self, sample: Sample) -> Reward | RewardFailure:
         messages = [{"role": "user", "content": filled(self._asked, sample)}]
-        body = {"model": self._name, "messages": messages, "temperature": 0.0, "max_tokens": self._max_tokens}
-        answer = await self._service.ask(body)
-        if isinstance(answer, RewardFailure):
-            return _named(answer)
+        try:
+            answer = await self._service.ask(
+                {"model": self._name, "messages": messages, "temperature": 0.0, "max_tokens": self._max_tokens}
+            )
+        except ServiceError as error:
+            return _failure(error)
         match answer:
             case {"choices": [{"message": {"content": str(text)}}]}:
                 return await self._number(text)
@@ -246,10 +252,16 @@ def _model(settings: RolloutConfig, models: Mapping[str, str], endpoint: str) ->
     return settings.rm_model, model_url(models, settings.rm_model, endpoint)
 
 
-def _named(failure: RewardFailure) -> RewardFailure:
-    """``failure`` with a cause of its own, where the model was asked more than it reads."""
-    is_long = failure.cause == "refused" and TOO_LONG in failure.error
-    return replace(failure, cause="too_long") if is_long else failure
+def _failure(error: ServiceError, hint: str = "") -> RewardFailure:
+    """``error`` as the failure of a sample; its cause is ``too_long`` where a model cannot read that much."""
+    limit = "; --reward-timeout-s sets the limit" if error.gave_up else ""
+    is_long = error.cause == "refused" and TOO_LONG in str(error)
+    return RewardFailure("too_long" if is_long else error.cause, f"{error}{limit}{hint}")
+
+
+def _retry_hint(error: ServiceError) -> str:
+    is_passing = error.status in PASSING and not error.gave_up
+    return f"; --rm-retry-statuses {error.status} asks again after it" if is_passing else ""
 
 
 def _service(url: str, settings: RolloutConfig, **own: Any) -> Service:
@@ -262,7 +274,7 @@ def _text_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     return "".join(f"{message.get('role')}: {message.get('content')}\n" for message in prompt)
 
 
-def _is_number(found: Any) -> bool:
+def _is_number(found: object) -> TypeGuard[int | float]:
     # Of a whole number too large for a float, math.isfinite raises.
     return isinstance(found, int | float) and not isinstance(found, bool) and abs(found) <= sys.float_info.max
 

@@ -1,7 +1,7 @@
 """Where a reward model runs: in a process that can be killed, or inside the sampler where its traits say that it cannot
 hang.
 
-Either way it gives each sample a reward or a :class:`~slime_core.rollout.rewards.pool.RewardFailure`.
+Either way it gives each sample a reward or a :class:`~slime_core.types.RewardFailure`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
-from slime_core.rollout.rewards.pool import Reward, RewardFailure, RewardPool, RewardPoolSettings
+from slime_core.rollout.rewards.pool import RewardPool, RewardPoolSettings
 from slime_core.rollout.rewards.weighted import Scorer, WeightedSum
 from slime_core.rollout.sampled import SamplerSettings
-from slime_core.types import Sample
+from slime_core.types import Reward, RewardFailure, Sample
 
 __all__ = ["InPool", "InSampler", "Rewarding", "num_workers_of", "pool_of"]
 

@@ -15,10 +15,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from slime_core.rollout.rewards.process import Answers, Reward, RewardFailure, RewardPoolSettings, RewardProcess
-from slime_core.types import Sample
+from slime_core.rollout.rewards.process import Answers, RewardPoolSettings, RewardProcess
+from slime_core.types import Reward, RewardFailure, Sample
 
-__all__ = ["Reward", "RewardFailure", "RewardPool", "RewardPoolSettings"]
+__all__ = ["RewardPool", "RewardPoolSettings"]
 
 CALLS_A_PROCESS = 16
 """Calls in flight in one process; more wait here, where nothing can happen to them."""

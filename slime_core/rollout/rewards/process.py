@@ -1,7 +1,6 @@
 """One process that scores responses, as the sampler sees it: its socket, what it is working on, and its end.
 
     RewardProcess       started, asked, ended; every call gets an answer, whatever the process does
-    RewardFailure       why a sample has no reward
 
 A call times out by itself unless it holds the interpreter; then, or over the memory limit, the process is ended. The
 program is :mod:`slime_core.rollout.rewards.worker`; it answers in JSON: what user code wrote is never unpickled here.
@@ -32,9 +31,9 @@ from slime_core.errors import PluginError, RunError
 from slime_core.plugins.boundary import boundary
 from slime_core.rollout.engines.keeper import die_with
 from slime_core.rollout.rewards.worker import read_frame, write_frame
-from slime_core.types import Sample
+from slime_core.types import Reward, RewardFailure, Sample
 
-__all__ = ["Answers", "Reward", "RewardFailure", "RewardPoolSettings", "RewardProcess"]
+__all__ = ["Answers", "RewardPoolSettings", "RewardProcess"]
 
 LOOK_S = 0.1
 """Seconds between two looks at the process."""
@@ -47,26 +46,6 @@ START_LIMIT_S = 120.0
 
 END_GRACE_S = 10.0
 """Seconds in which a process that was asked to end takes its children along; killed, it could not."""
-
-Reward = float | dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class RewardFailure:
-    """Why a sample has no reward.
-
-    Arguments:
-        cause: one word to count by: ``timeout``, ``memory``, ``crash``, ``invalid``, or the name of an exception.
-        error: for people.
-        lost: whether the process ended with it, or its memory did, so that another call may have been the guilty one.
-        own: none can have been, since the process worked on this call alone until its time was over.
-    """
-
-    cause: str
-    error: str
-    lost: bool = False
-    own: bool = False
-
 
 Answers = list[Reward | RewardFailure] | RewardFailure
 """One for each sample of a call, or why the whole call failed."""

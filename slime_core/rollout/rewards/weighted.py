@@ -9,9 +9,8 @@ from statistics import fmean
 from typing import Protocol
 
 from slime_core.config.reward_sum import RewardTerm
-from slime_core.rollout.rewards.pool import Reward, RewardFailure
 from slime_core.rollout.together import together
-from slime_core.types import Sample
+from slime_core.types import Reward, RewardFailure, Sample
 
 __all__ = ["PARTS", "Scorer", "WeightedSum", "part_metrics"]
 

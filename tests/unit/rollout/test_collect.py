@@ -18,8 +18,7 @@ from slime_core.rollout.functions import NoFunctions
 from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.guard import GuardedSource
 from slime_core.rollout.resuming import anew
-from slime_core.rollout.rewards.pool import RewardFailure
-from slime_core.types import PromptGroup, Sample, Status
+from slime_core.types import PromptGroup, RewardFailure, Sample, Status
 
 ACME = PluginIdentity("acme", "acme-rl", "1.2", "acme.plugin")
 WHOSE = r"^plugin 'acme' \(acme-rl 1\.2, entry point acme\.plugin\): "

@@ -12,11 +12,10 @@ import pytest
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.config.secrets import shown
 from slime_core.errors import ConfigError
-from slime_core.rollout.rewards import http, models
-from slime_core.rollout.rewards.http import with_secrets
+from slime_core.rollout.rewards import models
 from slime_core.rollout.rewards.models import JudgeReward, RemoteReward, ServedReward
-from slime_core.rollout.rewards.pool import RewardFailure
-from slime_core.types import Sample
+from slime_core.services import http, with_secrets
+from slime_core.types import RewardFailure, Sample
 from tests.answering import Answering, chat, embedding
 from tests.clock import only_pauses_take_time
 
@@ -64,13 +63,16 @@ async def test_a_token_is_sent_as_a_header_and_no_message_repeats_it(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("value", "found"), [(None, "is not set where"), ("two\nlines", "holds nothing that a header")]
+    ("value", "found"), [(None, "is not set where"), ("two\nlines", "holds no text that a header")]
 )
 def test_a_token_that_is_not_there_is_missed_at_once(monkeypatch, value, found):
     monkeypatch.delenv("RM_TOKEN", raising=False)
     if value is not None:
         monkeypatch.setenv("RM_TOKEN", value)
-    with pytest.raises(ConfigError, match=f"^rm_token_env names the environment variable RM_TOKEN, which {found}"):
+    with pytest.raises(
+        ConfigError,
+        match=f"^the token for http://127.0.0.1:1 is read from .* variable RM_TOKEN, which {found}",
+    ):
         RemoteReward(RunConfig(rollout=RolloutConfig(rm_url="http://127.0.0.1:1", rm_token_env="RM_TOKEN")))
 
 
@@ -120,7 +122,7 @@ async def test_a_refusal_is_final_and_costs_its_sample_alone(status):
         found = await remote(service, "/score?key=hidden").score(samples("a"))
         assert await remote(service).score(samples("a")) == [1.0]
     asks = f"; --rm-retry-statuses {status} asks again after it" if status in (408, 429) else ""
-    said = f'{service.url}/score refused with status {status}{asks}: {{"error": "as told"}}'
+    said = f'{service.url}/score refused with status {status}: {{"error": "as told"}}{asks}'
     assert found == [RewardFailure("refused", said)]
     assert len(service.asked) == 2
 
@@ -142,8 +144,8 @@ async def test_a_service_that_asks_for_more_time_than_there_is_costs_the_sample_
         service.fail_with, service.retry_after = [503], "120"
         found = await remote(service, reward_timeout_s=60).score(samples("a"))
     said = (
-        f"{service.url} gave no reward within 60 s (--reward-timeout-s) and 1 attempts; the last one failed with "
-        'status 503, to be asked again in 120 s: {"error": "as told"}'
+        f"{service.url} gave no answer within 60 s and 1 attempts; the last one failed with status 503, to be asked "
+        'again in 120 s: {"error": "as told"}; --reward-timeout-s sets the limit'
     )
     assert found == [RewardFailure("unavailable", said)]
     assert len(service.asked) == 1
@@ -176,8 +178,8 @@ async def test_a_service_that_stays_away_costs_the_sample_within_the_time_limit(
         (found,) = await remote(service, reward_timeout_s=60).score(samples("a"))
     assert found.cause == "unavailable"
     wanted = (
-        rf"{service.url} gave no reward within 60 s \(--reward-timeout-s\) and \d\d attempts; the last one failed with "
-        r"status 503: \{\"error\": \"as told\"\}"
+        rf"{service.url} gave no answer within 60 s and \d\d attempts; the last one failed with status 503: "
+        r"\{\"error\": \"as told\"\}; --reward-timeout-s sets the limit"
     )
     assert re.fullmatch(wanted, found.error)
 

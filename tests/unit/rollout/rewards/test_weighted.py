@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from slime_core.config.reward_sum import reward_terms
-from slime_core.rollout.rewards.pool import RewardFailure
 from slime_core.rollout.rewards.weighted import WeightedSum, part_metrics
-from slime_core.types import Sample
+from slime_core.types import RewardFailure, Sample
 
 
 class Given:

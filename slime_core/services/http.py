@@ -1,0 +1,206 @@
+"""Requests to an HTTP service that can neither hang nor end a run.
+
+Every request has one time limit over all its attempts. No connection and 5xx are retried with growing pauses. A refusal
+(4xx) and a redirection are final, except the statuses in ``retry_statuses``. A retry waits at least as long as the
+service says in Retry-After. Messages show addresses without user, password and query, which may be secrets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import cast
+
+import aiohttp
+
+from slime_core.config.secrets import SECRET, secret_names, shown, unset
+from slime_core.errors import ConfigError, ServiceError
+from slime_core.types import JsonValue
+
+__all__ = ["Service", "with_secrets"]
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+
+LARGEST_ANSWER = 16 * 2**20
+"""Bytes of the largest answer that is read."""
+
+BODY_LOOKED_AT = 2**16
+"""Bytes of an answer in which secrets are masked before it is quoted."""
+
+BODY_SHOWN = 200
+"""Characters of an answer that an error quotes."""
+
+SHORTEST_SECRET = 4
+"""Characters of the shortest secret that is masked; a shorter one may be part of any answer."""
+
+
+def with_secrets(url: str) -> str:
+    """``url`` with every ``${NAME}`` replaced by that environment variable, so that no setting has to hold a secret.
+
+    Raises:
+        ConfigError: a variable is not set.
+    """
+    missing = next(unset(*secret_names(url)), None)
+    if missing is not None:
+        raise ConfigError(
+            f"the URL {shown(url)} names the environment variable {missing}, which is not set where the sampler "
+            "runs. Export it before the run, on a cluster in the runtime environment of the job."
+        )
+    return SECRET.sub(lambda found: os.environ[found[1]], url)
+
+
+def _token(name: str, url: str) -> str:
+    token = os.environ.get(name, "").strip()
+    if token and token.isascii() and token.isprintable():
+        return token
+    found = "holds no text that a header can carry" if name in os.environ else "is not set where the sampler runs"
+    raise ConfigError(
+        f"the token for {shown(url)} is read from the environment variable {name}, which {found}. Export one line of "
+        "ASCII before the run, on a cluster in the runtime environment of the job."
+    )
+
+
+class Service:
+    """A service that answers JSON with JSON. Overlapping requests share connections, which close after the last.
+
+    Arguments:
+        url: where requests are posted; it may name environment variables, see :func:`with_secrets`.
+        timeout_s: seconds until a request must be answered, all attempts and waiting for a connection included.
+        max_in_flight: concurrent requests.
+        token_env: environment variable whose value is sent as ``Authorization: Bearer``; None: no such header.
+        retry_statuses: refusals (4xx) after which the request is repeated.
+
+    Attributes:
+        shown: the URL as messages show it, without secrets.
+
+    Raises:
+        ConfigError: an environment variable is not set.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float,
+        max_in_flight: int,
+        token_env: str | None = None,
+        retry_statuses: Sequence[int] = (),
+    ) -> None:
+        self.shown = shown(url)
+        self._url = with_secrets(url)
+        self._headers = {} if token_env is None else {"Authorization": f"Bearer {_token(token_env, url)}"}
+        self._secrets = {name: os.environ[name].strip() for name in [*secret_names(url), *filter(None, [token_env])]}
+        self._timeout_s, self._max_in_flight, self._retry_statuses = timeout_s, max_in_flight, retry_statuses
+        self._num_open = 0
+        self._session: aiohttp.ClientSession | None = None
+
+    async def ask(self, body: JsonValue) -> JsonValue:
+        """The service's answer to ``body``.
+
+        Raises:
+            ServiceError: there is no answer, or none that can be used.
+        """
+        deadline_s, attempts = time.monotonic() + self._timeout_s, 0
+        async with self._connected() as session:
+            while True:
+                attempts += 1
+                try:
+                    return await self._attempt(session, body, deadline_s)
+                except _RetryError as failure:
+                    pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempts - 1)) * random.uniform(0.5, 1.0)
+                    pause_s = max(pause_s, failure.wait_s)
+                    if time.monotonic() + pause_s >= deadline_s:
+                        raise self._given_up(failure, attempts) from None
+                await asyncio.sleep(pause_s)
+
+    async def _attempt(self, session: aiohttp.ClientSession, body: JsonValue, deadline_s: float) -> JsonValue:
+        limit = aiohttp.ClientTimeout(total=max(0.001, deadline_s - time.monotonic()))
+        try:
+            async with session.post(
+                self._url, json=body, headers=self._headers, timeout=limit, allow_redirects=False
+            ) as response:
+                status, wait_s = response.status, _wait_s(response.headers.get("Retry-After", ""))
+                content = await response.content.read(LARGEST_ANSWER + 1)
+                while len(content) <= LARGEST_ANSWER and not response.content.at_eof():
+                    content += await response.content.read(LARGEST_ANSWER + 1 - len(content))
+        except TimeoutError:
+            raise _RetryError("timeout", "no answer") from None
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+            raise _RetryError("unreachable", type(error).__name__) from error
+        except aiohttp.ClientError as error:
+            raise ServiceError(f"{self.shown} cannot be asked: {type(error).__name__}", "refused") from error
+        return self._read(status, content, wait_s)
+
+    def _read(self, status: int, content: bytes, wait_s: float) -> JsonValue:
+        text = self._masked(content[:BODY_LOOKED_AT].decode(errors="replace"))[:BODY_SHOWN]
+        if status in self._retry_statuses or status >= 500:
+            waits = f", to be asked again in {wait_s:g} s" if wait_s else ""
+            raise _RetryError("unavailable", f"status {status}{waits}: {text}", wait_s, status)
+        if status != 200:
+            raise ServiceError(f"{self.shown} refused with status {status}: {text}", "refused", status)
+        if len(content) > LARGEST_ANSWER:
+            raise ServiceError(f"{self.shown} answered with more than {LARGEST_ANSWER} bytes", "invalid", status)
+        try:
+            return cast(JsonValue, json.loads(content))
+        except (ValueError, RecursionError):
+            raise ServiceError(f"{self.shown} answered with no JSON: {text}", "invalid", status) from None
+
+    def quote(self, answer: JsonValue) -> str:
+        """The start of ``answer`` for a message, secrets masked."""
+        return f"{self.shown} answered {self._masked(repr(answer))[:BODY_SHOWN]}"
+
+    def _masked(self, text: str) -> str:
+        """``text`` without the secrets, which a service may repeat in its answer."""
+        for name, value in self._secrets.items():
+            text = text.replace(value, "${" + name + "}") if len(value) >= SHORTEST_SECRET else text
+        return text
+
+    def _given_up(self, last: _RetryError, attempts: int) -> ServiceError:
+        return ServiceError(
+            f"{self.shown} gave no answer within {self._timeout_s:g} s and {attempts} attempts; the last one failed "
+            f"with {last.reason}",
+            last.cause,
+            last.status,
+            gave_up=True,
+        )
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[aiohttp.ClientSession]:
+        # Opened by the first of overlapping requests, closed by the last: no caller has to close anything.
+        if self._session is None:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=self._max_in_flight))
+        session, self._num_open = self._session, self._num_open + 1
+        try:
+            yield session
+        finally:
+            self._num_open -= 1
+            if not self._num_open:
+                self._session = None
+                await session.close()
+
+
+class _RetryError(Exception):
+    """An attempt failed that may be repeated, after at least ``wait_s`` seconds."""
+
+    def __init__(self, cause: str, reason: str, wait_s: float = 0.0, status: int | None = None) -> None:
+        super().__init__(reason)
+        self.cause, self.reason, self.wait_s, self.status = cause, reason, wait_s, status
+
+
+def _wait_s(header: str) -> float:
+    """Seconds that Retry-After asks for, as a number or as a date (RFC 9110, section 10.2.3); 0: neither."""
+    if header.isascii() and header.isdecimal():
+        return float(header)
+    try:
+        date = parsedate_to_datetime(header)
+    except ValueError:
+        return 0.0
+    return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
