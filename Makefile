@@ -39,7 +39,7 @@ BESIDE := $(wildcard $(patsubst %,tests/%.py,engines/test_layouts e2e/test_bad_i
 
 .PHONY: test
 test: setup lint types contracts ## everything that must hold: lint, types, import contracts, tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/guards tests/contracts
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/guards tests/contracts tests/golden
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(BESIDE)
 	$(BIN)/python -m pytest $(addprefix --ignore ,$(BESIDE)) tests/engines tests/e2e
 
