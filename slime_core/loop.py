@@ -11,11 +11,13 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from slime_core.checkpoint.folder import RunState
+from slime_core.cluster.actors import Ref
 from slime_core.cluster.lending import Lending
 from slime_core.config.schema import RunConfig
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
 from slime_core.track.track import Track
+from slime_core.types import TrainBatch
 
 __all__ = ["Learner", "Rollout", "Sampler", "SamplerState", "train"]
 
@@ -24,7 +26,7 @@ class Rollout(Protocol):
     """One sampled rollout, as the driver sees it."""
 
     @property
-    def refs(self) -> list[Any]:
+    def refs(self) -> list[Ref[TrainBatch]]:
         """References to one shard a data-parallel rank."""
 
     @property
@@ -66,7 +68,7 @@ class Sampler(Protocol):
 class Learner(Protocol):
     """What the loop asks of the training side."""
 
-    def train(self, shards: list[Any]) -> dict[str, float]:
+    def train(self, shards: list[Ref[TrainBatch]]) -> dict[str, float]:
         """All optimizer steps of one rollout."""
 
     def publish(self, version: int) -> None:

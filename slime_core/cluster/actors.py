@@ -1,11 +1,16 @@
-"""One actor: started in a slot, watched, called by name.
+"""One actor: started in a slot, watched, called through the methods of its class.
 
     Watched       the base class of everything that runs as an actor: answers even while it is busy
     control       marks further methods that do
-    Actor         a handle and the name that people read
-    Call          a method that was started, and on whom
     start_actor   the only place that creates actors
+    Launch        under which name, in which slot and environment it starts one
+    Actor         a handle that knows the actor's class and the name that people read
+    Call          a method that was started, and on which actor
     uncollected   around what imports much
+
+Who calls an actor names the method itself, ``actor.start(LearnerActor.publish, 3)``: mypy checks the arguments and the
+result, and an editor jumps to the code that runs. The class is imported for that on both sides, so its file imports
+torch and the like inside methods only.
 
 An actor answers the watchdog through its own "control" threads, but not before its constructor has returned. The price
 is that the constructor runs in the main thread and all methods in one other thread, always the same. So keep
@@ -18,10 +23,10 @@ from __future__ import annotations
 import gc
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, Generic, Never, ParamSpec, TypeVar, overload
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -31,15 +36,20 @@ from slime_core.cluster.placement import Slot
 from slime_core.cluster.stacks import process_stacks
 from slime_core.errors import SlimeError
 
-__all__ = ["Actor", "Call", "Watched", "control", "start_actor", "uncollected"]
+__all__ = ["Actor", "Call", "Launch", "Ref", "Watched", "control", "start_actor", "uncollected"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+Ref = ray.ObjectRef
+"""``Ref[TrainBatch]``: a reference to an object in Ray's object store."""
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def control(method: F) -> F:
+def control(method: Callable[P, R]) -> Callable[P, R]:
     """Marks a method of an actor class that answers at once, whatever the actor's main thread does."""
-    marked: F = ray.method(concurrency_group="control")(method)
+    mark: Any = ray.method(concurrency_group="control")  # is annotated for methods without further arguments
+    marked: Callable[P, R] = mark(method)
     return marked
 
 
@@ -57,50 +67,72 @@ class Watched:
         return os.getpid()
 
 
+W = TypeVar("W", bound=Watched)
+W_co = TypeVar("W_co", bound=Watched, covariant=True)
+
+
 @dataclass(frozen=True, slots=True)
-class Actor:
-    """A handle that knows its name, for example ``Actor(handle, "learner rank 0")``; survives pickling."""
+class Actor(Generic[W_co]):
+    """A handle that knows its class and its name, for example ``Actor(handle, "learner rank 0")``; survives
+    pickling."""
 
     handle: ray.actor.ActorHandle[Any]
     label: str
 
-    def start(self, method: str, /, *args: Any, **kwargs: Any) -> Call:
-        """Start ``method`` and return at once; :func:`~slime_core.cluster.waiting.wait` takes the result."""
+    @overload
+    def start(
+        self,
+        method: Callable[Concatenate[W_co, P], Coroutine[object, Never, R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Call[R]: ...
+
+    @overload
+    def start(self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs) -> Call[R]: ...
+
+    def start(
+        self, method: Callable[Concatenate[W_co, P], object], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Call[object]:
+        """Start ``method``, for example ``LearnerActor.publish``, and return at once;
+        :func:`~slime_core.cluster.waiting.wait` takes the result."""
         # The one place where a remote method is looked up by name: Ray makes methods attributes of its handle.
-        return Call(getattr(self.handle, method).remote(*args, **kwargs), self.label, method, self)
+        name = method.__name__
+        return Call(getattr(self.handle, name).remote(*args, **kwargs), self.label, name, self)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Call(Generic[R_co]):
     """A started call: the reference to its result, who runs what; ``actor`` is None where no stacks can be asked."""
 
-    ref: ray.ObjectRef[Any]
+    ref: Ref[R_co]
     who: str
     method: str
-    actor: Actor | None = None
+    actor: Actor[Watched] | None = None
 
     def __str__(self) -> str:
         return f"{self.who}: {self.method}()"
 
 
-def start_actor(
-    cls: type[Watched],
-    /,
-    *args: Any,
-    label: str,
-    slot: Slot | None = None,
-    env: Mapping[str, str] | None = None,
-    **kwargs: Any,
-) -> Actor:
-    """Start ``cls(*args, **kwargs)`` in its own process and return at once.
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How an actor is started.
 
     Arguments:
-        cls: what runs there.
         label: what people call it, ``"engine 1"``.
         slot: the seat it takes and the environment that seat needs; None: anywhere, no core and no device.
         env: further environment variables of the process. With none it starts in 0.2-0.5 s, otherwise in about 1 s.
     """
-    variables = {**(slot.env if slot else {}), **(env or {})}
+
+    label: str
+    slot: Slot | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def start_actor(launch: Launch, cls: Callable[P, W], /, *args: P.args, **kwargs: P.kwargs) -> Actor[W]:
+    """Start ``cls(*args, **kwargs)``, a class of actors, in its own process and return at once."""
+    slot = launch.slot
+    variables = {**(slot.env if slot else {}), **launch.env}
     options: dict[str, Any] = {"num_cpus": slot.cpus if slot else 0, "num_gpus": slot.gpus if slot else 0}
     if slot is not None:
         options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(slot.group, slot.seat.bundle)
@@ -108,7 +140,7 @@ def start_actor(
         options["runtime_env"] = {"env_vars": variables}
     as_actor: Any = ray.remote  # its annotations leave concurrency_groups out
     remote = as_actor(concurrency_groups={"control": 2})(_guarded(cls))
-    return Actor(remote.options(**options).remote(*args, **kwargs), label)
+    return Actor(remote.options(**options).remote(*args, **kwargs), launch.label)
 
 
 @contextmanager
@@ -126,8 +158,8 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def _guarded(cls: type[Watched]) -> type[Watched]:
-    class Guarded(cls):  # type: ignore[valid-type,misc]
+def _guarded(cls: Any) -> type[Watched]:
+    class Guarded(cls):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             try:
                 super().__init__(*args, **kwargs)

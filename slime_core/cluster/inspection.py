@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from slime_core.cluster.actors import Call
+from slime_core.cluster.actors import Call, Ref
 from slime_core.cluster.waiting import wait
 from slime_core.errors import ManifestMismatch, PluginError, SlimeError, WaitTimeout
 from slime_core.plugins.differences import Difference, told
@@ -70,11 +70,11 @@ def inspect_nodes(manifest: Manifest, *, limit_s: float = LIMIT_S) -> None:
         raise WaitTimeout(_late(silent, total=len(nodes), limit_s=limit_s))
 
 
-def _look_on(node: str, manifest: Manifest) -> ray.ObjectRef[Any]:
+def _look_on(node: str, manifest: Manifest) -> Ref[Report]:
     task: Any = ray.remote(num_cpus=0, max_retries=0)(_look)
-    reference: ray.ObjectRef[Any] = task.options(
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
-    ).remote(manifest)
+    reference: Ref[Report] = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
+        manifest
+    )
     return reference
 
 

@@ -13,16 +13,19 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import ray
 from ray.exceptions import RayError
 
-from slime_core.cluster.actors import Call
+from slime_core.cluster.actors import Call, Ref, Watched
 from slime_core.cluster.failures import local_error
+from slime_core.config.schema import WatchConfig
 from slime_core.errors import SlimeError, WaitTimeout
 
-__all__ = ["FAIL_AFTER_S", "WARN_AFTER_S", "Late", "PendingCall", "has_ended", "report", "wait"]
+__all__ = ["FAIL_AFTER_S", "WARN_AFTER_S", "Late", "PendingCall", "RunWait", "Wait", "has_ended", "report", "wait"]
+
+R = TypeVar("R")
 
 WARN_AFTER_S = 60.0
 """Seconds after which a wait is reported first; then again whenever the time waited has doubled."""
@@ -82,14 +85,14 @@ def report(late: Late) -> None:
 
 
 def wait(
-    calls: Sequence[Call],
+    calls: Sequence[Call[R]],
     *,
     what: str,
-    also: Sequence[Call] = (),
+    also: Sequence[Call[object]] = (),
     warn_after_s: float = WARN_AFTER_S,
     fail_after_s: float = FAIL_AFTER_S,
     on_warn: Callable[[Late], None] = report,
-) -> list[Any]:
+) -> list[R]:
     """The results of ``calls``, in their order, as soon as all have ended.
 
     Arguments:
@@ -105,9 +108,9 @@ def wait(
         WaitTimeout: ``fail_after_s`` have passed; says who is pending, with stacks.
     """
     watch = _Watch(what=what, warn_after_s=warn_after_s, fail_after_s=fail_after_s, on_warn=on_warn)
-    waiting: dict[ray.ObjectRef[Any], Call] = {call.ref: call for call in calls}
-    background: dict[ray.ObjectRef[Any], Call] = {call.ref: call for call in also if call.ref not in waiting}
-    results: dict[ray.ObjectRef[Any], Any] = {}
+    waiting: dict[Ref[Any], Call[object]] = {call.ref: call for call in calls}
+    background: dict[Ref[Any], Call[object]] = {call.ref: call for call in also if call.ref not in waiting}
+    results: dict[Ref[Any], Any] = {}
     while waiting:
         for ref in _ready([*background, *waiting], within_s=watch.slice_s()):
             try:
@@ -122,9 +125,43 @@ def wait(
     return [results[call.ref] for call in calls]
 
 
-def has_ended(call: Call) -> bool:
+def has_ended(call: Call[object]) -> bool:
     """Whether ``call`` has returned or failed; looks, and waits for nothing."""
     return bool(_ready([call.ref], within_s=0))
+
+
+class Wait(Protocol):
+    """Waits for calls, under limits that are given."""
+
+    def __call__(self, calls: Sequence[Call[R]], /, *, what: str) -> list[R]:
+        """As :func:`wait`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunWait:
+    """A :class:`Wait` under the limits of a run.
+
+    Arguments:
+        limits: when to warn, and when to give up.
+        warn: receives the report of a wait that takes long.
+        also: lists of background calls whose failure ends any wait, such as engine monitors; calls that are added to
+            the lists later count too.
+    """
+
+    limits: WatchConfig
+    warn: Callable[[str], None]
+    also: Sequence[Sequence[Call[object]]] = ()
+
+    def __call__(self, calls: Sequence[Call[R]], /, *, what: str) -> list[R]:
+        """As :func:`wait`."""
+        return wait(
+            calls,
+            what=what,
+            also=[call for background in self.also for call in background],
+            warn_after_s=self.limits.wait_warn_s,
+            fail_after_s=self.limits.wait_fail_s,
+            on_warn=lambda late: self.warn(str(late)),
+        )
 
 
 class _Watch:
@@ -142,7 +179,7 @@ class _Watch:
         due_s = min(self.next_warning_s, self.fail_after_s) - self.waited_s()
         return max(0.0, min(SLICE_S, due_s))
 
-    def look(self, pending: Iterable[Call], *, finished: int) -> None:
+    def look(self, pending: Iterable[Call[object]], *, finished: int) -> None:
         waited_s = self.waited_s()
         if waited_s < min(self.next_warning_s, self.fail_after_s):
             return
@@ -153,21 +190,21 @@ class _Watch:
         self.on_warn(late)
 
 
-def _ready(refs: list[ray.ObjectRef[Any]], *, within_s: float) -> list[ray.ObjectRef[Any]]:
+def _ready(refs: list[Ref[Any]], *, within_s: float) -> list[Ref[Any]]:
     # num_returns=1 returns with the first that ends, so a failure is seen while the others still work. Results stay
     # where they are: only _result() fetches one.
     ready, _ = ray.wait(refs, num_returns=1, timeout=within_s, fetch_local=False)
     return ready
 
 
-def _result(call: Call) -> Any:
+def _result(call: Call[R]) -> R:
     try:
         return ray.get(call.ref, timeout=FETCH_LIMIT_S)
     except RayError as error:
         raise local_error(error, who=str(call)) from error
 
 
-def _raise_cause(background: dict[ray.ObjectRef[Any], Call]) -> None:
+def _raise_cause(background: dict[Ref[Any], Call[object]]) -> None:
     """Returns if none of ``background`` fails soon. One that does is the cause of another failure: where a server died,
     its own last word is told, and not the error of whoever asked it."""
     deadline_s = time.monotonic() + CAUSE_LIMIT_S
@@ -176,14 +213,14 @@ def _raise_cause(background: dict[ray.ObjectRef[Any], Call]) -> None:
             _result(background.pop(ref))
 
 
-def _describe(pending: Sequence[Call]) -> tuple[PendingCall, ...]:
+def _describe(pending: Sequence[Call[object]]) -> tuple[PendingCall, ...]:
     stacks = _ask_stacks(pending)
     return tuple(PendingCall(call.who, call.method, stacks[call.who]) for call in pending)
 
 
-def _ask_stacks(pending: Sequence[Call]) -> Mapping[str, str]:
+def _ask_stacks(pending: Sequence[Call[object]]) -> Mapping[str, str]:
     # All at once under one limit: a group of a hundred silent actors must not take a hundred limits.
-    asked = {call.actor.start("stacks").ref: call.who for call in pending if call.actor is not None}
+    asked = {call.actor.start(Watched.stacks).ref: call.who for call in pending if call.actor is not None}
     answered = ray.wait(list(asked), num_returns=len(asked), timeout=STACKS_LIMIT_S)[0] if asked else []
     silent = (
         f"no stacks in {STACKS_LIMIT_S:g} s: its constructor has not returned, or native code holds its interpreter"
@@ -191,8 +228,8 @@ def _ask_stacks(pending: Sequence[Call]) -> Mapping[str, str]:
     return {call.who: silent for call in pending} | {asked[ref]: _answer(ref) for ref in answered}
 
 
-def _answer(ref: ray.ObjectRef[Any]) -> str:
+def _answer(ref: Ref[str]) -> str:
     try:
-        return str(ray.get(ref))
+        return ray.get(ref)
     except RayError as error:
         return f"no stacks: {type(error).__name__}"

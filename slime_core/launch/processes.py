@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from slime_core.cluster.actors import Actor, Call, Watched, start_actor
+from slime_core.cluster.actors import Actor, Call, Launch, start_actor
 from slime_core.cluster.asked import asked_layout, device_of, refuse_on_device
 from slime_core.cluster.group import ActorGroup
 from slime_core.cluster.inspection import inspect_nodes
@@ -19,7 +18,7 @@ from slime_core.cluster.layout import Device
 from slime_core.cluster.lending import Lending, Sharing
 from slime_core.cluster.placement import Placement, Slot, place
 from slime_core.cluster.session import Session, head_address
-from slime_core.cluster.waiting import wait
+from slime_core.cluster.waiting import RunWait
 from slime_core.launch.interrupts import Interrupts
 from slime_core.launch.job import Job, cpu_environment, learner_settings, publisher_settings, sampler_settings
 from slime_core.learner.absent import AbsentLearner, UnpublishedLearner
@@ -29,6 +28,7 @@ from slime_core.learner.layout import ParallelLayout
 from slime_core.plugins.lifecycle import Failures
 from slime_core.rollout.actor import SamplerActor, SamplerHandle
 from slime_core.rollout.beside import BesideSampler, Evaluations, beside_settings
+from slime_core.rollout.engines.actors import EngineActor
 from slime_core.rollout.engines.fleet import Servers, Site
 from slime_core.rollout.engines.served import Served
 from slime_core.track.track import Track
@@ -70,10 +70,10 @@ class Processes:
     def __init__(self, job: Job, placement: Placement, *, device: Device, warn: Warn, failures: Failures) -> None:
         self._failures = failures
         self._job, self._placement, self._device, self._warn = job, placement, device, warn
-        self._watch = job.config.watch
-        self._starting: list[Call] = []
-        self._eval_sampler: Actor | None = None
-        self._monitors: list[Call] = []
+        self._starting: list[Call[object]] = []
+        self._monitors: list[Call[object]] = []
+        self._wait = RunWait(job.config.watch, warn, also=(self._monitors, self._starting))
+        self._eval_sampler: Actor[SamplerActor] | None = None
         self._address = head_address()
         site = Site(
             model=job.model,
@@ -98,18 +98,18 @@ class Processes:
         if not self._placement.learner:
             return AbsentLearner(), Lending()
         ranks = tuple(
-            self._actor(LearnerActor, f"learner rank {rank}", slot) for rank, slot in enumerate(self._placement.learner)
+            start_actor(self._launch(f"learner rank {rank}", slot), LearnerActor, self._job.manifest)
+            for rank, slot in enumerate(self._placement.learner)
         )
         config = self._job.config
         layout = ParallelLayout.of(config.parallel)
         learner = (LearnerHandle if self._servers.are_there else UnpublishedLearner)(
             ActorGroup(ranks),
-            watch=self._watch,
+            wait=self._wait,
             saving=Saving(checkpoints, self._job.model, save_hf=config.checkpoint.save_hf),
             data_ranks=[layout.data_rank(rank, world_size=len(ranks)) for rank in range(len(ranks))],
             checks_equal=config.weights.check_weight_update_equal,
             ahead=config.rollout.async_buffer_size,
-            also=self._monitors,
             warn=self._warn,
             failures=self._failures,
             critic=self._critic_apart(),
@@ -124,7 +124,8 @@ class Processes:
         if not self._placement.critic:
             return None
         ranks = tuple(
-            self._actor(CriticActor, f"critic rank {rank}", slot) for rank, slot in enumerate(self._placement.critic)
+            start_actor(self._launch(f"critic rank {rank}", slot), CriticActor, self._job.manifest)
+            for rank, slot in enumerate(self._placement.critic)
         )
         layout = ParallelLayout.of(self._job.config.critic_parallel)
         return CriticGroup(ActorGroup(ranks), replace(learner_settings(self._job, self._device), layout=layout))
@@ -138,15 +139,15 @@ class Processes:
     def start_sampler(self, *, trains: bool) -> SamplerHandle:
         """Begin to start the sampler, which needs the router's address, and those of models beside the policy."""
         settings = sampler_settings(self._job, self._servers, trains=trains)
-        actor = self._actor(SamplerActor, "sampler")
-        sampler = SamplerHandle(actor, watch=self._watch, also=self._monitors, warn=self._warn, failures=self._failures)
+        actor = start_actor(self._launch("sampler"), SamplerActor, self._job.manifest)
+        sampler = SamplerHandle(actor, wait=self._wait, warn=self._warn, failures=self._failures)
         self._starting.append(sampler.setup(settings))
         if trains and self._job.config.eval.is_beside_training:
-            actor = self._actor(SamplerActor, "eval sampler")
+            actor = start_actor(self._launch("eval sampler"), SamplerActor, self._job.manifest)
             evaluating = self._servers.evaluating
             own = sampler_settings(self._job, self._servers, trains=False)
             own = beside_settings(own, url=evaluating.answering_url(), num_engines=len(evaluating.engines))
-            self._starting.append(actor.start("setup", own))
+            self._starting.append(actor.start(SamplerActor.setup, own))
             self._eval_sampler = actor
         return sampler
 
@@ -178,19 +179,9 @@ class Processes:
         """Stop servers in their own time; whatever does not answer dies with its Ray actor."""
         self._servers.stop()
 
-    def _actor(self, runs: type[Watched], label: str, slot: Slot | None = None) -> Actor:
-        return start_actor(runs, self._job.manifest, label=label, slot=slot, env=cpu_environment(self._device))
-
-    def _wait(self, calls: Sequence[Call], *, what: str) -> list[Any]:
-        return wait(
-            list(calls),
-            what=what,
-            also=[*self._monitors, *self._starting],
-            warn_after_s=self._watch.wait_warn_s,
-            fail_after_s=self._watch.wait_fail_s,
-            on_warn=lambda late: self._warn(str(late)),
-        )
+    def _launch(self, label: str, slot: Slot | None = None) -> Launch:
+        return Launch(label, slot, cpu_environment(self._device))
 
     def _publishes_to(self, served: Served) -> PublisherSettings:
-        gpus = self._wait([engine.start("gpus") for engine in served.engines], what="the engines' GPUs")
+        gpus = self._wait(served.engines.start(EngineActor.gpus), what="the engines' GPUs")
         return publisher_settings(self._job, served.ranks, gpus, device=self._device, address=self._address)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from slime_core.checkpoint.folder import RunState
+from slime_core.cluster.actors import Ref
 from slime_core.learner.actor import LearnerHandle
+from slime_core.types import TrainBatch
 
 __all__ = ["AbsentLearner", "UnpublishedLearner"]
 
@@ -13,7 +13,7 @@ __all__ = ["AbsentLearner", "UnpublishedLearner"]
 class AbsentLearner:
     """Stands where no learner is started: engines keep the weights that they started with, and nothing is saved."""
 
-    def train(self, shards: list[Any]) -> dict[str, float]:
+    def train(self, shards: list[Ref[TrainBatch]]) -> dict[str, float]:
         """Nobody takes the shards; no metric of training."""
         return {}
 

@@ -7,23 +7,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import ray
 
 from slime_core.checkpoint.folder import Checkpoint, RunState, drafted, write_state
-from slime_core.cluster.actors import Call, uncollected
+from slime_core.cluster.actors import Call, Ref, uncollected
 from slime_core.cluster.group import ActorGroup
-from slime_core.cluster.waiting import wait
-from slime_core.config.schema import WatchConfig
+from slime_core.cluster.waiting import Wait
 from slime_core.learner.critic.actor import CriticGroup
-from slime_core.learner.critic.recut import put_together
+from slime_core.learner.critic.recut import Column, put_together
 from slime_core.learner.meeting import Meeting, numbered
 from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
+from slime_core.types import TrainBatch
 from slime_core.weights.publisher import Publisher, PublisherSettings
+
+if TYPE_CHECKING:
+    from slime_core.learner.rank import Learner
 
 __all__ = ["LearnerActor", "LearnerHandle", "Saving", "Trained", "unchecked"]
 
@@ -65,18 +69,20 @@ class Trained:
 
     metrics: dict[str, float]
     failures: Failures
-    returns: tuple[Any, ...] = ()
+    returns: tuple[Ref[np.ndarray], ...] = ()
 
 
 class LearnerActor(Meeting):
     """Runs a :class:`~slime_core.learner.rank.Learner`, with exactly the driver's plugins."""
 
+    _learner: Learner  # once setup() has returned
+    _publisher: Publisher  # once connect() has returned
+    _eval_publisher: Publisher  # once connect_evaluation() has returned
+
     def __init__(self, manifest: Manifest) -> None:
         # Here, because the options that setup() is handed are objects of the plugins' classes.
         self._registry = attach(manifest)
-        self._learner: Any = None
-        self._publisher: Any = None
-        self._eval_publisher: Any = None
+        self._publishers: list[Publisher] = []
 
     def setup(self, settings: LearnerSettings) -> None:
         """Build the model and load the start weights. Collective."""
@@ -96,15 +102,17 @@ class LearnerActor(Meeting):
     def _publishes_to(self, engine_urls: list[str], settings: PublisherSettings) -> Publisher:
         learner = self._learner
         written = learner.custom.find("custom_update_weight_post_write_path")
-        return Publisher(
+        publisher = Publisher(
             engine_urls,
             settings=settings,
             weights=learner.export_weights(),
             sends=learner.is_sender,
             written=None if written is None else partial(written, engine_urls=engine_urls),
         )
+        self._publishers.append(publisher)
+        return publisher
 
-    def train(self, shards: list[Any], values: Sequence[Any] = (), *, number: int = 0) -> Trained:
+    def train(self, shards: list[Ref[TrainBatch]], values: Sequence[Ref[Column]] = (), *, number: int = 0) -> Trained:
         """Train this rank's shard, a reference in a list of one.
 
         Arguments:
@@ -116,13 +124,15 @@ class LearnerActor(Meeting):
             return Trained(learner.train(shard), learner.hooks.failures.take())
         from slime_core.learner.critic.rank import speaks_for_shard
 
-        metrics: dict[str, float] = learner.train(shard, put_together(ray.get(list(values)), shard, number=number))
-        returns = (ray.put(learner.returns_U.cpu().numpy()),) if speaks_for_shard() else ()
-        return Trained(metrics, learner.hooks.failures.take(), returns)
+        metrics = learner.train(shard, put_together(ray.get(list(values)), shard, number=number))
+        failures, returns_U = learner.hooks.failures.take(), learner.returns_U
+        if returns_U is None or not speaks_for_shard():
+            return Trained(metrics, failures)
+        return Trained(metrics, failures, (ray.put(returns_U.cpu().numpy()),))
 
     def publish(self, version: int) -> float:
         """Every engine holds the weights of the learner, as ``version``. Collective; see ``Publisher.publish``."""
-        proven = float(self._publisher.publish(self._learner.export_weights(), version=str(version)))
+        proven = self._publisher.publish(self._learner.export_weights(), version=str(version))
         self._learner.published(version)
         return proven
 
@@ -145,8 +155,7 @@ class LearnerActor(Meeting):
 
     def plugin_states(self) -> PlaceStates:
         """What the plugins of this rank want to find in a checkpoint."""
-        states: PlaceStates = self._learner.hooks.states()
-        return states
+        return self._learner.hooks.states()
 
     def load(self, folder: Path, states: PlaceStates) -> None:
         """Continue from the checkpoint in ``folder`` and the plugins' states. Collective."""
@@ -156,7 +165,7 @@ class LearnerActor(Meeting):
 
     def sleep(self) -> int:
         """Give all device memory away; returns its bytes."""
-        return int(self._learner.sleep())
+        return self._learner.sleep()
 
     def wake(self) -> None:
         """Take the device memory back."""
@@ -164,9 +173,8 @@ class LearnerActor(Meeting):
 
     def close(self) -> None:
         """Leave every process group."""
-        for publisher in (self._publisher, self._eval_publisher):
-            if publisher is not None:
-                publisher.close()
+        for publisher in self._publishers:
+            publisher.close()
         self._learner.close()
 
 
@@ -174,67 +182,66 @@ class LearnerHandle:
     """All ranks as the loop calls them; every wait is watched.
 
     Arguments:
-        group: actors that run :class:`LearnerActor`, in rank order.
-        watch: limits of waiting.
+        group: its ranks, in their order.
+        wait: waits for calls under the run's limits.
         saving: where checkpoints go.
         data_ranks: which data-parallel shard each rank trains; ranks that share one copy of the model share a shard.
         checks_equal: after the first publication, prove that it reaches every weight of the engines.
         ahead: rollouts that are generated ahead of training, for the words of a warning.
-        also: background calls whose failure ends any wait, such as engine monitors; calls added later count too.
-        warn: receives what a person should read, such as a report of a wait that takes long.
+        warn: receives what a person should read.
         failures: receives what watching plugins got wrong on any rank.
         critic: a critic apart; None: it shares the ranks, or there is none.
     """
 
     def __init__(
         self,
-        group: ActorGroup,
+        group: ActorGroup[LearnerActor],
         *,
-        watch: WatchConfig,
+        wait: Wait,
         saving: Saving,
         data_ranks: Sequence[int],
         checks_equal: bool = False,
         ahead: int = 0,
-        also: Sequence[Call] = (),
         warn: Callable[[str], None],
         failures: Failures,
         critic: CriticGroup | None = None,
     ) -> None:
         self._failures, self._critic = failures, critic
-        self._group, self._watch, self._saving = group, watch, saving
+        self._group, self._wait, self._saving = group, wait, saving
         self._warned, self._parity_seen, self._checks_equal = False, False, checks_equal
-        self._data_ranks, self._also, self._warn = list(data_ranks), also, warn
+        self._data_ranks, self._warn = list(data_ranks), warn
         self._ahead = ahead
 
-    def setup(self, settings: LearnerSettings, *, reachable: bool) -> list[Call]:
+    def setup(self, settings: LearnerSettings, *, reachable: bool) -> list[Call[None]]:
         """Start building on every rank; the caller waits.
 
         Arguments:
             settings: of any rank; rank, world size and address are filled in.
             reachable: the ranks, or the engines, are on several nodes.
         """
-        meeting = self._group[0].start("free_address", reachable=reachable)
+        meeting = self._group[0].start(LearnerActor.free_address, reachable=reachable)
         address = self._wait([meeting], what="an address for the learner's ranks")[0]
         critic = [] if self._critic is None else self._critic.setup(self._wait, reachable=reachable)
-        return self._group.start_each("setup", numbered(settings, len(self._group), address)) + critic
+        return self._group.start_each(LearnerActor.setup, numbered(settings, len(self._group), address)) + critic
 
     def connect(self, engine_urls: list[str], settings: PublisherSettings) -> None:
         """Meet the engines for weight transfer."""
-        self._wait(self._group.start("connect", engine_urls, settings), what="learner and engines to meet")
+        calls = self._group.start(LearnerActor.connect, engine_urls, settings)
+        self._wait(calls, what="learner and engines to meet")
 
     def connect_evaluation(self, engine_urls: list[str], settings: PublisherSettings) -> None:
         """Meet the engines that only evaluate."""
-        calls = self._group.start("connect_evaluation", engine_urls, settings)
+        calls = self._group.start(LearnerActor.connect_evaluation, engine_urls, settings)
         self._wait(calls, what="learner and engines that only evaluate to meet")
 
-    def train(self, shards: list[Any]) -> dict[str, float]:
+    def train(self, shards: list[Ref[TrainBatch]]) -> dict[str, float]:
         """All optimizer steps of one rollout; ``shards`` are references, one a data-parallel rank."""
         values = [] if self._critic is None else self._critic.values(shards, self._wait)
         calls = [
-            actor.start("train", [shards[number]], values, number=number)
+            actor.start(LearnerActor.train, [shards[number]], values, number=number)
             for actor, number in zip(self._group, self._data_ranks, strict=True)
         ]
-        trained: list[Trained] = self._wait(calls, what="training")
+        trained = self._wait(calls, what="training")
         for rank in trained:
             self._failures.merge(rank.failures)
         metrics = trained[0].metrics
@@ -243,7 +250,7 @@ class LearnerHandle:
         self._watch_parity(metrics.get("parity/tokens"))
         return metrics
 
-    def _returns(self, trained: Sequence[Trained]) -> list[Any]:
+    def _returns(self, trained: Sequence[Trained]) -> list[Ref[np.ndarray]]:
         """A reference a shard, in their order."""
         spoken = sorted(
             (number, ref) for number, rank in zip(self._data_ranks, trained, strict=True) for ref in rank.returns
@@ -259,7 +266,7 @@ class LearnerHandle:
     def publish(self, version: int) -> None:
         """Every engine holds the learner's weights, as ``version``, when this returns."""
         what = f"weights of version {version} to reach the engines"
-        proven = self._wait(self._group.start("publish", version), what=what)[0]
+        proven = self._wait(self._group.start(LearnerActor.publish, version), what=what)[0]
         if proven < 1 and not self._warned:
             self._warned = True
             self._warn(
@@ -268,55 +275,47 @@ class LearnerHandle:
             )
         if self._checks_equal:
             self._checks_equal = False
-            self._wait(self._group.start("check_equal", version), what="spoiled engines to get all weights back")
+            calls = self._group.start(LearnerActor.check_equal, version)
+            self._wait(calls, what="spoiled engines to get all weights back")
 
     def publish_for_evaluation(self, version: int) -> None:
         """Every engine that only evaluates holds the learner's weights, as ``version``, when this returns."""
-        calls = self._group.start("publish_for_evaluation", version)
+        calls = self._group.start(LearnerActor.publish_for_evaluation, version)
         self._wait(calls, what=f"weights of version {version} to reach the engines that only evaluate")
 
     def sleep(self) -> None:
         """No rank holds anything on its device when this returns."""
-        self._wait(self._group.start("sleep"), what="the learner to leave the devices")
+        self._wait(self._group.start(LearnerActor.sleep), what="the learner to leave the devices")
 
     def wake(self) -> None:
         """Every rank holds on its device what it held before when this returns."""
-        self._wait(self._group.start("wake"), what="the learner to return to the devices")
+        self._wait(self._group.start(LearnerActor.wake), what="the learner to return to the devices")
 
     def save(self, state: RunState) -> None:
         """A checkpoint of ``state`` is on disk when this returns, or nothing of it; of the plugins on the ranks, rank 0
         is asked for their states."""
         saving = self._saving
-        asked = self._group[0].start("plugin_states")
-        states: PlaceStates = self._wait([asked], what="the plugins' states on the learner")[0]
+        asked = self._group[0].start(LearnerActor.plugin_states)
+        states = self._wait([asked], what="the plugins' states on the learner")[0]
         with drafted(saving.folder, state.step) as draft:
             (draft / "torch_dist").mkdir()
-            calls = self._group.start("save", draft, export=saving.save_hf, template=saving.hf_template)
-            self._wait([*calls, *self._of_critic("save", draft)], what=f"the checkpoint of step {state.step}")
+            calls = self._group.start(LearnerActor.save, draft, export=saving.save_hf, template=saving.hf_template)
+            calls += [] if self._critic is None else self._critic.save(draft)
+            self._wait(calls, what=f"the checkpoint of step {state.step}")
             write_state(draft, replace(state, plugin_states={**state.plugin_states, Place.RANK: states}))
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Continue from ``checkpoint``."""
         states = checkpoint.state.plugin_states.get(Place.RANK, {})
-        calls = [*self._of_critic("load", checkpoint.path), *self._group.start("load", checkpoint.path, states)]
+        calls = [] if self._critic is None else self._critic.load(checkpoint.path)
+        calls += self._group.start(LearnerActor.load, checkpoint.path, states)
         self._wait(calls, what=f"the checkpoint {checkpoint.path.name}")
 
     def close(self) -> None:
         """Let every rank leave its process groups."""
-        self._wait([*self._group.start("close"), *self._of_critic("close")], what="the learner to close")
-
-    def _of_critic(self, method: str, *arguments: Any) -> list[Call]:
-        return [] if self._critic is None else self._critic.start(method, *arguments)
-
-    def _wait(self, calls: list[Call], *, what: str) -> list[Any]:
-        return wait(
-            calls,
-            what=what,
-            also=self._also,
-            warn_after_s=self._watch.wait_warn_s,
-            fail_after_s=self._watch.wait_fail_s,
-            on_warn=lambda late: self._warn(str(late)),
-        )
+        calls = self._group.start(LearnerActor.close)
+        calls += [] if self._critic is None else self._critic.close()
+        self._wait(calls, what="the learner to close")
 
 
 def unchecked(ahead: int) -> str:

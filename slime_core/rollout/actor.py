@@ -3,21 +3,21 @@ driver."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 
-from slime_core.cluster.actors import Actor, Call, Watched, uncollected
-from slime_core.cluster.waiting import wait
-from slime_core.config.schema import WatchConfig
+from slime_core.cluster.actors import Actor, Call, Ref, Watched, uncollected
+from slime_core.cluster.waiting import Wait
 from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.rollout.eval_sampler import EvalSampler
 from slime_core.rollout.recorded import RecordedSampler
 from slime_core.rollout.sampled import SamplerSettings, SamplerState
 from slime_core.rollout.sampler import Sampler
+from slime_core.types import TrainBatch
 
 __all__ = ["SampledShards", "SamplerActor", "SamplerHandle"]
 
@@ -26,7 +26,7 @@ __all__ = ["SampledShards", "SamplerActor", "SamplerHandle"]
 class SampledShards:
     """One rollout as the driver sees it: references to one shard a data-parallel rank, and metrics."""
 
-    refs: list[Any]
+    refs: list[Ref[TrainBatch]]
     metrics: dict[str, float]
     warnings: list[str] = field(default_factory=list)
     failures: Failures = field(default_factory=Failures)
@@ -88,32 +88,30 @@ class SamplerHandle:
     """The sampler as the loop calls it; every wait is watched.
 
     Arguments:
-        actor: runs a :class:`SamplerActor`.
-        watch: limits of waiting.
-        also: background calls whose failure ends any wait, such as engine monitors; calls added later count too.
-        warn: receives what a person should read: samples that were lost, waits that take long.
+        actor: runs the sampler.
+        wait: waits for calls under the run's limits.
+        warn: receives what a person should read, such as samples that were lost.
         failures: receives what watching plugins got wrong in the sampler.
     """
 
     def __init__(
         self,
-        actor: Actor,
+        actor: Actor[SamplerActor],
         *,
-        watch: WatchConfig,
-        also: Sequence[Call] = (),
+        wait: Wait,
         warn: Callable[[str], None],
         failures: Failures,
     ) -> None:
-        self._actor, self._watch, self._also, self._warn = actor, watch, also, warn
+        self._actor, self._wait, self._warn = actor, wait, warn
         self._failures = failures
 
-    def setup(self, settings: SamplerSettings) -> Call:
+    def setup(self, settings: SamplerSettings) -> Call[None]:
         """Start loading; the caller waits."""
-        return self._actor.start("setup", settings)
+        return self._actor.start(SamplerActor.setup, settings)
 
     def sample(self, rollout: int) -> SampledShards:
         """Collect and pack rollout ``rollout``."""
-        result: SampledShards = self._call("sample", rollout, what=f"rollout {rollout}")
+        (result,) = self._wait([self._actor.start(SamplerActor.sample, rollout)], what=f"rollout {rollout}")
         for warning in result.warnings:
             self._warn(f"rollout {rollout}: {warning}")
         self._failures.merge(result.failures)
@@ -121,36 +119,24 @@ class SamplerHandle:
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Measure every evaluation set with the weights that the engines hold."""
-        metrics: dict[str, float] = self._call("evaluate", step, what=f"the evaluation after {step} steps")
-        return metrics
+        call = self._actor.start(SamplerActor.evaluate, step)
+        return self._wait([call], what=f"the evaluation after {step} steps")[0]
 
     def before_publish(self) -> None:
         """Nothing to wait for: an evaluation has ended when :meth:`evaluate` returns."""
 
     def published(self, version: int) -> None:
         """The engines serve ``version``; what is generated ahead may go on."""
-        self._call("published", version, what="the sampler to go on")
+        self._wait([self._actor.start(SamplerActor.published, version)], what="the sampler to go on")
 
     def state(self) -> SamplerState:
         """Where the data stands, and what the plugins of the sampler want to find in a checkpoint."""
-        state: SamplerState = self._call("state", what="the state of the sampler")
-        return state
+        return self._wait([self._actor.start(SamplerActor.state)], what="the state of the sampler")[0]
 
     def restore(self, cursor: dict[str, Any], states: PlaceStates) -> None:
         """Continue the data where ``cursor`` was taken, and the plugins with their states."""
-        self._call("restore", cursor, states, what="the data cursor")
+        self._wait([self._actor.start(SamplerActor.restore, cursor, states)], what="the data cursor")
 
     def close(self) -> None:
         """Let the sampler close its connections."""
-        self._call("close", what="the sampler to close")
-
-    def _call(self, method: str, *arguments: Any, what: str) -> Any:
-        call = self._actor.start(method, *arguments)
-        return wait(
-            [call],
-            what=what,
-            also=self._also,
-            warn_after_s=self._watch.wait_warn_s,
-            fail_after_s=self._watch.wait_fail_s,
-            on_warn=lambda late: self._warn(str(late)),
-        )[0]
+        self._wait([self._actor.start(SamplerActor.close)], what="the sampler to close")

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slime_core.cluster.actors import Actor, Call
-from slime_core.cluster.waiting import has_ended
+from slime_core.cluster.waiting import Wait, has_ended
 from slime_core.config.schema import RunConfig
 from slime_core.plugins.lifecycle import PlaceStates
-from slime_core.rollout.actor import SampledShards, SamplerHandle
+from slime_core.rollout.actor import SampledShards, SamplerActor, SamplerHandle
 from slime_core.rollout.sampled import SamplerSettings, SamplerState
 
 __all__ = ["BesideSampler", "Evaluations", "beside_settings"]
@@ -32,7 +32,7 @@ class _UnderWay:
 
     step: int
     version: int
-    call: Call
+    call: Call[dict[str, float]]
 
 
 class Evaluations:
@@ -50,11 +50,11 @@ class Evaluations:
 
     def __init__(
         self,
-        actor: Actor,
+        actor: Actor[SamplerActor],
         *,
         report: Callable[[int, Mapping[str, float]], None],
-        wait: Callable[..., list[Any]],
-        monitors: list[Call],
+        wait: Wait,
+        monitors: list[Call[object]],
         publish: Callable[[int], None] | None = None,
     ) -> None:
         self._actor, self._report, self._wait = actor, report, wait
@@ -75,7 +75,7 @@ class Evaluations:
         self.finish()
         if self._publish is not None:
             self._publish(step)
-        call = self._actor.start("evaluate", step)
+        call = self._actor.start(SamplerActor.evaluate, step)
         self._monitors.append(call)
         self._under_way = _UnderWay(step, served if self._publish is None else step, call)
 
@@ -108,7 +108,7 @@ class Evaluations:
     def close(self) -> None:
         """The last one has ended, and its sampler has closed its connections."""
         self.finish()
-        self._wait([self._actor.start("close")], what="the sampler of evaluations to close")
+        self._wait([self._actor.start(SamplerActor.close)], what="the sampler of evaluations to close")
 
 
 class BesideSampler:

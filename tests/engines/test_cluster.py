@@ -21,7 +21,7 @@ import ray
 from ray import cloudpickle
 
 from slime_core.cluster import waiting
-from slime_core.cluster.actors import Actor, Call, Watched, start_actor
+from slime_core.cluster.actors import Actor, Call, Launch, Watched, start_actor
 from slime_core.cluster.group import ActorGroup
 from slime_core.cluster.layout import Layout
 from slime_core.cluster.placement import Placement, place
@@ -67,8 +67,8 @@ class Worker(Watched):
     def vanish(self) -> None:
         os._exit(7)
 
-    def wait_for(self, actor: Actor) -> list[object]:
-        return wait([actor.start("refuse")], what="the other actor")
+    def wait_for(self, actor: Actor[Worker]) -> list[object]:
+        return wait([actor.start(Worker.refuse)], what="the other actor")
 
 
 class AsyncWorker(Watched):
@@ -80,25 +80,25 @@ class AsyncWorker(Watched):
 
 
 @pytest.fixture(scope="module")
-def workers(ray_session: Session) -> Iterator[ActorGroup]:
-    group = ActorGroup(tuple(start_actor(Worker, rank, label=f"rank {rank}") for rank in range(3)))
+def workers(ray_session: Session) -> Iterator[ActorGroup[Worker]]:
+    group = ActorGroup(tuple(start_actor(Launch(f"rank {rank}"), Worker, rank) for rank in range(3)))
     yield group
     for actor in group:
         ray.kill(actor.handle)
 
 
 @pytest.fixture(scope="module")
-def worker(ray_session: Session) -> Iterator[Actor]:
+def worker(ray_session: Session) -> Iterator[Actor[Worker]]:
     """For calls after which it is as before."""
-    actor = start_actor(Worker, label="loner")
+    actor = start_actor(Launch("loner"), Worker)
     yield actor
     ray.kill(actor.handle)
 
 
 @pytest.fixture
-def victim(ray_session: Session) -> Iterator[Actor]:
+def victim(ray_session: Session) -> Iterator[Actor[Worker]]:
     """For the call that is its last."""
-    actor = start_actor(Worker, label="victim")
+    actor = start_actor(Launch("victim"), Worker)
     yield actor
     ray.kill(actor.handle)
 
@@ -110,61 +110,63 @@ def signal_file(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "go on").touch()
 
 
-def stacks_with(words: str, actor: Actor) -> str:
+def stacks_with(words: str, actor: Actor[Watched]) -> str:
     """The stacks of an actor once they hold ``words``: what was started has not come anywhere yet."""
     text, deadline_s = "", time.monotonic() + 60
     while words not in text and time.monotonic() < deadline_s:
-        (text,) = wait([actor.start("stacks")], what="stacks")
+        (text,) = wait([actor.start(Watched.stacks)], what="stacks")
     return text
 
 
-def test_results_come_in_rank_order_whoever_finishes_first(workers: ActorGroup) -> None:
-    assert wait(workers.start("answer"), what="answers") == [0, 1, 2]
+def test_results_come_in_rank_order_whoever_finishes_first(workers: ActorGroup[Worker]) -> None:
+    assert wait(workers.start(Worker.answer), what="answers") == [0, 1, 2]
 
 
-def test_each_actor_gets_its_own_argument(workers: ActorGroup) -> None:
-    assert wait(workers.start_each("add", [10, 20, 30]), what="sums") == [10, 21, 32]
+def test_each_actor_gets_its_own_argument(workers: ActorGroup[Worker]) -> None:
+    assert wait(workers.start_each(Worker.add, [10, 20, 30]), what="sums") == [10, 21, 32]
 
 
-def test_arguments_that_do_not_match_the_group_are_refused(workers: ActorGroup) -> None:
+def test_arguments_that_do_not_match_the_group_are_refused(workers: ActorGroup[Worker]) -> None:
     with pytest.raises(ValueError, match="shorter"):
-        workers.start_each("add", [10, 20])
+        workers.start_each(Worker.add, [10, 20])
 
 
-def test_a_slime_error_of_an_actor_keeps_its_class_and_message(worker: Actor) -> None:
+def test_a_slime_error_of_an_actor_keeps_its_class_and_message(worker: Actor[Worker]) -> None:
     with pytest.raises(EngineError) as caught:
-        wait([worker.start("refuse")], what="a refusal")
+        wait([worker.start(Worker.refuse)], what="a refusal")
     assert type(caught.value) is EngineError
     assert str(caught.value) == "engine 3 answered 503; look at its log"
 
 
-def test_a_slime_error_passes_through_two_actors(workers: ActorGroup, worker: Actor) -> None:
+def test_a_slime_error_passes_through_two_actors(workers: ActorGroup[Worker], worker: Actor[Worker]) -> None:
     with pytest.raises(EngineError, match=r"^engine 3 answered 503; look at its log$"):
-        wait([worker.start("wait_for", workers[0])], what="a relay")
+        wait([worker.start(Worker.wait_for, workers[0])], what="a relay")
 
 
-def test_another_error_becomes_a_remote_error_with_the_traceback(worker: Actor) -> None:
+def test_another_error_becomes_a_remote_error_with_the_traceback(worker: Actor[Worker]) -> None:
     with pytest.raises(RemoteError) as caught:
-        wait([worker.start("stumble")], what="a column")
+        wait([worker.start(Worker.stumble)], what="a column")
     assert str(caught.value).startswith("loner: stumble() failed with KeyError: 'no such column'\n")
     assert 'raise KeyError("no such column")' in str(caught.value)
 
 
 def test_a_slime_error_of_a_constructor_keeps_its_class_and_message(ray_session: Session) -> None:
-    actor = start_actor(Worker, -1, label="misfit")
+    actor = start_actor(Launch("misfit"), Worker, -1)
     with pytest.raises(ConfigError) as caught:
-        wait([actor.start("answer")], what="a misfit")
+        wait([actor.start(Worker.answer)], what="a misfit")
     assert type(caught.value) is ConfigError
     assert str(caught.value) == "number is -1; 0 or more would do"
 
 
 def test_a_constructor_that_fails_otherwise_is_a_remote_error(ray_session: Session) -> None:
-    actor = start_actor(Worker, "three", label="misfit")  # compares a string with a number
+    actor = start_actor(Launch("misfit"), Worker, "three")  # compares a string with a number
     with pytest.raises(RemoteError, match=r"(?s)^misfit: answer\(\) died\..*TypeError"):
-        wait([actor.start("answer")], what="a misfit")
+        wait([actor.start(Worker.answer)], what="a misfit")
 
 
-def test_a_late_call_is_reported_with_the_stack_of_who_is_pending(workers: ActorGroup, signal_file: Path) -> None:
+def test_a_late_call_is_reported_with_the_stack_of_who_is_pending(
+    workers: ActorGroup[Worker], signal_file: Path
+) -> None:
     seen: list[Late] = []
 
     def look(late: Late) -> None:
@@ -172,17 +174,19 @@ def test_a_late_call_is_reported_with_the_stack_of_who_is_pending(workers: Actor
         if len(seen) > 1 and "in wait_for_file" in late.pending[0].stacks:
             signal_file.touch()
 
-    done = workers[0].start("add", 1)
+    done = workers[0].start(Worker.add, 1)
     wait([done], what="the first")
-    calls = [done, workers[1].start("wait_for_file", str(signal_file))]
+    calls = [done, workers[1].start(Worker.wait_for_file, str(signal_file))]
     assert wait(calls, what="a file", warn_after_s=0.5, on_warn=look) == [1, "rested"]
     assert {(late.what, late.finished, late.pending[0].who) for late in seen} == {("a file", 1, "rank 1")}
     assert all(later.waited_s >= 2 * late.waited_s for late, later in pairwise(seen))
 
 
-def test_a_wait_that_outlives_its_limit_says_who_and_where(victim: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_that_outlives_its_limit_says_who_and_where(
+    victim: Actor[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(waiting, "STACKS_LIMIT_S", 60.0)
-    napping = victim.start("nap", 600)
+    napping = victim.start(Worker.nap, 600)
     stacks_with("in nap", victim)
     with pytest.raises(WaitTimeout) as caught:
         wait([napping], what="the longest nap", warn_after_s=9, fail_after_s=0.2)
@@ -198,72 +202,74 @@ def test_a_silent_actor_does_not_silence_the_report(ray_session: Session) -> Non
         def __init__(self) -> None:
             time.sleep(60)
 
-    actor = start_actor(Slow, label="slow starter")
+    actor = start_actor(Launch("slow starter"), Slow)
     with pytest.raises(WaitTimeout, match="its constructor has not returned"):
-        wait([actor.start("ping")], what="a slow start", fail_after_s=0.2)
+        wait([actor.start(Slow.ping)], what="a slow start", fail_after_s=0.2)
     ray.kill(actor.handle)
 
 
 def test_an_actor_that_dies_ends_the_wait_while_others_work(
-    workers: ActorGroup, victim: Actor, signal_file: Path
+    workers: ActorGroup[Worker], victim: Actor[Worker], signal_file: Path
 ) -> None:
-    working = workers[2].start("wait_for_file", str(signal_file))
+    working = workers[2].start(Worker.wait_for_file, str(signal_file))
     with pytest.raises(RemoteError, match=r"^victim: vanish\(\) died\."):
-        wait([working, victim.start("vanish")], what="a death")
+        wait([working, victim.start(Worker.vanish)], what="a death")
     assert not has_ended(working)
 
 
-def test_a_background_call_that_fails_ends_any_wait(workers: ActorGroup, worker: Actor, signal_file: Path) -> None:
-    working, monitor = workers[0].start("wait_for_file", str(signal_file)), worker.start("refuse")
+def test_a_background_call_that_fails_ends_any_wait(
+    workers: ActorGroup[Worker], worker: Actor[Worker], signal_file: Path
+) -> None:
+    working, monitor = workers[0].start(Worker.wait_for_file, str(signal_file)), worker.start(Worker.refuse)
     with pytest.raises(EngineError, match="engine 3"):
         wait([working], what="a file", also=[monitor])
     assert not has_ended(working)
 
 
 def test_a_death_in_the_background_is_told_rather_than_the_error_that_it_caused(
-    workers: ActorGroup, worker: Actor, monkeypatch: pytest.MonkeyPatch
+    workers: ActorGroup[Worker], worker: Actor[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "CAUSE_LIMIT_S", 60.0)
-    workers[0].start("nap", 0.5)
-    dying, over = workers[0].start("refuse"), workers[1].start("add", 1)
+    workers[0].start(Worker.nap, 0.5)
+    dying, over = workers[0].start(Worker.refuse), workers[1].start(Worker.add, 1)
     with pytest.raises(EngineError, match="engine 3"):
-        wait([worker.start("stumble")], what="an answer", also=[over, dying])
+        wait([worker.start(Worker.stumble)], what="an answer", also=[over, dying])
 
 
 def test_a_failure_that_nothing_in_the_background_caused_is_told_itself(
-    workers: ActorGroup, worker: Actor, monkeypatch: pytest.MonkeyPatch
+    workers: ActorGroup[Worker], worker: Actor[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "CAUSE_LIMIT_S", 0.1)
-    alive, over = workers[0].start("nap", 1), workers[1].start("add", 1)
+    alive, over = workers[0].start(Worker.nap, 1), workers[1].start(Worker.add, 1)
     with pytest.raises(RemoteError, match="stumble"):
-        wait([worker.start("stumble")], what="an answer", also=[over, alive])
+        wait([worker.start(Worker.stumble)], what="an answer", also=[over, alive])
 
 
-def test_a_background_call_that_returns_is_no_result(workers: ActorGroup, worker: Actor) -> None:
-    assert wait([workers[1].start("nap", 0.5)], what="a nap", also=[worker.start("add", 1)]) == ["rested"]
+def test_a_background_call_that_returns_is_no_result(workers: ActorGroup[Worker], worker: Actor[Worker]) -> None:
+    assert wait([workers[1].start(Worker.nap, 0.5)], what="a nap", also=[worker.start(Worker.add, 1)]) == ["rested"]
 
 
 def test_waiting_for_nothing_returns_nothing(ray_session: Session) -> None:
     assert wait([], what="nothing") == []
 
 
-def test_a_run_is_not_starved_by_what_else_the_machine_does(worker: Actor) -> None:
-    pid = wait([worker.start("ping")], what="a ping")[0]
+def test_a_run_is_not_starved_by_what_else_the_machine_does(worker: Actor[Worker]) -> None:
+    pid = wait([worker.start(Worker.ping)], what="a ping")[0]
     assert psutil.Process(pid).nice() == psutil.Process().nice()
 
 
-def test_ping_answers_while_the_actor_is_busy(worker: Actor, signal_file: Path) -> None:
-    busy = worker.start("wait_for_file", str(signal_file))
+def test_ping_answers_while_the_actor_is_busy(worker: Actor[Worker], signal_file: Path) -> None:
+    busy = worker.start(Worker.wait_for_file, str(signal_file))
     stacks_with("in wait_for_file", worker)
-    assert wait([worker.start("ping")], what="a ping")[0] != os.getpid()
+    assert wait([worker.start(Worker.ping)], what="a ping")[0] != os.getpid()
     assert not has_ended(busy)
     signal_file.touch()
     assert wait([busy], what="the file") == ["rested"]
 
 
 def test_the_stacks_of_an_async_actor_show_where_its_tasks_are_suspended(ray_session: Session) -> None:
-    actor = start_actor(AsyncWorker, label="sampler")
-    actor.start("linger")
+    actor = start_actor(Launch("sampler"), AsyncWorker)
+    actor.start(AsyncWorker.linger)
     text = stacks_with("in inner", actor)
     ray.kill(actor.handle)
     assert "in linger\n    await self.inner()" in text
@@ -271,8 +277,11 @@ def test_the_stacks_of_an_async_actor_show_where_its_tasks_are_suspended(ray_ses
 
 
 def test_an_actor_in_a_slot_sees_its_environment(placed: Placement) -> None:
-    actor = start_actor(Worker, 4, label="engine 0", slot=placed.engines[0], env={"OMP_NUM_THREADS": "1"})
-    assert wait([actor.start("variable", "OMP_NUM_THREADS"), actor.start("add", 1)], what="the slot") == ["1", 5]
+    actor = start_actor(Launch("engine 0", placed.engines[0], {"OMP_NUM_THREADS": "1"}), Worker, 4)
+    assert wait([actor.start(Worker.variable, "OMP_NUM_THREADS"), actor.start(Worker.add, 1)], what="the slot") == [
+        "1",
+        5,
+    ]
     ray.kill(actor.handle)
 
 
@@ -292,8 +301,8 @@ def test_two_processes_on_two_cores_take_a_core_each(placed: Placement) -> None:
 def test_more_processes_than_cores_share_them(ray_session: Session) -> None:
     with place(Layout(learner_ranks=4, engines=1)) as placement:
         assert placement.plan.bundle == {"CPU": 0.4}
-        actors = [start_actor(Worker, 2, label=f"rank {r}", slot=slot) for r, slot in enumerate(placement.learner)]
-        assert wait([actor.start("add", 0) for actor in actors], what="four ranks") == [2, 2, 2, 2]
+        actors = [start_actor(Launch(f"rank {r}", slot), Worker, 2) for r, slot in enumerate(placement.learner)]
+        assert wait([actor.start(Worker.add, 0) for actor in actors], what="four ranks") == [2, 2, 2, 2]
 
 
 def test_devices_that_others_hold_are_named_after_the_limit(placed: Placement) -> None:
@@ -308,9 +317,9 @@ def test_gpus_that_the_cluster_has_not_are_refused_at_once(ray_session: Session)
         place(Layout(learner_ranks=1, engines=1, device="gpu"))
 
 
-def test_actors_and_calls_travel_between_processes(worker: Actor) -> None:
+def test_actors_and_calls_travel_between_processes(worker: Actor[Worker]) -> None:
     assert pickle.loads(pickle.dumps(worker)).label == "loner"
-    assert str(Call(worker.start("add", 1).ref, "loner", "add")) == "loner: add()"
+    assert str(Call(worker.start(Worker.add, 1).ref, "loner", "add")) == "loner: add()"
 
 
 def test_the_handler_of_sigterm_is_the_one_from_before(ray_session: Session) -> None:
@@ -327,8 +336,8 @@ def listens_on(process: psutil.Process) -> list[str]:
     return [entry.laddr.ip.removeprefix("::ffff:") for entry in entries if entry.status == "LISTEN"]
 
 
-def test_its_own_cluster_listens_on_loopback_only(ray_session: Session, worker: Actor) -> None:
-    wait([worker.start("ping")], what="a listening actor")
+def test_its_own_cluster_listens_on_loopback_only(ray_session: Session, worker: Actor[Worker]) -> None:
+    wait([worker.start(Worker.ping)], what="a listening actor")
     addresses = [address for one in psutil.Process().children(recursive=True) for address in listens_on(one)]
     assert len(addresses) > 5
     assert set(addresses) == {"127.0.0.1"}
@@ -361,7 +370,7 @@ def test_a_cluster_that_does_not_answer_is_named() -> None:
 
 OWN_CLUSTER = """
     import subprocess, sys, time
-    from slime_core.cluster.actors import Watched, start_actor
+    from slime_core.cluster.actors import Launch, Watched, start_actor
     from slime_core.cluster.session import Session
     from slime_core.cluster.waiting import wait
 
@@ -374,8 +383,8 @@ OWN_CLUSTER = """
             time.sleep(600)
 
     with Session("local", namespace="test", num_cpus=2):
-        engine = start_actor(Engine, label="engine 0")
-        print(*wait([engine.start("serve"), engine.start("ping")], what="the server"), flush=True)
+        engine = start_actor(Launch("engine 0"), Engine)
+        print(*wait([engine.start(Engine.serve), engine.start(Engine.ping)], what="the server"), flush=True)
         {last}
 """
 
@@ -406,7 +415,7 @@ def test_a_session_leaves_no_process_behind(
     assert left_of(*processes) == []
 
 
-@pytest.mark.parametrize("own_cluster", ['wait([engine.start("hang")], what="nothing")'], indirect=True)
+@pytest.mark.parametrize("own_cluster", ['wait([engine.start(Engine.hang)], what="nothing")'], indirect=True)
 def test_an_interrupt_ends_a_wait_and_leaves_no_process_behind(
     own_cluster: tuple[subprocess.Popen[str], list[psutil.Process]],
 ) -> None:

@@ -11,7 +11,7 @@ import ray
 
 from slime_core.cluster.waiting import wait
 from slime_core.errors import EngineError
-from slime_core.rollout.engines.actors import start_engine, start_router
+from slime_core.rollout.engines.actors import EngineActor, RouterActor, start_engine, start_router
 from slime_core.rollout.engines.engine import EngineSettings
 from slime_core.rollout.engines.router import RouterSettings, Worker
 from slime_core.weights.endpoints import EngineControl, call
@@ -22,10 +22,10 @@ def test_the_death_of_a_server_ends_waits_and_the_death_of_its_actor_ends_the_se
     ray_session: Any, engine: Any, tmp_path: Path
 ) -> None:
     actor = start_engine(EngineSettings(engine.model, tmp_path / "log", name="engine 5", dtype="float32"))
-    (url,) = wait([actor.start("start")], what="engine 5")
+    (url,) = wait([actor.start(EngineActor.start)], what="engine 5")
     assert EngineControl([url]).version() == "default"
-    watching = actor.start("watch")
-    assert wait([actor.start("stacks")], what="an answer", also=[watching])[0]
+    watching = actor.start(EngineActor.watch)
+    assert wait([actor.start(EngineActor.stacks)], what="an answer", also=[watching])[0]
     server = front(url)
     family = [server, *server.children(recursive=True)]
     shared = {Path(path) for one in family for path in mapped(one) if path.startswith("/dev/shm/")}
@@ -34,14 +34,14 @@ def test_the_death_of_a_server_ends_waits_and_the_death_of_its_actor_ends_the_se
     with pytest.raises(EngineError, match=r"engine 5 ended by signal 9(.|\n)*The last lines of"):
         wait([watching], what="its end", fail_after_s=120)
 
-    wait([actor.start("stop")], what="the rest")
+    wait([actor.start(EngineActor.stop)], what="the rest")
     assert [path for path in shared if path.exists()] == []
     ray.kill(actor.handle)
 
 
 def test_no_server_is_left_when_its_actor_is_killed(ray_session: Any, engine: Any, tmp_path: Path) -> None:
     actor = start_engine(EngineSettings(engine.model, tmp_path / "log", name="engine 6", dtype="float32"))
-    (url,) = wait([actor.start("start")], what="engine 6")
+    (url,) = wait([actor.start(EngineActor.start)], what="engine 6")
     family = [front(url), *front(url).children(recursive=True)]
     assert len(family) >= 3
     shared = {Path(path) for one in family for path in mapped(one) if path.startswith("/dev/shm/")}
@@ -53,9 +53,9 @@ def test_no_server_is_left_when_its_actor_is_killed(ray_session: Any, engine: An
 
 def test_a_router_takes_engines_in_and_its_death_ends_waits(ray_session: Any, engine: Any, tmp_path: Path) -> None:
     actor = start_router(RouterSettings(tmp_path / "log"))
-    (url,) = wait([actor.start("start")], what="the router")
-    watching = actor.start("watch")
-    wait([actor.start("add", [Worker(engine.server.url)])], what="an engine", also=[watching])
+    (url,) = wait([actor.start(RouterActor.start)], what="the router")
+    watching = actor.start(RouterActor.watch)
+    wait([actor.start(RouterActor.add, [Worker(engine.server.url)])], what="an engine", also=[watching])
     assert call(url, "/get_model_info", timeout_s=10)["weight_version"] == "default"
     front(url).kill()
     with pytest.raises(EngineError, match="router ended by signal 9"):
@@ -65,12 +65,12 @@ def test_a_router_takes_engines_in_and_its_death_ends_waits(ray_session: Any, en
 
 def test_a_router_that_was_stopped_ends_its_watch_and_never_comes_back(ray_session: Any, tmp_path: Path) -> None:
     actor = start_router(RouterSettings(tmp_path / "log"))
-    (url,) = wait([actor.start("start")], what="the router")
+    (url,) = wait([actor.start(RouterActor.start)], what="the router")
     router = front(url)
-    wait([actor.start("watch"), actor.start("stop")], what="its end", fail_after_s=120)
+    wait([actor.start(RouterActor.watch), actor.start(RouterActor.stop)], what="its end", fail_after_s=120)
     assert not runs(router)
     with pytest.raises(EngineError, match="router was stopped before it was started"):
-        wait([actor.start("start")], what="the router again")
+        wait([actor.start(RouterActor.start)], what="the router again")
     ray.kill(actor.handle)
 
 

@@ -13,7 +13,7 @@ import pytest
 import ray
 
 from slime_core.cluster import inspection
-from slime_core.cluster.actors import start_actor
+from slime_core.cluster.actors import Launch, start_actor
 from slime_core.cluster.inspection import inspect_nodes
 from slime_core.cluster.session import Session
 from slime_core.cluster.waiting import wait
@@ -55,10 +55,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 def refusal_of_an_actor(manifest: Manifest, folder: Path) -> str:
     """What a sampler says that has ``folder`` on its path."""
-    actor = start_actor(SamplerActor, manifest, label="sampler", env={"PYTHONPATH": str(folder)})
+    actor = start_actor(Launch("sampler", env={"PYTHONPATH": str(folder)}), SamplerActor, manifest)
     try:
         with pytest.raises(ManifestMismatch) as failure:
-            wait([actor.start("setup", None)], what="the sampler")
+            wait([actor.start(SamplerActor.setup, None)], what="the sampler")  # type: ignore[arg-type]
         return str(failure.value)
     finally:
         ray.kill(actor.handle)

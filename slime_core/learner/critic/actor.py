@@ -6,30 +6,35 @@ that. Tokens, values and returns travel from rank to rank through Ray's object s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import ray
 
-from slime_core.cluster.actors import Call, uncollected
+from slime_core.cluster.actors import Call, Ref, uncollected
 from slime_core.cluster.group import ActorGroup
+from slime_core.cluster.waiting import Wait
 from slime_core.learner.meeting import Meeting, numbered
 from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.manifest import Manifest, attach
+from slime_core.types import TrainBatch
+
+if TYPE_CHECKING:
+    from slime_core.learner.critic.rank import CriticRank
+    from slime_core.learner.critic.recut import Column
 
 __all__ = ["CriticActor", "CriticGroup"]
-
-Wait = Callable[..., list[Any]]
 
 
 class CriticActor(Meeting):
     """Runs a :class:`~slime_core.learner.critic.rank.CriticRank`, with exactly the driver's plugins."""
 
+    _critic: CriticRank  # once setup() has returned
+
     def __init__(self, manifest: Manifest) -> None:
         # Here, because the options that setup() is handed are objects of the plugins' classes.
         self._registry = attach(manifest)
-        self._critic: Any = None
 
     def setup(self, settings: LearnerSettings) -> None:
         """Build the critic and load its start weights. Collective."""
@@ -38,15 +43,14 @@ class CriticActor(Meeting):
 
             self._critic = CriticRank(settings, self._registry)
 
-    def values(self, shards: list[Any]) -> list[Any]:
+    def values(self, shards: list[Ref[TrainBatch]]) -> list[Ref[Column]]:
         """A reference to the values of this rank's share of ``shards``, which are references; or nothing."""
         found = self._critic.values(ray.get(shards))
         return [] if found is None else [ray.put(found)]
 
-    def fit(self, returns: list[Any]) -> dict[str, float]:
+    def fit(self, returns: list[Ref[np.ndarray]]) -> dict[str, float]:
         """Learn ``returns``: a reference a shard."""
-        metrics: dict[str, float] = self._critic.fit(ray.get(returns))
-        return metrics
+        return self._critic.fit(ray.get(returns))
 
     def save(self, folder: Path) -> None:
         """Write this rank's part of the checkpoint in ``folder``. Collective."""
@@ -65,29 +69,36 @@ class CriticGroup:
     """All ranks of a critic apart.
 
     Arguments:
-        group: actors that run :class:`CriticActor`, in rank order.
+        group: its ranks, in their order.
         settings: of any rank; rank, world size and address are filled in.
     """
 
-    def __init__(self, group: ActorGroup, settings: LearnerSettings) -> None:
+    def __init__(self, group: ActorGroup[CriticActor], settings: LearnerSettings) -> None:
         self._group, self._settings = group, settings
 
-    def setup(self, wait: Wait, *, reachable: bool) -> list[Call]:
+    def setup(self, wait: Wait, *, reachable: bool) -> list[Call[None]]:
         """Start building on every rank; the caller waits."""
-        meeting = self._group[0].start("free_address", reachable=reachable)
+        meeting = self._group[0].start(CriticActor.free_address, reachable=reachable)
         address = wait([meeting], what="an address for the critic's ranks")[0]
-        return self._group.start_each("setup", numbered(self._settings, len(self._group), address))
+        return self._group.start_each(CriticActor.setup, numbered(self._settings, len(self._group), address))
 
-    def values(self, shards: list[Any], wait: Wait) -> list[Any]:
+    def values(self, shards: list[Ref[TrainBatch]], wait: Wait) -> list[Ref[Column]]:
         """References to the values of all samples of ``shards``."""
-        found = wait(self._group.start("values", shards), what="the critic's values")
+        found = wait(self._group.start(CriticActor.values, shards), what="the critic's values")
         return [ref for rank in found for ref in rank]
 
-    def fit(self, returns: list[Any], wait: Wait) -> dict[str, float]:
+    def fit(self, returns: list[Ref[np.ndarray]], wait: Wait) -> dict[str, float]:
         """The critic's metrics, once it has learnt ``returns``, a reference a shard."""
-        metrics: dict[str, float] = wait(self._group.start("fit", returns), what="the critic to train")[0]
-        return metrics
+        return wait(self._group.start(CriticActor.fit, returns), what="the critic to train")[0]
 
-    def start(self, method: str, *arguments: Any) -> list[Call]:
-        """Start ``save``, ``load`` or ``close`` on every rank."""
-        return self._group.start(method, *arguments)
+    def save(self, folder: Path) -> list[Call[None]]:
+        """Start to write the critic's part of the checkpoint in ``folder``; the caller waits."""
+        return self._group.start(CriticActor.save, folder)
+
+    def load(self, folder: Path) -> list[Call[None]]:
+        """Start to continue from the checkpoint in ``folder``; the caller waits."""
+        return self._group.start(CriticActor.load, folder)
+
+    def close(self) -> list[Call[None]]:
+        """Let every rank start to leave its process group; the caller waits."""
+        return self._group.start(CriticActor.close)

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import ray
 
-from slime_core.cluster.actors import Actor, Watched, control, start_actor
+from slime_core.cluster.actors import Actor, Launch, Watched, control, start_actor
 from slime_core.cluster.placement import Slot
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.router import Router, RouterSettings, Worker
 from slime_core.rollout.engines.server import Server
 from slime_core.weights.endpoints import EngineControl, PauseMode
 
-__all__ = ["start_engine", "start_router"]
+__all__ = ["EngineActor", "RouterActor", "ServerActor", "start_engine", "start_router"]
 
 CONTROL_LIMIT_S = 600.0
 
@@ -117,18 +117,19 @@ class RouterActor(ServerActor):
         self._router.add(*workers)
 
 
-def start_engine(settings: EngineSettings, *, slot: Slot | None = None, reachable: bool = False) -> Actor:
-    """Start an actor for one server in ``slot`` and return at once; call ``start`` on it, then ``watch``.
+def start_engine(settings: EngineSettings, *, slot: Slot | None = None, reachable: bool = False) -> Actor[EngineActor]:
+    """Start an actor for one server in ``slot`` and return at once; call :meth:`ServerActor.start` on it, then
+    :meth:`ServerActor.watch`.
 
     Arguments:
         reachable: listen on the node's own address, so that other nodes can reach it; otherwise on ``settings.host``.
     """
-    return start_actor(EngineActor, settings, reachable=reachable, label=settings.name, slot=slot)
+    return start_actor(Launch(settings.name, slot), EngineActor, settings, reachable=reachable)
 
 
-def start_router(settings: RouterSettings, *, reachable: bool = False) -> Actor:
+def start_router(settings: RouterSettings, *, reachable: bool = False) -> Actor[RouterActor]:
     """Start an actor for the router, as :func:`start_engine`."""
-    return start_actor(RouterActor, settings, reachable=reachable, label="router")
+    return start_actor(Launch("router"), RouterActor, settings, reachable=reachable)
 
 
 def _host(stated: str, reachable: bool) -> str:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slime_core.cluster.actors import Actor, Watched, control, start_actor
+from slime_core.cluster.actors import Actor, Launch, Watched, control, start_actor
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.weights.endpoints import call
 
@@ -98,6 +98,6 @@ class ExternalWatcher(Watched):
             time.sleep(PAUSE_S)
 
 
-def start_watch(urls: Sequence[str]) -> Actor:
-    """Start the actor; call ``watch`` on it."""
-    return start_actor(ExternalWatcher, list(urls), label="watch over others' engines")
+def start_watch(urls: Sequence[str]) -> Actor[ExternalWatcher]:
+    """Start the actor; call :meth:`ExternalWatcher.watch` on it."""
+    return start_actor(Launch("watch over others' engines"), ExternalWatcher, list(urls))

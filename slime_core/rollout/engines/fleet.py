@@ -10,13 +10,13 @@ All of them are started side by side.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any
 
 from slime_core.cluster.actors import Call
 from slime_core.cluster.placement import Slot
+from slime_core.cluster.waiting import Wait
 from slime_core.cluster.waiting import wait as wait_for
 from slime_core.config.schema import RunConfig
 from slime_core.errors import EngineError, RemoteError, WaitTimeout
@@ -46,7 +46,7 @@ class Servers:
         policy, models, evaluating: see the module; what is not served has no engines.
     """
 
-    def __init__(self, config: RunConfig, site: Site, *, wait: Callable[..., list[Any]], monitors: list[Call]) -> None:
+    def __init__(self, config: RunConfig, site: Site, *, wait: Wait, monitors: list[Call[object]]) -> None:
         self._config, self._site = config, site
         self._watch = Watch(wait, monitors, reachable=site.reachable)
         self.policy = Served("the engines", [], [], self._watch)

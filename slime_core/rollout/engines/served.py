@@ -8,18 +8,20 @@ Engines and router start side by side. The router takes the engines in when they
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from slime_core.cluster.actors import Actor, Call
+from slime_core.cluster.group import ActorGroup
 from slime_core.cluster.placement import Slot
-from slime_core.rollout.engines.actors import start_engine, start_router
+from slime_core.cluster.waiting import Wait
+from slime_core.rollout.engines.actors import EngineActor, RouterActor, ServerActor, start_engine, start_router
 from slime_core.rollout.engines.engine import EngineSettings
 from slime_core.rollout.engines.external import External
-from slime_core.rollout.engines.external_watch import start_watch
+from slime_core.rollout.engines.external_watch import ExternalWatcher, start_watch
 from slime_core.rollout.engines.remote_router import RemoteRouter
 from slime_core.rollout.engines.router import RouterSettings, Worker
+from slime_core.weights.endpoints import PauseMode
 
 __all__ = ["Served", "Watch"]
 
@@ -34,8 +36,8 @@ class Watch:
         reachable: whether servers have to be reached from other nodes.
     """
 
-    wait: Callable[..., list[Any]]
-    monitors: list[Call]
+    wait: Wait
+    monitors: list[Call[object]]
     reachable: bool = False
 
 
@@ -68,13 +70,16 @@ class Served:
     ) -> None:
         self._name, self._watch, self._settings, self._others = name, watch, settings, others
         self.ranks = (*(one.tensor_parallel for one in settings), *(one.ranks for one in others))
-        self.engines = [
-            start_engine(one, slot=slot, reachable=watch.reachable) for one, slot in zip(settings, slots, strict=True)
-        ]
-        self.starts = [engine.start("start") for engine in self.engines]
+        self.engines = ActorGroup(
+            tuple(
+                start_engine(one, slot=slot, reachable=watch.reachable)
+                for one, slot in zip(settings, slots, strict=True)
+            )
+        )
+        self.starts = self.engines.start(EngineActor.start)
         self._remote = router if isinstance(router, RemoteRouter) else None
         self._router = start_router(router, reachable=watch.reachable) if isinstance(router, RouterSettings) else None
-        self._router_starts = [self._router.start("start")] if self._router else []
+        self._router_starts = [self._router.start(RouterActor.start)] if self._router else []
         # One that dies while something else is waited for is heard at once.
         watch.monitors.extend([*self.starts, *self._router_starts])
         self._urls: list[str] = []
@@ -115,19 +120,20 @@ class Served:
         urls = self.urls()
         self._now_watched(self.starts, self.engines)
         if self._others:
-            self._watch.monitors.append(start_watch([one.url for one in self._others]).start("watch"))
+            self._watch.monitors.append(start_watch([one.url for one in self._others]).start(ExternalWatcher.watch))
         if self._remote is not None:
             self._remote.add(urls)
         if self._router is not None:
-            self._watch.wait([self._router.start("add", self._workers())], what="the router to see the engines")
+            added = self._router.start(RouterActor.add, self._workers())
+            self._watch.wait([added], what="the router to see the engines")
 
-    def _now_watched(self, starts: Sequence[Call], servers: Sequence[Actor]) -> None:
+    def _now_watched(self, starts: Sequence[Call[str]], servers: Iterable[Actor[ServerActor]]) -> None:
         for start in starts:
             self._watch.monitors.remove(start)
-        self._watch.monitors.extend(server.start("watch") for server in servers)
+        self._watch.monitors.extend(server.start(ServerActor.watch) for server in servers)
 
     def _workers(self) -> list[Worker]:
-        ports = self._each("bootstrap_port", what="the engines' bootstrap ports")
+        ports = self._watch.wait(self.engines.start(EngineActor.bootstrap_port), what="the engines' bootstrap ports")
         kinds = [one.worker_type for one in self._settings]
         own = zip(self.urls()[: len(kinds)], kinds, ports, strict=True)
         return [
@@ -137,21 +143,23 @@ class Served:
 
     # --- For whoever shares devices with the engines, or ends them ---------------------------------------------------
 
-    def pause(self, mode: str) -> None:
+    def pause(self, mode: PauseMode) -> None:
         """They generate nothing from here on."""
-        self._each("pause", mode, what="the engines to pause")
+        self._watch.wait(self.engines.start(EngineActor.pause, mode), what="the engines to pause")
 
     def resume(self) -> None:
         """They generate again."""
-        self._each("resume", what="the engines to go on")
+        self._watch.wait(self.engines.start(EngineActor.resume), what="the engines to go on")
 
     def release_memory(self, *tags: str) -> None:
         """They have given the memory of ``tags`` away."""
-        self._each("release_memory", *tags, what=f"the engines to give {' and '.join(tags)} away")
+        calls = self.engines.start(EngineActor.release_memory, *tags)
+        self._watch.wait(calls, what=f"the engines to give {' and '.join(tags)} away")
 
     def resume_memory(self, *tags: str) -> None:
         """They have memory for ``tags`` again."""
-        self._each("resume_memory", *tags, what=f"the engines to get {' and '.join(tags)} back")
+        calls = self.engines.start(EngineActor.resume_memory, *tags)
+        self._watch.wait(calls, what=f"the engines to get {' and '.join(tags)} back")
 
     def leave(self) -> None:
         """A router of somebody else knows the run's engines no more.
@@ -162,10 +170,7 @@ class Served:
         if self._remote is not None:
             self._remote.leave()
 
-    def stopping(self) -> list[Call]:
+    def stopping(self) -> list[Call[None]]:
         """Begin to stop every server that was started here; those of others go on."""
-        actors: list[Actor] = [*self.engines, *([self._router] if self._router else [])]
-        return [actor.start("stop") for actor in actors]
-
-    def _each(self, method: str, *arguments: str, what: str) -> list[Any]:
-        return self._watch.wait([engine.start(method, *arguments) for engine in self.engines], what=what)
+        actors: list[Actor[ServerActor]] = [*self.engines, *([self._router] if self._router else [])]
+        return [actor.start(ServerActor.stop) for actor in actors]

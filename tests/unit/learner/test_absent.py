@@ -10,6 +10,7 @@ import pytest
 from slime_core.checkpoint.folder import RunState
 from slime_core.cluster.group import ActorGroup
 from slime_core.cluster.lending import Lending
+from slime_core.cluster.waiting import RunWait
 from slime_core.config.schema import DebugConfig, EvalConfig, RolloutConfig, RunConfig, WatchConfig
 from slime_core.launch import _followed
 from slime_core.learner.absent import AbsentLearner, UnpublishedLearner
@@ -81,7 +82,7 @@ def test_ranks_without_engines_are_never_told_that_weights_were_published() -> N
     # A group of no rank: the answer of the first, which a publication looks at, is not there.
     learner = UnpublishedLearner(
         ActorGroup(()),
-        watch=WatchConfig(),
+        wait=RunWait(WatchConfig(), print),
         saving=Saving(Path("checkpoints"), Path("model")),
         data_ranks=[],
         checks_equal=True,

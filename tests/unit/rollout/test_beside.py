@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import activate
 from slime_core.rollout import beside
-from slime_core.rollout.actor import SampledShards
+from slime_core.rollout.actor import SampledShards, SamplerActor
 from slime_core.rollout.beside import BesideSampler, Evaluations, beside_settings
 from slime_core.rollout.sampled import SamplerSettings, SamplerState
 from slime_core.track.record import RunRecord
@@ -101,12 +102,12 @@ class Play:
 
     # The actor of the sampler of evaluations, and the wait for it
 
-    def start(self, method: str, *arguments: Any) -> Any:
-        self.calls.append(" ".join([method, *map(str, arguments)]))
-        if method != "evaluate":
-            return Started(method, 0, 0)
+    def start(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        self.calls.append(" ".join([method.__name__, *map(str, arguments)]))
+        if method is not SamplerActor.evaluate:
+            return Started(method.__name__, 0, 0)
         assert self.under_way is None, "two evaluations at once"
-        self.under_way = Started(method, arguments[0], self._held)
+        self.under_way = Started(method.__name__, arguments[0], self._held)
         return self.under_way
 
     @property

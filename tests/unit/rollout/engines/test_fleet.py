@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -75,10 +76,10 @@ class Stand:
         self.settings, self.url = settings, url
         self.called: list[tuple[str, tuple[Any, ...]]] = []
 
-    def start(self, method: str, *arguments: Any) -> Any:
-        self.called.append((method, arguments))
+    def start(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        self.called.append((method.__name__, arguments))
         prefill = isinstance(self.settings, EngineSettings) and self.settings.worker_type == "prefill"
-        return {"start": self.url, "bootstrap_port": 8998 if prefill else 0}.get(method)
+        return {"start": self.url, "bootstrap_port": 8998 if prefill else 0}.get(method.__name__)
 
 
 @pytest.fixture
@@ -219,7 +220,7 @@ def test_engines_of_others_are_used_and_not_stopped(started, tmp_path):
     with FakeEngine() as engine:
         engine.info = {"model_path": str(MODEL), "dtype": "float32", "tp_size": 1}
         found = servers(settings("--rollout-external-engine-addrs", engine.url.removeprefix("http://")), tmp_path)
-        assert (found.are_there, found.policy.engines, found.policy.urls(), found.policy.ranks) == (
+        assert (found.are_there, list(found.policy.engines), found.policy.urls(), found.policy.ranks) == (
             True,
             [],
             [engine.url],
@@ -266,7 +267,7 @@ def test_one_engine_that_only_evaluates_is_asked_directly_beside_models(started,
 def test_without_engines_of_their_own_evaluations_have_no_address(started, tmp_path):
     found = servers(settings(), tmp_path)
     none = found.evaluating
-    assert (none.answering_url(), none.urls(), none.engines, none.ranks) == ("", [], [], ())
+    assert (none.answering_url(), none.urls(), list(none.engines), none.ranks) == ("", [], [], ())
 
 
 def test_a_run_that_reads_its_rollouts_starts_nothing(started, tmp_path):
