@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # An environment keeps the Python that it was made with; `make clean` before changing it.
 PYTHON ?= $(or $(shell sed -n 's/^executable = //p' $(VENV)/pyvenv.cfg 2>/dev/null),python3)
 UV_VERSION := 0.13.8
-PACKAGES := . plugins/slime-grpo plugins/slime-ppo plugins/slime-searchr1 plugins/slime-models
+PACKAGES := . plugins/slime-grpo plugins/slime-ppo plugins/slime-searchr1 plugins/slime-models plugins/slime-testing
 
 # The environment is what these files and the place of this checkout say; a change in either makes `setup` run again.
 STAMP := $(VENV)/.setup
@@ -23,7 +23,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: ## make .venv: the pinned CPU environment and the five packages, editable
+setup: ## make .venv: the pinned CPU environment and the packages, editable
 	@if [ "$$(cat $(STAMP) 2>/dev/null)" != "$(KEY)" ]; then $(MAKE) environment; fi
 
 .PHONY: demo
@@ -39,13 +39,13 @@ BESIDE := $(wildcard $(patsubst %,tests/%.py,engines/test_layouts e2e/test_bad_i
 
 .PHONY: test
 test: setup lint types contracts ## everything that must hold: lint, types, import contracts, tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/guards tests/contracts tests/golden
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/guards tests/contracts tests/golden $(wildcard plugins/*/tests)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(BESIDE)
 	$(BIN)/python -m pytest $(addprefix --ignore ,$(BESIDE)) tests/engines tests/e2e
 
 .PHONY: examples
 examples: setup ## properties on ten times as many examples as `make test`, other ones in every run
-	$(BIN)/python -m pytest -n 2 --timeout 3600 -p bench.examples tests/unit tests/contracts
+	$(BIN)/python -m pytest -n 2 --timeout 3600 -p bench.examples tests/unit tests/contracts $(wildcard plugins/*/tests)
 
 .PHONY: lint
 lint: setup ## ruff: rules and formatting
@@ -130,7 +130,7 @@ streaming: setup ## prompts of a 10 GB file: seconds to the first, memory held; 
 	@$(BIN)/python bench/streaming.py outputs/streaming
 
 .PHONY: wheels
-wheels: setup ## build the five wheels into dist/
+wheels: setup ## build the wheels into dist/
 	@rm -rf dist
 	@for package in $(PACKAGES); do \
 	    (cd $$package && "$(CURDIR)/$(BIN)/python" -m hatchling build --directory "$(CURDIR)/dist" --target wheel >/dev/null); \

@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from slime_core.cli.scaffold import KINDS, Scaffold
+from slime_testing.scaffold import KINDS, Scaffold
 
 NAMES = {"lifecycle": "hooks"}
 """Names of the plugins; the others are called after their kind."""

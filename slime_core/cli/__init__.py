@@ -11,8 +11,6 @@
     traces      what a run that is refused leaves behind: nothing
 
     plugins, describe, calls    ``slime plugins list``, ``show`` and ``trace``
-    checkup, examine, wheels, verdicts    ``slime plugins check``: each plugin in a process of its own
-    scaffold    ``slime plugins new``, from ``templates``
     lock        ``slime plugins lock`` and ``verify``
 
 The rule between them: a command imports what it needs when it is called, so that help and lists load nothing heavy.

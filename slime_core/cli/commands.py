@@ -26,10 +26,16 @@ CORE_COMMANDS: Mapping[str, tuple[str, ...]] = {
     "check": (),
     "eval": (),
     "ledger": (),
-    "plugins": ("list", "show", "check", "trace", "new", "lock", "verify"),
+    "plugins": ("list", "show", "trace", "lock", "verify"),
     "config": ("explain", "show"),
 }
 """The core's commands and what follows them; a distribution can add beside these, and cannot replace one."""
+
+OURS: Mapping[str, tuple[str, str]] = {
+    "plugins.new": ("slime-testing", "write a package with a plugin of one's own"),
+    "plugins.check": ("slime-testing", "whether a plugin is sound: imports, hooks, contracts, metadata, files"),
+}
+"""Commands of our own distributions: which one has it, and what it does; so that help can say what to install."""
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)?")
 
@@ -94,7 +100,7 @@ def find(argv: Sequence[str]) -> tuple[Command, list[str]] | None:
     """The installed command that these words begin with, and the words behind it; None: there is none.
 
     Raises:
-        PluginError: two distributions declare the command.
+        PluginError: two distributions declare the command, or it is one of ours that is not installed.
     """
     commands = added()
     for count in (2, 1):
@@ -107,6 +113,12 @@ def find(argv: Sequence[str]) -> tuple[Command, list[str]] | None:
             )
         if found and len(argv) >= count:
             return found[0], list(argv[count:])
+        if name in OURS:
+            distribution, does = OURS[name]
+            raise PluginError(
+                f"slime {' '.join(argv[:count])} ({does}) comes with {distribution}, which is not installed here.\n"
+                f"Install it: pip install {distribution}, or from a checkout: pip install ./plugins/{distribution}"
+            )
     return None
 
 
@@ -117,15 +129,24 @@ def added(declared: Declared | None = None) -> list[Command]:
 
 
 def listing() -> str:
-    """The part of ``slime --help`` about installed commands; empty where there are none."""
-    lines = list(_lines(added()))
-    return "\n".join(["", "", "Commands of installed distributions:", *lines]) if lines else ""
+    """The part of ``slime --help`` about commands of distributions: those that are installed, and ours that are not."""
+    commands = added()
+    missing = {name: found for name, found in OURS.items() if name not in {one.name for one in commands}}
+    lines = [*_installed(commands), *_missing(missing)]
+    return "\n".join(["", "", "Commands that other distributions add:", *lines])
 
 
-def _lines(commands: Sequence[Command]) -> Iterator[str]:
+def _installed(commands: Sequence[Command]) -> Iterator[str]:
     names = [one.name for one in commands]
     for one in commands:
         twice = "declared twice: uninstall one" if names.count(one.name) > 1 else None
         mistake = one.mistake or twice
+        distribution, does = OURS.get(one.name, ("", ""))
+        told = f"{does} " if one.distribution == distribution else ""
         note = f"; cannot run: {mistake}" if mistake else ""
-        yield f"  {'slime ' + ' '.join(one.words):<34} from {one.distribution} {one.version}{note}"
+        yield f"  {'slime ' + ' '.join(one.words):<34} {told}({one.distribution} {one.version}){note}"
+
+
+def _missing(missing: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+    for name, (distribution, does) in missing.items():
+        yield f"  {'slime ' + name.replace('.', ' '):<34} {does} (not installed: pip install {distribution})"

@@ -38,9 +38,7 @@ slime: reinforcement learning of language models, with Megatron-core and SGLang
 
   slime plugins list                 what is installed
   slime plugins show NAME            what one plugin offers
-  slime plugins check NAME           whether a plugin is sound: imports, hooks, contracts, metadata, files
   slime plugins trace                which code a run calls, hook by hook; takes what slime run takes
-  slime plugins new KIND NAME        write a package with a plugin of one's own
   slime plugins lock                 write slime.lock: the plugins of a run, down to their files
   slime plugins verify               compare what is installed with slime.lock
 

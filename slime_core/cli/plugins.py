@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from slime_core.cli import scaffold
 from slime_core.cli.commands import Command
 from slime_core.cli.lock import add_lock, add_verify
 from slime_core.errors import PluginError
@@ -37,31 +36,17 @@ def add_commands(
     listing = commands.add_parser("list", help="installed plugins, from metadata alone")
     listing.add_argument("--json", action="store_true", help="print a JSON list")
     listing.set_defaults(handler=lambda arguments: list_plugins(as_json=arguments.json))
-    scaffold.add_command(commands)
     add_lock(commands)
     add_verify(commands)
     showing = commands.add_parser("show", help="the components, presets and options of one plugin")
     showing.add_argument("name", metavar="NAME", help="an installed plugin, ./file.py or package.module")
     showing.add_argument("--json", action="store_true", help="print a JSON object")
     showing.set_defaults(handler=lambda arguments: show_plugin(arguments.name, as_json=arguments.json))
-    checking = commands.add_parser("check", help="whether plugins are sound, each tried in a process of its own")
-    checking.add_argument("names", metavar="NAME", nargs="*", help="plugins, ./file.py or package.module; none: all")
-    checking.add_argument(
-        "--timeout-s", type=float, default=120.0, metavar="S", help="limit for one check of a plugin [120]"
-    )
-    checking.add_argument("--json", action="store_true", help="print a JSON list")
-    checking.set_defaults(handler=_check)
     # Takes the flags of slime run, which argparse does not know: the command line looks for it first.
     commands.add_parser("trace", help="which code a run calls, hook by hook; takes what slime run takes")
     for command in added:
         if command.words[0] == "plugins" and command.mistake is None:
             commands.add_parser(command.words[1], help=f"from {command.distribution} {command.version}")
-
-
-def _check(arguments: argparse.Namespace) -> int:
-    from slime_core.cli.checkup import check_plugins
-
-    return check_plugins(arguments.names, timeout_s=arguments.timeout_s, as_json=arguments.json)
 
 
 def list_plugins(*, as_json: bool = False) -> int:

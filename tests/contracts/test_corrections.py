@@ -1,6 +1,6 @@
 """The core's off-policy corrections, held to the contract by the kit that plugin authors use."""
 
-from slime_core.testing import CorrectionSuite
+from slime_testing import CorrectionSuite
 
 
 class TestTis(CorrectionSuite):

@@ -1,6 +1,6 @@
 """Our own advantage estimators, held to the contract by the kit that plugin authors use."""
 
-from slime_core.testing import AdvantageEstimatorSuite, TokenAdvantageEstimatorSuite
+from slime_testing import AdvantageEstimatorSuite, TokenAdvantageEstimatorSuite
 
 
 class TestGrpo(AdvantageEstimatorSuite):

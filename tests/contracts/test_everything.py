@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from slime_core import Kind, testing
+import slime_testing as testing
+from slime_core import Kind
 from slime_core.plugins.registry import activate
 
 FIRST_PARTY = ("grpo", "ppo", "searchr1", "models")

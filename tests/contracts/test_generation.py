@@ -1,6 +1,6 @@
 """Our own generate functions, held to the contract by the kit that plugin authors use."""
 
-from slime_core.testing import GenerateFunctionSuite
+from slime_testing import GenerateFunctionSuite
 
 
 class TestSingleTurn(GenerateFunctionSuite):

@@ -1,6 +1,6 @@
 """Our own policy losses, held to the contract by the kit that plugin authors use."""
 
-from slime_core.testing import PolicyLossSuite
+from slime_testing import PolicyLossSuite
 
 
 class TestClipped(PolicyLossSuite):

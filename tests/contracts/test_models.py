@@ -1,6 +1,6 @@
 """Our own model specs, held to the contract by the kit that plugin authors use."""
 
-from slime_core.testing import ModelSpecSuite
+from slime_testing import ModelSpecSuite
 
 
 class TestQwen3(ModelSpecSuite):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from slime_core.config.schema import RolloutConfig, RunConfig
-from slime_core.testing import RewardModelSuite
+from slime_testing import RewardModelSuite
 from tests.answering import Answering, chat, embedding
 
 URLS: list[str] = []

@@ -1,6 +1,6 @@
 """Our own data source, held to the contract by the kit that plugin authors use."""
 
-from slime_core.testing import DataSourceSuite
+from slime_testing import DataSourceSuite
 
 
 class TestPrompts(DataSourceSuite):

@@ -1,6 +1,6 @@
 """The core's sample transforms, held to the contract by the kit that plugin authors use."""
 
-from slime_core.testing import SampleTransformSuite
+from slime_testing import SampleTransformSuite
 
 
 class TestDropZeroStd(SampleTransformSuite):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.cli.scaffold import Scaffold
+from slime_testing.scaffold import Scaffold
 from tests.e2e.conftest import LIMIT_S, NO_EVAL, command
 
 

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassificati
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.errors import ConfigError, RequestFailed
+from slime_core.harness.fake_engine import FakeEngine
 from slime_core.learner.packed.batches import cut, packed_sequence
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
@@ -28,7 +29,6 @@ from slime_core.rollout.engines.router import Router, RouterSettings, Worker
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.rewards.models import ServedReward
 from slime_core.rollout.shards import make_shards
-from slime_core.testing.fake_engine import FakeEngine
 from slime_core.types import RewardFailure, Sample
 from tests.engines.families import build, write
 

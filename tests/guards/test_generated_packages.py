@@ -17,9 +17,9 @@ import pytest
 
 from slime_core.cli import run
 from slime_core.cli.main import main
-from slime_core.cli.scaffold import KINDS, LONGEST_NAME, TEMPLATES, Scaffold
 from slime_core.config.load import Resolved, load, peek
 from slime_core.plugins.registry import activate
+from slime_testing.scaffold import KINDS, LONGEST_NAME, TEMPLATES, Scaffold
 
 ROOT = Path(__file__).parents[2]
 SCAFFOLDS = {kind: Scaffold(kind, "hooks" if kind == "lifecycle" else kind) for kind in KINDS}
@@ -141,12 +141,13 @@ def test_a_wheel_holds_the_package_its_types_and_its_licence(wheels: Path):
         assert all(name.startswith((f"{package}/", f"{package}-0.1.0.dist-info/")) for name in held)
 
 
-def test_the_wheel_of_the_core_carries_the_templates(tmp_path: Path):
-    python("-c", BUILD, tmp_path, ROOT, where=ROOT)
+def test_the_wheel_of_the_kit_carries_the_templates(tmp_path: Path):
+    project = TEMPLATES.parents[2]
+    python("-c", BUILD, tmp_path, project, where=ROOT)
     (wheel,) = tmp_path.iterdir()
-    templates = {str(path.relative_to(ROOT)) for path in TEMPLATES.rglob("*") if path.is_file()}
+    templates = {str(path.relative_to(project / "src")) for path in TEMPLATES.rglob("*") if path.is_file()}
     assert set(zipfile.ZipFile(wheel).namelist()) >= templates
-    assert f"{TEMPLATES.relative_to(ROOT)}/common/.gitignore.tmpl" in templates
+    assert "slime_testing/templates/common/.gitignore.tmpl" in templates
 
 
 def test_what_is_installed_is_listed_in_a_process_of_its_own(site: Path):

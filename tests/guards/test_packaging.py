@@ -1,4 +1,4 @@
-"""What the five distributions declare: names, versions, bounds and pins."""
+"""What the distributions declare: names, versions, bounds and pins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import slime_core
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = "slime-rl"
-PLUGINS = {"slime-grpo", "slime-models", "slime-ppo", "slime-searchr1"}
+PLUGINS = {"slime-grpo", "slime-models", "slime-ppo", "slime-searchr1", "slime-testing"}
 PROJECTS = {
     path.parent.name if path.parent != ROOT else CORE: path
     for path in (ROOT / "pyproject.toml", *sorted((ROOT / "plugins").glob("*/pyproject.toml")))
@@ -72,7 +72,7 @@ def texts() -> Iterator[Path]:
         )
 
 
-def test_the_distributions_are_the_core_and_four_plugins():
+def test_the_distributions_are_the_core_and_the_plugins():
     assert set(PROJECTS) == {CORE, *PLUGINS}
     assert all(project(name)["name"] == name for name in PROJECTS)
 
@@ -103,10 +103,9 @@ def test_every_dependency_is_bounded_above(name):
 @pytest.mark.parametrize("name", sorted(PROJECTS))
 def test_every_module_that_an_entry_point_or_script_names_is_there(name):
     declared = project(name)
-    modules = [
-        target for group in declared["entry-points"].items() if group[0] == "slime" for target in group[1].values()
-    ]
-    modules += [target.partition(":")[0] for target in declared.get("scripts", {}).values()]
+    groups = [declared["entry-points"].get(group, {}) for group in ("slime", "slime.commands", "pytest11")]
+    targets = [target for group in (*groups, declared.get("scripts", {})) for target in group.values()]
+    modules = [target.partition(":")[0] for target in targets]
     source = ROOT if name == CORE else PROJECTS[name].parent / "src"
     assert [one for one in modules if not (source / one.replace(".", "/")).with_suffix(".py").is_file()] == []
 
@@ -114,7 +113,7 @@ def test_every_module_that_an_entry_point_or_script_names_is_there(name):
 @pytest.mark.parametrize("name", sorted(PLUGINS))
 def test_an_architecture_is_claimed_by_a_plugin_of_the_same_distribution(name):
     groups = project(name)["entry-points"]
-    assert set(groups.get("slime.models", {}).values()) <= set(groups["slime"])
+    assert set(groups.get("slime.models", {}).values()) <= set(groups.get("slime", {}))
 
 
 def test_the_core_declares_what_it_imports():

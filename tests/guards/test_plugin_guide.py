@@ -16,7 +16,7 @@ import pytest
 from hatchling import build
 
 from slime_core.cli.main import main
-from slime_core.cli.scaffold import KINDS, Scaffold
+from slime_testing.scaffold import KINDS, Scaffold
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")

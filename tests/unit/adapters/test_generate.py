@@ -11,11 +11,11 @@ from slime_core.adapters import GenerateState, generate_single
 from slime_core.adapters.generate import PathGenerate
 from slime_core.adapters.options import PathOptions
 from slime_core.errors import EngineError, PluginError
+from slime_core.harness.fake_engine import FakeEngine
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext
-from slime_core.testing.fake_engine import FakeEngine
 from slime_core.types import Sample, Status
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"

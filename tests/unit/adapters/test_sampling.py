@@ -13,10 +13,10 @@ import pytest
 from slime_core.cli.run import options_of
 from slime_core.config.load import load, peek
 from slime_core.errors import PluginError, RunError
+from slime_core.harness.fake_engine import FakeEngine
 from slime_core.plugins.registry import activate
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler
-from slime_core.testing.fake_engine import FakeEngine
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
 

@@ -9,7 +9,7 @@ import torch
 
 from slime_core import CorrectionSettings, CorrectionTerms
 from slime_core.builtin.sequence_corrections import MaskedImportanceSampling, OffPolicySequenceMasking, Veto
-from slime_core.testing.packed import SequenceSums
+from slime_testing.packed import SequenceSums
 
 ALL = [
     (MaskedImportanceSampling(), {"mis_level": "sequence", "mis_mode": "mask"}),

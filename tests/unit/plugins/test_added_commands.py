@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tomllib
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from slime_core.cli.commands import CORE_COMMANDS, is_core
+from slime_core.cli import commands
+from slime_core.cli.commands import CORE_COMMANDS, OURS, is_core
 from slime_core.cli.main import _COMMANDS, main
 from slime_core.cli.plugins import add_commands
+from slime_core.plugins.declared import Declared
+
+ROOT = Path(__file__).parents[3]
 
 SOURCE = """
 from slime_core.errors import DataError
@@ -52,7 +58,7 @@ def test_help_lists_commands_with_their_distribution_and_imports_none(install, c
     install("acme-oak", "2.1", commands={"oak.cut": "acme_oak:main"}, files={"acme_oak.py": "raise SystemExit(3)"})
     assert main(["--help"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["slime", "oak", "cut", "from", "acme-oak", "2.1"] in lines
+    assert ["slime", "oak", "cut", "(acme-oak", "2.1)"] in lines
     assert "acme_oak" not in sys.modules
 
 
@@ -62,7 +68,7 @@ def test_a_command_of_the_core_cannot_be_taken(install, capsys, name):
     assert main(["--help"]) == 0
     wanted = f"slime {name.replace('.', ' ')}"
     line = next(one for one in capsys.readouterr().out.splitlines() if "acme-oak" in one)
-    assert line.split("from")[0].strip() == wanted
+    assert line.split("(")[0].strip() == wanted
     assert line.endswith("cannot run: the core has a command of this name, which cannot be replaced")
     with suppress(SystemExit):  # argparse ends like this behind its help
         main([*name.split("."), "--help"])
@@ -105,12 +111,35 @@ def test_a_target_that_cannot_be_run_names_the_command_and_its_distribution(inst
     assert said in error
 
 
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_a_command_of_ours_that_is_not_installed_says_what_to_install(monkeypatch, capsys, name):
+    monkeypatch.setattr(commands, "scan", Declared)
+    assert main([*name.split("."), "more"]) == 2
+    distribution, does = OURS[name]
+    assert capsys.readouterr().err == (
+        f"slime: slime {name.replace('.', ' ')} ({does}) comes with {distribution}, which is not installed here.\n"
+        f"Install it: pip install {distribution}, or from a checkout: pip install ./plugins/{distribution}\n"
+    )
+    assert main(["--help"]) == 0
+    assert f"{does} (not installed: pip install {distribution})" in capsys.readouterr().out
+
+
+def test_our_own_distributions_declare_the_commands_that_the_core_names():
+    projects = [tomllib.loads(path.read_text("utf-8"))["project"] for path in ROOT.glob("plugins/*/pyproject.toml")]
+    declared = {
+        (name, project["name"])
+        for project in projects
+        for name in project.get("entry-points", {}).get("slime.commands", {})
+    }
+    assert declared == {(name, distribution) for name, (distribution, _) in OURS.items()}
+
+
 def test_the_names_of_the_core_are_the_commands_that_it_has():
     assert set(CORE_COMMANDS) == set(_COMMANDS)
     parser = argparse.ArgumentParser()
-    commands = parser.add_subparsers()
-    add_commands(commands)
-    below = next(one for one in commands.choices["plugins"]._actions if isinstance(one.choices, dict))
+    first = parser.add_subparsers()
+    add_commands(first)
+    below = next(one for one in first.choices["plugins"]._actions if isinstance(one.choices, dict))
     assert sorted(below.choices) == sorted(CORE_COMMANDS["plugins"])
 
 

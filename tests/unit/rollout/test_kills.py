@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from slime_core.harness.fake_engine import FakeEngine
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.prompts.prompts import PromptFiles
 from slime_core.rollout.engines.client import GenerateClient
@@ -24,7 +25,6 @@ from slime_core.rollout.pace import Pace
 from slime_core.rollout.production import Production
 from slime_core.rollout.resuming import anew
 from slime_core.rollout.supply import Supply
-from slime_core.testing.fake_engine import FakeEngine
 from slime_core.track.ledger import Recount
 from slime_core.track.samples import SampleWriter
 from slime_core.types import PromptGroup, Status

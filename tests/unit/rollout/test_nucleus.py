@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from slime_core.errors import EngineError
+from slime_core.harness.fake_engine import FakeEngine
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.packed.batches import cut as cut_batch
 from slime_core.rollout.engines.client import GenerateClient
@@ -25,7 +26,6 @@ from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.nucleus import Cut, joined, keep, kept_tokens
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
-from slime_core.testing.fake_engine import FakeEngine
 from slime_core.types import Sample, TrainBatch
 
 HALF, QUARTER, EIGHTH = math.log(0.5), math.log(0.25), math.log(0.125)

@@ -15,6 +15,7 @@ import pytest
 from slime_core.config.measuring import EvalDataset
 from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, LearnerConfig, RolloutConfig, RunConfig
 from slime_core.errors import ConfigError, DataError, EngineError, PluginError, RequestRefused, RunError
+from slime_core.harness.fake_engine import FakeEngine
 from slime_core.plugins.component import Kind
 from slime_core.plugins.registry import Registry, activate
 from slime_core.prompts.chat import PromptEncoder
@@ -30,7 +31,6 @@ from slime_core.rollout.nucleus import Kept
 from slime_core.rollout.rewards.place import InSampler
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler
-from slime_core.testing.fake_engine import FakeEngine
 from slime_core.types import Sample, Status
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"

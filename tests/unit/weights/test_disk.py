@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from slime_core.errors import WeightSyncError
-from slime_core.testing.fake_engine import FakeEngine
+from slime_core.harness.fake_engine import FakeEngine
 from slime_core.weights.bucket import Bucket
 from slime_core.weights.disk import DiskTransport
 from slime_core.weights.endpoints import EngineControl

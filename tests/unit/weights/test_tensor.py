@@ -12,7 +12,7 @@ import torch
 from torch.multiprocessing import get_sharing_strategy
 
 from slime_core.errors import WeightSyncError
-from slime_core.testing.fake_engine import FakeEngine
+from slime_core.harness.fake_engine import FakeEngine
 from slime_core.weights import tensor as module
 from slime_core.weights.bucket import Bucket
 from slime_core.weights.endpoints import EngineControl

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slime_core.learner.loss.mismatch import mismatch
-from slime_core.testing.packed import SequenceSums
+from slime_testing.packed import SequenceSums
 
 
 def measure(ratios, *, lengths, mask=None):

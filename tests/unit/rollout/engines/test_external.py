@@ -12,8 +12,8 @@ import pytest
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
 from slime_core.errors import ConfigError
+from slime_core.harness.fake_engine import FakeEngine
 from slime_core.rollout.engines.external import External, Needs, discover, refuse_silent
-from slime_core.testing.fake_engine import FakeEngine
 
 MODEL = ARITHMETIC / "model"
 NEEDS = Needs(MODEL, "float32", 1)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from slime_core.errors import EngineError
+from slime_core.harness.fake_engine import FakeEngine
 from slime_core.rollout.engines import external_watch
 from slime_core.rollout.engines.external_watch import ExternalWatch
-from slime_core.testing.fake_engine import FakeEngine
 from slime_core.weights.endpoints import call
 
 

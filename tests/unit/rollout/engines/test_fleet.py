@@ -15,11 +15,11 @@ from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, EngineError, RemoteError
+from slime_core.harness.fake_engine import FakeEngine
 from slime_core.rollout.engines import fleet, served
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.fleet import Servers, Site
 from slime_core.rollout.engines.router import RouterSettings, Worker
-from slime_core.testing.fake_engine import FakeEngine
 
 MODEL = ARITHMETIC / "model"
 

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 import pytest
 
 from slime_core.errors import EngineError
+from slime_core.harness.fake_engine import FakeEngine
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.engines.targets import Targets
-from slime_core.testing.fake_engine import FakeEngine
 
 URLS = ["http://a", "http://b", "http://c"]
 SHORT = SamplingParams(max_new_tokens=2)

@@ -1,0 +1,220 @@
+"""``slime plugins check``: whether installed plugins are sound, each looked at in a process of its own.
+
+A plugin that hangs or ends the interpreter costs its own rows, and nobody else's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import site
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_core.plugins.discovery import PluginIdentity, PluginSource, Source, installed, resolve
+from slime_testing.examine import BEGIN, pack
+from slime_testing.verdicts import Verdict, fails
+from slime_testing.wheels import look_at_distribution
+
+__all__ = ["Checked", "check_plugins", "examined", "main", "sources_of"]
+
+TIMEOUT_S = 120.0
+"""For one check; building a model for the suite of model specs takes up to half of it."""
+
+LOOK_EVERY_S = 0.1
+RESULTS, LOG = "results", "log"
+"""Files of the process that looks: one line for each step, and what was printed there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One plugin, and what was found."""
+
+    plugin: PluginIdentity
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether a check failed."""
+        return any(verdict.status == "FAILED" for verdict in self.verdicts)
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command ``slime plugins check``; returns the exit code, 1 if a check failed.
+
+    Raises:
+        PluginError: nothing is called like one of the names.
+    """
+    check = argparse.ArgumentParser(
+        prog="slime plugins check",
+        description="Whether plugins are sound: each is tried in a process of its own.",
+        allow_abbrev=False,
+    )
+    check.add_argument("names", metavar="NAME", nargs="*", help="plugins, ./file.py or package.module; none: all")
+    check.add_argument(
+        "--timeout-s",
+        type=float,
+        default=TIMEOUT_S,
+        metavar="S",
+        help=f"limit for one check of a plugin [{TIMEOUT_S:g}]",
+    )
+    check.add_argument("--json", action="store_true", help="print a JSON list")
+    asked = check.parse_args(argv)
+    return check_plugins(asked.names, timeout_s=asked.timeout_s, as_json=asked.json)
+
+
+def check_plugins(names: Sequence[str], *, timeout_s: float = TIMEOUT_S, as_json: bool = False) -> int:
+    """Print what is found of the named plugins, or of all installed; returns the exit code, 1 if a check failed.
+
+    Raises:
+        PluginError: nothing is called like one of ``names``.
+    """
+    known = installed()
+    checked: list[Checked] = []
+    for source in sources_of(names, known):
+        checked.append(_checked(source, known, timeout_s))
+        if not as_json:
+            print("\n".join(_lines(checked[-1])), flush=True)
+    if as_json:
+        print(json.dumps([_as_json(one) for one in checked], indent=2))
+    else:
+        print(_summary(checked))
+    return 1 if any(one.failed for one in checked) else 0
+
+
+def sources_of(names: Sequence[str], known: Sequence[PluginIdentity]) -> list[PluginSource]:
+    """The plugins that the names mean; a name that two distributions claim means both, no names mean all.
+
+    Raises:
+        PluginError: nothing is called like one of ``names``.
+    """
+    if not names:
+        return [PluginSource(plugin) for plugin in known]
+    found: list[PluginSource] = []
+    for name in names:
+        same = [PluginSource(plugin) for plugin in known if plugin.name == name]
+        found += same or [resolve(name)]
+    return found
+
+
+def examined(source: PluginSource, *, timeout_s: float) -> list[Verdict]:
+    """What importing the plugin and everything it declares comes to, found in another process.
+
+    Arguments:
+        timeout_s: for each check; the process ends at the first that takes longer.
+    """
+    with tempfile.TemporaryDirectory(prefix="slime-check-") as folder:
+        end = _run(source, Path(folder), timeout_s)
+        results = Path(folder, RESULTS)
+        rows = [json.loads(line) for line in results.read_text("utf-8").splitlines()] if results.exists() else []
+        said = Path(folder, LOG).read_text("utf-8", errors="replace").strip().splitlines()
+    verdicts = [Verdict(**row) for row in rows if BEGIN not in row]
+    if end:
+        verdicts.append(_cut_short(rows, end, said))
+    return verdicts
+
+
+def _checked(source: PluginSource, known: Sequence[PluginIdentity], timeout_s: float) -> Checked:
+    verdicts: list[Verdict] = []
+    if source.source is Source.INSTALLED:
+        verdicts += look_at_distribution(source.plugin, known)
+    verdicts += examined(source, timeout_s=timeout_s)
+    return Checked(source.plugin, tuple(verdicts))
+
+
+def _run(source: PluginSource, folder: Path, timeout_s: float) -> str:
+    """Why the process did not come to its own end; empty: it did."""
+    results = folder / RESULTS
+    words = [sys.executable, "-P", "-m", "slime_testing.examine", str(results)]
+    (folder / "plugin").write_text(pack(source), encoding="utf-8")
+    with (folder / "plugin").open("rb") as told, (folder / LOG).open("wb") as output:
+        process = subprocess.Popen(
+            words, stdin=told, stdout=output, stderr=output, env=_environment(folder), start_new_session=True
+        )
+        try:
+            _wait(process, results, timeout_s)
+        except subprocess.TimeoutExpired:
+            return f"took longer than {timeout_s:g} s (--timeout-s)"
+        finally:
+            # The group: what the plugin started goes with it.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return _death(process.returncode, results)
+
+
+def _wait(process: subprocess.Popen[bytes], results: Path, timeout_s: float) -> None:
+    """Returns when the process has ended; each check that begins or ends gives it ``timeout_s`` more."""
+    seen, since_s = 0, time.monotonic()
+    while time.monotonic() - since_s < timeout_s:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK_EVERY_S)
+            return
+        size = results.stat().st_size if results.exists() else 0
+        if size != seen:
+            seen, since_s = size, time.monotonic()
+    raise subprocess.TimeoutExpired(process.args, timeout_s)
+
+
+def _death(code: int, results: Path) -> str:
+    if code < 0:
+        return f"ended the interpreter with signal {signal.Signals(-code).name}"
+    done = results.exists() and BEGIN not in json.loads(results.read_text("utf-8").splitlines()[-1])
+    return "" if code == 0 and done else f"ended the interpreter with exit code {code}"
+
+
+def _cut_short(rows: Sequence[Mapping[str, str]], end: str, said: Sequence[str]) -> Verdict:
+    """The verdict on the check that was going on."""
+    check = rows[-1].get(BEGIN, "after the last check") if rows else "start"
+    last = f"; it said last: {said[-1]}" if said else ""
+    return fails(check, f"{end}{last}")
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """This process's, and the folders that it imports from besides those of every Python of this environment."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    standard = {*(sysconfig.get_path(name) for name in names), *site.getsitepackages()}
+    within = tuple(folder.rstrip(os.sep) + os.sep for folder in standard)
+    own = [path for path in map(os.path.abspath, filter(None, sys.path)) if not (path + os.sep).startswith(within)]
+    # Hypothesis would leave a folder of its own where one stands; its tensors are too small to share among threads.
+    kit = {"HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **kit, "PYTHONPATH": os.pathsep.join(own)}
+
+
+def _lines(checked: Checked) -> Iterator[str]:
+    plugin = checked.plugin
+    yield f"{plugin.name} ({plugin.distribution} {plugin.version}, {plugin.entry_point})"
+    width = max(len(verdict.check) for verdict in checked.verdicts)
+    for verdict in checked.verdicts:
+        first, *others = verdict.reason.splitlines() or [""]
+        yield f"  {verdict.status:<8} {verdict.check:<{width}}  {first}".rstrip()
+        yield from (f"{'':<{width + 13}}{line}" for line in others)
+
+
+def _summary(checked: Sequence[Checked]) -> str:
+    counts = Counter(verdict.status for one in checked for verdict in one.verdicts)
+    found = ", ".join(f"{counts[status]} {status}" for status in ("FAILED", "warning", "skipped", "ok"))
+    return f"{len(checked)} plugin{'s' * (len(checked) != 1)}: {found}"
+
+
+def _as_json(checked: Checked) -> dict[str, Any]:
+    plugin = checked.plugin
+    return {
+        "name": plugin.name,
+        "distribution": plugin.distribution,
+        "version": plugin.version,
+        "entry_point": plugin.entry_point,
+        "failed": checked.failed,
+        "checks": [verdict.as_row() for verdict in checked.verdicts],
+    }

@@ -1,0 +1,109 @@
+"""Runs the suites without pytest, for ``slime plugins check``: what a component breaks, as records."""
+
+from __future__ import annotations
+
+import importlib
+import unittest
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import slime_testing as testing
+from slime_core import Kind
+from slime_core.errors import PluginError
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.discovery import PluginIdentity
+from slime_testing.subject import find_component
+
+__all__ = ["Finding", "check_component", "check_lifecycle"]
+
+_SUITES = {
+    Kind.CORRECTION: "CorrectionSuite",
+    Kind.DATA_SOURCE: "DataSourceSuite",
+    Kind.GENERATE_FUNCTION: "GenerateFunctionSuite",
+    Kind.MODEL_SPEC: "ModelSpecSuite",
+    Kind.POLICY_LOSS: "PolicyLossSuite",
+    Kind.REWARD_MODEL: "RewardModelSuite",
+    Kind.SAMPLE_TRANSFORM: "SampleTransformSuite",
+    Kind.TRACKER: "TrackerSuite",
+}
+_ESTIMATORS = {"sample": "AdvantageEstimatorSuite", "token": "TokenAdvantageEstimatorSuite"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One property that does not hold, or that was not tested.
+
+    Example: ``Finding("my_algo", "the_batch_is_not_changed", "estimate() changed its input: rewards_B. ...")``.
+
+    Arguments:
+        component: its name; for hooks, the plugin's.
+        property: what should hold, as the name of the suite's method without ``test_``.
+        message: what was found instead.
+        skipped: it may hold or not; the examples cannot show it, and the message says what they lack.
+    """
+
+    component: str
+    property: str
+    message: str
+    skipped: bool = False
+
+
+def check_component(component: str, *, kind: Kind, plugin: str, options: Any = None) -> list[Finding]:
+    """Hold one component to every property of its kind; empty: all of them hold.
+
+    Takes up to ten seconds; a model spec, which is built in a process of its own, up to a minute.
+
+    Arguments:
+        plugin: what a run writes after ``--plugin``.
+        options: the plugin's options; None: its defaults.
+
+    Raises:
+        PluginError: the plugin or the component cannot be found or loaded.
+    """
+    owner, traits = find_component(kind, component, plugin=plugin)
+    name = _ESTIMATORS[traits.scope] if kind is Kind.ADVANTAGE_ESTIMATOR else _SUITES[kind]
+    suite = _subclass(name, component=component, plugin=plugin, options=options)
+    return list(_findings(suite, component, owner))
+
+
+def check_lifecycle(plugin: str) -> list[Finding]:
+    """Hold the plugin's lifecycle hooks to their properties; those of learner ranks run in two processes.
+
+    Raises:
+        PluginError: the plugin cannot be found.
+    """
+    suite = _subclass("LifecycleSuite", plugin=plugin)
+    return list(_findings(suite, plugin, f"plugin {plugin!r}"))
+
+
+def _subclass(name: str, **attributes: Any) -> Any:
+    return type(f"Checked{name}", (getattr(testing, name),), {**attributes, "__module__": __name__})
+
+
+def _findings(suite: Any, component: str, owner: PluginIdentity | str) -> Iterator[Finding]:
+    written = importlib.import_module("slime_testing.suite")
+    for name in written.properties(suite):
+        found = _failure(getattr(suite(), name), f"{owner}: {name}", written.PropertyViolation)
+        if found is not None:
+            skipped = isinstance(found, written.NotTested)
+            yield Finding(component, name.removeprefix("test_"), str(found), skipped)
+
+
+def _failure(run: Callable[[], None], what: str, violation: type[Exception]) -> Exception | None:
+    """What the property says, or how the component failed while it was tested."""
+    try:
+        with boundary(what, "testing this property"):
+            return _violation(run, violation)
+    except PluginError as failure:
+        return failure
+
+
+def _violation(run: Callable[[], None], violation: type[Exception]) -> Exception | None:
+    try:
+        run()
+    except violation as found:
+        return found
+    except unittest.SkipTest:  # another property says why
+        return None
+    return None

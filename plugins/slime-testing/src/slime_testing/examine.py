@@ -1,0 +1,163 @@
+"""Looks at one plugin from inside, in a process of its own: importing it may hang, crash or exit.
+
+Run as ``python -m slime_testing.examine RESULTS``, with the plugin on stdin as JSON. Each check writes a line before
+it begins and one when it is done, so that whoever waits knows what was going on when this process died.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from slime_core import Kind
+from slime_core.errors import PluginError
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.discovery import CORE, PATHS, PluginIdentity, PluginSource, Source
+from slime_core.plugins.loading import load_plugin
+from slime_core.plugins.registration import Registry, register
+from slime_core.plugins.validation import check_hooks
+from slime_testing import conformance
+from slime_testing.conformance import Finding
+from slime_testing.verdicts import fails, ok, skipped, warns
+
+__all__ = ["BEGIN", "pack", "unpack"]
+
+BEGIN = "begin"
+"""Key of a line that says which check starts."""
+
+LIFE = "hooks of the run's life"
+
+HEAVY = ("torch", "ray", "megatron", "sglang", "transformers", "numpy")
+
+Write = Callable[[dict[str, str]], None]
+
+
+def pack(source: PluginSource) -> str:
+    """The plugin as one line; :func:`unpack` reads it back."""
+    plugin = source.plugin
+    return json.dumps(
+        {
+            "plugin": [plugin.name, plugin.distribution, plugin.version, plugin.entry_point],
+            "source": source.source.value,
+            "content": base64.b64encode(source.content).decode(),
+        }
+    )
+
+
+def unpack(line: str) -> PluginSource:
+    """What :func:`pack` wrote."""
+    found = json.loads(line)
+    content = base64.b64decode(found["content"])
+    return PluginSource(PluginIdentity(*found["plugin"]), Source(found["source"]), content)
+
+
+def main(results: Path, source: PluginSource) -> None:
+    """Examine the plugin and write what is found."""
+    with results.open("a", encoding="utf-8") as file:
+
+        def write(row: dict[str, str]) -> None:
+            print(json.dumps(row), file=file, flush=True)
+
+        _examine(source, write)
+
+
+def _examine(source: PluginSource, write: Write) -> None:
+    write({BEGIN: "import"})
+    holder = _import(source, write)
+    if holder is None:
+        return
+    write({BEGIN: "hooks"})
+    if not _attempt("hooks", lambda: check_hooks(source.plugin, holder), write):
+        return
+    write({BEGIN: "registration"})
+    sources = [source] if source.plugin == CORE else [PluginSource(CORE), source]
+    registry = _attempt("registration", lambda: register(sources), write)
+    if isinstance(registry, Registry):
+        _declared(registry, source, write)
+
+
+def _declared(registry: Registry, source: PluginSource, write: Write) -> None:
+    """Everything that the plugin declares, each held to what its kind promises."""
+    why_not = _no_properties(source)
+    for kind, name in _own(registry, source.plugin):
+        check = f"{kind.words} {name}"
+        write({BEGIN: check})
+        if _attempt(check, partial(registry.load, kind, name), write) and why_not is None:
+            write({BEGIN: f"{check}, properties"})
+            held = partial(conformance.check_component, name, kind=kind, plugin=_as_named(source))
+            _hold(f"{check}, properties", source, held, write)
+    if why_not is not None:
+        write(skipped("properties", why_not).as_row())
+    elif any(one.plugin == source.plugin for found in registry.lifecycle.values() for one in found):
+        write({BEGIN: LIFE})
+        _hold(LIFE, source, partial(conformance.check_lifecycle, _as_named(source)), write)
+
+
+def _no_properties(source: PluginSource) -> str | None:
+    """Why nothing of the plugin can be held to the properties of its kind; None: it can."""
+    if source.plugin == PATHS:
+        return "what it does is what the functions do that a run names by path"
+    return None
+
+
+def _hold(check: str, source: PluginSource, properties: Callable[[], Sequence[Finding]], write: Write) -> None:
+    try:
+        with boundary(source.plugin, f"testing {check}"):
+            found = properties()
+    except PluginError as failure:
+        write(fails(check, str(failure)).as_row())
+        return
+    verdict = skipped if all(one.skipped for one in found) else fails
+    listed = "\n".join(f"{one.property}: {one.message}" for one in found)
+    write((verdict(check, listed) if found else ok(check)).as_row())
+
+
+def _as_named(source: PluginSource) -> str:
+    """What a run writes after ``--plugin``."""
+    plugin = source.plugin
+    if source.source is Source.INSTALLED:
+        return plugin.name if plugin.distribution == CORE.distribution else f"{plugin.distribution}:{plugin.name}"
+    return plugin.distribution if source.source is Source.FILE else plugin.entry_point
+
+
+def _import(source: PluginSource, write: Write) -> Any:
+    before = set(sys.modules)
+    try:
+        holder = load_plugin(source)
+    except PluginError as failure:
+        write(fails("import", str(failure)).as_row())
+        return None
+    loaded = [name for name in HEAVY if name in sys.modules and name not in before]
+    if loaded:
+        advice = "every command that names the plugin waits for that; import it in the module of the target"
+        write(warns("import", f"importing it loads {', '.join(loaded)}: {advice}").as_row())
+    else:
+        write(ok("import").as_row())
+    return holder
+
+
+def _attempt(check: str, action: Callable[[], Any], write: Write) -> Any:
+    """What ``action`` returns, or True for None; None where it failed."""
+    try:
+        found = action()
+    except PluginError as failure:
+        write(fails(check, str(failure)).as_row())
+        return None
+    write(ok(check).as_row())
+    return True if found is None else found
+
+
+def _own(registry: Registry, plugin: PluginIdentity) -> Iterator[tuple[Kind, str]]:
+    for kind in Kind:
+        for name in registry.names(kind):
+            if registry.owner(kind, name) == plugin:
+                yield kind, name
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), unpack(sys.stdin.read()))

@@ -1,0 +1,305 @@
+"""What a generate function must hold to: it trains on the ids that the engine drew, and says what it made of them.
+
+The engine is the fake one, over HTTP and through the client of a run; the encoder is a real one, with a tokenizer for
+which encoding a text again gives other ids than those that were drawn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from slime_core import Kind
+from slime_core.harness.fake_engine import LOG_PROB, FakeEngine
+from slime_core.prompts.chat import PromptEncoder
+from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.engines.generation import SamplingParams
+from slime_core.rollout.generate import GenerateContext
+from slime_core.types import PromptGroup, Sample, Status
+from slime_testing.pairs import DRAWN, END, letters, pairing_encoder
+from slime_testing.resumed import ended, require_left_alone, require_resumed
+from slime_testing.suite import ComponentSuite, require
+from slime_testing.waiting import require_cancellable, run
+
+__all__ = ["GenerateFunctionSuite"]
+
+PROMPTS = ("6 * 7 = ", "What is the capital of France?", "once upon a time", "Say 1234.")
+VERSION, LATER = "7", "8"
+SAMPLING = SamplingParams(max_new_tokens=24, stop_token_ids=(END,))
+CONTEXT_LENGTH = 8192
+NEVER_S = 3600.0
+PARTIAL = 2
+"""Tokens of a response that the engine ends before its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """One group: what went in, what came out of each call, and what the engine drew meanwhile, for all groups."""
+
+    parents: PromptGroup
+    calls: list[list[Sample]]
+    drawn: list[tuple[list[int], list[int]]]
+
+    @property
+    def samples(self) -> list[Sample]:
+        return [sample for call in self.calls for sample in call]
+
+
+class GenerateFunctionSuite(ComponentSuite):
+    """For generate functions.
+
+    Attributes:
+        prompts: what is continued, one group each.
+        answers: texts that the engine answers with, in order, for each prompt; for functions that react to what a
+            response says. Empty: any tokens.
+        group_size: samples of a prompt.
+        apply_chat_template: whether prompts are rendered as chat.
+        label, metadata: of every sample.
+    """
+
+    kind: ClassVar[Kind] = Kind.GENERATE_FUNCTION
+    prompts: ClassVar[Sequence[Any]] = PROMPTS
+    answers: ClassVar[Sequence[str]] = ()
+    group_size: ClassVar[int] = 2
+    apply_chat_template: ClassVar[bool] = False
+    label: ClassVar[str] = "42"
+    metadata: ClassVar[dict[str, Any]] = {}
+
+    def test_every_sample_is_finished(self) -> None:
+        for played in self._play():
+            require(bool(played.samples), "a generation returned no sample; return it as FAILED or ABORTED instead")
+            for sample in played.samples:
+                require(sample.status is not Status.PENDING, f"{_who(sample)} is still pending; set its status")
+                lengths = f"{sample.response_length} response tokens of {len(sample.tokens)}"
+                whole = 0 < sample.response_length < len(sample.tokens)
+                require(whole, f"{_who(sample)} has {lengths}; tokens are the prompt's ids and the response's behind")
+
+    def test_token_ids_are_those_that_the_engine_drew(self) -> None:
+        for played in self._play():
+            if not self.traits().draws:
+                require(not played.drawn, "the traits say draws=False, and the engine was asked all the same")
+                continue
+            for sample in played.samples:
+                _require_drawn(sample, played.drawn)
+
+    def test_log_probs_are_those_of_the_engine(self) -> None:
+        for played in self._play():
+            for sample in played.samples:
+                _require_log_probs(sample, drawn=self.traits().draws)
+
+    def test_the_loss_mask_has_one_entry_a_response_token(self) -> None:
+        for played in self._play():
+            for sample in played.samples:
+                mask = _mask(sample)
+                require(
+                    len(mask) == sample.response_length and set(mask) <= {0, 1},
+                    f"{_who(sample)} has {sample.response_length} response tokens and a loss mask of {len(mask)} "
+                    "entries; one 0 or 1 a response token is wanted, and None where all are trained",
+                )
+
+    def test_weight_versions_are_recorded(self) -> None:
+        wanted = [VERSION] if self.traits().draws else []
+        for played in self._play():
+            for sample in played.samples:
+                found = list(sample.weight_versions)
+                require(
+                    found == wanted,
+                    f"{_who(sample)} was drawn from weights of the versions {wanted} and says {found}: copy them from "
+                    "the engine's answers, oldest first, each once",
+                )
+
+    def test_siblings_share_a_rollout_id(self) -> None:
+        taken: set[int] = set()
+        for played in self._play():
+            for call in played.calls:
+                generations = len(played.parents) if self._takes_groups() else 1
+                ids = {sample.rollout_id for sample in call if sample.rollout_id is not None}
+                apart = len(ids) + sum(sample.rollout_id is None for sample in call)
+                found = [sample.rollout_id for sample in call]
+                require(
+                    apart <= generations,
+                    f"{generations} generation(s) made {len(call)} samples with the rollout ids {found}: siblings of "
+                    "one generation share one rollout_id, or each would weigh as much as a whole rollout",
+                )
+                require(not ids & taken, f"the rollout ids {sorted(ids & taken)} belong to another generation already")
+                taken |= ids
+
+    def test_label_metadata_and_group_stay(self) -> None:
+        for played in self._play():
+            groups = {parent.group_index for parent in played.parents}
+            for sample in played.samples:
+                require(
+                    sample.label == self.label, f"{_who(sample)} has the label {sample.label!r}, not {self.label!r}"
+                )
+                lost = [key for key in self.metadata if key not in sample.metadata]
+                require(not lost, f"{_who(sample)} has lost {lost} of its metadata")
+                require(sample.group_index in (*groups, None), f"{_who(sample)} left its group, which was {groups}")
+
+    def test_samples_of_an_evaluation_are_finished_too(self) -> None:
+        for played in self._play(evaluation=True):
+            for sample in played.samples:
+                require(sample.status is not Status.PENDING, f"{_who(sample)} of an evaluation is still pending")
+
+    def test_what_the_engine_ended_is_not_called_finished(self) -> None:
+        if not self.traits().draws:
+            return
+        for played in self._play(aborts=True):
+            for sample in played.samples:
+                require(
+                    sample.status in (Status.ABORTED, Status.FAILED),
+                    f"{_who(sample)} was ended by the engine before its time and is {sample.status}: it would be "
+                    "trained as if it were whole. Where finish_reason is abort, return it as ABORTED, and it comes "
+                    "again",
+                )
+
+    def test_prompts_generated_at_once_are_not_mixed_up(self) -> None:
+        if self.answers:  # the engine hands them out one by one
+            return
+        together = self._play()
+        for number, played in enumerate(together):
+            (alone,) = self._play(only=number)
+            found, wanted = ([list(sample.tokens) for sample in one.samples] for one in (played, alone))
+            require(
+                found == wanted,
+                f"generated among others, prompt {number} has the tokens {found}, alone {wanted}: state is shared "
+                "between generations",
+            )
+
+    def test_what_was_ended_goes_on_from_its_tokens(self) -> None:
+        if not self.traits().resumes:
+            return
+        for played in self._play():
+            if played.samples[0].response_length > 1:
+                self._go_on(played.samples)
+
+    def _go_on(self, samples: list[Sample]) -> None:
+        """The first of ``samples``, ended half way, is handed out again beside the others, with newer weights."""
+        encoder = pairing_encoder(apply_chat_template=self.apply_chat_template)
+        whole = samples[0]
+        kept = list(whole.tokens)[whole.prompt_length : whole.prompt_length + whole.response_length // 2]
+        before = ended(whole, text=encoder.decode(kept))
+        finished = samples[1:] if self._takes_groups() else []
+        with self._engine(version=LATER) as engine:
+            engine.answers = [letters(text) for text in self.answers]
+            (calls,) = run(self._generated(engine, [copy.deepcopy([before, *finished])]))
+            drawn = list(engine.drawn)
+        made = [sample for call in calls for sample in call]
+        most = SAMPLING.max_new_tokens if self.traits().sends_prompts_whole else None
+        require_resumed(before, made, drawn, versions=(VERSION, LATER), most=most)
+        require_left_alone(finished, made)
+
+    def test_it_can_be_cancelled(self) -> None:
+        encoder = pairing_encoder(apply_chat_template=self.apply_chat_template)  # loading it takes a while
+        with self._engine() as engine:
+            engine.delay_s = NEVER_S
+            require_cancellable(lambda: self._generated_alone(engine, encoder), "the generate function")
+
+    def _play(self, *, evaluation: bool = False, only: int | None = None, aborts: bool = False) -> list[_Played]:
+        """Every prompt generated, all at once unless the engine's answers are given."""
+        numbers = list(range(len(self.prompts))) if only is None else [only]
+        with self._engine() as engine:
+            engine.aborts, engine.partial = aborts, PARTIAL
+            if not self.answers:
+                groups = [self._group(number) for number in numbers]
+                return self._played(engine, groups, evaluation)
+            found = []
+            for number in numbers:
+                engine.answers = [letters(text) for _ in range(self.group_size) for text in self.answers]
+                found += self._played(engine, [self._group(number)], evaluation)
+            return found
+
+    def _played(self, engine: FakeEngine, groups: list[PromptGroup], evaluation: bool) -> list[_Played]:
+        parents = copy.deepcopy(groups)
+        calls = run(self._generated(engine, groups, evaluation=evaluation))
+        return [_Played(*each, list(engine.drawn)) for each in zip(parents, calls, strict=True)]
+
+    async def _generated(
+        self, engine: FakeEngine, groups: list[PromptGroup], *, evaluation: bool = False
+    ) -> list[list[list[Sample]]]:
+        """For each group the samples of each call, as the core makes them."""
+        encoder = pairing_encoder(apply_chat_template=self.apply_chat_template)
+        generate = self.make()
+        async with GenerateClient(engine.url, timeout_s=20, vocab_size=encoder.vocab_size) as client:
+            context = GenerateContext(client, encoder, evaluation)
+
+            async def called(one: Any) -> list[Sample]:
+                made = await generate(context, one, SAMPLING)
+                return list(made) if isinstance(made, list) else [made]
+
+            async def grouped(group: PromptGroup) -> list[list[Sample]]:
+                if self._takes_groups():
+                    return [await called(group)]
+                if not self.answers:
+                    return list(await asyncio.gather(*map(called, group)))
+                return [await called(sample) for sample in group]
+
+            return list(await asyncio.gather(*map(grouped, groups)))
+
+    async def _generated_alone(self, engine: FakeEngine, encoder: PromptEncoder) -> Any:
+        """One call, with nothing around it that would be cancelled in its place."""
+        group = self._group(0)
+        async with GenerateClient(engine.url, timeout_s=20, vocab_size=encoder.vocab_size) as client:
+            context = GenerateContext(client, encoder)
+            return await self.make()(context, group if self._takes_groups() else group[0], SAMPLING)
+
+    def _engine(self, *, version: str = VERSION) -> FakeEngine:
+        return FakeEngine(vocab_size=DRAWN, context_length=CONTEXT_LENGTH, version=version)
+
+    def _takes_groups(self) -> bool:
+        return bool(self.traits().scope == "group")
+
+    def _group(self, number: int) -> PromptGroup:
+        return [
+            Sample(
+                group_index=number,
+                index=number * self.group_size + position,
+                prompt=copy.deepcopy(self.prompts[number]),
+                label=self.label,
+                metadata=copy.deepcopy(self.metadata),
+            )
+            for position in range(self.group_size)
+        ]
+
+
+def _require_drawn(sample: Sample, drawn: list[tuple[list[int], list[int]]]) -> None:
+    """Every trained id stands where the engine drew it, behind the ids that it drew it from."""
+    tokens, covered = list(sample.tokens), set[int]()
+    for prompt, response in drawn:
+        together = [*prompt, *response]
+        same = next((at for at, pair in enumerate(zip(tokens, together, strict=False)) if pair[0] != pair[1]), None)
+        covered.update(range(len(prompt), min(len(tokens), len(together)) if same is None else same))
+    start = len(tokens) - sample.response_length
+    wrong = [start + at for at, trained in enumerate(_mask(sample)) if trained and start + at not in covered]
+    require(
+        not wrong,
+        f"{_who(sample)} trains the ids {[tokens[at] for at in wrong[:8]]} at the positions {wrong[:8]} of its tokens, "
+        "which the engine did not draw behind those before them. Keep prompt and response ids as they were sent and "
+        "returned; text that is encoded again gives other ids. Mask what the engine did not draw.",
+    )
+
+
+def _require_log_probs(sample: Sample, *, drawn: bool) -> None:
+    found = sample.rollout_log_probs
+    count = "none" if found is None else str(len(found))
+    require(
+        found is not None and len(found) == sample.response_length,
+        f"{_who(sample)} has {sample.response_length} response tokens and {count} log-probabilities; one a response "
+        "token is wanted, any number where it is masked",
+    )
+    trained = [one for one, mask in zip(found or (), _mask(sample), strict=False) if mask]
+    require(
+        not drawn or all(math.isclose(one, LOG_PROB, abs_tol=1e-6) for one in trained),
+        f"{_who(sample)} has the log-probabilities {trained[:8]} for trained tokens; the engine gave each {LOG_PROB}",
+    )
+
+
+def _mask(sample: Sample) -> list[int]:
+    return [1] * sample.response_length if sample.loss_mask is None else list(sample.loss_mask)
+
+
+def _who(sample: Sample) -> str:
+    return f"sample {sample.index} of group {sample.group_index}"

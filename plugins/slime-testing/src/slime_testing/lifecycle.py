@@ -1,0 +1,175 @@
+"""What a plugin's lifecycle hooks must hold to: they are called, they end, on every rank, and leave samples whole."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import Any, ClassVar
+
+from slime_core import Place, RunInfo
+from slime_core.config.schema import RunConfig
+from slime_core.config.settings import core_values
+from slime_core.errors import PluginError
+from slime_core.plugins.discovery import PluginSource
+from slime_core.plugins.hooks import LIFECYCLE_HOOKS
+from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.registration import Registry
+from slime_core.types import PromptGroup, Sample, Status
+from slime_testing.ranks import RankReport, not_back, run_ranks
+from slime_testing.subject import own_plugin, plugin_source, registry_of
+from slime_testing.suite import PropertyViolation, Suite, require
+
+__all__ = ["LifecycleSuite"]
+
+
+class LifecycleSuite(Suite):
+    """For plugins with lifecycle hooks.
+
+    Attributes:
+        plugin: what a run writes after ``--plugin``; None: the one plugin of the project around the test.
+        options: the plugin's options; None: its defaults.
+        limit_s: longest time that a hook of a learner rank takes.
+    """
+
+    plugin: ClassVar[str | None] = None
+    options: ClassVar[Any] = None
+    limit_s: ClassVar[float] = 30.0
+    _report: ClassVar[RankReport]
+
+    def test_the_plugin_implements_hooks_that_slime_calls(self) -> None:
+        source, registry = self._loaded()
+        own = [hook for hook, found in registry.lifecycle.items() if any(one.plugin == source.plugin for one in found)]
+        require(bool(own), f"{source.plugin} implements no lifecycle hook; there are {', '.join(LIFECYCLE_HOOKS)}")
+
+    def test_the_hooks_of_the_driver_run(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            hooks = self._hooks(Place.DRIVER)
+            run = RunInfo(Path(folder), core_values(RunConfig()), num_rollout=2)
+            hooks.call("slime_run_start", run=run)
+            hooks.call("slime_after_weight_sync", version=1)
+            for error in (None, RuntimeError("the run failed")):
+                hooks.call("slime_run_end", run=run, error=error)
+        _require_none(hooks)
+
+    def test_the_hooks_of_the_sampler_leave_samples_whole(self) -> None:
+        hooks = self._hooks(Place.SAMPLER)
+        for rollout in range(2):
+            groups, samples = _groups(rollout), _finished(rollout)
+            names = [[_name(sample) for sample in group] for group in groups], [_name(sample) for sample in samples]
+            hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
+            hooks.call("slime_after_rollout", rollout=rollout, samples=samples)
+            kept = [[_name(sample) for sample in group] for group in groups], [_name(sample) for sample in samples]
+            require(
+                kept == names,
+                f"the hooks turned the samples {names} into {kept} (group, index); samples may be "
+                "changed, but neither added, nor taken, nor renumbered",
+            )
+            for sample in samples:
+                _require_whole(sample)
+        _require_none(hooks)
+
+    def test_no_hook_hangs_on_two_ranks(self) -> None:
+        hung = self._ranks().hung
+        require(hung is None, str(hung))
+
+    def test_no_hook_fails_on_two_ranks(self) -> None:
+        failures = self._ranks().failures
+        require(not failures, "\n".join(failures))
+
+    def test_a_checkpoint_brings_the_state_back(self) -> None:
+        for place, exercise in ((Place.DRIVER, _sync_weights), (Place.SAMPLER, _sample)):
+            hooks = self._hooks(place)
+            exercise(hooks, 0)
+            states = json.loads(json.dumps(hooks.states()))  # refuses by itself what JSON would change
+            exercise(hooks, 1)
+            hooks.restore(json.loads(json.dumps(states)))
+            again = hooks.states()
+            require(again == states, not_back(place, states, again))
+        lost = self._ranks().lost
+        require(not lost, "\n".join(lost))
+
+    @classmethod
+    def _loaded(cls) -> tuple[PluginSource, Registry]:
+        near = Path(inspect.getsourcefile(cls) or ".")
+        source = own_plugin(near) if cls.plugin is None else plugin_source(cls.plugin, near=near)
+        try:
+            return source, registry_of(source)
+        except PluginError as refused:  # the seven mistakes that pluggy would accept in silence, among others
+            raise PropertyViolation(str(refused)) from None
+
+    @classmethod
+    def _options(cls) -> dict[str, Any]:
+        source, registry = cls._loaded()
+        options_class = registry.options.get(source.plugin.name)
+        default = options_class() if options_class is not None else None
+        return {source.plugin.name: default if cls.options is None else cls.options}
+
+    def _hooks(self, place: Place) -> LifecycleHooks:
+        return LifecycleHooks(self._loaded()[1], place=place, options=self._options())
+
+    @classmethod
+    def _ranks(cls) -> RankReport:
+        """The hooks of two ranks, run once; nothing is started for a plugin that has none there."""
+        if "_report" not in vars(cls):
+            source, registry = cls._loaded()
+            on_ranks = [hook for hook, lifecycle in LIFECYCLE_HOOKS.items() if Place.RANK in lifecycle.places]
+            needed = any(registry.lifecycle[hook] for hook in on_ranks)
+            options = cls._options()[source.plugin.name]
+            cls._report = run_ranks(source, options, limit_s=cls.limit_s) if needed else RankReport()
+        return cls._report
+
+
+def _sync_weights(hooks: LifecycleHooks, rollout: int) -> None:
+    """What the driver of a run calls while it lasts."""
+    with tempfile.TemporaryDirectory() as folder:
+        if rollout == 0:
+            hooks.call("slime_run_start", run=RunInfo(Path(folder), core_values(RunConfig()), num_rollout=2))
+        hooks.call("slime_after_weight_sync", version=rollout + 1)
+
+
+def _sample(hooks: LifecycleHooks, rollout: int) -> None:
+    hooks.call("slime_before_rollout", rollout=rollout, groups=_groups(rollout))
+    hooks.call("slime_after_rollout", rollout=rollout, samples=_finished(rollout))
+
+
+def _groups(rollout: int) -> list[PromptGroup]:
+    numbers = range(2 * rollout, 2 * rollout + 2)
+    return [
+        [Sample(group_index=group, index=2 * group + i, prompt="6 * 7 =", label="42") for i in range(2)]
+        for group in numbers
+    ]
+
+
+def _finished(rollout: int) -> list[Sample]:
+    """Two groups of two, of which one response was cut."""
+    samples = [sample for group in _groups(rollout) for sample in group]
+    for position, sample in enumerate(samples):
+        sample.tokens, sample.response_length, sample.response = [3, 4, 5, 6], 2, "42"
+        sample.rollout_log_probs, sample.weight_versions = [-0.5, -0.25], [str(rollout)]
+        sample.status = Status.TRUNCATED if position == 1 else Status.COMPLETED
+        sample.reward = float(position % 2)
+    return samples
+
+
+def _require_whole(sample: Sample) -> None:
+    columns = {"loss_mask": sample.loss_mask, "rollout_log_probs": sample.rollout_log_probs}
+    wrong = [name for name, column in columns.items() if column is not None and len(column) != sample.response_length]
+    require(
+        not wrong and len(sample.tokens) >= sample.response_length,
+        f"a hook left sample {_name(sample)} with {sample.response_length} response tokens and another number of "
+        f"{', '.join(wrong) or 'tokens'}",
+    )
+    require(math.isfinite(sample.reward_value()), f"a hook left sample {_name(sample)} with the reward {sample.reward}")
+
+
+def _name(sample: Sample) -> tuple[int | None, int | None]:
+    return sample.group_index, sample.index
+
+
+def _require_none(hooks: LifecycleHooks) -> None:
+    """An observer's failure does not end a run; here it is one."""
+    warnings = hooks.failures.take().warnings
+    require(not warnings, "\n".join(warnings))

@@ -1,0 +1,271 @@
+"""Holds a model spec to Hugging Face's own model: a program, because Megatron's groups are made once a process.
+
+It makes a tiny random checkpoint of the architecture with transformers, in which every tensor was moved, builds the
+same model in Megatron in float32 on the CPU, and writes what breaks which property as a JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+
+from slime_core import Kind
+from slime_core.cpu.megatron import install
+from slime_core.errors import PluginError
+from slime_core.learner.layout import ParallelLayout, initialize
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.manifest import Manifest, attach
+from slime_core.plugins.refusals import refusals
+
+__all__ = ["PROPERTIES", "TINY", "main"]
+
+TINY: Mapping[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.1,
+    "use_cache": False,
+}
+"""Fields of a config, as far as the architecture has them; heads are grouped, and no two sizes of a layer are equal."""
+
+LENGTHS = (5, 1, 17, 8)
+MOVED = 0.1
+"""How far every tensor is moved from where transformers puts it: no norm is all ones, no bias all zeros."""
+
+TOLERANCE = 1e-4
+"""Largest difference of two float32 logits, as a share of the largest logit if that is above 1."""
+
+WEIGHTS = "model.safetensors"
+
+
+def main(task: Path, report: Path) -> None:
+    """Read the task, test every variant of every architecture, write property -> what breaks it."""
+    given = json.loads(task.read_text(encoding="utf-8"))
+    registry = attach(Manifest.from_json(given["manifest"]))
+    component = registry.find(Kind.MODEL_SPEC, given["component"])
+    options_class = registry.options.get(given["plugin"])
+    options = options_class.model_validate_json(given["options"]) if options_class and given["options"] else None
+    target = registry.load(Kind.MODEL_SPEC, given["component"])
+    install()
+    torch.set_num_threads(1)
+    store: Any = vars(dist)["HashStore"]()  # its stub does not export it
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    initialize(ParallelLayout(), seed=1)
+    traits: Any = component.traits
+    findings: dict[str, str] = {}
+    for architecture in sorted(traits.architectures):
+        for variant in given["variants"]:
+            fields = {**TINY, **given["tiny"], **variant}
+            refuses = partial(refusals, registry, architecture)
+            found = _tested(lambda: target(options), architecture, fields, refuses)
+            what = f"{architecture} with {variant}: " if variant else f"{architecture}: "
+            findings = {name: what + message for name, message in found.items()} | findings
+    report.write_text(json.dumps(findings), encoding="utf-8")
+
+
+def _tested(
+    make: Callable[[], Any],
+    architecture: str,
+    fields: Mapping[str, Any],
+    refuses: Callable[[Mapping[str, Any]], list[str]],
+) -> dict[str, str]:
+    """What breaks which property, of one checkpoint."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            with boundary("building and loading it", architecture):
+                reference = _reference(architecture, fields, folder)
+                spec = make()
+                chunks = spec.build(reference.config, dtype=torch.float32, parallel=ParallelLayout())
+                spec.load_weights(chunks, folder)
+        except PluginError as failure:
+            return {"built": str(failure)}
+        case = _Case(spec, chunks, reference, folder, refuses)
+        return {name: message for name, holds in PROPERTIES.items() if (message := _said(name, holds, case))}
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A checkpoint, Hugging Face's model of it, and the spec with its Megatron model."""
+
+    spec: Any
+    chunks: list[Any]
+    reference: Any
+    folder: Path
+    refuses: Callable[[Mapping[str, Any]], list[str]]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The checkpoint's tensors by name."""
+        return load_file(self.folder / WEIGHTS)
+
+    def logits(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Megatron's logits of the rows, packed into one: [t, V]."""
+        from megatron.core.packed_seq_params import PackedSeqParams
+
+        lengths = [len(row) for row in rows]
+        ends = torch.tensor([0, *lengths]).cumsum(0).int()
+        positions = torch.cat([torch.arange(length) for length in lengths])[None]
+        packed = PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=ends,
+            cu_seqlens_kv=ends,
+            max_seqlen_q=max(lengths),
+            max_seqlen_kv=max(lengths),
+        )
+        with torch.no_grad():
+            logits: torch.Tensor = self.chunks[0](
+                torch.cat(list(rows))[None], positions, None, packed_seq_params=packed
+            )
+        return logits[0]
+
+    def wanted(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Hugging Face's logits of the same rows, each alone: [t, V]."""
+        with torch.no_grad():
+            return torch.cat([self.reference(row[None]).logits[0] for row in rows])
+
+    def rows(self) -> list[torch.Tensor]:
+        """Rows of token ids."""
+        generator = torch.Generator().manual_seed(7)
+        size = int(self.reference.config.vocab_size)
+        return [torch.randint(0, size, (length,), generator=generator) for length in LENGTHS]
+
+
+def _reference(architecture: str, fields: Mapping[str, Any], folder: Path) -> Any:
+    """transformers' model of the architecture, every tensor of it moved, saved to ``folder``."""
+    import transformers
+
+    family: Any = getattr(transformers, architecture, None)
+    if family is None:
+        raise PluginError(f"transformers {transformers.__version__} has no model called {architecture}")
+    known = family.config_class().to_dict()
+    config = family.config_class(**{name: value for name, value in fields.items() if name in known})
+    torch.manual_seed(0)
+    model = family(config).to(torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(MOVED * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return model
+
+
+def _is_not_refused(case: _Case) -> str | None:
+    found = case.refuses(json.loads((case.folder / "config.json").read_text(encoding="utf-8")))
+    return f"a checkpoint that is built is refused before the start: {'; '.join(found)}" if found else None
+
+
+def _weights_come_back(case: _Case) -> str | None:
+    wanted = case.weights()
+    found = {name: weight.clone() for name, weight in case.spec.export_weights(case.chunks)}
+    lacks, invents = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    if lacks or invents:
+        return f"export_weights() leaves out {lacks[:5]} and invents {invents[:5]}"
+    differ = [name for name in wanted if not torch.equal(wanted[name], found[name])]
+    if differ:
+        return (
+            f"loaded and exported again, {len(differ)} tensors are others than in the checkpoint, {differ[:5]} among "
+            "them: the maps are not inverses"
+        )
+    return None
+
+
+def _logits_agree(case: _Case) -> str | None:
+    for row in case.rows():
+        apart = _apart(case.logits([row]), case.wanted([row]))
+        if apart is not None:
+            return f"the logits of a row of {len(row)} tokens differ from Hugging Face's by {apart:.3g}"
+    return None
+
+
+def _rows_stay_apart(case: _Case) -> str | None:
+    rows = case.rows()
+    apart = _apart(case.logits(rows), torch.cat([case.logits([row]) for row in rows]))
+    return None if apart is None else f"packed into one row, sequences see each other: logits differ by {apart:.3g}"
+
+
+def _every_tensor_acts(case: _Case) -> str | None:
+    """Move one tensor after the other, by name, in both models; those of all experts of a layer together."""
+    rows, weights = case.rows(), case.weights()
+    # As saved, so that a tensor means what a checkpoint of Hugging Face means by it.
+    wrong: dict[str, float] = {}
+    together = groupby(sorted(weights, key=_of_all_experts), key=_of_all_experts)
+    for number, (name, members) in enumerate(together):
+        generator = torch.Generator().manual_seed(number)
+        moved = {one: weights[one] + torch.randn(weights[one].shape, generator=generator) for one in members}
+        apart = _apart(*_both(case, weights | moved, rows))
+        if apart is not None:
+            wrong[name] = apart
+    if not wrong:
+        return None
+    shown = ", ".join(f"{name} (logits differ by {apart:.3g})" for name, apart in list(wrong.items())[:5])
+    return f"these tensors of the checkpoint act otherwise than in Hugging Face's model once they are moved: {shown}"
+
+
+def _of_all_experts(name: str) -> str:
+    """The name with a star for the number of an expert, if it has one."""
+    return re.sub(r"(?<=experts\.)\d+(?=\.)", "*", name)
+
+
+def _both(
+    case: _Case, weights: dict[str, torch.Tensor], rows: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits of both models with these weights."""
+    with tempfile.TemporaryDirectory() as name:
+        save_file(weights, Path(name, WEIGHTS))
+        Path(name, "config.json").write_bytes((case.folder / "config.json").read_bytes())
+        case.spec.load_weights(case.chunks, Path(name))
+        found = case.logits(rows)
+    model = type(case.reference).from_pretrained(
+        None, config=case.reference.config, state_dict=weights, dtype=torch.float32
+    )
+    case.reference.load_state_dict(model.state_dict())
+    return found, case.wanted(rows)
+
+
+PROPERTIES: Mapping[str, Callable[[_Case], str | None]] = {
+    "refused": _is_not_refused,
+    "exported": _weights_come_back,
+    "logits": _logits_agree,
+    "packed": _rows_stay_apart,
+    "tensors": _every_tensor_acts,
+}
+"""What is tested, in order; the last one moves the weights."""
+
+
+def _said(name: str, holds: Callable[[_Case], str | None], case: _Case) -> str | None:
+    try:
+        with boundary(case.spec, f"testing {name}"):
+            return holds(case)
+    except PluginError as failure:
+        return str(failure)
+
+
+def _apart(found: torch.Tensor, wanted: torch.Tensor) -> float | None:
+    """The largest difference, None where it is negligible; a NaN is infinitely far."""
+    if found.shape != wanted.shape or not found.isfinite().all():
+        return float("inf")
+    apart = float((found - wanted).abs().max())
+    return apart if apart > TOLERANCE * max(1.0, float(wanted.abs().max())) else None
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

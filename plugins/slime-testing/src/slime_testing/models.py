@@ -1,0 +1,121 @@
+"""What a model spec must hold to: the logits of Hugging Face's own model, and every weight back bit for bit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+import unittest
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from slime_core import Kind
+from slime_core.plugins.discovery import CORE, PluginSource
+from slime_core.plugins.manifest import record
+from slime_testing.nursery import Nursery
+from slime_testing.suite import ComponentSuite, require
+
+__all__ = ["ModelSpecSuite"]
+
+TAIL = 3000
+"""Characters of a failed process's output that a message quotes."""
+
+
+class ModelSpecSuite(ComponentSuite):
+    """For model specs; one process builds the model and tests all properties, on the CPU.
+
+    Attributes:
+        tiny: fields of the Hugging Face config, over those of ``slime_testing.model_process.TINY``.
+        variants: further fields, for one checkpoint each.
+        limit_s: longest time that the process takes.
+    """
+
+    kind: ClassVar[Kind] = Kind.MODEL_SPEC
+    tiny: ClassVar[Mapping[str, Any]] = {}
+    variants: ClassVar[Sequence[Mapping[str, Any]]] = ({"tie_word_embeddings": False}, {"tie_word_embeddings": True})
+    limit_s: ClassVar[float] = 300.0
+    _findings: ClassVar[dict[str, str]]
+
+    def test_the_traits_name_an_architecture(self) -> None:
+        found = self.traits().architectures
+        require(
+            bool(found),
+            "the traits name no architecture, so no checkpoint would find this spec: "
+            "ModelSpecTraits(architectures={'Qwen3ForCausalLM'})",
+        )
+
+    def test_the_model_is_built_and_loaded(self) -> None:
+        require("built" not in self._tested(), self._tested().get("built", ""))
+
+    def test_what_is_built_is_not_refused_before_the_start(self) -> None:
+        self._require("refused")
+
+    def test_weights_come_back_bit_for_bit(self) -> None:
+        self._require("exported")
+
+    def test_logits_are_those_of_hugging_face(self) -> None:
+        self._require("logits")
+
+    def test_packed_rows_do_not_see_each_other(self) -> None:
+        self._require("packed")
+
+    def test_every_tensor_acts_as_in_hugging_face(self) -> None:
+        self._require("tensors")
+
+    def _require(self, name: str) -> None:
+        findings = self._tested()
+        if "built" in findings and name not in findings:
+            raise unittest.SkipTest("the model was not built")
+        require(name not in findings, findings.get(name, ""))
+
+    @classmethod
+    def _tested(cls) -> dict[str, str]:
+        """What breaks which property; the process runs once."""
+        if "_findings" not in vars(cls):
+            cls._findings = cls._run()
+        return cls._findings
+
+    @classmethod
+    def _run(cls) -> dict[str, str]:
+        subject = cls.subject()
+        plugins = [PluginSource(CORE), *([] if subject.plugin == CORE else [subject.source])]
+        task = {
+            "plugin": subject.plugin.name,
+            "component": subject.component.name,
+            "manifest": record(plugins).to_json(),
+            "options": "" if subject.options is None else subject.options.model_dump_json(),
+            "tiny": dict(cls.tiny),
+            "variants": [dict(variant) for variant in cls.variants],
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            given, report = Path(folder, "task.json"), Path(folder, "report.json")
+            given.write_text(json.dumps(task), encoding="utf-8")
+            failure = _failure(given, report, cls.limit_s)
+            if failure is not None:
+                return {"built": failure}
+            findings: dict[str, str] = json.loads(report.read_text(encoding="utf-8"))
+            return findings
+
+
+def _failure(task: Path, report: Path, limit_s: float) -> str | None:
+    """Why there is no report; None: there is one."""
+    try:
+        done = _process(task, report, limit_s)
+    except subprocess.TimeoutExpired as late:
+        words = (late.stderr or b"")[-TAIL:].decode(errors="replace")
+        return (
+            f"the process that tests the model did not end within {limit_s:.0f} s and was stopped. Does build() or a "
+            f"forward pass wait for something? limit_s of the suite is the limit.\n{words}".rstrip()
+        )
+    if done.returncode == 0:
+        return None
+    return f"the process that tests the model failed with exit status {done.returncode}:\n{done.stderr[-TAIL:]}"
+
+
+def _process(task: Path, report: Path, limit_s: float) -> subprocess.CompletedProcess[str]:
+    return _NURSERY.run(str(task), str(report), limit_s=limit_s)
+
+
+_NURSERY = Nursery({"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
+"""On the CPU: what is tested is the map, and a map is the same everywhere."""

@@ -1,0 +1,153 @@
+"""Processes that are forked from one which has imported the engines: each is there in a moment, not in ten seconds.
+
+    Nursery   in the process of the tests; starts the other one at its first use
+    main      that one: a line of JSON comes in, a process is forked, its number and its exit status go out
+
+A forked process has what it would have had of its own: the words, the environment and the path it was given, an error
+file, and none of what its siblings did.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Nursery", "main"]
+
+START_LIMIT_S = 300.0
+"""Seconds until the engines are imported."""
+
+
+class Nursery:
+    """Runs :mod:`slime_testing.model_process` as often as it is asked to.
+
+    Arguments:
+        environment: of the processes, over this one's.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = dict(environment)
+        self._root: _Root | None = None
+
+    def run(self, *words: str, limit_s: float) -> subprocess.CompletedProcess[str]:
+        """One process to its end; ``words`` as on its command line.
+
+        Raises:
+            subprocess.TimeoutExpired: it did not end within ``limit_s`` seconds and was killed.
+        """
+        environment = {**os.environ, **self._environment}
+        if self._root is None:
+            self._root = _Root(environment)
+        with tempfile.NamedTemporaryFile("r+", encoding="utf-8", errors="replace") as errors:
+            self._root.ask({"words": words, "errors": errors.name, "path": sys.path, "environment": environment})
+            forked = self._root.answer(START_LIMIT_S)
+            if forked is None:
+                status, said = self._root.end()
+                self._root = None
+                return subprocess.CompletedProcess(words, status or 1, "", said)
+            ended = self._root.answer(limit_s)
+            if ended is None:
+                os.kill(forked, signal.SIGKILL)
+                self._root.answer(START_LIMIT_S)
+                raise subprocess.TimeoutExpired(list(words), limit_s, stderr=errors.read().encode())
+            return subprocess.CompletedProcess(words, ended, "", errors.read())
+
+
+class _Root:
+    """The process that the others are forked from; it ends with this one."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )
+        atexit.register(self.end)
+
+    def ask(self, asked: dict[str, Any]) -> None:
+        """Hand over what to run."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it is gone, which its silence says as well
+            self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def answer(self, limit_s: float) -> int | None:
+        """Its next number; None: it has ended, or says none within ``limit_s`` seconds."""
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], limit_s)[0]:
+            return None
+        line = b""
+        while not line.endswith(b"\n") and (byte := os.read(self._process.stdout.fileno(), 1)):
+            line += byte
+        return int(line) if line else None
+
+    def end(self) -> tuple[int, str]:
+        """Its exit status, and what it has said of itself."""
+        atexit.unregister(self.end)
+        self._process.communicate()
+        with self._errors:
+            self._errors.seek(0)
+            return self._process.returncode, self._errors.read()
+
+
+def main() -> None:
+    """Answer every line of standard input with a process number and, when that process has ended, its exit status."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what is printed is no answer
+    _import()
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            answers.close()
+            os._exit(_carried_out(json.loads(line)))
+        answers.write(f"{child}\n")
+        answers.flush()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        answers.write(f"{status}\n")
+        answers.flush()
+
+
+def _import() -> None:
+    """All that is the same for every model."""
+    from slime_core.cpu.megatron import install
+
+    install()
+    import transformers.models.auto.modeling_auto  # noqa: F401
+
+    import slime_testing.model_process  # noqa: F401
+
+
+def _carried_out(asked: dict[str, Any]) -> int:
+    """In the forked process; returns its exit status."""
+    from slime_testing import model_process
+
+    errors = os.open(asked["errors"], os.O_WRONLY)
+    os.dup2(errors, 1)
+    os.dup2(errors, 2)
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    sys.path[:] = asked["path"]
+    try:
+        model_process.main(*map(Path, asked["words"]))
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    main()

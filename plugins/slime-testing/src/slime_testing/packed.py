@@ -1,0 +1,103 @@
+"""Packed response tokens for examples: sequences of any length, one after the other, some tokens of them masked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from slime_testing.suite import require
+
+__all__ = ["EMPTY", "Packing", "SequenceSums", "beside", "require_column", "require_equal", "require_unchanged", "rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Sequences of ``lengths`` tokens and which of their tokens are trained; ``seed`` draws what the tokens hold.
+
+    Example: ``Packing((2, 3), (1, 0, 1, 1, 1), 7)``: two sequences, the second token of the first one is masked.
+    """
+
+    lengths: tuple[int, ...]
+    mask: tuple[int, ...]
+    seed: int
+
+    @property
+    def mask_T(self) -> torch.Tensor:
+        """float32 [T]."""
+        return torch.tensor(self.mask, dtype=torch.float32)
+
+    @property
+    def segments(self) -> SequenceSums:
+        """Sums over the sequences."""
+        return SequenceSums(self.lengths)
+
+    def uniform(self, number: int, *, low: float, high: float) -> torch.Tensor:
+        """float32 [T] between the bounds; another ``number`` is another column."""
+        generator = torch.Generator().manual_seed(self.seed * 101 + number)
+        return torch.empty(len(self.mask)).uniform_(low, high, generator=generator)
+
+
+EMPTY = (Packing((), (), 0), Packing((0,), (), 0), Packing((0, 0), (), 0))
+"""No token at all, as on a rank that shares its sequences with others and holds the prompts."""
+
+
+class SequenceSums:
+    """The ``Segments`` of sequences that lie one after the other."""
+
+    def __init__(self, lengths: Iterable[int]) -> None:
+        self._lengths = torch.tensor(tuple(lengths), dtype=torch.int64)
+        self._samples_T = torch.repeat_interleave(torch.arange(len(self._lengths)), self._lengths)
+
+    def sums(self, values_T: torch.Tensor) -> torch.Tensor:
+        """The sum over each sequence, [b]; differentiable."""
+        zeros: torch.Tensor = values_T.new_zeros(len(self._lengths))
+        return zeros.index_add(0, self._samples_T, values_T)
+
+    def spread(self, values_b: torch.Tensor) -> torch.Tensor:
+        """Each sequence's value at each of its tokens, [T]; differentiable."""
+        return values_b.index_select(0, self._samples_T)
+
+
+@st.composite
+def rows(draw: Any, *, some_masked: bool = False) -> Packing:
+    """One to four sequences of one to six tokens; at least one token is trained, and if asked at least one masked."""
+    lengths = draw(st.lists(st.integers(1, 6), min_size=2 if some_masked else 1, max_size=4))
+    tokens = sum(lengths)
+    mask = draw(st.lists(st.sampled_from([1, 1, 0]), min_size=tokens, max_size=tokens))
+    mask[-1] = 1
+    if some_masked:
+        mask[0] = 0
+    return Packing(tuple(lengths), tuple(mask), draw(st.integers(0, 999)))
+
+
+def beside(packing: Packing, rest: Packing) -> tuple[Packing, SequenceSums]:
+    """``rest`` with tokens that hold something else, and the sums over the sequences of both, one after the other."""
+    other = replace(rest, seed=packing.seed + 1000)
+    return other, SequenceSums(packing.lengths + other.lengths)
+
+
+def require_column(what: str, values_T: Any, like_T: torch.Tensor) -> None:
+    """``values_T`` is one number a token."""
+    found = f"{type(values_T).__name__} of shape {tuple(getattr(values_T, 'shape', ()))}"
+    shaped = isinstance(values_T, torch.Tensor) and values_T.shape == like_T.shape
+    require(shaped, f"{what} is a {found} for {len(like_T)} tokens; one number a token is wanted, never an average")
+
+
+def require_unchanged(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> None:
+    """No tensor was written to."""
+    changed = [name for name, old in before.items() if not _same(old, after[name])]
+    require(not changed, f"the input was changed in place: {', '.join(changed)}. Work on a copy.")
+
+
+def require_equal(found_T: torch.Tensor, wanted_T: torch.Tensor, otherwise: str) -> None:
+    """Both columns are equal up to the rounding of float32."""
+    close = torch.allclose(found_T, wanted_T, rtol=1e-4, atol=1e-5, equal_nan=True)
+    require(close, f"{otherwise}\nFound {found_T.tolist()}, wanted {wanted_T.tolist()}.")
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.shape == right.shape and bool(torch.allclose(left, right, rtol=0, atol=0, equal_nan=True))

@@ -1,0 +1,59 @@
+"""Fixtures for tests of plugins; pytest loads this in every run of the environment, so it imports nothing else.
+
+slime_fake_engine     an inference server without a model
+slime_local_plugin    writes a plugin into a file that ``plugin = ...`` and ``--plugin`` take
+slime_discovery_off   nothing is installed but ``core``: what a test names is what it gets
+slime_hook_recorder   a plugin that writes down which hooks were called, in order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from slime_core.harness.fake_engine import FakeEngine
+    from slime_testing.recorder import HookRecorder
+
+__all__ = ["slime_discovery_off", "slime_fake_engine", "slime_hook_recorder", "slime_local_plugin"]
+
+
+@pytest.fixture
+def slime_fake_engine() -> Iterator[FakeEngine]:
+    """A started :class:`~slime_core.harness.fake_engine.FakeEngine`; its ``url`` is what a client is given."""
+    from slime_core.harness.fake_engine import FakeEngine
+
+    with FakeEngine() as engine:
+        yield engine
+
+
+@pytest.fixture
+def slime_local_plugin(tmp_path: Path) -> Callable[..., str]:
+    """``slime_local_plugin(source, name="mine")`` writes ``mine.py`` and returns its path."""
+
+    def write(source: str, *, name: str = "mine") -> str:
+        path = tmp_path / f"{name}.py"
+        path.write_text(source, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def slime_discovery_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No entry point is found: only what the core ships, files and modules can be named."""
+    from slime_core.plugins import discovery
+    from slime_core.plugins.declared import Declared
+
+    monkeypatch.setattr(discovery, "scan", Declared)
+
+
+@pytest.fixture
+def slime_hook_recorder() -> HookRecorder:
+    """An object with every lifecycle hook; ``calls`` are the hooks that were called, with what they were handed."""
+    from slime_testing.recorder import HookRecorder
+
+    return HookRecorder()

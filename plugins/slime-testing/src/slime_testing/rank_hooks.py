@@ -1,0 +1,117 @@
+"""A learner rank that does nothing but call a plugin's hooks: the program of one of two processes that share gloo.
+
+It writes what it enters and leaves, one JSON object a line, and dumps its stacks on SIGUSR1. Between two hooks the
+ranks wait for each other through a file, never through a collective: one that a hook did not join would find its match
+there.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from slime_core import LearnerInfo, Place, TrainStep
+from slime_core.config.schema import RunConfig
+from slime_core.config.settings import core_values
+from slime_core.errors import PluginError
+from slime_core.plugins.hooks import RESTORE, STATE
+from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.manifest import Manifest, attach
+from slime_testing.ranks import not_back
+
+__all__ = ["WORLD_SIZE", "main"]
+
+WORLD_SIZE = 2
+METRICS = {"loss": 0.25, "grad_norm": 1.5, "lr": 1e-6}
+"""Named as the learner names them."""
+
+
+def main(folder: Path, rank: int) -> None:
+    """Call every hook that ``folder/plugin.json`` names the plugin of, as rank ``rank``."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    given = json.loads((folder / "plugin.json").read_text(encoding="utf-8"))
+    registry = attach(Manifest.from_json(given["manifest"]))
+    options_class = registry.options.get(given["plugin"])
+    options = options_class.model_validate_json(given["options"]) if options_class and given["options"] else None
+    store: Any = vars(dist)["FileStore"](str(folder / "store"), WORLD_SIZE)  # its stub does not export it
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE)
+    hooks = LifecycleHooks(registry, place=Place.RANK, options={given["plugin"]: options}, where=f"rank {rank}")
+    Rank(hooks, store, rank).live()
+    dist.destroy_process_group()
+
+
+class Rank:
+    """Calls the hooks in the order of a run, in step with the other rank."""
+
+    def __init__(self, hooks: LifecycleHooks, store: Any, rank: int) -> None:
+        self._hooks, self._store, self._rank = hooks, store, rank
+
+    def live(self) -> None:
+        """Two rollouts of one optimizer step each, and back to the checkpoint between them."""
+        empty = LearnerInfo(self._rank, WORLD_SIZE, core_values(RunConfig()))
+        model = torch.nn.Linear(4, 4)
+        learner = replace(empty, model=(model,), optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        self._call("slime_learner_start", learner=empty)
+        self._train(TrainStep(rollout=0, step=0, learner=learner))
+        self._in_step(STATE, self._lay_down_states)
+        self._train(TrainStep(rollout=1, step=0, learner=learner))
+        self._in_step(RESTORE, self._take_states_back)
+
+    def _train(self, step: TrainStep) -> None:
+        for role in ("reference", "actor"):
+            self._call("slime_before_log_probs", role=role, learner=step.learner)
+        self._call("slime_before_train_step", step=step)
+        self._call("slime_after_train_step", step=replace(step, metrics=dict(METRICS)))
+
+    def _call(self, hook: str, **arguments: Any) -> None:
+        self._in_step(hook, lambda: self._hooks.call(hook, **arguments))
+
+    def _lay_down_states(self) -> None:
+        if self._rank == 0:
+            states = "{}"
+            try:
+                states = json.dumps(self._hooks.states())
+            finally:  # the other rank waits for it
+                self._store.set("states", states)
+
+    def _take_states_back(self) -> None:
+        states = json.loads(self._store.get("states"))
+        self._hooks.restore(states)
+        if self._rank == 0 and states:  # as in a run, only rank 0 is asked for its state
+            again = self._hooks.states()
+            if again != states:
+                say(lost=not_back(Place.RANK, states, again))
+
+    def _in_step(self, hook: str, run: Callable[[], None]) -> None:
+        say(enter=hook)
+        try:
+            run()
+        except PluginError as failure:
+            say(failed=str(failure))
+        for warning in self._hooks.failures.take().warnings:
+            say(failed=warning)
+        say(leave=hook)
+        number = self._store.add(f"left {hook}", 1)
+        turn = f"all left {hook} {(number + 1) // WORLD_SIZE}"
+        if number % WORLD_SIZE == 0:
+            self._store.set(turn, "")
+        self._store.wait([turn], timedelta(days=1))  # the parent ends what takes too long
+
+
+def say(**what: str) -> None:
+    """One line for the parent."""
+    print(json.dumps(what), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,177 @@
+"""Runs a plugin's hooks of learner ranks in two real processes, and says which hook one of them never leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_core import Place
+from slime_core.plugins.discovery import CORE, PluginSource
+from slime_core.plugins.hooks import RESTORE, STATE
+from slime_core.plugins.lifecycle import PlaceStates
+from slime_core.plugins.manifest import record
+
+__all__ = ["RankReport", "not_back", "run_ranks"]
+
+RANKS = (0, 1)
+START_LIMIT_S = 300.0
+"""Seconds outside of hooks: importing torch and the plugin, leaving the group."""
+
+STACKS_S = 0.5
+"""Seconds without a further word after which a stuck process has written its stacks."""
+
+STACKS_LIMIT_S = 30.0
+"""Seconds that it gets to write them."""
+
+Words = dict[int, list[dict[str, str]]]
+"""What each rank has said."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """How the hooks went.
+
+    Arguments:
+        hung: which hook did not end, on which rank, with stacks; None: all ended.
+        failures: messages of hooks that raised; empty: none did.
+        lost: states that a checkpoint did not bring back, in words; empty: it brought all back.
+    """
+
+    hung: str | None = None
+    failures: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+
+def run_ranks(source: PluginSource, options: Any, *, limit_s: float) -> RankReport:
+    """Call every hook of place ``rank`` in two processes that share a gloo group.
+
+    Arguments:
+        options: the plugin's options object, or None.
+        limit_s: longest time in which neither process gets on.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        given = {
+            "plugin": source.plugin.name,
+            "manifest": record([PluginSource(CORE), source]).to_json(),
+            "options": "" if options is None else options.model_dump_json(),
+        }
+        (folder / "plugin.json").write_text(json.dumps(given), encoding="utf-8")
+        with _processes(folder) as processes:
+            return _watched(folder, processes, limit_s)
+
+
+def not_back(place: Place, states: PlaceStates, again: PlaceStates) -> str:
+    """What to say of a state that is another one after it was restored."""
+    return (
+        f"on the {place} a checkpoint kept the state {states}; hooks ran on, the checkpoint was restored, and the "
+        f"state was {again}. {RESTORE} has to bring back all that {STATE} returned."
+    )
+
+
+@contextmanager
+def _processes(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Both ranks, with an output file each; none is left behind."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    with contextlib.ExitStack() as opened:
+        processes = []
+        for rank in RANKS:
+            out, err = (opened.enter_context((folder / f"{name}{rank}").open("wb")) for name in ("out", "err"))
+            command = [sys.executable, "-m", "slime_testing.rank_hooks", str(folder), str(rank)]
+            process = subprocess.Popen(command, stdout=out, stderr=err, env=environment)
+            opened.callback(_end, process)
+            processes.append(process)
+        yield processes
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+
+
+def _watched(folder: Path, processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> RankReport:
+    last: Words = {}
+    moved_s = time.monotonic()
+    while any(process.poll() is None for process in processes):
+        said = {rank: _said(folder, rank) for rank in RANKS}
+        if said != last:
+            last, moved_s = said, time.monotonic()
+        if any(process.poll() for process in processes):  # a rank that died leaves the other one waiting
+            break
+        # In no hook: one still imports, and the other waits for it; or both end. By the same words as the time: a hook
+        # that was entered after them has only begun.
+        inside = _inside(said)
+        if time.monotonic() - moved_s > (limit_s if inside else START_LIMIT_S):
+            return RankReport(_stuck(folder, processes, inside, limit_s), _said_as("failed", folder))
+        time.sleep(0.05)
+    died = [_death(folder, rank) for rank, process in zip(RANKS, processes, strict=True) if process.poll()]
+    return RankReport(None, (*_said_as("failed", folder), *died), _said_as("lost", folder))
+
+
+def _stuck(
+    folder: Path, processes: Sequence[subprocess.Popen[bytes]], inside: Mapping[int, str], limit_s: float
+) -> str:
+    if not inside:
+        said = "\n".join(f"rank {rank}:\n{_read(folder, f'err{rank}')[-2000:]}" for rank in RANKS)
+        return (
+            f"two learner ranks got nowhere for {START_LIMIT_S:g} s, in no hook. Does importing the plugin wait for "
+            f"something?\n{said}"
+        )
+    _dump(folder, {rank: processes[rank] for rank in inside})
+    where = " and ".join(f"rank {rank} is in {hook}" for rank, hook in inside.items())
+    others = "".join(f", which rank {rank} has left" for rank in RANKS if rank not in inside)
+    stacks = "\n".join(f"rank {rank}:\n{_read(folder, f'err{rank}')}" for rank in inside)
+    return (
+        f"the hooks of two learner ranks got stuck: after {limit_s:g} s {where}{others}. A collective must be called "
+        f"by every rank, in the same order.\n{stacks}"
+    )
+
+
+def _dump(folder: Path, processes: Mapping[int, subprocess.Popen[bytes]]) -> None:
+    """Their stacks are in their files of errors."""
+    deadline_s = time.monotonic() + STACKS_LIMIT_S
+    before = said = {rank: len(_read(folder, f"err{rank}")) for rank in processes}
+    for process in processes.values():
+        process.send_signal(signal.SIGUSR1)
+    while time.monotonic() < deadline_s:
+        time.sleep(STACKS_S)
+        last, said = said, {rank: len(_read(folder, f"err{rank}")) for rank in processes}
+        if said == last and all(said[rank] > before[rank] for rank in processes):
+            return
+
+
+def _inside(said: Words) -> dict[int, str]:
+    """Rank -> the hook that it has entered and not left."""
+    last = {rank: [line for line in lines if "failed" not in line][-1:] for rank, lines in said.items()}
+    return {rank: line["enter"] for rank, lines in last.items() for line in lines if "enter" in line}
+
+
+def _said_as(key: str, folder: Path) -> tuple[str, ...]:
+    return tuple(line[key] for rank in RANKS for line in _said(folder, rank) if key in line)
+
+
+def _death(folder: Path, rank: int) -> str:
+    hook = _inside({rank: _said(folder, rank)}).get(rank)
+    return f"rank {rank} died{f' in {hook}' if hook else ''}:\n{_read(folder, f'err{rank}')[-2000:]}"
+
+
+def _said(folder: Path, rank: int) -> list[dict[str, str]]:
+    """What the rank has said so far; other lines are the plugin's own output."""
+    lines = _read(folder, f"out{rank}").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.startswith('{"') and line.endswith("\n")]
+
+
+def _read(folder: Path, name: str) -> str:
+    return (folder / name).read_text(encoding="utf-8", errors="replace")

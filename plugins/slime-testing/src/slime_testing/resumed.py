@@ -1,0 +1,85 @@
+"""What a generate function must hold to that says it goes on with ended responses (trait ``resumes``)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+from slime_core.types import LogProbs, Mask, Sample, Status, TokenIds
+from slime_testing.suite import require
+
+__all__ = ["ended", "require_left_alone", "require_resumed"]
+
+Drawn = Sequence[tuple[list[int], list[int]]]
+
+
+def ended(sample: Sample, *, text: str) -> Sample:
+    """``sample`` as a run holds one whose response was ended half way: with ``text`` and the tokens that it had."""
+    kept = sample.response_length // 2
+    whole = len(sample.tokens) - sample.response_length + kept
+    found = copy.deepcopy(sample)
+    found.tokens, found.response_length, found.response = TokenIds(list(sample.tokens)[:whole]), kept, text
+    found.rollout_log_probs = LogProbs(list(sample.rollout_log_probs or ())[:kept])
+    found.loss_mask = None if sample.loss_mask is None else Mask(list(sample.loss_mask)[:kept])
+    found.weight_spans = [(version, start, min(end, kept)) for version, start, end in sample.weight_spans]
+    found.status, found.reward = Status.ABORTED, None
+    return found
+
+
+def require_resumed(
+    before: Sample, made: Sequence[Sample], drawn: Drawn, *, versions: Sequence[str], most: int | None
+) -> None:
+    """``made`` holds ``before`` gone on, by what the engine drew behind its tokens.
+
+    Arguments:
+        drawn: prompt and response of what was drawn meanwhile.
+        versions: of the weights that drew it, oldest first.
+        most: tokens that its response may have; None: that is the function's to say.
+    """
+    who = f"sample {before.index} of group {before.group_index}, which was ended with {before.response_length} tokens,"
+    after = next((one for one in made if one.index == before.index), None)
+    require(after is not None, f"{who} was not returned")
+    assert after is not None
+    have = list(before.tokens)
+    others = [prompt for prompt, _ in drawn if prompt[: len(have)] != have]
+    require(
+        bool(drawn) and not others,
+        f"{who} was {'drawn anew' if drawn else 'not gone on with'}: the engine is to be sent all of its tokens, and "
+        "draws what follows. A function that cannot says resumes=False",
+    )
+    _require_kept(who, before, after)
+    require(after.status in (Status.COMPLETED, Status.TRUNCATED), f"{who} is {after.status} now; finish it")
+    require(
+        list(after.weight_versions) == list(versions),
+        f"{who} was drawn from weights of the versions {list(versions)} and says {list(after.weight_versions)}: add "
+        "those of what was added to those that it has",
+    )
+    require(
+        most is None or after.response_length <= most,
+        f"{who} has {after.response_length} tokens now and may have {most}; what it had counts",
+    )
+
+
+def _require_kept(who: str, before: Sample, after: Sample) -> None:
+    have, log_probs = list(before.tokens), list(before.rollout_log_probs or ())
+    require(list(after.tokens)[: len(have)] == have, f"{who} lost tokens or got others in their place; keep them")
+    require(
+        list(after.rollout_log_probs or ())[: len(log_probs)] == log_probs,
+        f"{who} lost the log-probabilities that its tokens had; those of what is added follow them",
+    )
+    require(
+        len(after.rollout_log_probs or ()) == after.response_length > before.response_length,
+        f"{who} has {after.response_length} response tokens and {len(after.rollout_log_probs or ())} log-probabilities "
+        "now; both count those that it had and those that were added",
+    )
+
+
+def require_left_alone(before: Sequence[Sample], made: Sequence[Sample]) -> None:
+    """Finished siblings of an ended sample are returned as they were."""
+    for one in before:
+        same = [list(after.tokens) == list(one.tokens) and after.status is one.status for after in made]
+        require(
+            any(same),
+            f"sample {one.index} of group {one.group_index} was finished, and came back changed or not at all beside "
+            "one that was ended; return it as it is",
+        )

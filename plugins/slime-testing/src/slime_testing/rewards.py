@@ -1,0 +1,145 @@
+"""What a reward model must hold to: finished samples in, one reward a sample out, in order, whatever the company."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+
+from slime_core import Kind
+from slime_core.types import Sample, Status
+from slime_testing.suite import ComponentSuite, NotTested, given, require
+from slime_testing.waiting import require_cancellable, run
+
+__all__ = ["RewardModelSuite"]
+
+TEMPLATES = (
+    "{label}",
+    " {label}\n",
+    "<answer>{label}</answer>",
+    "\\boxed{{label}}",
+    "<think>6 * 7</think> \\boxed{{label}}",
+    "#### {label}",
+    "Answer: {label}",
+    '{"answer": "{label}"}',
+    "not it",
+    "",
+)
+"""Responses that common reward models find right or wrong."""
+
+LONGEST = 12
+"""Examples, at most, that are put in another order."""
+
+
+class RewardModelSuite(ComponentSuite):
+    """For reward models.
+
+    Attributes:
+        label: ground truth of the examples; override it for a reward that reads labels of a certain form.
+        responses: what is scored; ``{label}`` stands for the label, and all else, other braces too, for itself. Some
+            have to be right and some wrong.
+        metadata: of every example.
+    """
+
+    kind: ClassVar[Kind] = Kind.REWARD_MODEL
+    label: ClassVar[str] = "42"
+    responses: ClassVar[Sequence[str]] = TEMPLATES
+    metadata: ClassVar[dict[str, Any]] = {}
+
+    def test_every_sample_gets_one_finite_reward(self) -> None:
+        samples = self._samples()
+        rewards = self._scored(samples)
+        wrong = [reward for reward in rewards if not _is_reward(reward)]
+        require(not wrong, f"score() returned {wrong[:3]}; a finite number or a dict of them is wanted")
+
+    def test_every_reward_has_the_numbers_that_are_declared(self) -> None:
+        declared = set(self.traits().numbers)
+        wrong = [reward for reward in self._scored(self._samples()) if declared and _numbers(reward) != declared]
+        require(
+            not wrong,
+            f"score() returned {wrong[:3]}; RewardTraits.numbers says {', '.join(sorted(declared))} of every response",
+        )
+
+    def test_the_examples_get_different_rewards(self) -> None:
+        rewards = self._scored(self._samples())
+        if all(reward == rewards[0] for reward in rewards):
+            raise NotTested(
+                f"not tested: all {len(rewards)} examples get the same reward, {rewards[:1]}, so neither their order "
+                f"nor what stands beside them can show. Set label (it is {self.label!r}) and responses of the suite so "
+                "that some are right and some are wrong."
+            )
+
+    @given(max_examples=15, order=st.permutations(range(LONGEST)))
+    def test_rewards_come_in_the_order_of_the_samples(self, order: list[int]) -> None:
+        samples = self._samples()
+        samples = samples[:LONGEST]
+        order = [position for position in order if position < len(samples)]
+        straight = self._scored(samples)
+        shuffled = self._scored([samples[position] for position in order])
+        require(
+            shuffled == [straight[position] for position in order],
+            f"the rewards {straight} became {shuffled} when the samples came in the order {order}: they are not in the "
+            "order of the samples.",
+        )
+
+    def test_a_batch_gets_the_rewards_of_its_samples_alone(self) -> None:
+        if self.traits().scope != "sample":
+            return
+        samples = self._samples()
+        together = self._scored(samples)
+        alone = [self._scored([sample])[0] for sample in samples]
+        require(together == alone, f"scored together the samples get {together}, one by one {alone}")
+
+    def test_no_samples_get_no_rewards(self) -> None:
+        self._scored([])
+
+    def test_the_samples_are_not_changed(self) -> None:
+        samples = self._samples()
+        before = copy.deepcopy(samples)
+        self._scored(samples)
+        changed = [name for name in Sample.__slots__ if _column(before, name) != _column(samples, name)]
+        require(not changed, f"score() changed {', '.join(changed)} of a sample; return rewards, change nothing")
+
+    def test_it_can_be_cancelled(self) -> None:
+        require_cancellable(lambda: self.make().score(self._samples()), "score()")
+
+    def _samples(self) -> list[Sample]:
+        """One prompt group: the same prompt and label, every response."""
+        one = Sample(group_index=3, prompt="6 * 7 =", label=self.label, status=Status.COMPLETED, weight_versions=["1"])
+        return [
+            replace(
+                one,
+                index=index,
+                response=template.replace("{label}", self.label),
+                tokens=[5, 6, 7 + index],
+                response_length=1,
+                rollout_log_probs=[-0.5],
+                metadata=copy.deepcopy(self.metadata),
+            )
+            for index, template in enumerate(self.responses)
+        ]
+
+    def _scored(self, samples: Sequence[Sample]) -> list[Any]:
+        rewards = run(self.make().score(samples))
+        require(
+            isinstance(rewards, Sequence) and len(rewards) == len(samples),
+            f"score() returned {rewards!r} for {len(samples)} samples; one reward a sample is wanted",
+        )
+        return list(rewards)
+
+
+def _is_reward(reward: Any) -> bool:
+    numbers = list(reward.values()) if isinstance(reward, dict) else [reward]
+    return bool(numbers) and all(isinstance(one, int | float) and math.isfinite(one) for one in numbers)
+
+
+def _numbers(reward: Any) -> set[str]:
+    return set(reward) if isinstance(reward, dict) else set()
+
+
+def _column(samples: Sequence[Sample], name: str) -> list[Any]:
+    return [getattr(sample, name) for sample in samples]

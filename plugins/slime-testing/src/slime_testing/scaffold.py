@@ -1,0 +1,229 @@
+"""``slime plugins new KIND NAME``: a package of a plugin that works, with its tests, to be changed into another.
+
+The files are templates in ``templates/``: those of ``common`` and those of the kind, at the places that they will have
+in the package, with ``package`` for its import name. ``recipe.toml`` of a kind holds what the common ones say about it.
+A new kind is a new folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from slime_core import Kind, __version__
+from slime_core.errors import PluginError
+from slime_core.plugins.discovery import CORE, PluginSource, installed, nearest
+
+__all__ = ["KINDS", "Scaffold", "main", "new_plugin"]
+
+TEMPLATES = Path(__file__).parent / "templates"
+SUFFIX = ".tmpl"
+COMMON = "common"
+KINDS: tuple[str, ...] = tuple(sorted(path.parent.name for path in TEMPLATES.glob("*/recipe.toml")))
+"""What can be asked for: the kinds of components, the estimator per token, and ``lifecycle`` for hooks alone."""
+
+LONGEST_NAME = 30
+"""Characters; the lines of the generated files stay within 120."""
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Scaffold:
+    """A package that can be written.
+
+    Example: ``Scaffold("advantage-estimator", "my-algo")`` is the distribution ``slime-my-algo`` with the package
+    ``slime_my_algo``, whose plugin and component are called ``my-algo``.
+    """
+
+    kind: str
+    name: str
+
+    @property
+    def distribution(self) -> str:
+        """The distribution, which is also the name of its folder."""
+        return f"slime-{self.name}"
+
+    @property
+    def package(self) -> str:
+        """The import name."""
+        return self.distribution.replace("-", "_")
+
+    @property
+    def partners(self) -> tuple[str, ...]:
+        """Plugins that its run names besides it: an estimator, unless it brings one."""
+        return tuple(self._recipe()["partners"])
+
+    @property
+    def commands(self) -> list[str]:
+        """What a user of the plugin types, once it is installed, to see it run."""
+        recipe = self._recipe()
+        named = " ".join(f"--plugin {name}" for name in (*self.partners, self.name))
+        flags = f" {recipe['flags']}" if "flags" in recipe else ""
+        return [*recipe.get("before", ()), f"slime run {named}{flags} --num-rollout 2"]
+
+    def files(self) -> dict[Path, str]:
+        """Every file of the package: its path in the package's folder, and its text."""
+        words = self._words()
+        return {
+            Path(str(place).replace("package", self.package, 1).removesuffix(SUFFIX)): Template(text).substitute(words)
+            for place, text in self._templates()
+        }
+
+    def _templates(self) -> Iterator[tuple[Path, str]]:
+        for folder in (TEMPLATES / COMMON, TEMPLATES / self.kind):
+            for path in sorted(folder.rglob(f"*{SUFFIX}")):
+                yield path.relative_to(folder), path.read_text(encoding="utf-8")
+
+    def _recipe(self) -> dict[str, Any]:
+        """What the common files say about the kind, with this package's names."""
+        text = (TEMPLATES / self.kind / "recipe.toml").read_text(encoding="utf-8")
+        return tomllib.loads(Template(text).substitute(name=self.name, package=self.package))
+
+    def _words(self) -> dict[str, str]:
+        recipe = self._recipe()
+        plugins = (*self.partners, self.name)
+        wheels = [self.distribution, *(f"slime-{name}" for name in self.partners), "slime-models"]
+        return {
+            "name": self.name,
+            "distribution": self.distribution,
+            "package": self.package,
+            "cls": "".join(part.capitalize() for part in self.name.split("-")),
+            "bounds": _bounds(__version__),
+            "plugins": ", ".join(f'"{name}"' for name in plugins),
+            "commands": "\n".join([f"pip install {' '.join(wheels)}", *self.commands]),
+            "claims": recipe.get("claims", ""),
+            "settings": recipe.get("settings", ""),
+            "options": "\n".join(recipe["options"]),
+            **{key: recipe[key] for key in ("noun", "summary", "intro", "activation", "option")},
+        }
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command ``slime plugins new``; returns the exit code.
+
+    Raises:
+        PluginError: as :func:`new_plugin`.
+    """
+    new = argparse.ArgumentParser(
+        prog="slime plugins new", description="Write a plugin package that works, with its tests.", allow_abbrev=False
+    )
+    new.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
+    new.add_argument("name", metavar="NAME", help="of the plugin: a-z, 0-9 and single dashes")
+    new.add_argument("--dir", type=Path, default=Path(), help="where the folder is made (default: here)")
+    asked = new.parse_args(argv)
+    return new_plugin(asked.kind, asked.name, where=asked.dir)
+
+
+def new_plugin(kind: str, name: str, *, where: Path) -> int:
+    """Write the package ``slime-NAME`` into ``where`` and print the next commands. Returns the exit code, 0.
+
+    Raises:
+        PluginError: there is no such kind, the name cannot be used, or the folder is there or cannot be written;
+            nothing was written.
+    """
+    scaffold = Scaffold(_kind(kind), _name(name))
+    _refuse_taken(scaffold)
+    folder = where / scaffold.distribution
+    _write(folder, scaffold.files())
+    print(_next_commands(folder, scaffold))
+    return 0
+
+
+# --- What can be asked for -------------------------------------------------------------------------------------------
+
+
+def _kind(asked: str) -> str:
+    kind = asked.replace("_", "-")
+    if kind not in KINDS:
+        raise PluginError(
+            f"slime plugins new {asked}: no such kind{nearest(kind, KINDS)}. Kinds are: {', '.join(KINDS)}."
+        )
+    return kind
+
+
+def _name(name: str) -> str:
+    if not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+        raise PluginError(
+            f"a plugin cannot be called {name!r}; a name begins with a letter and has a to z, 0 to 9 and single "
+            f"dashes, at most {LONGEST_NAME} characters. Choose another, such as my-algo."
+        )
+    if name.startswith("slime-"):
+        raise PluginError(
+            f"the distribution of {name!r} would be slime-{name}; ask for {name.removeprefix('slime-')!r}"
+        )
+    return name
+
+
+def _refuse_taken(scaffold: Scaffold) -> None:
+    """A name means one plugin, one table of settings, and, in the plugin's own run, one component."""
+    # Here, because it pulls in pydantic, which listing does not need.
+    from slime_core.config.schema import RunConfig
+
+    name = scaffold.name
+    if name in RunConfig.model_fields:
+        raise PluginError(f"a plugin cannot be called {name!r}: [{name}] is a section of the core's settings.")
+    taken = [plugin for plugin in installed() if name == plugin.name or scaffold.distribution == plugin.distribution]
+    if taken:
+        raise PluginError(f"the name {name!r} is taken by {taken[0]}. Choose another.")
+    owner = _component_owner(scaffold)
+    if owner:
+        raise PluginError(
+            f"the name {name!r} is taken by a component of {owner}, which runs beside it. Choose another."
+        )
+
+
+def _component_owner(scaffold: Scaffold) -> object | None:
+    """Which of the plugins that the generated run names offers a component of this name."""
+    from slime_core.plugins.registration import register
+
+    beside = {CORE.name, *scaffold.partners}
+    for plugin in (plugin for plugin in installed() if plugin.name in beside):
+        with suppress(PluginError):  # a broken neighbour is for slime plugins check to report
+            registry = register([PluginSource(plugin)])
+            if any(scaffold.name in registry.names(kind) for kind in Kind):
+                return plugin
+    return None
+
+
+# --- Writing ---------------------------------------------------------------------------------------------------------
+
+
+def _write(folder: Path, files: Mapping[Path, str]) -> None:
+    """Make ``folder`` with these files; it appears whole or not at all."""
+    if os.path.lexists(folder):
+        raise PluginError(
+            f"{folder} is there already, and nothing is overwritten. Choose another name, or another --dir."
+        )
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".slime-new-") as beside:
+            unfinished = Path(beside) / folder.name
+            for place, text in files.items():
+                (unfinished / place).parent.mkdir(parents=True, exist_ok=True)
+                (unfinished / place).write_text(text, encoding="utf-8")
+            unfinished.rename(folder)
+    except OSError as problem:
+        raise PluginError(f"{folder} cannot be written: {problem}. Name another folder with --dir.") from problem
+
+
+def _next_commands(folder: Path, scaffold: Scaffold) -> str:
+    steps = [f"cd {shlex.quote(str(folder))}", "pip install -e '.[test]' && pytest", " && ".join(scaffold.commands)]
+    return "\n".join(
+        [f"{folder}: plugin {scaffold.name!r}, {len(scaffold.files())} files. Next:", *(f"  {step}" for step in steps)]
+    )
+
+
+def _bounds(version: str) -> str:
+    """The versions of the core that the package works with: those of the same minor version."""
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return f">={major}.{minor},<{major}.{minor + 1}"

@@ -1,0 +1,151 @@
+"""What a data source must hold to: whole prompt groups, and the same stream from wherever it is resumed."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+
+from slime_core import Kind, PromptRequest
+from slime_core.types import PromptGroup, Status
+from slime_testing.suite import ComponentSuite, given, require
+
+__all__ = ["DataSourceSuite"]
+
+ROWS = tuple({"prompt": f"{number} + 1 =", "label": str(number + 1), "metadata": {"n": number}} for number in range(7))
+"""The rows of the examples' file: few, so that every stream reaches its second pass."""
+
+draws = st.lists(st.integers(1, 5), min_size=1, max_size=5)
+
+
+class DataSourceSuite(ComponentSuite):
+    """For data sources.
+
+    Attributes:
+        rows: the JSON objects of the file that the source is given; a source that needs no file ignores it.
+    """
+
+    kind: ClassVar[Kind] = Kind.DATA_SOURCE
+    rows: ClassVar[Sequence[dict[str, Any]]] = ROWS
+
+    @given(max_examples=15, sizes=draws, of_a_prompt=st.integers(1, 3))
+    def test_groups_are_of_the_size_that_was_asked_for(self, sizes: list[int], of_a_prompt: int) -> None:
+        with self._source(of_a_prompt) as source:
+            for n in sizes:
+                groups = source.next_groups(n)
+                require(len(groups) == n, f"next_groups({n}) returned {len(groups)} groups")
+                found = [len(group) for group in groups]
+                require(set(found) == {of_a_prompt}, f"groups of {of_a_prompt} samples were asked for, found {found}")
+
+    @given(max_examples=15, sizes=draws)
+    def test_samples_are_pending_and_told_apart_by_their_numbers(self, sizes: list[int]) -> None:
+        with self._source() as source:
+            groups = [group for n in sizes for group in source.next_groups(n)]
+        samples = [sample for group in groups for sample in group]
+        begun = [sample.status for sample in samples if sample.status is not Status.PENDING or sample.response_length]
+        require(not begun, f"samples are handed out as {begun[:3]}; only pending ones without a response are wanted")
+        numbers = [[sample.group_index for sample in group] for group in groups]
+        alike = all(len(set(group)) == 1 and None not in group for group in numbers)
+        require(alike, f"samples of one group must share one group_index; found {numbers[:3]}")
+        require(len({group[0] for group in numbers}) == len(groups), f"two groups share a group_index: {numbers}")
+        indices = [sample.index for sample in samples]
+        require(len(set(indices)) == len(indices), f"two samples share an index: {indices}")
+
+    @given(max_examples=15, before=draws, after=draws)
+    def test_it_resumes_the_same_stream(self, before: list[int], after: list[int]) -> None:
+        with self._source() as source, self._source() as resumed:
+            _drain(source, before)
+            resumed.restore(_through_json(source.state()))
+            wanted, found = _drain(source, after), _drain(resumed, after)
+        _require_same(found, wanted, "restored from state(), another source goes on with other prompts or numbers.")
+
+    @given(max_examples=15, before=draws, number=st.integers(1, 4))
+    def test_what_was_put_back_comes_first(self, before: list[int], number: int) -> None:
+        with self._source() as source:
+            _drain(source, before)
+            groups = source.next_groups(number)
+            wanted = [_named(group) for group in groups]
+            source.put_back(groups)
+            found = _drain(source, [number])
+        require(
+            sorted(map(str, found)) == sorted(map(str, wanted)),
+            f"{wanted} was put back, and {found} came next: groups that were put back are lost or come late.",
+        )
+
+    @given(max_examples=15, before=draws, number=st.integers(1, 4))
+    def test_what_was_put_back_survives_a_restart(self, before: list[int], number: int) -> None:
+        with self._source() as source, self._source() as resumed:
+            _drain(source, before)
+            source.put_back(source.next_groups(number))
+            resumed.restore(_through_json(source.state()))
+            wanted, found = _drain(source, [number, 3]), _drain(resumed, [number, 3])
+        _require_same(found, wanted, "groups that were put back are lost when the source is restored.")
+
+    @given(max_examples=15, before=draws, after=draws)
+    def test_a_state_stays_what_it_was(self, before: list[int], after: list[int]) -> None:
+        with self._source() as source:
+            _drain(source, before)
+            groups = source.next_groups(2)
+            state = source.state()
+            written = _through_json(state)
+            source.put_back(groups)
+            _drain(source, after)
+            require(
+                _through_json(state) == written,
+                "the state that state() returned changed while the source went on; return a copy.",
+            )
+
+    @given(max_examples=15, sizes=draws)
+    def test_asking_for_the_state_changes_nothing(self, sizes: list[int]) -> None:
+        with self._source() as source, self._source() as asked:
+            wanted = _drain(source, sizes)
+            found = []
+            for n in sizes:
+                asked.state()
+                found += _drain(asked, [n])
+        _require_same(found, wanted, "two sources of one request differ, or asking for the state moves the stream.")
+
+    def test_it_knows_how_many_prompts_there_are(self) -> None:
+        with self._source() as source:
+            require(len(source) >= 1, f"len() is {len(source)}; at least one prompt is wanted")
+
+    @contextmanager
+    def _source(self, of_a_prompt: int = 2) -> Iterator[Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "prompts.jsonl")
+            path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
+            # The same name in every source: a source may hold its place against the file that it was given.
+            yield self.make(request=PromptRequest(path, n_samples_per_prompt=of_a_prompt, seed=5))
+
+
+def _drain(source: Any, sizes: Sequence[int]) -> list[Any]:
+    return [_named(group) for n in sizes for group in source.next_groups(n)]
+
+
+def _named(group: PromptGroup) -> list[tuple[Any, ...]]:
+    return [(sample.group_index, sample.index, str(sample.prompt), sample.label) for sample in group]
+
+
+def _require_same(found: list[Any], wanted: list[Any], otherwise: str) -> None:
+    apart = next((pair for pair in zip(found, wanted, strict=False) if pair[0] != pair[1]), None)
+    require(
+        apart is None and len(found) == len(wanted),
+        f"{otherwise}\nFound {apart and apart[0]}, wanted {apart and apart[1]} (group_index, index, prompt, label).",
+    )
+
+
+def _through_json(state: Any) -> Any:
+    """The state as a checkpoint keeps it."""
+    try:
+        return json.loads(json.dumps(state, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        require(
+            False,
+            f"state() returned {state!r}, which JSON cannot hold ({error}); numbers, texts, lists and dicts "
+            "with text keys are wanted",
+        )

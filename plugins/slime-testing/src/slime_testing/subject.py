@@ -1,0 +1,137 @@
+"""Finds the component under test as a run would: by the plugin's name, file or module, through registration."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_core import Component, Kind
+from slime_core.errors import PluginError
+from slime_core.plugins.discovery import CORE, PLUGIN_GROUP, PluginIdentity, PluginSource, installed, resolve
+from slime_core.plugins.registration import Registry, register
+
+__all__ = ["Subject", "find", "find_component", "own_plugin", "plugin_source", "registry_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A component, who offers it, and the options that its target is called with.
+
+    Arguments:
+        source: the plugin, as another process can load it again.
+        component: with its traits filled in.
+        target: what the component's ``target`` names.
+        options: an instance of the plugin's options class; None where it has none.
+    """
+
+    source: PluginSource
+    component: Component
+    target: Any
+    options: Any
+
+    @property
+    def plugin(self) -> PluginIdentity:
+        """Who offers it."""
+        return self.source.plugin
+
+
+def find(kind: Kind, component: str, *, plugin: str | None, options: Any, near: Path) -> Subject:
+    """The component of that kind and name.
+
+    Arguments:
+        plugin: what a run writes after ``--plugin``; None: the plugin of the project around ``near`` that offers the
+            component, or else the one installed plugin that does.
+        options: the options object; None: the plugin's own with its defaults.
+        near: the file of the test, from which relative paths and the project are found.
+
+    Raises:
+        PluginError: no such plugin or component, several plugins offer it, or the plugin is broken.
+    """
+    source = _offering(kind, component, near) if plugin is None else plugin_source(plugin, near=near)
+    registry = registry_of(source)
+    options_class = registry.options.get(source.plugin.name)
+    if options is None and options_class is not None:
+        options = options_class()
+    return Subject(source, registry.find(kind, component), registry.load(kind, component), options)
+
+
+def find_component(kind: Kind, component: str, *, plugin: str) -> tuple[PluginIdentity, Any]:
+    """Who offers the component, and its traits; its code is not imported.
+
+    Raises:
+        PluginError: no such plugin or component, or the plugin is broken.
+    """
+    source = resolve(plugin)
+    return source.plugin, registry_of(source).find(kind, component).traits
+
+
+def plugin_source(plugin: str, *, near: Path) -> PluginSource:
+    """What ``--plugin`` of that name means; a relative path may also start at the folder of ``near``.
+
+    Raises:
+        PluginError: no such plugin or file.
+    """
+    beside = near.parent / plugin
+    return resolve(str(beside) if plugin.endswith(".py") and beside.is_file() else plugin)
+
+
+def own_plugin(near: Path) -> PluginSource:
+    """The one plugin of the project around ``near``.
+
+    Raises:
+        PluginError: it declares none or several, or is not installed.
+    """
+    found = _project_plugins(near)
+    if len(found) != 1:
+        names = ", ".join(found) or "none that is installed"
+        raise PluginError(f"the project around {near} declares these plugins: {names}.\nName one: plugin = 'NAME'.")
+    return resolve(found[0])
+
+
+def registry_of(source: PluginSource) -> Registry:
+    """What the plugin and ``core`` offer; raises ``PluginError`` for everything that a run would refuse."""
+    core = PluginSource(CORE)
+    return register([core] if source.plugin.name == CORE.name else [core, source])
+
+
+def _offering(kind: Kind, component: str, near: Path) -> PluginSource:
+    """The plugin that offers the component: of the project around ``near``, or else of all that are installed."""
+    own = _project_plugins(near)
+    for among in (own, [plugin.name for plugin in installed() if plugin.name not in own]):
+        found = [source for source in map(resolve, dict.fromkeys(among)) if _offers(source, kind, component)]
+        if len(found) > 1:
+            both = " and ".join(str(source.plugin) for source in found)
+            raise PluginError(
+                f"the {kind.words} {component!r} is offered by {both}.\nName one: plugin = {found[0].plugin.name!r}."
+            )
+        if found:
+            return found[0]
+    raise PluginError(
+        f"no installed plugin offers a {kind.words} called {component!r}.\nInstall the package under test (pip install "
+        "-e .), or say where the plugin is: plugin = 'NAME', './FILE.py' or 'PACKAGE.MODULE'."
+    )
+
+
+def _offers(source: PluginSource, kind: Kind, component: str) -> bool:
+    try:
+        registry = registry_of(source)
+        return registry.owner(kind, component).name == source.plugin.name
+    except PluginError:
+        return False
+
+
+def _project_plugins(near: Path) -> list[str]:
+    """Plugins that the nearest ``pyproject.toml`` above ``near`` declares, as far as they are installed."""
+    known = {plugin.name for plugin in installed()}
+    for folder in _folders(near):
+        if (folder / "pyproject.toml").is_file():
+            project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
+            return [name for name in project.get("entry-points", {}).get(PLUGIN_GROUP, {}) if name in known]
+    return []
+
+
+def _folders(near: Path) -> Iterator[Path]:
+    yield from near.resolve().parents

@@ -1,0 +1,143 @@
+"""The class under all suites: which component is tested, and properties that every subclass gets a copy of.
+
+A property is a method ``test_...``. One that takes examples is marked with :func:`given`; Hypothesis would refuse one
+such function that two classes share, so each subclass gets its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import hypothesis
+from hypothesis.strategies import SearchStrategy
+
+from slime_core import Kind
+from slime_core.errors import PluginError
+from slime_testing.subject import Subject, find
+
+__all__ = ["EXAMPLES", "ComponentSuite", "NotTested", "PropertyViolation", "given", "properties", "require"]
+
+EXAMPLES = 25
+"""Examples of one property; the same ones in every run."""
+
+_MARK = "_slime_examples"
+Property = TypeVar("Property", bound=Callable[..., None])
+
+
+class PropertyViolation(AssertionError):
+    """The component breaks its contract; the message says how, in plain words."""
+
+
+class NotTested(PropertyViolation):
+    """The examples cannot show whether the component holds to its contract; the message says what the suite needs."""
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Returns if ``holds``.
+
+    Raises:
+        PropertyViolation: it does not; the message is ``otherwise``.
+    """
+    if not holds:
+        raise PropertyViolation(otherwise)
+
+
+def given(*, max_examples: int = EXAMPLES, **strategies: SearchStrategy[Any]) -> Callable[[Property], Property]:
+    """Marks a property that holds for every example of the strategies, by parameter name; each subclass runs a copy."""
+
+    def mark(function: Property) -> Property:
+        setattr(function, _MARK, (max_examples, strategies))
+        return function
+
+    return mark
+
+
+def properties(suite: type) -> list[str]:
+    """The names of the suite's properties, in the order in which they are written."""
+    written: dict[str, None] = {}
+    for base in reversed(suite.__mro__):
+        written.update(dict.fromkeys(name for name in vars(base) if name.startswith("test_")))
+    return list(written)
+
+
+class Suite:
+    """Gives each subclass its own copy of every property that is run on examples."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        for name in properties(cls):
+            function = inspect.getattr_static(cls, name)
+            raw = getattr(function, "_slime_raw", function)
+            if hasattr(raw, _MARK):
+                setattr(cls, name, _runnable(raw, cls))
+
+
+class ComponentSuite(Suite):
+    """Tests one component.
+
+    Attributes:
+        component: its name.
+        plugin: what a run writes after ``--plugin``; None: the one plugin that offers the component.
+        options: the plugin's options; None: its defaults.
+    """
+
+    kind: ClassVar[Kind]
+    component: ClassVar[str] = ""
+    plugin: ClassVar[str | None] = None
+    options: ClassVar[Any] = None
+    _subject: ClassVar[Subject]
+
+    @classmethod
+    def subject(cls) -> Subject:
+        """The component under test, found once.
+
+        Raises:
+            PluginError: the class names no component, or no plugin offers it.
+        """
+        found = vars(cls).get("_subject")
+        if found is None:
+            found = cls._subject = _found(cls)
+        return found
+
+    @classmethod
+    def make(cls, **more: Any) -> Any:
+        """A fresh object of the component, as a run makes it; override it for a target that needs more."""
+        subject = cls.subject()
+        return subject.target(subject.options, **more)
+
+    @classmethod
+    def traits(cls) -> Any:
+        """The component's traits."""
+        return cls.subject().component.traits
+
+
+def _found(suite: type[ComponentSuite]) -> Subject:
+    if not suite.component:
+        raise PluginError(f"{suite.__name__} names no component; write: component = 'NAME'")
+    near = Path(inspect.getsourcefile(suite) or ".")
+    return find(suite.kind, suite.component, plugin=suite.plugin, options=suite.options, near=near)
+
+
+def _runnable(raw: Callable[..., None], owner: type) -> Any:
+    max_examples, strategies = getattr(raw, _MARK)
+    copy = types.FunctionType(raw.__code__, raw.__globals__, raw.__name__, raw.__defaults__, raw.__closure__)
+    functools.update_wrapper(copy, raw)
+    del copy.__wrapped__  # type: ignore[attr-defined]  # pytest would look through it and ask for fixtures
+    copy.__qualname__ = f"{owner.__qualname__}.{raw.__name__}"
+    settings = hypothesis.settings(
+        max_examples=max_examples,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        report_multiple_bugs=False,
+        phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
+        suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+    )
+    runnable = settings(hypothesis.given(**strategies)(copy))
+    runnable._slime_raw = raw  # type: ignore[attr-defined]
+    return runnable

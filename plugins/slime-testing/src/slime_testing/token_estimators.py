@@ -1,0 +1,301 @@
+"""What an advantage estimator of scope ``token`` must hold to: each rank's responses in, one number a response token
+out, however the samples are split over ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+from typing import Any, ClassVar
+
+import torch
+from hypothesis import strategies as st
+
+from slime_core import AdvantageSettings, Kind, ResponseTokens, TokenAdvantages
+from slime_testing.packed import Packing, require_column, require_equal, require_unchanged, rows
+from slime_testing.suite import ComponentSuite, PropertyViolation, given, require
+
+__all__ = ["TokenAdvantageEstimatorSuite"]
+
+LIMIT_S = 60.0
+"""Seconds that a rank waits for the others in a reduction."""
+
+IN_STEP = "Every rank must call the same reductions in the same order, also where its shard is small."
+
+SETTINGS = (
+    AdvantageSettings(),
+    AdvantageSettings(gamma=0.9, lambd=0.8),
+    AdvantageSettings(kl_coef=0.1, gamma=0.95),
+)
+settings = st.sampled_from(SETTINGS)
+TOKEN_COLUMNS = ("log_probs_U", "ref_log_probs_U", "rollout_log_probs_U", "values_U")
+
+
+class TokenAdvantageEstimatorSuite(ComponentSuite):
+    """For estimators whose traits say ``scope="token"``.
+
+    As in a run, a column that the traits do not read is None, and one of ``kl_reads`` where ``kl_coef`` is 0.
+    """
+
+    kind: ClassVar[Kind] = Kind.ADVANTAGE_ESTIMATOR
+
+    def test_the_traits_say_scope_token(self) -> None:
+        scope = self.traits().scope
+        require(scope == "token", f"the traits say scope {scope!r}; test it with AdvantageEstimatorSuite")
+
+    @given(packing=rows(), settings=settings)
+    def test_every_token_gets_one_finite_advantage(self, packing: Packing, settings: AdvantageSettings) -> None:
+        batch = self._batch(packing, settings)
+        output = self._estimated(batch)
+        require_column("advantages_U", output.advantages_U, batch.mask_U)
+        advantages_U = self._trained(batch)
+        finite = bool(advantages_U.isfinite().all())
+        require(finite, f"a trained token's advantage is NaN or infinite: {advantages_U.tolist()}")
+
+    @given(packing=rows(), settings=settings)
+    def test_metrics_are_one_number_a_token(self, packing: Packing, settings: AdvantageSettings) -> None:
+        batch = self._batch(packing, settings)
+        for name, values_U in self._estimated(batch).metrics_U.items():
+            require_column(f"the metric {name!r}", values_U, batch.mask_U)
+
+    @given(packing=rows(), settings=settings)
+    def test_a_response_without_tokens_is_taken(self, packing: Packing, settings: AdvantageSettings) -> None:
+        batch = self._batch(Packing((*packing.lengths, 0), packing.mask, packing.seed), settings)
+        advantages_U = self._trained(batch)
+        finite = bool(advantages_U.isfinite().all())
+        require(finite, f"with a response of no tokens in the batch, an advantage is NaN: {advantages_U.tolist()}")
+
+    @given(packing=rows(), settings=settings)
+    def test_an_estimator_that_reads_values_gives_returns(self, packing: Packing, settings: AdvantageSettings) -> None:
+        if "values" not in self.traits().reads:
+            return
+        batch = self._batch(packing, settings)
+        returns_U = self._estimated(batch).returns_U
+        require(returns_U is not None, "the traits read values, so a critic is trained, and returns_U is None")
+        require_column("returns_U", returns_U, batch.mask_U)
+        finite = bool(returns_U is not None and returns_U.isfinite().all())
+        require(finite, f"a return is NaN or infinite: {returns_U}")
+
+    @given(packing=rows(), reward=st.sampled_from([0.0, 1.0, -3.0, 0.1]), alone=st.booleans())
+    def test_constant_rewards_give_finite_advantages(self, packing: Packing, reward: float, alone: bool) -> None:
+        batch = self._batch(packing, AdvantageSettings())
+        batch = replace(batch, rewards_B=torch.full_like(batch.rewards_B, reward))
+        if alone:  # one response of one token, and every column the same: no variance of any kind
+            batch = _constant(_chosen(batch, [0]), reward)
+        advantages_U = self._trained(batch)
+        require(
+            bool(advantages_U.isfinite().all()),
+            f"all rewards are {reward}, and an advantage is NaN or infinite: {advantages_U.tolist()}. A division by a "
+            "standard deviation needs an epsilon.",
+        )
+
+    @given(packing=rows(), settings=settings)
+    def test_the_batch_is_not_changed(self, packing: Packing, settings: AdvantageSettings) -> None:
+        batch = self._batch(packing, settings)
+        before = {name: column.clone() for name, column in _columns(batch).items()}
+        self._estimated(batch)
+        require_unchanged(before, _columns(batch))
+
+    @given(packing=rows(), settings=settings, seed=st.integers(0, 99))
+    def test_permuting_the_samples_permutes_the_advantages(
+        self, packing: Packing, settings: AdvantageSettings, seed: int
+    ) -> None:
+        batch = self._batch(packing, settings)
+        order = torch.randperm(len(batch.lengths_B), generator=torch.Generator().manual_seed(seed)).tolist()
+        straight_U, shuffled_U = (self._trained(one) for one in (batch, _chosen(batch, order)))
+        wanted_U = straight_U[_tokens(batch, order)]
+        require_equal(shuffled_U, wanted_U, "the advantages depend on the order of the samples in the shard.")
+
+    @given(packing=rows(), settings=settings, split=st.lists(st.integers(0, 1), min_size=4, max_size=4))
+    def test_how_samples_are_split_over_ranks_changes_nothing(
+        self, packing: Packing, settings: AdvantageSettings, split: list[int]
+    ) -> None:
+        batch = self._batch(packing, settings)
+        if len(batch.lengths_B) < 2:
+            return
+        split = [0, 1, *split][: len(batch.lengths_B)]  # no rank is empty: the core gives every rank a sample
+        shares = [[sample for sample, rank in enumerate(split) if rank == wanted] for wanted in (0, 1)]
+        shards = [_chosen(batch, share) for share in shares]
+        together_U = self._trained(batch)
+        for share, shard, output in zip(shares, shards, _on_ranks(self.make, shards), strict=True):
+            require_equal(
+                output.advantages_U.where(shard.mask_U != 0, 0.0),
+                together_U[_tokens(batch, share)],
+                "the advantages depend on how the samples are split over ranks: take means and variances over the "
+                "batch through reduce.sum, sums and counts first, and divide then.",
+            )
+
+    @given(packing=rows(), settings=settings, longer=st.integers(1, 5))
+    def test_padding_changes_nothing(self, packing: Packing, settings: AdvantageSettings, longer: int) -> None:
+        padding = Packing((*packing.lengths, longer), (*packing.mask, *[0] * longer), packing.seed)
+        more = Packing((*packing.lengths, longer + 3), (*packing.mask, *[0] * (longer + 3)), packing.seed + 1)
+        batch = self._batch(padding, settings)
+        other = self._overlaid(self._batch(more, settings), batch, len(packing.mask))
+        found_U, wanted_U = (self._trained(one)[: len(packing.mask)] for one in (other, batch))
+        require_equal(
+            found_U,
+            wanted_U,
+            "the advantages depend on how long a response is that is not trained at all, or on what its tokens hold: "
+            "count tokens with mask_U.",
+        )
+
+    def _estimated(self, batch: ResponseTokens) -> TokenAdvantages:
+        """On one rank that holds everything."""
+        output: TokenAdvantages = self.make().estimate(batch, _OneRank())
+        found = type(output).__name__
+        require(isinstance(output, TokenAdvantages), f"estimate() returned {found}; TokenAdvantages is wanted")
+        return output
+
+    def _trained(self, batch: ResponseTokens) -> torch.Tensor:
+        """The advantages of trained tokens, 0 elsewhere, as the core takes them: [u]."""
+        advantages_U = self._estimated(batch).advantages_U
+        require_column("advantages_U", advantages_U, batch.mask_U)
+        return advantages_U.where(batch.mask_U != 0, 0.0)
+
+    def _batch(self, packing: Packing, settings: AdvantageSettings) -> ResponseTokens:
+        traits = self.traits()
+        reads = traits.reads | traits.kl_reads if settings.kl_coef else traits.reads
+        if not traits.kl_reads:  # a run refuses the coefficient
+            settings = replace(settings, kl_coef=0.0)
+        lengths_B = torch.tensor(packing.lengths)
+        drawn = {
+            name: packing.uniform(number, low=-2.0, high=-0.1)
+            for number, name in enumerate(TOKEN_COLUMNS)
+            if name.removesuffix("_U") in reads
+        }
+        return ResponseTokens(
+            lengths_B=lengths_B,
+            samples_U=torch.repeat_interleave(torch.arange(len(lengths_B)), lengths_B),
+            mask_U=packing.mask_T,
+            rewards_B=torch.tensor([float(1 + (packing.seed * 7 + i * 5) % 4) / 2 for i in range(len(lengths_B))]),
+            settings=settings,
+            **drawn,
+            **(_texts(packing) if "tokens" in reads else {}),
+        )
+
+    def _overlaid(self, batch: ResponseTokens, source: ResponseTokens, tokens: int) -> ResponseTokens:
+        """``batch`` with the rewards of ``source`` and its first ``tokens`` response tokens."""
+        mixed: dict[str, Any] = {"rewards_B": source.rewards_B}
+        for name in TOKEN_COLUMNS:
+            old, new = getattr(source, name), getattr(batch, name)
+            mixed[name] = None if new is None else torch.cat([old[:tokens], new[tokens:]])
+        if batch.tokens_T is not None and source.tokens_T is not None:
+            ahead = len(source.tokens_T) - int(source.lengths_B[-1])
+            mixed["tokens_T"] = torch.cat([source.tokens_T[:ahead], batch.tokens_T[ahead:]])
+        return replace(batch, **mixed)
+
+
+def _texts(packing: Packing) -> dict[str, torch.Tensor]:
+    """Token ids of prompts, of one to three tokens each, and of responses."""
+    lengths_B = torch.tensor([1 + place % 3 + length for place, length in enumerate(packing.lengths)])
+    generator = torch.Generator().manual_seed(packing.seed)
+    tokens_T = torch.randint(5, 90, (int(lengths_B.sum()),), generator=generator)
+    return {"tokens_T": tokens_T, "total_lengths_B": lengths_B}
+
+
+def _columns(batch: ResponseTokens) -> dict[str, torch.Tensor]:
+    found = {field.name: getattr(batch, field.name) for field in fields(batch) if field.name != "settings"}
+    return {name: column for name, column in found.items() if column is not None}
+
+
+def _tokens(batch: ResponseTokens, samples: Sequence[int]) -> torch.Tensor:
+    """Positions of the response tokens of these samples, in that order."""
+    places = [torch.nonzero(batch.samples_U == sample)[:, 0] for sample in samples]
+    return torch.cat(places)
+
+
+def _chosen(batch: ResponseTokens, samples: list[int]) -> ResponseTokens:
+    """A shard of these samples, in that order."""
+    tokens_U, lengths_B = _tokens(batch, samples), batch.lengths_B[samples]
+    given = _columns(batch)
+    columns: dict[str, Any] = {
+        name: column[tokens_U] if name.endswith("_U") else column[samples]
+        for name, column in given.items()
+        if name != "tokens_T"
+    }
+    if "tokens_T" in given:
+        texts = given["tokens_T"].split(given["total_lengths_B"].tolist())
+        columns["tokens_T"] = torch.cat([texts[sample] for sample in samples])
+    columns["samples_U"] = torch.repeat_interleave(torch.arange(len(samples)), lengths_B)
+    return replace(batch, **columns)
+
+
+def _constant(batch: ResponseTokens, value: float) -> ResponseTokens:
+    """One trained token, of which every column holds ``value``."""
+    one = {name: torch.full((1,), value) for name, column in _columns(batch).items() if column.is_floating_point()}
+    ones: dict[str, Any] = {**one, "mask_U": torch.ones(1), "lengths_B": torch.ones(1, dtype=torch.int64)}
+    if batch.tokens_T is not None and batch.total_lengths_B is not None:
+        ones["total_lengths_B"] = batch.total_lengths_B - batch.lengths_B + 1
+        ones["tokens_T"] = batch.tokens_T[: int(ones["total_lengths_B"])]
+    return replace(batch, **ones, samples_U=torch.zeros(1, dtype=torch.int64))
+
+
+class _OneRank:
+    """The reductions of a single rank."""
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        return values.detach().clone()
+
+
+class _Meeting:
+    """Where the ranks of one call meet, one reduction after the other.
+
+    A rank lays its summand down and waits for the others; one that has left lays down nothing more.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._changed = threading.Condition()
+        self._laid: dict[int, dict[int, torch.Tensor]] = {}
+        self._gone: set[int] = set()
+
+    def sum_of(self, rank: int, number: int, values: torch.Tensor) -> torch.Tensor:
+        """The sum of what all ranks lay down as their reduction of that number."""
+        with self._changed:
+            laid = self._laid.setdefault(number, {})
+            laid[rank] = values.detach().clone()
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: len(laid) == self._ranks or self._gone - laid.keys(), LIMIT_S)
+            complete = len(laid) == self._ranks
+        require(complete, f"a rank waits in its reduction {number + 1}, which another rank never calls. {IN_STEP}")
+        shapes = {tuple(one.shape) for one in laid.values()}
+        require(len(shapes) == 1, f"the ranks reduce tensors of the shapes {sorted(shapes)} together. {IN_STEP}")
+        return torch.stack([laid[one] for one in sorted(laid)]).sum(0)
+
+    def leave(self, rank: int) -> None:
+        """The rank is done."""
+        with self._changed:
+            self._gone.add(rank)
+            self._changed.notify_all()
+
+
+class _Rank:
+    """The reductions of one of several ranks."""
+
+    def __init__(self, meeting: _Meeting, rank: int) -> None:
+        self._meeting, self._rank, self._number = meeting, rank, -1
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        self._number += 1
+        return self._meeting.sum_of(self._rank, self._number, values)
+
+
+def _on_ranks(make: Callable[[], Any], shards: Sequence[ResponseTokens]) -> list[TokenAdvantages]:
+    """What every rank makes of its shard, all of them at once."""
+    meeting = _Meeting(len(shards))
+    with ThreadPoolExecutor(len(shards)) as ranks:
+        futures = [ranks.submit(_estimate_on, make, shard, meeting, rank) for rank, shard in enumerate(shards)]
+    failures = [failure for future in futures if (failure := future.exception()) is not None]
+    # A rank that fails leaves the others waiting: its own failure says more than theirs.
+    for failure in sorted(failures, key=lambda one: isinstance(one, PropertyViolation)):
+        raise failure
+    return [future.result() for future in futures]
+
+
+def _estimate_on(make: Callable[[], Any], shard: ResponseTokens, meeting: _Meeting, rank: int) -> TokenAdvantages:
+    try:
+        output: TokenAdvantages = make().estimate(shard, _Rank(meeting, rank))
+        return output
+    finally:
+        meeting.leave(rank)

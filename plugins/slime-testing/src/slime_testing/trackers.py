@@ -1,0 +1,92 @@
+"""What a tracker must hold to: it takes every metric there can be, changes none, and can be closed at any time."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+
+from slime_core import Kind
+from slime_core.errors import PluginError
+from slime_core.plugins.boundary import boundary
+from slime_testing.suite import ComponentSuite, PropertyViolation, given, require
+
+__all__ = ["TrackerSuite"]
+
+NAMES = ("train/loss", "rollout/raw_reward", "eval/prompts-truncated_ratio", "eval/prompts/carries=1", "perf/step_s")
+VALUES = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([0.0, math.nan, math.inf, 1e-300]))
+metrics = st.dictionaries(st.sampled_from(NAMES), VALUES)
+
+
+class TrackerSuite(ComponentSuite):
+    """For trackers; each example is logged from an empty working folder."""
+
+    kind: ClassVar[Kind] = Kind.TRACKER
+
+    @given(max_examples=15, steps=st.lists(metrics, min_size=1, max_size=4))
+    def test_every_metric_is_taken(self, steps: list[dict[str, float]]) -> None:
+        with self._tracker() as tracker:
+            for step, found in enumerate(steps):
+                tracker.log(step, found)
+
+    @given(max_examples=15, found=metrics)
+    def test_the_metrics_are_not_changed(self, found: dict[str, float]) -> None:
+        before = dict(found)
+        with self._tracker() as tracker:
+            tracker.log(0, found)
+        same = list(found) == list(before) and all(repr(found[name]) == repr(before[name]) for name in before)
+        require(same, f"log() changed the metrics from {before} to {found}; other trackers see the same ones")
+
+    def test_one_step_can_be_logged_in_parts(self) -> None:
+        with self._tracker() as tracker:
+            tracker.log(3, {"train/loss": 0.5})
+            tracker.log(3, {"eval/prompts": 0.25})
+
+    def test_a_resumed_run_logs_an_earlier_step(self) -> None:
+        with self._tracker() as tracker:
+            tracker.log(9, {"train/loss": 0.5})
+            tracker.log(4, {"train/loss": 0.25})
+
+    def test_it_closes_without_a_step(self) -> None:
+        with self._tracker():
+            pass
+
+    @contextmanager
+    def _tracker(self) -> Iterator[_Tried]:
+        """A tracker that is closed behind the block, whatever happens in it."""
+        before = os.getcwd()
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            try:
+                tracker = _Tried(self.make())
+                try:
+                    yield tracker
+                finally:
+                    tracker.close()
+            finally:
+                os.chdir(before)
+
+
+class _Tried:
+    """A tracker whose failures say what it could not do."""
+
+    def __init__(self, tracker: Any) -> None:
+        self.tracker = tracker
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self._called(f"log({step}, {metrics})", lambda: self.tracker.log(step, metrics))
+
+    def close(self) -> None:
+        self._called("close()", self.tracker.close)
+
+    def _called(self, what: str, run: Callable[[], Any]) -> None:
+        try:
+            with boundary("the tracker", what):
+                run()
+        except PluginError as failure:
+            raise PropertyViolation(str(failure)) from failure.__cause__

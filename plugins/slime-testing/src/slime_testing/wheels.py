@@ -1,0 +1,117 @@
+"""What ``slime plugins check`` reads of an installed plugin without importing it: its metadata, and its files."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from slime_core.errors import PluginError
+from slime_core.plugins.bounds import bound_mistakes, check_bounds
+from slime_core.plugins.content import editable_source
+from slime_core.plugins.discovery import CORE, PluginIdentity
+from slime_testing.verdicts import Verdict, fails, ok, skipped, warns
+
+__all__ = ["look_at_distribution"]
+
+LISTED = 5
+"""Files that a message names; it counts the others."""
+
+PRESENT = {
+    "Summary": "project.description",
+    "License-Expression": "project.license",
+}
+"""Field of the metadata -> what writes it in pyproject.toml."""
+
+OLDER = {"License-Expression": "License"}
+
+
+def look_at_distribution(plugin: PluginIdentity, installed: Sequence[PluginIdentity]) -> Iterator[Verdict]:
+    """Name, metadata and files of an installed plugin.
+
+    Arguments:
+        installed: every installed plugin, to find those of the same name.
+    """
+    yield _name(plugin, installed)
+    try:
+        found = metadata.distribution(plugin.distribution)
+    except metadata.PackageNotFoundError:
+        yield warns("metadata", f"{plugin.distribution} runs from a folder and is not installed")
+        return
+    yield _metadata(found)
+    if plugin.distribution != CORE.distribution:
+        yield _bounds(plugin)
+    yield _files(found)
+
+
+def _bounds(plugin: PluginIdentity) -> Verdict:
+    try:
+        check_bounds(plugin, {CORE.distribution: CORE.version})
+    except PluginError as mistake:
+        return fails("bounds", str(mistake))
+    loose = bound_mistakes(plugin)
+    return warns("bounds", "\n".join(loose)) if loose else ok("bounds")
+
+
+def _name(plugin: PluginIdentity, installed: Sequence[PluginIdentity]) -> Verdict:
+    same = [str(one) for one in installed if one.name == plugin.name]
+    if len(same) > 1:
+        step = f"a run writes {plugin.distribution}:{plugin.name}, or one is uninstalled"
+        return fails("name", f"claimed {len(same)} times: by {' and by '.join(same)}; {step}")
+    return ok("name")
+
+
+def _metadata(found: metadata.Distribution) -> Verdict:
+    mistakes = list(_missing(found))
+    try:
+        Version(found.version)
+    except InvalidVersion as mistake:
+        return fails("metadata", f"{mistake}; a version is written like 1.2.0 (PEP 440)")
+    return warns("metadata", "; ".join(mistakes)) if mistakes else ok("metadata")
+
+
+def _missing(found: metadata.Distribution) -> Iterator[str]:
+    for field, written in PRESENT.items():
+        names = (field, OLDER.get(field, field))
+        if not any(name in found.metadata and found.metadata[name].strip() for name in names):
+            yield f"no {field}; pyproject.toml writes it with {written}"
+
+
+def _files(found: metadata.Distribution) -> Verdict:
+    source = editable_source(found.metadata["Name"])
+    if source is not None:
+        return skipped("files", f"an editable install of {source}: its files are meant to change")
+    try:
+        files = found.files
+    except (ValueError, TypeError, csv.Error) as problem:  # another encoding, or other columns than a RECORD has
+        return fails("files", f"its RECORD cannot be read ({problem}); reinstall {found.metadata['Name']}")
+    if not files:
+        return warns("files", "no RECORD of what was installed, so changes cannot be seen")
+    hashed = [file for file in files if file.hash is not None]
+    wrong = [f"{file} {mistake}" for file in hashed if (mistake := _mistake(file))]
+    if wrong:
+        more = f", and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
+        return fails("files", f"{'; '.join(wrong[:LISTED])}{more}; reinstall {found.metadata['Name']}")
+    if not hashed:
+        return warns("files", "its RECORD holds no hashes, so changes cannot be seen")
+    return ok("files", f"{len(hashed)} as they were installed")
+
+
+def _mistake(file: metadata.PackagePath) -> str | None:
+    path = Path(str(file.locate()))
+    if not path.is_file():
+        return "is missing"
+    assert file.hash is not None
+    try:
+        found = hashlib.new(file.hash.mode, path.read_bytes()).digest()
+    except (ValueError, TypeError):  # no such hash, or one that has no length of its own
+        return f"has a hash of the unknown kind {file.hash.mode}"
+    except OSError as problem:
+        return f"cannot be read ({problem.strerror})"
+    digest = base64.urlsafe_b64encode(found).rstrip(b"=").decode()
+    return None if digest == file.hash.value else "is not what was installed"

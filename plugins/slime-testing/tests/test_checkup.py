@@ -1,0 +1,340 @@
+"""``slime plugins check``: every way in which a plugin can be unsound costs that plugin its rows, and no other."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from slime_core.cli.main import main
+from slime_core.plugins.discovery import CORE, PATHS, PluginIdentity, PluginSource, Source, installed, local_file
+from slime_testing.checkup import _environment, check_plugins, examined, sources_of
+from slime_testing.examine import pack, unpack
+from slime_testing.verdicts import Verdict
+from slime_testing.wheels import look_at_distribution
+from tests.processes import left_of
+
+PLUGIN = """
+from slime_core import Component, hookimpl
+@hookimpl
+def slime_register_reward_models():
+    yield Component("length", target="acme.code:Length")
+"""
+CODE = """
+class Length:
+    def __init__(self, options): ...
+    async def score(self, samples):
+        return [-float(len(sample.response)) for sample in samples]
+"""
+ACME = PluginIdentity("acme", "acme-tree", "2.1", "acme.plugin")
+METADATA = "Metadata-Version: 2.4\nName: acme-tree\nVersion: {version}\n{more}"
+GOOD = "Summary: Trees\nLicense-Expression: MIT\nRequires-Dist: slime-rl>=0.1,<0.2\n"
+
+Place = Callable[..., Path]
+
+
+@pytest.fixture
+def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """An installed distribution as a wheel leaves it: RECORD with hashes, metadata."""
+
+    def place(files: Mapping[str, str] | None = None, *, more: str = GOOD, version: str = "2.1") -> Path:
+        contents = {"acme/plugin.py": PLUGIN, "acme/code.py": CODE, **(files or {})}
+        info = f"acme_tree-{version}.dist-info"
+        contents[f"{info}/METADATA"] = METADATA.format(version=version, more=more)
+        contents[f"{info}/entry_points.txt"] = "[slime]\nacme = acme.plugin\n"
+        for name, content in contents.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(content)
+        rows = [f"{name},sha256={_hash(content)},{len(content)}" for name, content in contents.items()]
+        (tmp_path / info / "RECORD").write_text("\n".join([*rows, f"{info}/RECORD,,"]))
+        monkeypatch.syspath_prepend(tmp_path)
+        return tmp_path
+
+    return place
+
+
+def _hash(content: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(content.encode()).digest()).rstrip(b"=").decode()
+
+
+def metadata_of(plugin: PluginIdentity = ACME) -> dict[str, Verdict]:
+    return {verdict.check: verdict for verdict in look_at_distribution(plugin, installed())}
+
+
+def inside(timeout_s: float = 240, source: PluginSource | None = None) -> dict[str, tuple[str, str]]:
+    found = examined(source or PluginSource(ACME), timeout_s=timeout_s)
+    return {verdict.check: (verdict.status, verdict.reason) for verdict in found}
+
+
+# --- From outside ----------------------------------------------------------------------------------------------------
+
+
+def test_a_sound_distribution_passes(acme: Place) -> None:
+    acme()
+    assert metadata_of()["name"] == Verdict("name")
+    assert metadata_of()["metadata"] == Verdict("metadata")
+    assert metadata_of()["bounds"] == Verdict("bounds")
+    assert metadata_of()["files"] == Verdict("files", "ok", "4 as they were installed")
+
+
+def test_a_changed_and_a_missing_file_are_named(acme: Place) -> None:
+    site = acme()
+    (site / "acme/code.py").write_text(CODE + "# changed\n")
+    (site / "acme/plugin.py").unlink()
+    assert metadata_of()["files"] == Verdict(
+        "files", "FAILED", "acme/plugin.py is missing; acme/code.py is not what was installed; reinstall acme-tree"
+    )
+
+
+def test_many_changed_files_are_counted(acme: Place) -> None:
+    site = acme({f"acme/part{number}.py": "" for number in range(7)})
+    for number in range(7):
+        (site / f"acme/part{number}.py").unlink()
+    assert metadata_of()["files"].reason.endswith("acme/part4.py is missing, and 2 more; reinstall acme-tree")
+
+
+def test_an_editable_install_is_said_to_be_one(acme: Place) -> None:
+    site = acme()
+    described = {"url": "file:///src/acme", "dir_info": {"editable": True}}
+    (site / "acme_tree-2.1.dist-info/direct_url.json").write_text(json.dumps(described))
+    assert metadata_of()["files"] == Verdict(
+        "files", "skipped", "an editable install of file:///src/acme: its files are meant to change"
+    )
+
+
+def test_files_without_a_record_or_hashes_cannot_be_compared(acme: Place) -> None:
+    site = acme()
+    record = site / "acme_tree-2.1.dist-info/RECORD"
+    record.write_text("acme/plugin.py,,\n")
+    assert metadata_of()["files"].reason == "its RECORD holds no hashes, so changes cannot be seen"
+    record.unlink()
+    assert metadata_of()["files"].reason == "no RECORD of what was installed, so changes cannot be seen"
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (b"acme/plugin.py,sha256=x,1,extra\n", "its RECORD cannot be read ("),
+        (b"acme/\xff.py,sha256=x,1\n", "its RECORD cannot be read ('utf-8' codec can't decode byte 0xff"),
+        (b"acme/plugin.py,shake_128=x,1\n", "acme/plugin.py has a hash of the unknown kind shake_128; reinstall acme"),
+        (b"acme/plugin.py,md17=x,1\n", "acme/plugin.py has a hash of the unknown kind md17; reinstall acme-tree"),
+    ],
+)
+def test_a_record_that_no_installer_writes_fails_its_own_row(acme: Place, record: bytes, reason: str) -> None:
+    (acme() / "acme_tree-2.1.dist-info/RECORD").write_bytes(record)
+    found = metadata_of()["files"]
+    assert found.status == "FAILED"
+    assert found.reason.startswith(reason)
+
+
+def test_only_folders_of_the_interpreter_are_left_for_the_other_process_to_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdlib, packages = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
+    kept = [f"{sys.prefix}-lab", f"{sys.base_prefix}/src/lab", f"{stdlib}-lab"]
+    monkeypatch.setattr(sys, "path", ["", stdlib, f"{stdlib}/lib-dynload", *kept, packages])
+    assert _environment(tmp_path)["PYTHONPATH"].split(os.pathsep) == kept
+
+
+def test_what_the_metadata_lacks_is_a_warning(acme: Place) -> None:
+    acme(more="")
+    assert metadata_of()["metadata"] == Verdict(
+        "metadata",
+        "warning",
+        "no Summary; pyproject.toml writes it with project.description; no License-Expression; pyproject.toml writes "
+        "it with project.license",
+    )
+
+
+def test_a_missing_bound_on_the_core_is_a_warning(acme: Place) -> None:
+    acme(more="Requires-Dist: slime-rl>=0.1\n")
+    assert metadata_of()["bounds"] == Verdict(
+        "bounds",
+        "warning",
+        "acme-tree 2.1 requires slime-rl>=0.1, which has no upper bound.\n"
+        "Its author should require 'slime-rl>=0.1,<0.2'.",
+    )
+
+
+def test_a_core_outside_the_bounds_is_refused(acme: Place) -> None:
+    acme(more="Requires-Dist: slime-rl<0.1\n")
+    found = metadata_of()["bounds"]
+    assert found.status == "FAILED"
+    assert "acme-tree 2.1 requires slime-rl<0.1, and slime-rl 0.1.0 is installed." in found.reason
+
+
+def test_a_version_that_is_none_is_refused(acme: Place) -> None:
+    acme(version="newest")
+    assert metadata_of()["metadata"] == Verdict(
+        "metadata", "FAILED", "Invalid version: 'newest'; a version is written like 1.2.0 (PEP 440)"
+    )
+
+
+def test_a_name_that_two_distributions_claim_is_refused_for_both(acme: Place) -> None:
+    site = acme()
+    other = site / "other-1.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+    (other / "entry_points.txt").write_text("[slime]\nacme = other.plugin\n")
+    assert metadata_of()["name"] == Verdict(
+        "name",
+        "FAILED",
+        "claimed 2 times: by plugin 'acme' (acme-tree 2.1, entry point acme.plugin) and by plugin 'acme' (other 1, "
+        "entry point other.plugin); a run writes acme-tree:acme, or one is uninstalled",
+    )
+    both = sources_of(["acme"], installed())
+    assert [source.plugin.distribution for source in both] == ["acme-tree", "other"]
+
+
+# --- From inside -----------------------------------------------------------------------------------------------------
+
+
+def test_a_sound_plugin_passes_every_check(acme: Place) -> None:
+    acme()
+    assert inside() == {
+        "import": ("ok", ""),
+        "hooks": ("ok", ""),
+        "registration": ("ok", ""),
+        "reward model length": ("ok", ""),
+        "reward model length, properties": ("ok", ""),
+    }
+
+
+def test_a_plugin_that_does_not_import_has_no_other_rows(acme: Place) -> None:
+    acme({"acme/plugin.py": "import no_such_thing"})
+    ((check, (status, reason)),) = inside().items()
+    assert (check, status) == ("import", "FAILED")
+    assert reason.startswith("plugin 'acme' (acme-tree 2.1, entry point acme.plugin): importing it failed with ")
+
+
+@pytest.mark.parametrize(
+    ("source", "end"),
+    [
+        ("import os; print('bye', flush=True); os._exit(0)", "ended the interpreter with exit code 0"),
+        ("import os; print('bye', flush=True); os._exit(7)", "ended the interpreter with exit code 7"),
+        ("import os; print('bye', flush=True); os.kill(os.getpid(), 9)", "ended the interpreter with signal SIGKILL"),
+    ],
+)
+def test_a_plugin_that_ends_the_interpreter_is_told_by_how_it_ended(acme: Place, source: str, end: str) -> None:
+    acme({"acme/plugin.py": source})
+    assert inside() == {"import": ("FAILED", f"{end}; it said last: bye")}
+
+
+def test_a_plugin_that_hangs_is_ended_with_what_it_started(acme: Place, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    start = f"open({str(pid)!r}, 'w').write(str(subprocess.Popen(['sleep', '300']).pid))"
+    acme({"acme/plugin.py": f"import subprocess, time\n{start}\ntime.sleep(300)"})
+    ((check, (status, reason)),) = inside(timeout_s=6).items()
+    assert check in ("start", "import")  # a busy machine may not have come further
+    assert (status, reason) == ("FAILED", "took longer than 6 s (--timeout-s)")
+    if pid.exists():
+        assert left_of(*map(int, pid.read_text().split())) == []
+
+
+def test_a_target_that_ends_the_interpreter_leaves_the_rows_before_it(acme: Place) -> None:
+    acme({"acme/code.py": "import os; os._exit(3)"})
+    found = inside()
+    assert [status for status, _ in found.values()] == ["ok", "ok", "ok", "FAILED"]
+    assert found["reward model length"] == ("FAILED", "ended the interpreter with exit code 3")
+
+
+def test_an_ignored_hook_is_found(acme: Place) -> None:
+    acme({"acme/plugin.py": PLUGIN.replace("@hookimpl\n", "")})
+    assert list(inside()) == ["import", "hooks"]
+    assert "slime_register_reward_models is not marked as a hook" in inside()["hooks"][1]
+
+
+def test_a_component_that_core_has_already_is_found(acme: Place) -> None:
+    acme({"acme/plugin.py": PLUGIN.replace('"length"', '"random"')})
+    assert inside()["registration"][1].startswith("the reward model 'random' is offered twice: by plugin 'core' ")
+
+
+def test_a_target_that_does_not_fit_is_found(acme: Place) -> None:
+    acme({"acme/code.py": CODE.replace("async ", "")})
+    assert "  - score is not async" in inside()["reward model length"][1]
+
+
+def test_a_target_that_breaks_a_property_of_its_kind_is_found(acme: Place) -> None:
+    acme({"acme/code.py": CODE.replace("in samples]", "in samples[::-1]]")})
+    found = inside()
+    assert found["reward model length"] == ("ok", "")
+    status, reason = found["reward model length, properties"]
+    assert status == "FAILED"
+    assert any(line.startswith("rewards_come_in_the_order_of_the_samples: ") for line in reason.splitlines())
+
+
+def test_what_the_examples_of_the_kit_cannot_show_is_skipped(acme: Place) -> None:
+    acme({"acme/code.py": CODE.replace("len(sample.response)", "0")})
+    status, reason = inside()["reward model length, properties"]
+    assert status == "skipped"
+    assert reason.startswith("the_examples_get_different_rewards: not tested: all 10 examples get the same reward")
+
+
+def test_what_only_a_run_can_fill_is_held_to_no_properties() -> None:
+    found = inside(source=PluginSource(PATHS))
+    assert found["reward model custom_rm_path"] == ("ok", "")
+    assert found["properties"] == ("skipped", "what it does is what the functions do that a run names by path")
+    assert not any(check.endswith(", properties") for check in found)
+
+
+def test_hooks_of_a_run_s_life_are_held_to_their_properties(acme: Place) -> None:
+    acme({"acme/plugin.py": PLUGIN + "@hookimpl\ndef slime_run_start(run):\n    pass\n"})
+    assert inside()["hooks of the run's life"] == ("ok", "")
+
+
+def test_a_heavy_import_is_a_warning(acme: Place) -> None:
+    acme({"acme/plugin.py": "import numpy\n" + PLUGIN})
+    assert inside()["import"] == (
+        "warning",
+        "importing it loads numpy: every command that names the plugin waits for that; import it in the module of the "
+        "target",
+    )
+
+
+def test_a_single_file_crosses_as_bytes(tmp_path: Path) -> None:
+    source = local_file(PLUGIN.replace("acme.code", "nowhere.code").encode(), path="mine.py")
+    assert unpack(pack(source)) == source
+    assert source.source is Source.FILE
+    assert inside(source=source)["reward model length"][0] == "FAILED"
+
+
+# --- The command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_table_names_each_plugin_and_the_exit_code_says_whether_all_is_well(
+    acme: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    acme({"acme/code.py": "raise RuntimeError('no')"}, more="")
+    assert main(["plugins", "check", "acme", "searchr1"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "acme (acme-tree 2.1, acme.plugin)"
+    assert "  ok       registration" in lines
+    assert any(line.startswith("  FAILED   reward model length  plugin 'acme' (acme-tree 2.1") for line in lines)
+    assert "  ok       reward model search_r1, properties" in lines
+    assert lines[-1].startswith("2 plugins: 1 FAILED, ")
+
+
+def test_json_holds_every_check(acme: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    acme()
+    assert check_plugins(["acme"], as_json=True) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["name"], found["distribution"], found["failed"]) == ("acme", "acme-tree", False)
+    assert {"check": "reward model length", "status": "ok", "reason": ""} in found["checks"]
+
+
+def test_all_installed_plugins_are_checked_where_none_is_named() -> None:
+    assert PluginSource(CORE) in sources_of([], installed())
+    assert [source.plugin for source in sources_of([], installed())] == installed()
+
+
+def test_checking_imports_no_plugin_here(acme: Place) -> None:
+    acme()
+    assert check_plugins(["acme"]) == 0
+    assert "acme" not in sys.modules

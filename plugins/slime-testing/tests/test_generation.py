@@ -1,0 +1,259 @@
+"""The default generate function of the core, broken in one place; and one of several turns that branches."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_testing import GenerateFunctionSuite
+from slime_testing.pairs import letters, pairing_encoder
+from slime_testing.suite import properties
+
+SINGLE = """
+import asyncio
+from slime_core import Component, GenerateTraits, hookimpl
+
+@hookimpl
+def slime_register_generate_functions():
+    yield Component("mine", target=f"{__name__}:SingleTurn", traits=GenerateTraits(scope="group"))
+"""
+TOKENS = "sample.tokens = TokenIds([*prompt_ids, *ids])"
+LOG_PROBS = "sample.rollout_log_probs = LogProbs(answer.log_probs)"
+VERSIONS = "sample.weight_versions = list(answer.weight_versions)"
+UNFINISHED = "fresh, ended = unfinished(samples)"
+TOGETHER = "await together([*begun, *going_on])"
+ENCODED = "prompt_ids = context.encoder.encode(samples[0].prompt, tools=tools_of(samples[0].metadata))"
+AGAIN = "ids = encoder.encode(sample.response)\n    sample.tokens = TokenIds([*prompt_ids, *ids])"
+SINGLES = {
+    "text encoded again": (
+        "    sample.response_length = len(ids)\n    sample.rollout_log_probs = LogProbs(answer.log_probs)",
+        f"    {AGAIN}\n    sample.response_length = len(ids)\n"
+        "    sample.rollout_log_probs = LogProbs([-0.5] * len(ids))",
+        "token_ids_are_those_that_the_engine_drew",
+        "text that is encoded again gives other ids",
+    ),
+    "no log-probabilities": (LOG_PROBS, "pass", "log_probs_are_those_of_the_engine", "and none log-probabilities"),
+    "log-probabilities of its own": (
+        LOG_PROBS,
+        "sample.rollout_log_probs = LogProbs([0.0] * len(ids))",
+        "log_probs_are_those_of_the_engine",
+        "the engine gave each -0.5",
+    ),
+    "a mask of all tokens": (
+        TOKENS,
+        TOKENS + "\n    sample.loss_mask = [1] * len(sample.tokens)",
+        "the_loss_mask_has_one_entry_a_response_token",
+        "one 0 or 1 a response token is wanted",
+    ),
+    "no versions": (VERSIONS, "pass", "weight_versions_are_recorded", "copy them from the engine's answers"),
+    "still pending": (
+        "sample.status = FINISHED[answer.finish_reason]",
+        "pass",
+        "every_sample_is_finished",
+        "is still pending",
+    ),
+    "finished, whatever the engine says": (
+        "sample.status = FINISHED[answer.finish_reason]",
+        "sample.status = Status.COMPLETED",
+        "what_the_engine_ended_is_not_called_finished",
+        "sample 0 of group 0 was ended by the engine before its time and is completed: it would be trained as if it",
+    ),
+    "the prompt counts as response": (
+        "sample.response_length = len(ids)",
+        "sample.response_length = len(sample.tokens)",
+        "every_sample_is_finished",
+        "tokens are the prompt's ids and the response's behind",
+    ),
+    "the label is lost": (
+        TOKENS,
+        TOKENS + "\n    sample.label = None",
+        "label_metadata_and_group_stay",
+        "has the label None, not '42'",
+    ),
+    "branches without a common id": (
+        "        return samples\n",
+        "        import dataclasses\n        return [*samples, *(dataclasses.replace(one) for one in samples)]\n",
+        "siblings_share_a_rollout_id",
+        "siblings of one generation share one rollout_id",
+    ),
+    "one id for all": (
+        TOKENS,
+        TOKENS + "\n    sample.rollout_id = 1",
+        "siblings_share_a_rollout_id",
+        "belong to another generation already",
+    ),
+    "one prompt for all": (
+        UNFINISHED,
+        f"for one in samples: one.prompt = self.__dict__.setdefault('prompt', one.prompt)\n        {UNFINISHED}",
+        "prompts_generated_at_once_are_not_mixed_up",
+        "state is shared between generations",
+    ),
+    "swallows its cancellation": (
+        TOGETHER,
+        f"try:\n            {TOGETHER}\n        except asyncio.CancelledError:\n            return samples",
+        "it_can_be_cancelled",
+        "the generate function swallowed its cancellation",
+    ),
+    "an evaluation is left out": (
+        ENCODED,
+        f"if context.evaluation: return\n    {ENCODED}",
+        "samples_of_an_evaluation_are_finished_too",
+        "of an evaluation is still pending",
+    ),
+}
+
+RESUMED = "await context.client.generate(_so_far(context, sample), sampling=rest"
+ADDED = "    add(sample, answer, context.encoder.decode(ids), masks=context.masks_resumed)"
+RESUMES = {
+    "drawn anew from the prompt": (
+        RESUMED,
+        RESUMED.replace("_so_far(context, sample)", "list(sample.tokens)[: sample.prompt_length]"),
+        "which was ended with 2 tokens, was drawn anew: the engine is to be sent all of its tokens",
+    ),
+    "begun anew": (
+        UNFINISHED,
+        f"for one in samples: one.response_length *= one.status is not Status.ABORTED\n        {UNFINISHED}",
+        "was drawn anew",
+    ),
+    "left as it was": ("for sample in ended]", "for sample in ended if False]", "was not gone on with"),
+    "its tokens are lost": (
+        ADDED,
+        f"{ADDED}\n    sample.tokens = TokenIds(sample.tokens[:2] + sample.tokens[4:])",
+        "lost tokens or got others in their place",
+    ),
+    "its log-probabilities are lost": (
+        ADDED,
+        f"{ADDED}\n    sample.rollout_log_probs = LogProbs([-1.0] * sample.response_length)",
+        "lost the log-probabilities that its tokens had",
+    ),
+    "only what was added counts": (
+        ADDED,
+        f"{ADDED}\n    sample.response_length = len(answer.token_ids)",
+        "both count those that it had and those that were added",
+    ),
+    "only the new weights": (
+        ADDED,
+        f"{ADDED}\n    sample.weight_versions = list(answer.weight_versions)",
+        "was drawn from weights of the versions ['7', '8'] and says ['8']",
+    ),
+    "finished ones go on too": (
+        UNFINISHED,
+        f"for one in samples: one.status = Status.PENDING\n        {UNFINISHED}",
+        "was finished, and came back changed or not at all beside one that was ended",
+    ),
+    "finished ones are dropped": (
+        "        return samples\n",
+        "        return [one for one in samples if one.response_length and one in [*fresh, *ended]]\n",
+        "was finished, and came back changed or not at all beside one that was ended",
+    ),
+}
+
+TURNS = """
+import dataclasses
+from slime_core import Component, GenerateTraits, Status, hookimpl
+
+@hookimpl
+def slime_register_generate_functions():
+    yield Component("mine", target=f"{__name__}:Search", traits=GenerateTraits(scope="sample"))
+
+class Search:
+    def __init__(self, options): pass
+
+    async def __call__(self, context, sample, sampling):
+        prompt_ids = context.encoder.encode(sample.prompt)
+        ids, mask, log_probs = [], [], []
+        for turn in range(3):
+            (answer,) = await context.client.generate([*prompt_ids, *ids], sampling=sampling)
+            ids, mask = [*ids, *answer.token_ids], [*mask, *[1] * len(answer.token_ids)]
+            log_probs = [*log_probs, *answer.log_probs]
+            if answer.finish_reason == "abort" or "search" not in context.encoder.decode(list(answer.token_ids)):
+                break
+            found = context.encoder.encode(" found it. ")
+            ids, mask, log_probs = [*ids, *found], [*mask, *[0] * len(found)], [*log_probs, *[0.0] * len(found)]
+        sample.tokens, sample.response_length, sample.loss_mask = [*prompt_ids, *ids], len(ids), mask
+        sample.rollout_log_probs = log_probs
+        sample.status = Status.ABORTED if answer.finish_reason == "abort" else Status.COMPLETED
+        sample.weight_versions = list(answer.weight_versions)
+        sample.rollout_id = sample.index
+        return [sample, dataclasses.replace(sample)]
+"""
+TALK = {"answers": ("let me search", "search again", "it is 42")}
+SEVERAL = {
+    "what a tool wrote is trained": (
+        "[0] * len(found)",
+        "[1] * len(found)",
+        "token_ids_are_those_that_the_engine_drew",
+        "Mask what the engine did not draw",
+    ),
+    "history encoded again": (
+        "generate([*prompt_ids, *ids]",
+        "generate([*prompt_ids, *context.encoder.encode(context.encoder.decode(ids))] if ids else prompt_ids",
+        "token_ids_are_those_that_the_engine_drew",
+        "which the engine did not draw behind those before them",
+    ),
+    "a mask of the drawn tokens only": (
+        "[*mask, *[0] * len(found)]",
+        "mask",
+        "the_loss_mask_has_one_entry_a_response_token",
+        "response tokens and a loss mask of",
+    ),
+    "finished, whatever the engine says": (
+        'Status.ABORTED if answer.finish_reason == "abort" else Status.COMPLETED',
+        "Status.COMPLETED",
+        "what_the_engine_ended_is_not_called_finished",
+        "was ended by the engine before its time and is completed",
+    ),
+    "branches without a common id": (
+        "sample.rollout_id = sample.index",
+        "pass",
+        "siblings_share_a_rollout_id",
+        "1 generation(s) made 2 samples with the rollout ids [None, None]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SINGLES)
+def test_a_broken_function_is_caught_by_the_property_that_names_it(name, first_party, broken, violation):
+    old, new, prop, words = SINGLES[name]
+    source = broken(first_party("slime_core/rollout/generate.py", SINGLE), old, new)
+    assert words in violation(GenerateFunctionSuite, source, prop)
+
+
+@pytest.mark.parametrize("name", RESUMES)
+def test_a_function_that_says_that_it_resumes_and_does_not_is_caught(name, first_party, broken, violation):
+    old, new, words = RESUMES[name]
+    source = first_party("slime_core/rollout/generate.py", SINGLE)
+    resuming = broken(source, 'GenerateTraits(scope="group")', 'GenerateTraits(scope="group", resumes=True)')
+    found = violation(GenerateFunctionSuite, broken(resuming, old, new), "what_was_ended_goes_on_from_its_tokens")
+    assert words in found
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_broken_conversation_is_caught_by_the_property_that_names_it(name, broken, violation):
+    old, new, prop, words = SEVERAL[name]
+    assert words in violation(GenerateFunctionSuite, broken(TURNS, old, new), prop, **TALK)
+
+
+@pytest.mark.parametrize(
+    ("prop", "words"),
+    [
+        ("token_ids_are_those_that_the_engine_drew", "the traits say draws=False, and the engine was asked"),
+        ("weight_versions_are_recorded", "was drawn from weights of the versions []"),
+    ],
+)
+def test_a_function_that_draws_and_says_it_does_not_is_caught(prop, words, first_party, broken, violation):
+    source = first_party("slime_core/rollout/generate.py", SINGLE)
+    undrawn = broken(source, 'GenerateTraits(scope="group")', 'GenerateTraits(scope="group", draws=False)')
+    assert words in violation(GenerateFunctionSuite, undrawn, prop)
+
+
+@pytest.mark.parametrize("name", properties(GenerateFunctionSuite))
+@pytest.mark.parametrize("talk", [{}, TALK], ids=["any tokens", "told what to say"])
+def test_the_right_conversation_holds_every_property(name, talk, suite_of):
+    getattr(suite_of(GenerateFunctionSuite, TURNS, **talk)(), name)()
+
+
+def test_what_was_drawn_by_the_letter_is_encoded_in_pairs():
+    encoder = pairing_encoder(apply_chat_template=False)
+    assert encoder.decode(letters("once 42")) == "once 42"
+    assert encoder.encode("once 42") != letters("once 42")
+    assert encoder.decode(encoder.encode("once 42")) == "once 42"

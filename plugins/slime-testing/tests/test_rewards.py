@@ -1,0 +1,189 @@
+"""The exact-match reward of the core, broken in one place; and sample transforms."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_testing import RewardModelSuite, SampleTransformSuite, waiting
+from slime_testing.suite import properties
+
+REWARD = """
+import asyncio, random, time
+from slime_core import Component, RewardTraits, hookimpl
+
+@hookimpl
+def slime_register_reward_models():
+    yield Component("mine", target=f"{__name__}:ExactMatch")
+"""
+SCORE = 'return [float(sample.response.strip() == label_of(sample, "exact_match")) for sample in samples]'
+REWARDS = {
+    "out of order": (
+        SCORE,
+        SCORE.replace("[", "sorted(").replace("]", ")"),
+        "rewards_come_in_the_order_of_the_samples",
+        "not in the order of the samples",
+    ),
+    "relative to the batch": (
+        SCORE,
+        SCORE.replace("return", "found =") + "\n        return [one - sum(found) / len(found) for one in found]",
+        "a_batch_gets_the_rewards_of_its_samples_alone",
+        "one by one",
+    ),
+    "one reward for all": (
+        SCORE,
+        "return [1.0]",
+        "every_sample_gets_one_finite_reward",
+        "one reward a sample is wanted",
+    ),
+    "not a number": (
+        SCORE,
+        "return [float('nan') for sample in samples]",
+        "every_sample_gets_one_finite_reward",
+        "a finite number or a dict of them is wanted",
+    ),
+    "other numbers than it declares": (
+        'target=f"{__name__}:ExactMatch"',
+        'target=f"{__name__}:ExactMatch", traits=RewardTraits(numbers={"acc"})',
+        "every_reward_has_the_numbers_that_are_declared",
+        "RewardTraits.numbers says acc of every response",
+    ),
+    "samples changed": (
+        SCORE,
+        "for sample in samples: sample.reward = 1.0\n        " + SCORE,
+        "the_samples_are_not_changed",
+        "score() changed reward of a sample",
+    ),
+    "swallows its cancellation": (
+        SCORE,
+        "try: await asyncio.sleep(3600)\n        except asyncio.CancelledError: pass\n        " + SCORE,
+        "it_can_be_cancelled",
+        "score() swallowed its cancellation",
+    ),
+    "goes on after its cancellation": (
+        SCORE,
+        "for _ in range(20):\n            try:\n                await asyncio.sleep(0.5)\n"
+        "            except asyncio.CancelledError:\n                pass\n        " + SCORE,
+        "it_can_be_cancelled",
+        "still running 2 s after it was cancelled",
+    ),
+    "always right": (
+        SCORE,
+        "return [1.0 for sample in samples]",
+        "the_examples_get_different_rewards",
+        "not tested: all 10 examples get the same reward, [1.0], so neither their order nor what stands beside them "
+        "can show. Set label (it is '42') and responses of the suite so that some are right and some are wrong.",
+    ),
+    "holds the event loop": (
+        SCORE,
+        "time.sleep(2.5)\n        " + SCORE,
+        "it_can_be_cancelled",
+        "held the event loop for",
+    ),
+}
+
+LATE = {"goes on after its cancellation", "holds the event loop"}
+"""Those that are caught by the clock."""
+
+TRANSFORM = """
+from slime_core import Component, Transformed, TransformTraits, hookimpl
+
+@hookimpl
+def slime_register_sample_transforms():
+    yield Component("mine", target=f"{__name__}:Shaped", traits=TransformTraits(scope="group"))
+
+class Shaped:
+    def __init__(self, options): pass
+
+    def __call__(self, samples):
+        if len({sample.reward for sample in samples}) == 1:
+            return Transformed(samples, dropped="zero_std")
+        kept = [sample for sample in samples if sample.reward >= 0]
+        for sample in kept:
+            sample.reward = 2 * sample.reward
+        return Transformed(kept, changed={"negative": len(samples) - len(kept)})
+"""
+RETURNED = 'return Transformed(kept, changed={"negative": len(samples) - len(kept)})'
+DOUBLED = "sample.reward = 2 * sample.reward"
+TRANSFORMS = {
+    "samples lost": (
+        RETURNED,
+        "return Transformed(kept)",
+        "a_sample_that_is_left_out_is_counted",
+        "samples are lost without a reason",
+    ),
+    "handed on twice": (
+        RETURNED,
+        "return Transformed([*kept, kept[-1]])",
+        "no_sample_is_invented_or_handed_on_twice",
+        "a sample is handed on twice",
+    ),
+    "invented": (
+        RETURNED,
+        "import dataclasses\n        return Transformed([*kept, dataclasses.replace(kept[0], index=999)])",
+        "no_sample_is_invented_or_handed_on_twice",
+        "were not in the group",
+    ),
+    "not a number": (
+        DOUBLED,
+        "sample.reward = sample.reward / sample.reward if sample.reward else float('nan')",
+        "rewards_stay_finite_and_masks_stay_masks",
+        "left with the reward nan",
+    ),
+    "a mask of the tokens": (
+        DOUBLED,
+        "sample.loss_mask = [0] * len(sample.tokens)",
+        "rewards_stay_finite_and_masks_stay_masks",
+        "one 0 or 1 a response token is wanted",
+    ),
+    "a response cut": (
+        DOUBLED,
+        "sample.tokens = sample.tokens[:-1]",
+        "what_the_engine_drew_is_not_changed",
+        "left with other tokens",
+    ),
+    "a reason without words": (
+        'dropped="zero_std"',
+        'dropped=""',
+        "reasons_are_words_and_counts_are_numbers",
+        "a reason in words is wanted",
+    ),
+    "a count without a number": (
+        'changed={"negative": len(samples) - len(kept)}',
+        'changed={"negative": -1}',
+        "reasons_are_words_and_counts_are_numbers",
+        "a number of samples by reason is wanted",
+    ),
+    "the samples alone": (RETURNED, "return kept", "every_group_has_one_answer", "one Transformed a group is wanted"),
+}
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_a_broken_reward_is_caught_by_the_property_that_names_it(name, first_party, broken, violation, monkeypatch):
+    if name in LATE:
+        monkeypatch.setattr(waiting, "LIMIT_S", 2.0)
+    old, new, prop, words = REWARDS[name]
+    source = broken(first_party("slime_core/builtin/rewards.py", REWARD), old, new)
+    assert words in violation(RewardModelSuite, source, prop)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_broken_transform_is_caught_by_the_property_that_names_it(name, broken, violation):
+    old, new, prop, words = TRANSFORMS[name]
+    assert words in violation(SampleTransformSuite, broken(TRANSFORM, old, new), prop)
+
+
+@pytest.mark.parametrize("name", properties(SampleTransformSuite))
+@pytest.mark.parametrize("scope", ["group", "rollout"])
+def test_the_right_transform_holds_every_property(name, scope, broken, suite_of):
+    whole = "    def __call__(self, groups):\n        return [self.one(samples) for samples in groups]\n\n    def one("
+    source = TRANSFORM
+    if scope == "rollout":
+        source = broken(broken(source, 'scope="group"', 'scope="rollout"'), "    def __call__(", whole)
+    getattr(suite_of(SampleTransformSuite, source)(), name)()
+
+
+def test_braces_of_a_response_stand_for_themselves(first_party, suite_of):
+    responses = ("\\boxed{{label}}", '{"answer": {label}}', "{}", "{0}")
+    tested = suite_of(RewardModelSuite, first_party("slime_core/builtin/rewards.py", REWARD), responses=responses)()
+    found = [sample.response for sample in tested._samples()]
+    assert found == ["\\boxed{42}", '{"answer": 42}', "{}", "{0}"]

@@ -1,0 +1,160 @@
+"""The data source of the core, broken in one place; and trackers."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_testing import DataSourceSuite, TrackerSuite
+from slime_testing.suite import properties
+
+SOURCE = """
+import itertools
+from slime_core import Component, hookimpl
+
+@hookimpl
+def slime_register_data_sources():
+    yield Component("mine", target=f"{__name__}:PromptFiles")
+
+SEEDS = itertools.count()
+"""
+STATE = 'return {"next": self._next, "returned": list(self._returned), **self._order_comes_from, **place}'
+RESTORED = 'self._next, self._returned = int(state["next"]), list(state["returned"])'
+PUT_BACK = "self._returned.extend([_number(group) for group in groups])"
+SOURCES = {
+    "does not resume": (
+        RESTORED,
+        'self._returned = list(state["returned"])',
+        "it_resumes_the_same_stream",
+        "goes on with other prompts or numbers",
+    ),
+    "resumes one behind": (
+        RESTORED,
+        RESTORED.replace('int(state["next"])', 'int(state["next"]) + 1'),
+        "it_resumes_the_same_stream",
+        "Found [(",
+    ),
+    "a seed of its own": (
+        "Held(request)",
+        "Held(replace(request, seed=next(SEEDS)))",
+        "asking_for_the_state_changes_nothing",
+        "two sources of one request differ",
+    ),
+    "loses what was put back": (PUT_BACK, "pass", "what_was_put_back_comes_first", "are lost or come late"),
+    "hands it out last": (
+        "again, self._returned = self._returned[:n], self._returned[n:]",
+        "again, self._returned = self._returned[n:], self._returned[:n]",
+        "what_was_put_back_comes_first",
+        "are lost or come late",
+    ),
+    "forgets it in the state": (
+        '"returned": list(self._returned), **',
+        '"returned": [], **',
+        "what_was_put_back_survives_a_restart",
+        "are lost when the source is restored",
+    ),
+    "groups of one": (
+        "for i in range(size)",
+        "for i in range(1)",
+        "groups_are_of_the_size_that_was_asked_for",
+        "samples were asked for",
+    ),
+    "too few groups": (
+        "return [self._group(number) for number in [*again, *fresh]]",
+        "return [self._group(number) for number in [*again, *fresh]][:2]",
+        "groups_are_of_the_size_that_was_asked_for",
+        "next_groups(3) returned 2 groups",
+    ),
+    "one index for a group": (
+        "index=number * size + i",
+        "index=number",
+        "samples_are_pending_and_told_apart_by_their_numbers",
+        "two samples share an index",
+    ),
+    "group numbers of an epoch": (
+        "group_index=number",
+        "group_index=number % 7",
+        "samples_are_pending_and_told_apart_by_their_numbers",
+        "two groups share a group_index",
+    ),
+    "a state that JSON cannot hold": (
+        STATE,
+        STATE.replace("list(self._returned)", "set(self._returned)"),
+        "it_resumes_the_same_stream",
+        "which JSON cannot hold",
+    ),
+    "a state that goes on": (
+        STATE,
+        STATE.replace("list(self._returned)", "self._returned"),
+        "a_state_stays_what_it_was",
+        "return a copy",
+    ),
+}
+
+TRACKER = """
+from slime_core import Component, hookimpl
+
+@hookimpl
+def slime_register_trackers():
+    yield Component("mine", target=f"{__name__}:Lines")
+
+class Lines:
+    def __init__(self, options):
+        self.file = open("lines.txt", "a")
+
+    def log(self, step, metrics):
+        self.file.write(f"{step} {dict(metrics)}\\n")
+
+    def close(self):
+        self.file.close()
+"""
+WRITTEN = 'self.file.write(f"{step} {dict(metrics)}\\n")'
+TRACKERS = {
+    "eats the metrics": (
+        WRITTEN,
+        WRITTEN + "\n        metrics.clear()",
+        "the_metrics_are_not_changed",
+        "log() changed the metrics",
+    ),
+    "refuses a NaN": (
+        WRITTEN,
+        "import json; json.dumps(metrics, allow_nan=False)",
+        "every_metric_is_taken",
+        "failed with ValueError: Out of range float values",
+    ),
+    "each step once": (
+        WRITTEN,
+        "assert step > getattr(self, 'last', -1), 'steps must grow'\n        self.last = step",
+        "one_step_can_be_logged_in_parts",
+        "steps must grow",
+    ),
+    "only forward": (
+        WRITTEN,
+        "assert step >= getattr(self, 'last', -1), 'steps must grow'\n        self.last = step",
+        "a_resumed_run_logs_an_earlier_step",
+        "steps must grow",
+    ),
+    "closes what was never opened": (
+        'self.file = open("lines.txt", "a")',
+        "self.file = None",
+        "it_closes_without_a_step",
+        "close() failed with AttributeError",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_broken_source_is_caught_by_the_property_that_names_it(name, first_party, broken, violation):
+    old, new, prop, words = SOURCES[name]
+    source = broken(first_party("slime_core/prompts/prompts.py", SOURCE), old, new)
+    assert words in violation(DataSourceSuite, source, prop)
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_broken_tracker_is_caught_by_the_property_that_names_it(name, broken, violation):
+    old, new, prop, words = TRACKERS[name]
+    assert words in violation(TrackerSuite, broken(TRACKER, old, new), prop)
+
+
+@pytest.mark.parametrize("name", properties(TrackerSuite))
+def test_the_right_tracker_holds_every_property(name, suite_of):
+    getattr(suite_of(TrackerSuite, TRACKER)(), name)()

@@ -1,0 +1,327 @@
+"""An inference server without a model: the same endpoints, refusals and pauses as SGLang's, and faults on demand.
+
+It answers with ``(sum of the ids so far) mod (vocabulary - 2) + 2``, ends a response with id 1 after four tokens, or
+earlier where the letters of its ids hold a stop text or match a pattern, and gives every token the log-probability
+-0.5.
+``tests/engines/test_engine_contract.py`` runs the same assertions on it and on the real server.
+
+It is stricter where the real server would die, compute on memory that it no longer has, or, on a CPU, where it only
+pretends: memory is released once, by an engine that does not generate, and resumed once; without all of it nothing is
+generated, and without its weights nothing is updated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slime_core.harness.fake_server import Answer, FakeServer, Handler
+
+__all__ = ["FakeEngine"]
+
+ROUTING_KEY = "x-smg-routing-key"
+"""The header by which a router keeps a session with one engine."""
+
+END = 1
+ANSWER_LENGTH = 4
+MEMORY = ("kv_cache", "weights", "cuda_graph")
+"""What can be released; GPU_MEMORY_ALL_TYPES of sglang 0.5.23, srt/constants.py."""
+
+NO_MEMORY = "the memory of the weights is released"
+LOG_PROB = -0.5
+
+
+class FakeEngine(FakeServer):
+    """The engine; ``faults`` are what generate requests meet.
+
+    Arguments:
+        vocab_size: ids are below it.
+        context_length: a longer prompt plus response is refused.
+        version: of the weights, until an update brings another.
+
+    Attributes:
+        answers: ids of the next responses, first one first, which then end with id 1; without, it answers as above.
+        drawn: the prompt and the response of every generation, in order.
+        loaded: names of the weights of the last update.
+        joined: rank and size of the update group that was joined last.
+        released: tags of the memory that was given away.
+        spoiled: it holds random numbers instead of weights, until the next update; its checksum says no more than that.
+        fail_with: statuses that the next generate requests are answered with, first one first.
+        delay_s: seconds that every generate request takes.
+        partial: tokens that a response has when it is aborted.
+        aborts: every response is, as soon as its request has been under way.
+        most_in_flight: generate requests that were under way at once; those that came while it was paused wait before.
+        info: further fields of its server info.
+        meta: further fields of every answer's ``meta_info``.
+        bodies: what each generate request said, in order.
+    """
+
+    def __init__(self, *, vocab_size: int = 16, context_length: int = 128, version: str = "default") -> None:
+        super().__init__(faulty="/generate")
+        self.answers: list[list[int]] = []
+        self.drawn: list[tuple[list[int], list[int]]] = []
+        self.loaded: list[str] = []
+        self.joined: tuple[int, int] | None = None
+        self.released: set[str] = set()
+        self.spoiled = False
+        self.fail_with: list[int] = []
+        self.delay_s = 0.0
+        self.partial = 0
+        self.aborts = False
+        self.most_in_flight = 0
+        self.info: dict[str, Any] = {}
+        self.meta: dict[str, Any] = {}
+        self.bodies: list[dict[str, Any]] = []
+        self._vocab_size, self._context_length = vocab_size, context_length
+        self._in_flight = 0
+        self._keeps_running = False
+        self._version = version
+        self._updating = False
+        self._groups: set[str] = set()
+        self._running = asyncio.Event()
+        self._running.set()
+        self._aborted = asyncio.Event()
+
+    @property
+    def keys(self) -> list[str | None]:
+        """The routing key of each generate request, in order; None: it had none."""
+        return [headers.get(ROUTING_KEY) for headers in self.headers]
+
+    @staticmethod
+    def text(ids: Sequence[int]) -> str:
+        """What ``ids`` say: one letter each, beginning with "a"."""
+        return "".join(chr(ord("a") + one) for one in ids)
+
+    # --- What is answered --------------------------------------------------------------------------------------------
+
+    async def _generate(self, body: dict[str, Any]) -> Answer:
+        self.bodies.append(body)
+        if self.fail_with:
+            return self.fail_with.pop(0), {"error": {"message": "asked to fail"}}
+        ids, sampling = body["input_ids"], body["sampling_params"]
+        prompts = ids if ids and isinstance(ids[0], list) else [ids]
+        if not all(prompts):
+            return 400, {"error": {"message": "input_ids cannot be empty."}}
+        if max(map(len, prompts)) + sampling["max_new_tokens"] > self._context_length:
+            return 400, {"error": {"message": "longer than the model's maximum context length"}}
+        is_aborted = await self._is_aborted()
+        if self.released:
+            return 400, {"error": {"message": f"nothing can be generated without {sorted(self.released)}"}}
+        n = sampling.get("n", 1)
+        respond = self._respond_in_part if is_aborted else self._respond
+        rows = [respond(prompt, sampling) for prompt in prompts for _ in range(n)]
+        if top := body.get("top_logprobs_num", 0):
+            for row in rows:
+                row["meta_info"]["output_top_logprobs"] = [self._likeliest(one, top) for one in row["output_ids"]]
+        return 200, rows if len(rows) > 1 else rows[0]
+
+    async def _is_aborted(self) -> bool:
+        """Takes its time, and says whether it was told to stop meanwhile. A request that comes while the engine is
+        paused is not begun, so nothing ends it before the engine goes on."""
+        await self._running.wait()
+        self._in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self._in_flight)
+        working, told = asyncio.create_task(self._work()), asyncio.create_task(self._told())
+        done, left = await asyncio.wait([working, told], return_when=asyncio.FIRST_COMPLETED)
+        for task in left:
+            task.cancel()
+        self._in_flight -= 1
+        return told in done or self.aborts
+
+    async def _work(self) -> None:
+        await asyncio.sleep(self.delay_s)
+        await self._running.wait()
+
+    async def _told(self) -> None:
+        """Paused in place, a request is not taken out: it ends with its next token, when the engine goes on."""
+        await self._aborted.wait()
+        if self._keeps_running:
+            await self._running.wait()
+
+    def _respond(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        stops = {END, *sampling.get("stop_token_ids", [])}
+        given = self.answers.pop(0) if self.answers else []
+        ids: list[int] = []
+        matched: Any = None
+        while len(ids) < sampling["max_new_tokens"] and matched is None:
+            ids.append(given[len(ids)] if len(ids) < len(given) else self._next(prompt, ids, after=len(given)))
+            texts = [one for one in sampling.get("stop", []) if one in self.text(ids)]
+            texts += [one for one in sampling.get("stop_regex", []) if re.search(one, self.text(ids))]
+            matched = ids[-1] if ids[-1] in stops else next(iter(texts), None)
+        self.drawn.append((list(prompt), list(ids)))
+        reason = {"type": "length", "length": len(ids)} if matched is None else {"type": "stop", "matched": matched}
+        meta = {
+            "finish_reason": reason,
+            "weight_versions": [{"version": self._version, "start": 0, "end": len(ids)}],
+            "output_token_logprobs": [[LOG_PROB, one, None] for one in ids],
+            **self.meta,
+        }
+        return {"text": "", "output_ids": ids, "meta_info": meta}
+
+    def _respond_in_part(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        row = self._respond(prompt, {**sampling, "max_new_tokens": min(self.partial, sampling["max_new_tokens"])})
+        row["meta_info"]["finish_reason"] = {"type": "abort", "message": "Abort"}
+        return row
+
+    def _likeliest(self, drawn: int, count: int) -> list[list[Any]]:
+        """The token that is drawn is the likeliest; all others are equally unlikely, and numbers break the tie."""
+        others = [one for one in range(self._vocab_size) if one != drawn][: count - 1]
+        rest = math.log(-math.expm1(LOG_PROB) / (self._vocab_size - 1))
+        return [[LOG_PROB, drawn, None], *([rest, one, None] for one in others)]
+
+    def _next(self, prompt: list[int], ids: list[int], *, after: int) -> int:
+        ends = len(ids) >= after > 0 or len(ids) == ANSWER_LENGTH
+        return END if ends else sum([*prompt, *ids]) % (self._vocab_size - 2) + 2
+
+    async def _model_info(self, _: dict[str, Any]) -> Answer:
+        return 200, {"weight_version": self._version}
+
+    async def _server_info(self, _: dict[str, Any]) -> Answer:
+        return 200, {"weight_version": self._version, **self.info}
+
+    async def _pause(self, body: dict[str, Any]) -> Answer:
+        self._running.clear()
+        self._keeps_running = body.get("mode") == "in_place"
+        if body.get("mode") == "abort":
+            self._abort_all()
+            while self._in_flight:
+                await asyncio.sleep(0)
+        return _success()
+
+    async def _abort(self, body: dict[str, Any]) -> Answer:
+        if body.get("abort_all"):
+            self._abort_all()
+        return 200, None
+
+    def _abort_all(self) -> None:
+        self._aborted.set()
+        self._aborted = asyncio.Event()
+
+    async def _continue(self, _: dict[str, Any]) -> Answer:
+        self._running.set()
+        return _success()
+
+    async def _begin(self, _: dict[str, Any]) -> Answer:
+        if self._updating:
+            return _refusal("a weight-update session is already open")
+        if "weights" in self.released:
+            return _refusal(NO_MEMORY)
+        self._updating, self.loaded = True, []
+        return _success()
+
+    async def _end(self, _: dict[str, Any]) -> Answer:
+        if not self._updating:
+            return _refusal("no weight-update session is open")
+        self._updating = False
+        return _success()
+
+    async def _init_group(self, body: dict[str, Any]) -> Answer:
+        self._groups.add(body["group_name"])
+        self.joined = body["rank_offset"], body["world_size"]
+        return _success()
+
+    async def _destroy_group(self, body: dict[str, Any]) -> Answer:
+        if body["group_name"] not in self._groups:
+            return _refusal("The group to be destroyed does not exist.")
+        self._groups.remove(body["group_name"])
+        return _success()
+
+    async def _update_distributed(self, body: dict[str, Any]) -> Answer:
+        refused = self._refused("update_weights_from_distributed")
+        if refused is None and body["group_name"] not in self._groups:
+            refused = _refusal(f"Group {body['group_name']} not in {sorted(self._groups)}")
+        return refused or self._updated(body, names=body["names"])
+
+    async def _update_tensor(self, body: dict[str, Any]) -> Answer:
+        # What a payload holds only an unpickler could tell, and this process is not to be one.
+        return self._refused("update_weights_from_tensor") or self._updated(body, names=[])
+
+    async def _update_disk(self, body: dict[str, Any]) -> Answer:
+        if "weights" in self.released:
+            return _refusal(NO_MEMORY)
+        if not list(Path(body["model_path"]).glob("*.safetensors")):
+            return _refusal(f"Failed to get weights iterator: no weights in {body['model_path']}")
+        return self._updated(body, names=[])
+
+    def _refused(self, update: str) -> Answer | None:
+        if not self._updating:
+            return _refusal(f"{update} must run between begin_weight_update() and end_weight_update()")
+        return _refusal(NO_MEMORY) if "weights" in self.released else None
+
+    def _updated(self, body: dict[str, Any], *, names: list[str]) -> Answer:
+        if body.get("flush_cache", True) and self._in_flight and self._keeps_running:
+            return _refusal("Weights were updated, but the cache was not flushed because requests are still running")
+        self.loaded += names
+        self.spoiled = False
+        self._version = body.get("weight_version") or self._version
+        return _success()
+
+    async def _set_version(self, body: dict[str, Any]) -> Answer:
+        self._version = body["new_version"]
+        return _success()
+
+    async def _check_weights(self, body: dict[str, Any]) -> Answer:
+        action = body.get("action", "checksum")
+        if action == "reset_tensors":
+            self.spoiled = True
+            return _success()
+        if action != "checksum":
+            return _refusal(f"Unsupported {action=}")
+        total = hashlib.sha256(repr(self.spoiled).encode()).hexdigest()
+        return 200, {"success": True, "ranks": [{"checksums": {"fake": total[:16]}}], "per_engine_checksum": total}
+
+    async def _release(self, body: dict[str, Any]) -> Answer:
+        tags = set(body.get("tags") or MEMORY)
+        if self._in_flight and (self._running.is_set() or self._keeps_running):
+            return _refusal("release_memory_occupation should be called only when server is idle.")
+        if not tags.issubset(MEMORY) or tags & self.released:
+            return _refusal(f"asked to release {sorted(tags)}; released is {sorted(self.released)}")
+        self.released |= tags
+        return 200, None
+
+    async def _resume(self, body: dict[str, Any]) -> Answer:
+        tags = set(body.get("tags") or MEMORY)
+        if not tags <= self.released:
+            return _refusal(f"asked to resume {sorted(tags)}; released is {sorted(self.released)}")
+        self.released -= tags
+        return 200, None
+
+    async def _nothing(self, _: dict[str, Any]) -> Answer:
+        return _success()
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """What SGLang's endpoints do."""
+        return {
+            "/generate": self._generate,
+            "/health": self._nothing,  # a router looks there once, to learn that the engine speaks HTTP
+            "/model_info": self._model_info,
+            "/server_info": self._server_info,
+            "/pause_generation": self._pause,
+            "/continue_generation": self._continue,
+            "/flush_cache": self._nothing,
+            "/abort_request": self._abort,
+            "/begin_weight_update": self._begin,
+            "/end_weight_update": self._end,
+            "/init_weights_update_group": self._init_group,
+            "/destroy_weights_update_group": self._destroy_group,
+            "/update_weights_from_distributed": self._update_distributed,
+            "/update_weights_from_tensor": self._update_tensor,
+            "/update_weights_from_disk": self._update_disk,
+            "/update_weight_version": self._set_version,
+            "/weights_checker": self._check_weights,
+            "/release_memory_occupation": self._release,
+            "/resume_memory_occupation": self._resume,
+        }
+
+
+def _success() -> Answer:
+    return 200, {"success": True, "message": "Success"}
+
+
+def _refusal(message: str) -> Answer:
+    return 400, {"success": False, "message": message}
