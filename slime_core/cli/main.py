@@ -214,11 +214,10 @@ def _resolve(argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run") ->
     resolved = load(argv, presets=active.presets, plugin_options=active.options, purpose=purpose)
     check_selection(resolved.config, active.registry, trains=purpose == "run")
     if active.functions:
-        from slime_core.adapters.forms import check_rollout_functions
-        from slime_core.adapters.training import check_training_functions
+        import importlib
 
-        check_rollout_functions(active.functions, resolved.config)
-        check_training_functions(active.functions)
+        importlib.import_module("slime_compat.forms").check_rollout_functions(active.functions, resolved.config)
+        importlib.import_module("slime_compat.training").check_training_functions(active.functions)
     return resolved, active
 
 

@@ -17,7 +17,7 @@ from slime_core.cli.lock import add_lock, add_verify
 from slime_core.errors import PluginError
 from slime_core.plugins.bounds import check_bounds
 from slime_core.plugins.declared import ARCHITECTURE_GROUP, Declared, scan
-from slime_core.plugins.discovery import CORE, PATHS, PluginIdentity, PluginSource, installed, required_by, resolve
+from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, installed, required_by, resolve
 
 __all__ = ["add_commands", "list_plugins", "show_plugin"]
 
@@ -85,8 +85,7 @@ def show_plugin(name: str, *, as_json: bool = False) -> int:
 
 
 def _source(name: str) -> PluginSource:
-    ours = {plugin.name: plugin for plugin in (CORE, PATHS)}
-    return PluginSource(ours[name]) if name in ours else resolve(name)
+    return PluginSource(CORE) if name == CORE.name else resolve(name)
 
 
 def _metadata(plugin: PluginIdentity, found: Declared) -> dict[str, Any]:

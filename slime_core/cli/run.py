@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
 import time
@@ -25,7 +26,7 @@ from slime_core.config.settings import core_settings
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
-from slime_core.plugins.discovery import CORE, PATHS
+from slime_core.plugins.discovery import COMPAT, CORE
 from slime_core.plugins.entries import listed
 from slime_core.plugins.selection import has_critic
 from slime_core.track.events import EvalFinished, Event, Listener
@@ -110,18 +111,17 @@ def written(resolved: Resolved) -> str:
 
 
 def options_of(resolved: Resolved, active: ActivePlugins) -> dict[str, Any]:
-    """Plugin -> its options object; those of ``core`` are the settings, ``paths`` also gets the code that they name.
+    """Plugin -> its options object; those of ``core`` are the settings, ``compat`` also gets the code that they name.
 
     Raises:
         ConfigError: ``custom_config_path`` cannot be read.
     """
     options: dict[str, Any] = {CORE.name: resolved.config, **resolved.plugin_options}
     if active.functions:
-        from slime_core.adapters.options import PathOptions, read_extra
-
+        module = importlib.import_module("slime_compat.options")
         config = resolved.config
-        options[PATHS.name] = PathOptions(
-            config=config, sources=active.functions, extra=read_extra(config.custom.custom_config_path)
+        options[COMPAT] = module.PathOptions(
+            config=config, sources=active.functions, extra=module.read_extra(config.custom.custom_config_path)
         )
     return options
 

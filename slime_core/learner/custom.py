@@ -1,6 +1,6 @@
 """Where functions that a run names by path take part in training: one adapter a setting, found by its import path.
 
-The adapters stand beside this floor and import it; what they are called with and what they return is said here.
+The adapters are those of slime-compat; what they are called with and what they return is said here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from slime_core.plugins.discovery import PATHS
+from slime_core.plugins.discovery import COMPAT
 
 if TYPE_CHECKING:
     import torch
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Columns", "Correct", "Custom", "LogitsLoss", "Reduce", "Written"]
 
-CHECK = "slime_core.adapters.training:check"
+CHECK = "slime_compat.training:check"
 """Loads every function of the learner and refuses one that cannot be called as slime calls it."""
 
 TARGETS: Mapping[str, str] = {
-    "custom_loss_function_path": "slime_core.adapters.loss:CustomLoss",
-    "custom_tis_function_path": "slime_core.adapters.correction:CustomCorrection",
-    "custom_pg_loss_reducer_function_path": "slime_core.adapters.reducer:CustomReducer",
-    "rollout_data_postprocess_path": "slime_core.adapters.columns:Postprocess",
-    "custom_model_provider_path": "slime_core.adapters.model:CustomProvider",
-    "spec": "slime_core.adapters.model:CustomLayers",
-    "custom_update_weight_post_write_path": "slime_core.adapters.weights:PostWrite",
+    "custom_loss_function_path": "slime_compat.loss:CustomLoss",
+    "custom_tis_function_path": "slime_compat.correction:CustomCorrection",
+    "custom_pg_loss_reducer_function_path": "slime_compat.reducer:CustomReducer",
+    "rollout_data_postprocess_path": "slime_compat.columns:Postprocess",
+    "custom_model_provider_path": "slime_compat.model:CustomProvider",
+    "spec": "slime_compat.model:CustomLayers",
+    "custom_update_weight_post_write_path": "slime_compat.weights:PostWrite",
 }
-"""Path setting -> its adapter, a class that takes the options of plugin ``paths``."""
+"""Path setting -> its adapter, a class that takes the options of plugin ``compat``."""
 
 
 class LogitsLoss(Protocol):
@@ -90,14 +90,14 @@ class Custom:
     """The adapters of one rank.
 
     Arguments:
-        options: plugin -> its options object; functions by path are those of plugin ``paths``.
+        options: plugin -> its options object; functions by path are those of plugin ``compat``.
 
     Raises:
         PluginError: a function is not there, or cannot be called as slime calls it.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        self._options = options.get(PATHS.name)
+        self._options = options.get(COMPAT)
         if self._options is not None:
             _target(CHECK)(self._options)
 

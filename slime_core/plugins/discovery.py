@@ -29,8 +29,8 @@ from slime_core.plugins.declared import (
 
 __all__ = [
     "ARCHITECTURE_GROUP",
+    "COMPAT",
     "CORE",
-    "PATHS",
     "PLUGIN_GROUP",
     "Claim",
     "PluginIdentity",
@@ -71,8 +71,8 @@ class PluginIdentity:
 
 
 CORE = PluginIdentity("core", "slime-rl", slime_core.__version__, "slime_core.builtin.plugin")
-PATHS = PluginIdentity("paths", CORE.distribution, CORE.version, "slime_core.adapters.plugin")
-"""Runs the functions that ``[custom]`` names by path; active where there are any."""
+COMPAT = "compat"
+"""Name of the plugin that runs the functions that ``[custom]`` names by path, of distribution ``slime-compat``."""
 
 
 class Source(StrEnum):
@@ -114,9 +114,9 @@ def installed(declared: Declared | None = None) -> list[PluginIdentity]:
     found = [
         PluginIdentity(entry.name, entry.distribution, entry.version, entry.value)
         for entry in (declared or scan()).group(PLUGIN_GROUP)
-        if entry.value not in (CORE.entry_point, PATHS.entry_point)
+        if entry.value != CORE.entry_point
     ]
-    return sorted([CORE, PATHS, *found], key=lambda plugin: (plugin.name, plugin.distribution))
+    return sorted([CORE, *found], key=lambda plugin: (plugin.name, plugin.distribution))
 
 
 def claimants(architecture: str, declared: Declared | None = None) -> list[Claim]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from slime_core.errors import PluginError
 from slime_core.plugins.bounds import check_bounds
 from slime_core.plugins.declared import scan
-from slime_core.plugins.discovery import CORE, PATHS, PluginIdentity, PluginSource, Source, resolve
+from slime_core.plugins.discovery import COMPAT, CORE, PluginIdentity, PluginSource, Source, installed, resolve
 from slime_core.plugins.functions import FunctionSource, find_function
 from slime_core.plugins.manifest import Manifest, record
 from slime_core.plugins.registration import Registry, register
@@ -64,7 +64,7 @@ def activate(
         names: installed plugins (``grpo``, ``slime-grpo:grpo``), files (``./mine.py``) or modules (``my_lab.plugin``);
             repeats are ignored.
         architecture: of the checkpoint's ``config.json``; None: no model is going to be built.
-        paths: setting -> functions that it names by path; any of them activates plugin ``paths``.
+        paths: setting -> functions that it names by path; any of them activates plugin ``compat``.
         without: plugins to go without, named or needed.
         admit: called with the manifest before any of it is imported; None: everything may be.
 
@@ -77,7 +77,7 @@ def activate(
         for setting, found in (paths or {}).items()
     }
     start = _Start(Withheld(tuple(without)), [function.code for found in functions.values() for function in found])
-    sources, needs = start.choose([*names, *([PATHS.name] if functions else [])])
+    sources, needs = start.choose([*names, *([COMPAT] if functions else [])])
     registry, manifest = start.load(sources, needs, admit)
     if architecture is not None and registry.model_spec(architecture) is None:
         needed = start.claimant(architecture)
@@ -99,17 +99,32 @@ class _Start:
 
     def choose(self, names: Sequence[str]) -> tuple[list[PluginSource], list[Need]]:
         """``core``, the named plugins that are not withheld, and what they require."""
+        if self._code:
+            self._refuse_functions()
         found = [resolve(name, self._declared) for name in dict.fromkeys(names)]
         named = [source for source in dict.fromkeys(found) if source.plugin != CORE]
         self._withheld.check(named, self._declared)
-        if self._code and PATHS in self._withheld:
-            settings = " and ".join(sorted({f"--{source.plugin.name.replace('_', '-')}" for source in self._code}))
-            raise PluginError(
-                f"plugin 'paths' runs the functions that {settings} names, and --no-plugin takes it away.\n"
-                f"Leave out --no-plugin {PATHS.name}, or {settings}."
-            )
         left = [source for source in named if source.plugin not in self._withheld]
         return self.with_required([PluginSource(CORE), *left])
+
+    def _refuse_functions(self) -> None:
+        """Return if the plugin that runs functions by path is there.
+
+        Raises:
+            PluginError: it is not installed, or withheld.
+        """
+        settings = " and ".join(sorted({f"--{source.plugin.name.replace('_', '-')}" for source in self._code}))
+        found = [plugin for plugin in installed(self._declared) if plugin.name == COMPAT]
+        if not found:
+            raise PluginError(
+                f"plugin {COMPAT!r} runs the functions that {settings} names, and it is not installed.\n"
+                f"Install the distribution slime-compat, or leave out {settings}."
+            )
+        if any(plugin in self._withheld for plugin in found):
+            raise PluginError(
+                f"plugin {COMPAT!r} runs the functions that {settings} names, and --no-plugin takes it away.\n"
+                f"Leave out --no-plugin {COMPAT}, or {settings}."
+            )
 
     def with_required(self, sources: Sequence[PluginSource]) -> tuple[list[PluginSource], list[Need]]:
         """``sources`` and what they require, and why each of the latter is there."""

@@ -12,7 +12,7 @@ _INSTEAD = {
     "slime.rollout.sglang_rollout.eval_rollout": _OWN,
     "slime.rollout.data_source.RolloutDataSource": _OWN,
     "slime.rollout.data_source.RolloutDataSourceWithBuffer": (
-        "Leave the flag out, or derive from slime_core.adapters.data.BufferedDataSource."
+        "Leave the flag out, or derive from slime_compat.data.BufferedDataSource."
     ),
     "slime.rollout.data_source.pop_first": _OWN,
     "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std": (

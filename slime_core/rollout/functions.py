@@ -1,6 +1,6 @@
 """Where functions that a run names by path take part in a rollout, besides the components that they stand in for.
 
-The adapters stand beside this floor and import it; what they are called with and what they return is said here.
+The adapters are those of slime-compat; what they are called with and what they return is said here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AsRewarded", "EvalData", "Made", "NoFunctions", "RolloutFunctions", "eval_columns", "rollout_functions"]
 
-TARGET = "slime_core.adapters.rollout:PathFunctions"
+TARGET = "slime_compat.rollout:PathFunctions"
 
 EvalData = Mapping[str, Mapping[str, Any]]
 """Name of an evaluation set -> its columns: ``rewards``, ``truncated``, ``samples``, each a list."""
@@ -115,7 +115,7 @@ class AsRewarded:
 def rollout_functions(
     options: Any, *, router_url: str, model_urls: Mapping[str, str] | None = None
 ) -> RolloutFunctions:
-    """The functions that ``options`` of plugin ``paths`` carry; None: there are none.
+    """The functions that ``options`` of plugin ``compat`` carry; None: there are none.
 
     Raises:
         PluginError: one cannot be imported or called.

@@ -8,7 +8,7 @@ from slime_core.config.described import routes_shape
 from slime_core.config.eval_sets import EvalSet
 from slime_core.config.schema import RolloutConfig
 from slime_core.plugins.component import Kind
-from slime_core.plugins.discovery import PATHS
+from slime_core.plugins.discovery import COMPAT
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import PromptEncoder
@@ -52,7 +52,7 @@ class Parts:
         self._processor = self._processes()
         self.client = self._asks()
         self.functions = rollout_functions(
-            settings.options.get(PATHS.name), router_url=settings.router_url, model_urls=settings.model_urls
+            settings.options.get(COMPAT), router_url=settings.router_url, model_urls=settings.model_urls
         )
         self.components = Components(config, registry, settings.options, bad_rows=settings.bad_rows)
         self._rewarding = Rewarding(

@@ -23,7 +23,7 @@ OF_ROLLOUTS = '''
     from pathlib import Path
 
     from slime_core import Sample
-    from slime_core.adapters import GenerateState, post
+    from slime_compat import GenerateState, post
 
 
     class DataSource:
@@ -248,10 +248,10 @@ def test_the_trainer_agrees_with_the_engines_on_tokens_that_a_function_collected
 
 def test_the_code_is_in_the_record_of_the_run(run):
     recorded = json.loads((run.folder / "plugins.json").read_text())
-    assert [entry["plugin"] for entry in recorded["plugins"]] == ["core", "grpo", "paths", "models"]
+    assert [entry["plugin"] for entry in recorded["plugins"]] == ["core", "grpo", "compat", "models"]
     named = sorted(name.replace("-", "_") for name in (*OF_ROLLOUTS_BY, *OF_RANKS_BY))
     assert sorted(entry["plugin"] for entry in recorded["functions"]) == named
-    assert "paths" in run.output.splitlines()[0]
+    assert "compat" in run.output.splitlines()[0]
 
 
 def test_learning_rate_zero_leaves_the_weights_bit_for_bit(run):

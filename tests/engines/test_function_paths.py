@@ -40,7 +40,7 @@ from pathlib import Path
 
 import torch
 
-from slime_core.adapters.loss import get_log_probs_and_entropy
+from slime_compat.loss import get_log_probs_and_entropy
 
 
 def surrogate(args, batch, logits, sum_of_sample_mean):

@@ -92,7 +92,7 @@ class Outcome:
 
 def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
     """Runs in a child."""
-    from slime_core.adapters.options import PathOptions
+    from slime_compat.options import PathOptions
     from slime_core.config.custom import function_paths
     from slime_core.learner.layout import ParallelLayout
     from slime_core.learner.rank import Learner, LearnerSettings
@@ -100,7 +100,7 @@ def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
 
     paths = function_paths(dict(job.config.custom))
     active = activate(job.plugins, architecture=job.architecture, paths=paths)
-    options = {"paths": PathOptions(config=job.config, sources=active.functions)} if active.functions else {}
+    options = {"compat": PathOptions(config=job.config, sources=active.functions)} if active.functions else {}
     settings = LearnerSettings(
         job.config,
         job.folder,

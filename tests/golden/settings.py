@@ -29,8 +29,8 @@ REPO = HERE.parents[1]
 STORED = HERE / "settings.json"
 OWNED_BY_ENGINE = {"megatron": "", "sglang": "sglang-"}
 """Section of an engine -> what stands before the names of its flags."""
-CORE_PLUGINS = ("core", "paths")
-"""Plugins that every run has and that cannot be named."""
+CORE_PLUGINS = ("core",)
+"""Plugins that every run has and that need no name."""
 
 
 def resolve_all() -> dict[str, Any]:

@@ -18,8 +18,8 @@ from slime_core import Kind
 from slime_core.plugins.registry import activate
 
 CORE = Path(slime_core.__file__).parent
-EXEMPT = ("builtin", "adapters", "testing", "cpu/stand_ins")
-"""Where components live, where paths of functions become components, and what tests them."""
+EXEMPT = ("builtin", "testing", "cpu/stand_ins")
+"""Where components live, and what tests them."""
 
 SHIPPED = ["grpo", "ppo", "searchr1", "models"]
 

@@ -18,7 +18,7 @@ import slime_core
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = "slime-rl"
-PLUGINS = {"slime-grpo", "slime-models", "slime-ppo", "slime-searchr1", "slime-testing"}
+PLUGINS = {"slime-compat", "slime-grpo", "slime-models", "slime-ppo", "slime-searchr1", "slime-testing"}
 PROJECTS = {
     path.parent.name if path.parent != ROOT else CORE: path
     for path in (ROOT / "pyproject.toml", *sorted((ROOT / "plugins").glob("*/pyproject.toml")))

@@ -56,7 +56,7 @@ COMMANDS = sorted(set(commands()))
 
 
 def resolve(argv: list[str], *, check_rules: bool = False) -> Resolved:
-    by_path = ["paths"] if any(re.fullmatch("--custom-.*-path", word) for word in argv) else []
+    by_path = ["compat"] if any(re.fullmatch("--custom-.*-path", word) for word in argv) else []
     active = activate([*named_plugins(argv), *by_path])
     resolved = load(argv, presets=active.presets, plugin_options=active.options, check_rules=check_rules)
     for kind, names in COMPONENTS.items():

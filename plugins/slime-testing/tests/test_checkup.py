@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.cli.main import main
-from slime_core.plugins.discovery import CORE, PATHS, PluginIdentity, PluginSource, Source, installed, local_file
+from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source, installed, local_file, resolve
 from slime_testing.checkup import _environment, check_plugins, examined, sources_of
 from slime_testing.examine import pack, unpack
 from slime_testing.verdicts import Verdict
@@ -278,7 +278,7 @@ def test_what_the_examples_of_the_kit_cannot_show_is_skipped(acme: Place) -> Non
 
 
 def test_what_only_a_run_can_fill_is_held_to_no_properties() -> None:
-    found = inside(source=PluginSource(PATHS))
+    found = inside(source=resolve("compat"))
     assert found["reward model custom_rm_path"] == ("ok", "")
     assert found["properties"] == ("skipped", "what it does is what the functions do that a run names by path")
     assert not any(check.endswith(", properties") for check in found)

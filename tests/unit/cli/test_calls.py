@@ -70,7 +70,7 @@ def test_functions_named_by_path_stand_under_the_component_that_runs_them(
     assert main(["plugins", "trace", "run.toml", "--custom-megatron-init-path", "rm.py:begin"]) == 0
     rows = capsys.readouterr().out.splitlines()
     place = next(place for place, row in enumerate(rows) if row.startswith("  reward model custom_rm_path, "))
-    assert rows[place + 1] == "    paths (slime-rl 0.1.0): slime_core.adapters.reward:PathReward"
+    assert rows[place + 1] == "    compat (slime-compat 0.1.0): slime_compat.reward:PathReward"
     assert rows[place + 2].startswith("    --custom-rm-path rm.py:f  (rm.py sha256:")
     assert rows[-2] == "functions that other settings name by path"
     assert rows[-1].startswith("    --custom-megatron-init-path rm.py:begin  (rm.py sha256:")

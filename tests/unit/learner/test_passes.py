@@ -16,7 +16,7 @@ from slime_core.errors import RunError
 from slime_core.learner import passes
 from slime_core.learner.loss.objective import Objective
 from slime_core.learner.loss.totals import Sums, total
-from tests.unit.adapters.training import micro
+from tests.micro_batches import micro
 
 
 def test_a_loss_that_changes_the_logits_in_place_does_not_change_what_is_measured(monkeypatch):

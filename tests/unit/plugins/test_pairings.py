@@ -17,7 +17,7 @@ GRPO = "plugin 'grpo' (slime-grpo 0.1.0, entry point slime_grpo.plugin)"
 
 def check(line: str) -> None:
     config = load(line.split(), check_rules=False).config
-    check_selection(config, activate(["grpo", "ppo", "paths"]).registry, trains=True)
+    check_selection(config, activate(["grpo", "ppo", "compat"]).registry, trains=True)
 
 
 def refused(line: str) -> str:
@@ -162,5 +162,5 @@ def test_equal_rewards_are_accepted_where_something_else_is_learned_from(line):
 
 
 def test_a_generate_function_by_path_may_reward_its_samples():
-    traits = activate(["paths"]).registry.find(Kind.GENERATE_FUNCTION, "custom_generate_function_path").traits
+    traits = activate(["compat"]).registry.find(Kind.GENERATE_FUNCTION, "custom_generate_function_path").traits
     assert traits.rewards  # type: ignore[union-attr]

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slime_core.errors import PluginError
+from slime_core.plugins.declared import scan
 from slime_core.plugins.registry import activate
 from tests.unit.plugins.test_registry import presets, rewards, specs
 
@@ -158,7 +160,7 @@ def test_a_claim_for_another_s_plugin_imports_nothing_and_blames_who_made_it(ins
 def test_a_name_that_means_nothing_takes_nothing_away_and_is_an_error():
     assert refusal("grpo", without=("gpro",)).startswith(
         "--no-plugin gpro: the run names no such plugin, and none is installed (did you mean 'grpo'?). "
-        "Installed or named are: core, grpo, models, paths, ppo, "
+        "Installed or named are: compat, core, grpo, models, ppo, "
     )
 
 
@@ -197,10 +199,22 @@ def test_another_file_of_the_same_name_takes_nothing_away(tmp_path):
 
 def test_functions_named_by_path_need_the_plugin_that_runs_them():
     with pytest.raises(PluginError) as failure:
-        activate([], paths={"custom_rm_path": ["json:loads"]}, without=("paths",))
+        activate([], paths={"custom_rm_path": ["json:loads"]}, without=("compat",))
     assert str(failure.value) == (
-        "plugin 'paths' runs the functions that --custom-rm-path names, and --no-plugin takes it away.\n"
-        "Leave out --no-plugin paths, or --custom-rm-path."
+        "plugin 'compat' runs the functions that --custom-rm-path names, and --no-plugin takes it away.\n"
+        "Leave out --no-plugin compat, or --custom-rm-path."
+    )
+
+
+def test_functions_named_by_path_name_the_distribution_that_is_not_installed(monkeypatch):
+    declared = scan()
+    others = tuple(entry for entry in declared.entries if entry.distribution != "slime-compat")
+    monkeypatch.setattr("slime_core.plugins.registry.scan", lambda: replace(declared, entries=others))
+    with pytest.raises(PluginError) as failure:
+        activate([], paths={"custom_rm_path": ["json:loads"]})
+    assert str(failure.value) == (
+        "plugin 'compat' runs the functions that --custom-rm-path names, and it is not installed.\n"
+        "Install the distribution slime-compat, or leave out --custom-rm-path."
     )
 
 

@@ -185,7 +185,7 @@ def test_a_correction_names_only_settings_that_there_are():
     ],
 )
 def test_a_punishment_that_no_transform_gives_is_refused(flags, setting):
-    registry = activate(["paths"]).registry
+    registry = activate(["compat"]).registry
 
     def chosen(line: str) -> None:
         config = load(["--advantage-estimator", "sft", *flags.split(), *line.split()], check_rules=False).config

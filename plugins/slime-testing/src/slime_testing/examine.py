@@ -17,7 +17,7 @@ from typing import Any
 from slime_core import Kind
 from slime_core.errors import PluginError
 from slime_core.plugins.boundary import boundary
-from slime_core.plugins.discovery import CORE, PATHS, PluginIdentity, PluginSource, Source
+from slime_core.plugins.discovery import COMPAT, CORE, PluginIdentity, PluginSource, Source
 from slime_core.plugins.loading import load_plugin
 from slime_core.plugins.registration import Registry, register
 from slime_core.plugins.validation import check_hooks
@@ -100,7 +100,7 @@ def _declared(registry: Registry, source: PluginSource, write: Write) -> None:
 
 def _no_properties(source: PluginSource) -> str | None:
     """Why nothing of the plugin can be held to the properties of its kind; None: it can."""
-    if source.plugin == PATHS:
+    if source.plugin.name == COMPAT:
         return "what it does is what the functions do that a run names by path"
     return None
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slime_core.adapters import get_model_url
+from slime_compat import get_model_url
 from slime_core.errors import ConfigError
 from slime_core.rollout.generate import GenerateContext
 

@@ -1,0 +1,74 @@
+"""``custom_advantage_function_path``: a function of slime's users as an advantage estimator of scope ``token``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from slime_compat.batches import joined
+from slime_compat.check import load_checked
+from slime_compat.options import PathOptions
+from slime_compat.training import TRAINING_FORMS
+from slime_core.errors import PluginError
+from slime_core.ops.kl import approximate_kl
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.contracts import Reductions, ResponseTokens, TokenAdvantages
+
+__all__ = ["CustomAdvantage"]
+
+SETTING = "custom_advantage_function_path"
+
+
+class CustomAdvantage:
+    """A :class:`slime_core.plugins.contracts.TokenAdvantageEstimator` around ``fn(args, rollout_data)``."""
+
+    def __init__(self, options: PathOptions) -> None:
+        loaded = load_checked(options, SETTING, TRAINING_FORMS)
+        self._source, self._function = loaded.source, loaded.function
+        self._args = options.arguments
+
+    def estimate(self, batch: ResponseTokens, reduce: Reductions) -> TokenAdvantages:
+        """See the protocol; the function reduces over ranks by itself, if it does.
+
+        Raises:
+            PluginError: the function failed, or left no advantages or returns that fit the samples.
+        """
+        lengths: list[int] = batch.lengths_B.tolist()
+        data = _rollout_data(batch, lengths)
+        with boundary(self._source, "calling it", locate=True):
+            self._function(self._args, data)
+        missing = [name for name in ("advantages", "returns") if name not in data]
+        if missing:
+            raise PluginError(
+                f"{self._source}: it set no {' and no '.join(missing)} in rollout_data; set both, one tensor a sample."
+            )
+        advantages_U, returns_U = (
+            joined(self._source, name, data[name], batch.mask_U, lengths) for name in ("advantages", "returns")
+        )
+        return TokenAdvantages(advantages_U, returns_U)
+
+
+def _rollout_data(batch: ResponseTokens, lengths: list[int]) -> dict[str, Any]:
+    """The shard under slime's names; every list has one entry a sample."""
+    per_token = {
+        "loss_masks": batch.mask_U,
+        "log_probs": batch.log_probs_U,
+        "ref_log_probs": batch.ref_log_probs_U,
+        "rollout_log_probs": batch.rollout_log_probs_U,
+        "values": batch.values_U,
+        "kl": _divergence(batch),
+    }
+    columns = {name: list(values_U.split(lengths)) for name, values_U in per_token.items() if values_U is not None}
+    found: dict[str, Any] = {"response_lengths": lengths, "rewards": batch.rewards_B.tolist(), **columns}
+    if batch.tokens_T is not None and batch.total_lengths_B is not None:
+        found["total_lengths"] = batch.total_lengths_B.tolist()
+        found["tokens"] = list(batch.tokens_T.split(found["total_lengths"]))
+    return found
+
+
+def _divergence(batch: ResponseTokens) -> torch.Tensor:
+    """From the reference, by k1; zeros where ``kl_coef`` is 0, as slime has it."""
+    if not batch.settings.kl_coef or batch.log_probs_U is None or batch.ref_log_probs_U is None:
+        return torch.zeros_like(batch.mask_U)
+    return approximate_kl(batch.log_probs_U, base_log_probs_T=batch.ref_log_probs_U, estimator="k1")

@@ -1,0 +1,76 @@
+"""Calls a function that a path names: awaited if async, in a thread if not; every failure says whose it is."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from slime_compat.check import Loaded
+from slime_core.errors import SlimeError
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.functions import FunctionSource
+
+__all__ = ["blamed", "call", "call_here"]
+
+THREADS = 128
+"""Plain functions that one event loop waits for at once; each thread reserves 8 MiB of a reward worker's limit."""
+
+_ROOM: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+@contextmanager
+def blamed(source: FunctionSource, action: str = "calling it") -> Iterator[None]:
+    """What user code raises comes out as a ``PluginError`` that names the flag; slime's own errors pass."""
+    own: SlimeError | None = None
+    with boundary(source, action, locate=True):
+        try:
+            yield
+        except SlimeError as error:
+            own = error
+    if own is not None:
+        raise own
+
+
+async def call(loaded: Loaded, *arguments: Any, function: Any = None, **named: Any) -> Any:
+    """What the function returns; the event loop goes on meanwhile.
+
+    Arguments:
+        function: called instead of ``loaded.function``, such as a method of what it made.
+    """
+    called = loaded.function if function is None else function
+    with blamed(loaded.source):
+        if inspect.iscoroutinefunction(inspect.unwrap(called)):
+            return await called(*arguments, **named)
+        result = await _in_thread(loaded.source, lambda: called(*arguments, **named))
+        return await result if inspect.isawaitable(result) else result
+
+
+async def _in_thread(source: FunctionSource, function: Callable[[], Any]) -> Any:
+    """What the function returns in a thread of its own.
+
+    One that is given up, as by a time limit, may stay for ever; it keeps no thread from those who come later.
+    """
+
+    def run() -> Any:
+        # Blamed in there: a StopIteration could not leave a future.
+        with blamed(source):
+            return function()
+
+    async with _ROOM.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(THREADS)):
+        thread = ThreadPoolExecutor(1, thread_name_prefix="function")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(thread, copy_context().run, run)
+        finally:
+            thread.shutdown(wait=False)
+
+
+def call_here(loaded: Loaded, *arguments: Any, **named: Any) -> Any:
+    """What a plain function returns; nothing else runs meanwhile."""
+    with blamed(loaded.source):
+        return loaded.function(*arguments, **named)

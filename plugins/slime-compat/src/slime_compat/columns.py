@@ -1,0 +1,148 @@
+"""``rollout_data_postprocess_path``: a function of slime's users that changes what a rank is about to train.
+
+What comes back: ``advantages``, ``returns``, ``loss_masks``, ``rewards`` and all log-probabilities. A loss mask may
+only leave tokens out, because the loss weights hold divisors that were counted before. Another column goes to the loss
+of ``custom_loss_function_path``; without that nothing would read it, and it is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from slime_compat.batches import joined, refuse_wider_mask, response_lengths, split
+from slime_compat.check import load_checked
+from slime_compat.options import PathOptions
+from slime_compat.training import TRAINING_FORMS
+from slime_core.errors import PluginError
+from slime_core.learner.packed.batches import MicroBatch
+from slime_core.plugins.boundary import boundary
+from slime_core.types import TrainBatch
+
+__all__ = ["Postprocess"]
+
+SETTING = "rollout_data_postprocess_path"
+
+PER_TOKEN = {
+    "advantages": "advantages_U",
+    "loss_masks": "mask_U",
+    "rollout_log_probs": "rollout_log_probs_U",
+    "log_probs": "old_log_probs_U",
+    "ref_log_probs": "ref_log_probs_U",
+}
+"""slime's name of a column -> ours."""
+
+FIXED = ("tokens", "total_lengths", "response_lengths", "sample_indices")
+PASSED_ON = ("returns", "rewards")
+"""Nothing but a loss named by path reads these once there are advantages."""
+
+
+class Postprocess:
+    """A :class:`slime_core.learner.custom.Columns` around a function of slime's signature."""
+
+    def __init__(self, options: PathOptions) -> None:
+        loaded = load_checked(options, SETTING, TRAINING_FORMS)
+        self._source, self._function = loaded.source, loaded.function
+        self._args = options.arguments
+        self._has_loss = "custom_loss_function_path" in options.sources
+
+    def __call__(self, shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]]) -> None:
+        """See the protocol.
+
+        Raises:
+            PluginError: the function failed, took a column away, or left one that does not fit the samples.
+        """
+        every = [micro for step in steps for micro in step]
+        data = _columns(shard, every)
+        known = set(data)
+        with boundary(self._source, "calling it", locate=True):
+            self._function(self._args, shard.rollout, data)
+        self._refuse_other_columns(known, data, shard)
+        extra = {name: values for name, values in data.items() if name not in (*PER_TOKEN, *FIXED)}
+        for micro in every:
+            self._take_back(data, micro)
+            micro.extra = {name: [values[member] for member in micro.members] for name, values in extra.items()}
+
+    def _take_back(self, data: Mapping[str, Any], micro: MicroBatch) -> None:
+        lengths = response_lengths(micro)
+        for name in PER_TOKEN.keys() & data.keys():
+            values = [data[name][member] for member in micro.members]
+            found_U = joined(self._source, name, values, micro.advantages_U, lengths)
+            if name == "loss_masks":
+                # An idle micro-batch repeats samples, and stays masked.
+                found_U = found_U if micro.scale else micro.mask_U
+                refuse_wider_mask(self._source, found_U, micro.mask_U)
+            if name == "rollout_log_probs" and micro.fresh_U is not None:
+                # What the engine did not say cannot show whether learner and engine agree.
+                micro.fresh_U &= found_U == micro.rollout_log_probs_U
+            setattr(micro, PER_TOKEN[name], found_U)
+
+    def _refuse_other_columns(self, known: set[str], data: Mapping[str, Any], shard: TrainBatch) -> None:
+        gone = sorted(known - data.keys())
+        if gone:
+            raise PluginError(f"{self._source}: it took {', '.join(gone)} away; leave every column of rollout_data.")
+        new = sorted(data.keys() - known - PER_TOKEN.keys() - set(PASSED_ON))
+        if new and not self._has_loss:
+            taken = ", ".join((*PER_TOKEN, *PASSED_ON))
+            raise PluginError(
+                f"{self._source}: it added {', '.join(new)}, which nothing reads; read are {taken}. Other columns "
+                "reach the loss of --custom-loss-function-path only."
+            )
+        for name in sorted(data):
+            self._refuse_no_list(name, data[name])
+        for name in sorted(data.keys() - set(FIXED)):
+            if len(data[name]) != len(shard):
+                raise PluginError(
+                    f"{self._source}: {name} has {len(data[name])} entries; accepted is one for each of the "
+                    f"{len(shard)} samples."
+                )
+        self._refuse_changed(data, shard)
+
+    def _refuse_no_list(self, name: str, found: Any) -> None:
+        if not (isinstance(found, list | tuple) or (isinstance(found, torch.Tensor) and found.ndim)):
+            raise PluginError(
+                f"{self._source}: {name} is a {type(found).__name__}; accepted is a list with one entry a sample."
+            )
+
+    def _refuse_changed(self, data: Mapping[str, Any], shard: TrainBatch) -> None:
+        for name, given in _fixed(shard, "cpu").items():
+            with boundary(self._source, f"comparing {name} with what it was"):
+                found = [torch.as_tensor(value).cpu() for value in data[name]]
+            same = len(found) == len(given) and all(
+                torch.equal(now, torch.as_tensor(before)) for now, before in zip(found, given, strict=True)
+            )
+            if not same:
+                raise PluginError(f"{self._source}: it changed {name}, which is packed already; leave it as it is.")
+
+
+def _columns(shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> dict[str, Any]:
+    """The shard under slime's names; every list has one entry a sample, in the shard's order."""
+    found: dict[str, list[Any]] = {name: [None] * len(shard) for name in PER_TOKEN}
+    for micro in micro_batches:
+        if not micro.scale:
+            continue
+        for name, ours in PER_TOKEN.items():
+            values_U = getattr(micro, ours)
+            if values_U is None:
+                continue
+            for member, value in zip(micro.members, split(values_U, micro), strict=True):
+                found[name][member] = value.clone()
+    columns = {name: values for name, values in found.items() if all(value is not None for value in values)}
+    columns["returns"] = [value.clone() for value in columns["advantages"]]
+    rewards_B = shard.columns_B.get("rewards")
+    if rewards_B is not None:
+        columns["rewards"] = rewards_B.tolist()
+    device = micro_batches[0].tokens_1T.device
+    return {**_fixed(shard, device), **columns}
+
+
+def _fixed(shard: TrainBatch, device: torch.device | str) -> dict[str, Any]:
+    lengths = shard.lengths_B.tolist()
+    return {
+        "tokens": list(torch.as_tensor(shard.tokens_T, device=device).clone().split(lengths)),
+        "total_lengths": lengths,
+        "response_lengths": shard.response_lengths_B.tolist(),
+        "sample_indices": shard.indices_B.tolist(),
+    }

@@ -1,0 +1,219 @@
+"""Conversations of one call of a custom generate function, kept as the ids that the engine saw and returned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any
+from uuid import uuid4
+
+from slime_compat.inside import Answer, Conversation
+from slime_core.errors import PluginError
+from slime_core.rollout.engines.generation import Generation, SamplingParams
+from slime_core.rollout.engines.speculation import added
+from slime_core.rollout.generate import GenerateContext
+from slime_core.rollout.nucleus import Kept, joined, keep
+from slime_core.rollout.resuming import FINISHED
+from slime_core.types import LogProbs, Mask, Sample, SpecInfo, Status, TokenIds
+
+__all__ = ["Call", "Trajectory", "sampling_fields"]
+
+MARK = "\u2063slime-answer\u2063"
+"""Stands where the last answer was while a chat template renders what follows it; no prompt holds it."""
+
+
+CUTS_NOTHING = {"min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+"""What SGLang takes where a request does not say it."""
+
+DISTRIBUTION = ("temperature", "top_p", "top_k", *CUTS_NOTHING)
+"""What decides how likely a token is."""
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One conversation so far.
+
+    Arguments:
+        prompt_ids: of its first turn.
+        messages: chat messages with the last answer; or the text with it.
+        ids, log_probs, mask: of the response: answers (mask 1), and what came between them (mask 0, log-prob 0).
+        answers: in order.
+        kept: what each part of the response was drawn from, with its number of ids.
+        spans: which weights drew which ids of the response, as :attr:`Sample.weight_spans`.
+        added: ids that came after the last answer, while the next turn is drawn; None: nobody draws one.
+        session: what keeps its turns with one engine, where the router's policy does that.
+    """
+
+    prompt_ids: list[int]
+    messages: str | list[dict[str, Any]]
+    ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    kept: list[tuple[Kept | None, int]] = field(default_factory=list)
+    spans: list[tuple[str, int, int]] = field(default_factory=list)
+    added: list[int] | None = None
+    session: str = field(default_factory=lambda: uuid4().hex)
+
+    @property
+    def seen(self) -> list[int]:
+        """What the next turn answers to."""
+        return [*self.prompt_ids, *self.ids, *(self.added or ())]
+
+    def take(self, answer: Answer) -> None:
+        """One more turn of the model, after what was added before it."""
+        added = self.added or []
+        begin = len(self.ids) + len(added)
+        self.spans += [(name, begin + start, begin + end) for name, start, end in answer.weight_spans if end > start]
+        self.ids += [*added, *answer.token_ids]
+        self.log_probs += [*([0.0] * len(added)), *answer.log_probs]
+        self.mask += [*([0] * len(added)), *([1] * len(answer.token_ids))]
+        self.kept += [(None, len(added)), (answer.kept, len(answer.token_ids))]
+        self.answers.append(answer)
+
+    def is_in(self, text: str) -> bool:
+        """Whether ``text`` holds every answer, in order, or is the last one."""
+        if text.strip() == self.answers[-1].strip():
+            return True
+        place = 0
+        for answer in self.answers:
+            found = text.find(answer, place)
+            if found < 0:
+                return False
+            place = found + len(answer)
+        return True
+
+    def fill(self, sample: Sample, tokenizer: Any) -> None:
+        """Record the conversation in ``sample``; a response that it has already is kept, for people and rewards."""
+        sample.tokens = TokenIds([*self.prompt_ids, *self.ids])
+        sample.response_length = len(self.ids)
+        sample.loss_mask, sample.rollout_log_probs = Mask(self.mask), LogProbs(self.log_probs)
+        sample.response = sample.response or tokenizer.decode(self.ids, skip_special_tokens=True)
+        versions = [version for answer in self.answers for version in answer.weight_versions]
+        sample.weight_versions, sample.weight_spans = list(dict.fromkeys(versions)), list(self.spans)
+        sample.rollout_routed_experts = self.answers[-1].routed_experts
+        sample.spec_info = reduce(added, (answer.spec_info for answer in self.answers), None) or SpecInfo()
+        keep(sample, joined(self.kept))
+        was_ended = any(answer.finish_reason == "abort" for answer in self.answers)
+        sample.status = Status.ABORTED if was_ended else FINISHED[self.answers[-1].finish_reason]
+
+
+class Call:
+    """One call of a custom generate function; what ``generate_single`` works with.
+
+    Arguments:
+        tools: descriptions of functions that the prompt's row names, for the chat template.
+    """
+
+    def __init__(
+        self, context: GenerateContext, sampling: SamplingParams, *, tools: Sequence[Any] | None = None
+    ) -> None:
+        self._context, self._sampling, self._tools = context, sampling, tools
+        self.trajectories: list[Trajectory] = []
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the model's folder."""
+        return self._context.encoder.tokenizer
+
+    @property
+    def sampling_params(self) -> dict[str, Any]:
+        """A new dict of how the run draws tokens."""
+        return sampling_fields(self._sampling)
+
+    async def answer(self, conversation: Conversation, sampling_params: Mapping[str, Any]) -> Answer:
+        """The next turn; the budget of response tokens holds for all turns together.
+
+        Two turns of one conversation at once: the second begins a trajectory of its own. A turn that failed leaves the
+        conversation as it was.
+        """
+        messages = conversation if isinstance(conversation, str) else [dict(one) for one in conversation]
+        trajectory = self._continued(messages) or self._begun(messages)
+        try:
+            answer = await self._drawn(trajectory, sampling_params)
+            trajectory.take(answer)
+        finally:
+            trajectory.added = None
+            if not trajectory.answers:
+                self.trajectories = [one for one in self.trajectories if one is not trajectory]
+        turn = {"role": "assistant", "content": str(answer)}
+        trajectory.messages = messages + answer if isinstance(messages, str) else [*messages, turn]
+        return answer
+
+    async def _drawn(self, trajectory: Trajectory, sampling_params: Mapping[str, Any]) -> Answer:
+        if not self._context.evaluation:
+            _refuse_another_distribution(sampling_params, self._sampling)
+        asked = sampling_params.get("max_new_tokens", self._sampling.max_new_tokens)
+        room = min(asked, self._sampling.max_new_tokens - len(trajectory.seen) + len(trajectory.prompt_ids))
+        if room < 1:
+            return _answer("", Generation(TokenIds(), LogProbs(), "length"))
+        extra = {name: value for name, value in sampling_params.items() if name not in ("n", "max_new_tokens")}
+        sampling = replace(self._sampling, max_new_tokens=room, extra={**self._sampling.extra, **extra})
+        (drawn,) = await self._context.client.generate(trajectory.seen, sampling=sampling, session=trajectory.session)
+        return _answer(self._context.encoder.decode(list(drawn.token_ids)), drawn)
+
+    def _begun(self, messages: str | list[dict[str, Any]]) -> Trajectory:
+        trajectory = Trajectory(self._context.encoder.encode(messages, tools=self._tools), messages, added=[])
+        self.trajectories.append(trajectory)
+        return trajectory
+
+    def _continued(self, messages: str | list[dict[str, Any]]) -> Trajectory | None:
+        """The conversation that ``messages`` goes on with, which nobody goes on with yet."""
+        for trajectory in reversed(self.trajectories):
+            added = self._added(trajectory, messages)
+            if added is not None:
+                trajectory.added = list(self.tokenizer(added, add_special_tokens=False)["input_ids"])
+                return trajectory
+        return None
+
+    def _added(self, trajectory: Trajectory, messages: str | list[dict[str, Any]]) -> str | None:
+        before = trajectory.messages
+        if trajectory.added is not None or not trajectory.answers or not _begins_with(messages, before):
+            return None
+        if isinstance(messages, str):
+            return messages[len(before) :]
+        marked = [*messages[: len(before) - 1], {"role": "assistant", "content": MARK}, *messages[len(before) :]]
+        text = self._context.encoder.render(marked, tools=self._tools, asks=True)
+        return text.partition(MARK)[2].removeprefix(self._end_of(trajectory))
+
+    def _end_of(self, trajectory: Trajectory) -> str:
+        """The text of the token that ended the last answer: the template writes it too."""
+        last = trajectory.answers[-1].token_ids[-1:]
+        return str(self.tokenizer.decode(last)) if last and trajectory.answers[-1].finish_reason == "stop" else ""
+
+
+def _refuse_another_distribution(given: Mapping[str, Any], sampling: SamplingParams) -> None:
+    drawn = {**CUTS_NOTHING, **sampling.fields(n=1)}
+    for name in (name for name in given if name in DISTRIBUTION and given[name] != drawn[name]):
+        raise PluginError(
+            f"generate_single: {name} = {given[name]!r} cannot be trained on; the run's is {drawn[name]:g}. The "
+            "learner reckons with one distribution a run: another for a turn would make its log-probabilities other "
+            "ones than those that were drawn from. Leave it out, or set it for the run (--rollout-temperature, "
+            "--rollout-top-p, --rollout-top-k); in evaluations everything is accepted."
+        )
+
+
+def _begins_with(messages: str | list[dict[str, Any]], before: str | list[dict[str, Any]]) -> bool:
+    """Messages may differ in white space at their ends: the ids that were drawn count, and functions strip."""
+    if isinstance(messages, str) or isinstance(before, str):
+        return isinstance(messages, str) and isinstance(before, str) and messages.startswith(before)
+    return len(messages) >= len(before) and [*map(_stripped, messages[: len(before)])] == [*map(_stripped, before)]
+
+
+def _stripped(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.strip() if isinstance(value, str) else value for name, value in message.items()}
+
+
+def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
+    """``sampling`` as the dict that slime's functions send to an engine, for one response."""
+    return {name: value for name, value in sampling.fields(n=1).items() if name != "n"}
+
+
+def _answer(text: str, drawn: Generation) -> Answer:
+    answer = Answer(text)
+    answer.token_ids, answer.log_probs = list(drawn.token_ids), list(drawn.log_probs)
+    answer.finish_reason, answer.weight_versions = drawn.finish_reason, drawn.weight_versions
+    answer.routed_experts, answer.spec_info = drawn.routed_experts, drawn.spec_info
+    answer.kept, answer.weight_spans = drawn.kept, drawn.weight_spans
+    return answer

@@ -1,0 +1,300 @@
+"""``data_source_path`` and ``buffer_filter_path``: data sources with slime's methods, as data sources.
+
+BufferedDataSource    prompts and a buffer of groups that were added; what slime's users derive from
+BufferedSource        the same, with the function of ``buffer_filter_path``
+PathSource            a class of ``data_source_path``
+SourceView            the run's data source with slime's methods, for functions that are handed one
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from slime_compat.calling import blamed
+from slime_compat.check import load_checked
+from slime_compat.forms import rollout_forms
+from slime_compat.options import PathOptions
+from slime_core.errors import PluginError
+from slime_core.plugins.contracts import DataSource, PromptRequest
+from slime_core.prompts.prompts import PromptFiles
+from slime_core.types import PromptGroup, Sample
+
+__all__ = ["BufferedDataSource", "BufferedSource", "PathSource", "SourceView"]
+
+
+class BufferedDataSource:
+    """Hands out groups that were added first, then new prompts; derive from it to choose among the former.
+
+    Example, the group with the highest priority first::
+
+        class ByPriority(BufferedDataSource):
+            def buffer_filter(self, args, buffer, n):
+                buffer.sort(key=lambda group: -group[0].metadata["priority"])
+                return buffer[:n]
+
+    Arguments:
+        args: every setting; ``args.prompt_request`` says which prompts there are.
+    """
+
+    def __init__(self, args: Any) -> None:
+        self.args = args
+        self.prompts = PromptFiles(request=args.prompt_request)
+        self.buffer: list[PromptGroup] = []
+
+    def buffer_filter(self, args: Any, buffer: list[PromptGroup], n: int) -> list[PromptGroup]:
+        """Which groups of the buffer come next, at most ``n``; the oldest."""
+        return buffer[:n]
+
+    def get_samples(self, num_samples: int) -> list[PromptGroup]:
+        """The next groups."""
+        chosen = list(self.buffer_filter(self.args, self.buffer, num_samples)) if self.buffer else []
+        taken = set(map(id, chosen))
+        self.buffer = [group for group in self.buffer if id(group) not in taken]
+        return [*chosen, *self.prompts.next_groups(num_samples - len(chosen))]
+
+    def add_samples(self, samples: Sequence[PromptGroup]) -> None:
+        """Take groups into the buffer, as they are."""
+        self.buffer.extend(samples)
+
+    def state(self) -> dict[str, Any]:
+        """The place in the prompts, and the buffer."""
+        return {
+            "prompts": self.prompts.state(),
+            "buffer": [[sample.to_dict() for sample in group] for group in self.buffer],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from where ``state()`` was taken."""
+        self.prompts.restore(state["prompts"])
+        self.buffer = [[Sample.from_dict(sample) for sample in group] for group in state["buffer"]]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+class BufferedSource:
+    """Prompts, and a buffer from which the function ``(args, rollout_id, buffer, num_samples)`` chooses.
+
+    ``rollout_id`` is None, as in slime.
+
+    Raises:
+        PluginError: the function cannot be imported or called.
+    """
+
+    def __init__(self, options: PathOptions, *, request: PromptRequest) -> None:
+        self._loaded = load_checked(options, "buffer_filter_path", rollout_forms(options.config))
+        self._source = _Chosen(_arguments(options, request), self._choose)
+
+    def next_groups(self, n: int) -> list[PromptGroup]:
+        """The next ``n`` groups."""
+        return self._source.get_samples(n)
+
+    def put_back(self, groups: Sequence[PromptGroup]) -> None:
+        """Take groups into the buffer."""
+        self._source.add_samples(groups)
+
+    def state(self) -> dict[str, Any]:
+        """The place in the prompts, and the buffer."""
+        return self._source.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from where ``state()`` was taken."""
+        self._source.restore(state)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def _choose(self, args: Any, buffer: list[PromptGroup], n: int) -> list[PromptGroup]:
+        with blamed(self._loaded.source):
+            chosen = self._loaded.function(args, None, buffer, n)
+        groups = list(chosen) if isinstance(chosen, list | tuple) else None
+        if groups is None or len(groups) > n or not all(_is_group(group) for group in groups):
+            raise PluginError(
+                f"{self._loaded.source}: it returned {chosen!r:.80} for {n} groups; accepted: a list of at most as "
+                "many groups of the buffer."
+            )
+        return groups
+
+
+class _Chosen(BufferedDataSource):
+    def __init__(self, args: Any, choose: Callable[[Any, list[PromptGroup], int], list[PromptGroup]]) -> None:
+        super().__init__(args)
+        self._choose = choose
+
+    def buffer_filter(self, args: Any, buffer: list[PromptGroup], n: int) -> list[PromptGroup]:
+        return self._choose(args, buffer, n)
+
+
+class PathSource:
+    """Makes the class once, as ``C(args)`` or ``C(dataset, args)``, and asks it for groups.
+
+    ``dataset`` is a list of one sample a prompt, in file order. Where the class has neither ``state`` and ``restore``
+    nor, in a run with ``args.save``, ``save`` and ``load``, a resumed run asks it once more for all that it has handed
+    out, and hands back as new samples the groups that were handed back, in the same order.
+
+    Raises:
+        PluginError: the class cannot be imported, made or called, or returns something else than groups.
+    """
+
+    def __init__(self, options: PathOptions, *, request: PromptRequest) -> None:
+        self._loaded = load_checked(options, "data_source_path", rollout_forms(options.config))
+        self._args, self._request = _arguments(options, request), request
+        dataset = [self._dataset()] if "dataset" in self._loaded.form.passed else []
+        with blamed(self._loaded.source, "making the class"):
+            self._made = self._loaded.function(*dataset, self._args)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._asked: list[list[int]] = []
+        self._returned: list[list[Any]] = []
+        self._handed_out: set[int] = set()
+        self._groups = 0
+
+    def next_groups(self, n: int) -> list[PromptGroup]:
+        """The next ``n`` groups."""
+        found = self._call("get_samples", n)
+        groups = [self._group(entry) for entry in found] if isinstance(found, list | tuple) else []
+        if len(groups) != n:
+            shown = f"{len(groups)} groups" if groups else f"{found!r:.80}"
+            raise PluginError(
+                f"{self._loaded.source}: get_samples({n}) returned {shown}; accepted: a list of {n} groups, each a "
+                f"list of {self._request.n_samples_per_prompt} slime_core.Sample, or of {n} samples."
+            )
+        self._note(n)
+        self._handed_out.update(group[0].group_index for group in groups if group[0].group_index is not None)
+        return groups
+
+    def put_back(self, groups: Sequence[PromptGroup]) -> None:
+        """Hand groups back."""
+        if self._replays and groups:
+            self._returned.append([_times(self._asked), [self._name(group) for group in groups]])
+        self._call("add_samples", list(groups))
+
+    def _name(self, group: PromptGroup) -> int | list[dict[str, Any]]:
+        """The number of a group that was handed out, which can be asked for again; else the group itself."""
+        number = group[0].group_index
+        return number if number in self._handed_out else [sample.to_dict() for sample in group]
+
+    def state(self) -> dict[str, Any]:
+        """What the class says of its state; else how often it was asked, and what was handed back after which call."""
+        state: dict[str, Any] = {"asked": self._asked, "returned": self._returned, "groups": self._groups}
+        state = copy.deepcopy(state)
+        if self._has("state", "restore"):
+            return {**state, "state": self._call("state")}
+        if self._saves and self._asked:
+            self._call("save", _times(self._asked) - 1)
+        return state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from where ``state()`` was taken."""
+        if self._replays:
+            self._replay(state["asked"], state.get("returned", []))
+        elif self._has("state", "restore"):
+            self._call("restore", state["state"])
+        elif state["asked"]:
+            self._call("load", _times(state["asked"]) - 1)
+        self._asked, self._groups = [list(pair) for pair in state["asked"]], state["groups"]
+
+    def _replay(self, asked: Sequence[Sequence[int]], returned: Sequence[Sequence[Any]]) -> None:
+        self._begin()
+        wanted = {name for _, names in returned for name in names if isinstance(name, int)}
+        groups: dict[int | None, PromptGroup] = {}
+        sizes = [n for n, times in asked for _ in range(times)]
+        for call, size in enumerate([*sizes, 0]):
+            for names in (names for after, names in returned if after == call):
+                self.put_back([self._again(name, groups) for name in names])
+            made = self.next_groups(size) if size else []
+            groups |= {group[0].group_index: group for group in made if group[0].group_index in wanted}
+
+    def _again(self, name: int | Sequence[dict[str, Any]], groups: Mapping[int | None, PromptGroup]) -> PromptGroup:
+        if not isinstance(name, int):
+            return [Sample.from_dict(sample) for sample in name]
+        if name not in groups:
+            raise PluginError(
+                f"{self._loaded.source}: asked once more, it did not hand out group {name}, which was handed back; "
+                "accepted: the same groups in the same order. Give the class state() and restore(state)."
+            )
+        return groups[name]
+
+    def __len__(self) -> int:
+        return int(self._call("__len__")) if self._has("__len__") else len(self._dataset())
+
+    @property
+    def _replays(self) -> bool:
+        return not self._has("state", "restore") and not self._saves
+
+    @property
+    def _saves(self) -> bool:
+        return self._has("save", "load") and bool(self._args.save)
+
+    def _has(self, *names: str) -> bool:
+        return all(callable(getattr(self._made, name, None)) for name in names)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        with blamed(self._loaded.source, f"calling {name}"):
+            return getattr(self._made, name)(*arguments)
+
+    def _note(self, n: int) -> None:
+        """One more time that ``n`` groups were asked for; pairs of a number and how often in a row."""
+        if self._asked and self._asked[-1][0] == n:
+            self._asked[-1][1] += 1
+        else:
+            self._asked.append([n, 1])
+
+    def _dataset(self) -> list[Sample]:
+        prompts = PromptFiles(request=replace(self._request, n_samples_per_prompt=1, shuffle=False))
+        # Without numbers: those of groups are of the run, and a prompt comes again each epoch.
+        groups = prompts.next_groups(len(prompts))
+        return [replace(group[0], group_index=None, index=None) for group in groups]
+
+    def _group(self, entry: Any) -> PromptGroup:
+        """A group, or one sample that becomes as many as a group has; numbered where the class did not."""
+        size = self._request.n_samples_per_prompt
+        group = [copy.deepcopy(entry) for _ in range(size)] if isinstance(entry, Sample) else entry
+        if not _is_group(group):
+            raise PluginError(
+                f"{self._loaded.source}: get_samples returned a list of {type(entry).__qualname__}; accepted: a list "
+                "of groups, each a list of slime_core.Sample, or of samples."
+            )
+        number, self._groups = self._groups, self._groups + 1
+        numbered = [sample.group_index for sample in group if sample.group_index is not None]
+        alike = isinstance(entry, Sample)
+        for place, sample in enumerate(group):
+            sample.group_index = numbered[0] if numbered else number
+            sample.index = number * size + place if sample.index is None or alike else sample.index
+        return list(group)
+
+
+class SourceView:
+    """The run's data source as slime's functions are handed it."""
+
+    def __init__(self, source: DataSource) -> None:
+        self._source = source
+
+    def get_samples(self, num_samples: int) -> list[PromptGroup]:
+        """The next groups."""
+        return self._source.next_groups(num_samples)
+
+    def add_samples(self, samples: Sequence[PromptGroup]) -> None:
+        """Hand groups back."""
+        self._source.put_back(samples)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+
+def _arguments(options: PathOptions, request: PromptRequest) -> Any:
+    """``args``, which says too where the prompts are."""
+    options.arguments.prompt_data, options.arguments.prompt_request = str(request.path), request
+    return options.arguments
+
+
+def _times(asked: Sequence[Sequence[int]]) -> int:
+    return sum(times for _, times in asked)
+
+
+def _is_group(found: Any) -> bool:
+    return isinstance(found, list) and bool(found) and all(isinstance(sample, Sample) for sample in found)

@@ -1,0 +1,110 @@
+"""How the functions of each rollout-side setting may be written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from slime_compat.check import check_texts
+from slime_compat.reward_uses import check_reward_uses
+from slime_compat.signatures import Form
+from slime_core.config.schema import RunConfig
+from slime_core.plugins.functions import FunctionSource
+
+__all__ = ["check_rollout_functions", "rollout_forms"]
+
+_GENERATE = (
+    Form(
+        "async fn(args, sample, sampling_params[, evaluation])",
+        passed=("args", "sample", "sampling_params"),
+        offered=("evaluation",),
+        foreign=frozenset({"samples"}),
+        is_async=True,
+    ),
+    Form(
+        "async fn(args, samples[, evaluation])",
+        passed=("args", "samples"),
+        offered=("evaluation",),
+        foreign=frozenset({"sample", "sampling_params"}),
+        is_async=True,
+    ),
+)
+
+_ONE_REWARD = Form("fn(args, sample, **kwargs)", passed=("args", "sample"), foreign=frozenset({"samples"}))
+_REWARDS = Form("fn(args, samples, **kwargs)", passed=("args", "samples"), foreign=frozenset({"sample"}))
+_REWARDS_AS_SAMPLE = Form("fn(args, sample, **kwargs)", passed=("args", "sample"))
+_COMPUTES = {
+    "compute_reward": Form("compute_reward(prompts, responses[, labels])", ("prompts", "responses"), ("labels",))
+}
+_REWARD_CLASS = Form(
+    "a class C([args][, model_path]) with compute_reward(prompts, responses[, labels])",
+    offered=("args", "model_path"),
+    methods=_COMPUTES,
+)
+
+_SOURCE_METHODS = {
+    "get_samples": Form("get_samples(num_samples)", ("num_samples",), is_async=False),
+    "add_samples": Form("add_samples(samples)", ("samples",), is_async=False),
+}
+_SOURCE = (
+    Form("a class C(args) with get_samples(n) and add_samples(samples)", ("args",), methods=_SOURCE_METHODS),
+    Form("a class C(dataset, args) with the same", ("dataset", "args"), methods=_SOURCE_METHODS),
+)
+
+_ROLLOUT = Form(
+    "fn(args, rollout_id, data_source[, evaluation])",
+    ("args", "rollout_id", "data_source"),
+    ("evaluation",),
+)
+
+_FORMS: Mapping[str, tuple[Form, ...]] = {
+    "rollout_function_path": (_ROLLOUT,),
+    "eval_function_path": (_ROLLOUT,),
+    "custom_generate_function_path": _GENERATE,
+    "rollout_sample_hook_path": (
+        Form("fn(args, sample[, rollout_id][, evaluation])", ("args", "sample"), ("rollout_id", "evaluation")),
+    ),
+    "data_source_path": _SOURCE,
+    "buffer_filter_path": (
+        Form(
+            "fn(args, rollout_id, buffer, num_samples)", ("args", "rollout_id", "buffer", "num_samples"), is_async=False
+        ),
+    ),
+    "dynamic_sampling_filter_path": (Form("fn(args, samples)", ("args", "samples"), is_async=False),),
+    "rollout_sample_filter_path": (Form("fn(args, groups)", ("args", "groups"), is_async=False),),
+    "rollout_all_samples_process_path": (
+        Form("fn(args, all_groups, data_source)", ("args", "all_groups", "data_source"), is_async=False),
+    ),
+    "custom_reward_post_process_path": (Form("fn(args, samples)", ("args", "samples"), is_async=False),),
+    "custom_convert_samples_to_train_data_path": (Form("fn(args, samples)", ("args", "samples"), is_async=False),),
+    "custom_rollout_log_function_path": (
+        Form(
+            "fn(rollout_id, args, samples, rollout_extra_metrics, rollout_time)",
+            ("rollout_id", "args", "samples", "rollout_extra_metrics", "rollout_time"),
+            is_async=False,
+        ),
+    ),
+    "custom_eval_rollout_log_function_path": (
+        Form(
+            "fn(rollout_id, args, data, extra_metrics)", ("rollout_id", "args", "data", "extra_metrics"), is_async=False
+        ),
+    ),
+}
+
+
+def check_rollout_functions(functions: Mapping[str, Sequence[FunctionSource]], config: RunConfig) -> None:
+    """Returns if nothing in the text of the functions keeps the rollout from calling them; runs none of it.
+
+    Raises:
+        PluginError: see :func:`slime_compat.check.check_texts` and
+            :func:`slime_compat.reward_uses.check_reward_uses`.
+    """
+    forms = rollout_forms(config)
+    check_texts(functions, forms)
+    rewards = functions.get("custom_rm_path", ())
+    check_reward_uses(rewards, forms["custom_rm_path"], group_rm=config.custom.group_rm)
+
+
+def rollout_forms(config: RunConfig) -> dict[str, Sequence[Form]]:
+    """Setting -> the forms that its function may have in this run, the preferred one first."""
+    rewards = (_REWARDS, _REWARDS_AS_SAMPLE) if config.custom.group_rm else (_ONE_REWARD, _REWARDS)
+    return {**_FORMS, "custom_rm_path": (*rewards, _REWARD_CLASS)}

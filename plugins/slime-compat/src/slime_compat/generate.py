@@ -1,0 +1,190 @@
+"""``custom_generate_function_path``: a function that makes responses, as a generate function over prompt groups."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from slime_compat.calling import call
+from slime_compat.check import load_checked
+from slime_compat.conversation import Call, sampling_fields
+from slime_compat.forms import rollout_forms
+from slime_compat.inside import CALL
+from slime_compat.options import PathOptions
+from slime_core.errors import EngineError, PluginError, RequestRefused
+from slime_core.prompts.rows import tools_of
+from slime_core.rollout.engines.generation import SamplingParams
+from slime_core.rollout.generate import GenerateContext
+from slime_core.rollout.lineage import Parents
+from slime_core.types import PromptGroup, Sample, Status
+
+__all__ = ["PathGenerate"]
+
+UNREACHED = (aiohttp.ClientError, ConnectionError, TimeoutError, socket.gaierror, socket.herror)
+"""What a function raises where a server it asked did not answer: the sample's misfortune, not a mistake of the code."""
+
+UNREACHED_NAMES = frozenset(
+    {
+        "requests.exceptions.ConnectionError",
+        "requests.exceptions.Timeout",
+        "requests.exceptions.HTTPError",
+        "requests.exceptions.ChunkedEncodingError",
+        "httpx.TransportError",
+        "httpx.HTTPStatusError",
+        "urllib.error.URLError",
+        "urllib3.exceptions.HTTPError",
+    }
+)
+"""The same of libraries that functions may use and that this module does not import."""
+
+UNREACHED_ERRNOS = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
+"""Of an ``OSError`` without a class of its own."""
+
+UNFINISHED = (Status.ABORTED, Status.FAILED)
+
+
+class PathGenerate:
+    """Calls the function as its parameters say: ``(args, sample, sampling_params)`` once a sample, all of a group at
+    once; ``(args, samples)`` once with the whole group. ``args`` has the router's address.
+
+    At most ``sglang_server_concurrency`` samples an engine are under way at once.
+
+    Raises:
+        PluginError: the function cannot be imported or called.
+    """
+
+    def __init__(self, options: PathOptions) -> None:
+        config = options.config
+        self._loaded = load_checked(options, "custom_generate_function_path", rollout_forms(config))
+        self._args = options.arguments
+        self._takes_one = "sample" in self._loaded.form.passed
+        at_once = config.rollout.sglang_server_concurrency * config.num_engines
+        size = 1 if self._takes_one else config.rollout.n_samples_per_prompt
+        self._room = asyncio.Semaphore(max(1, at_once // size))
+
+    async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
+        """The finished samples; those for which no server answered have failed, with the reason.
+
+        Raises:
+            PluginError: the function failed, or returned something else than finished samples.
+            RequestRefused: an engine will never take what ``generate_single`` sent.
+        """
+        router = urlsplit(context.client.url)
+        self._args.sglang_router_ip, self._args.sglang_router_port = router.hostname, router.port
+        parts = [[sample] for sample in samples] if self._takes_one else [samples]
+        made = await asyncio.gather(*(self._part(context, part, sampling) for part in parts))
+        return [sample for part in made for sample in part]
+
+    async def _part(self, context: GenerateContext, part: list[Sample], sampling: SamplingParams) -> list[Sample]:
+        parents = Parents.of(part)
+        async with self._room:
+            inside = Call(context, sampling, tools=tools_of(part[0].metadata))
+            outer = CALL.set(inside)
+            try:
+                returned = await self._called(part, sampling, evaluation=context.evaluation)
+            except RequestRefused:
+                raise
+            except EngineError as failure:
+                return [replace(sample, status=Status.FAILED, error=str(failure)) for sample in part]
+            except PluginError as failure:
+                if not _is_unreached(failure.__cause__):
+                    raise
+                return [replace(sample, status=Status.FAILED, error=str(failure)) for sample in part]
+            finally:
+                CALL.reset(outer)
+        return self._finished(returned, parents, inside, evaluation=context.evaluation)
+
+    async def _called(self, part: list[Sample], sampling: SamplingParams, *, evaluation: bool) -> Any:
+        named = self._loaded.named(evaluation=evaluation)
+        if self._takes_one:
+            return await call(self._loaded, self._args, part[0], sampling_fields(sampling), **named)
+        return await call(self._loaded, self._args, part, **named)
+
+    def _finished(self, returned: Any, parents: Parents, inside: Call, *, evaluation: bool) -> list[Sample]:
+        """What the function returned, each sample whole and of its group."""
+        samples = self._samples(returned)
+        if self._takes_one:
+            self._share_rollout(samples, parents.numbers[0])
+        self._fill(samples, inside)
+        parents.adopt(samples)
+        for sample in samples:
+            if sample.status is Status.PENDING:
+                sample.status = Status.COMPLETED
+            mistake = None if evaluation or sample.status in UNFINISHED else _incomplete(sample)
+            if mistake is not None:
+                raise PluginError(f"{self._loaded.source}: sample {sample.index} came back {mistake}")
+        return samples
+
+    def _samples(self, returned: Any) -> list[Sample]:
+        found = returned if isinstance(returned, list | tuple) else [returned]
+        flat = [one for entry in found for one in (entry if isinstance(entry, list | tuple) else [entry])]
+        wrong = [one for one in flat if not isinstance(one, Sample)]
+        if wrong or not flat:
+            kind = f"{type(wrong[0]).__module__}.{type(wrong[0]).__qualname__}" if wrong else "no sample"
+            raise PluginError(
+                f"{self._loaded.source}: it returned {kind}; accepted: a slime_core.Sample, or a list of them. Return "
+                "the sample that was passed, filled; code for slime imports Sample from slime_core."
+            )
+        return flat
+
+    def _share_rollout(self, samples: Sequence[Sample], parent: int | None) -> None:
+        """Siblings of one generation share a rollout id: the one that the function gave them, or their parent's."""
+        ids = {sample.rollout_id for sample in samples}
+        if len(ids) > 1:
+            raise PluginError(
+                f"{self._loaded.source}: for sample {parent} it returned {len(samples)} samples with the rollout "
+                f"ids {sorted(map(str, ids))}; siblings share one. Give all of them the same rollout_id, or none."
+            )
+        if len(samples) > 1 and ids == {None}:
+            for sample in samples:
+                sample.rollout_id = parent
+
+    def _fill(self, samples: Sequence[Sample], inside: Call) -> None:
+        """Samples that the function left without tokens get those of their conversation."""
+        left = [one for one in inside.trajectories if one.answers]
+        for sample in samples:
+            if sample.response_length or not left or sample.status in UNFINISHED:
+                continue
+            fitting = [one for one in left if not sample.response or one.is_in(sample.response)]
+            if not fitting or (len(samples) == 1 and len(left) > 1):
+                raise PluginError(
+                    f"{self._loaded.source}: sample {sample.index} came back without tokens, and which of "
+                    f"{len(left)} conversations of generate_single it is cannot be told; begin one for each sample "
+                    "and go on with what it returned, or set tokens, response_length and rollout_log_probs."
+                )
+            fitting[0].fill(sample, inside.tokenizer)
+            left.remove(fitting[0])
+
+
+def _is_unreached(failure: BaseException | None) -> bool:
+    """Whether a server did not answer; a file that is missing or closed to us is a mistake."""
+    if isinstance(failure, UNREACHED) or getattr(failure, "errno", None) in UNREACHED_ERRNOS:
+        return True
+    kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(failure).__mro__}
+    return not kinds.isdisjoint(UNREACHED_NAMES)
+
+
+def _incomplete(sample: Sample) -> str | None:
+    """What a sample lacks to be trained on."""
+    length = sample.response_length
+    if not 0 < length < len(sample.tokens):
+        return (
+            f"with {len(sample.tokens)} tokens, {length} of them of a response; accepted: the prompt's ids and then "
+            "the response's. Set tokens and response_length, or call append_response_tokens, or generate_single."
+        )
+    for name, values in (("rollout_log_probs", sample.rollout_log_probs), ("loss_mask", sample.loss_mask)):
+        if values is None and name == "rollout_log_probs":
+            return (
+                f"with {length} response tokens and no rollout_log_probs; ask the engine for them with "
+                "return_logprob, and keep one for each token, 0.0 for those of tools."
+            )
+        if values is not None and len(values) != length:
+            return f"with {length} response tokens and {len(values)} entries of {name}; accepted: one for each."
+    return None

@@ -1,0 +1,151 @@
+"""What a custom generate function may import: works inside the call that the adapter makes, in its tasks and threads.
+
+    from slime_compat import GenerateState, generate_single, get_model_url, post
+
+Importing this loads no engine client and no tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from slime_core.config.model_urls import model_url
+from slime_core.errors import PluginError
+from slime_core.types import SpecInfo
+
+__all__ = ["CALL", "Answer", "GenerateState", "InsideCall", "generate_single", "get_model_url", "post"]
+
+Conversation = str | Sequence[Mapping[str, Any]]
+
+
+class Answer(str):
+    """The text of one turn, with the ids and log-probabilities that the engine returned.
+
+    Attributes:
+        token_ids: as drawn, the end token included.
+        log_probs: natural, one an id.
+        finish_reason: ``stop``, ``length`` or ``abort``.
+        weight_versions: of the weights that drew it.
+        weight_spans: which of them drew which ids, ``(version, start, end)`` with ``end`` excluded.
+        routed_experts: which experts every token so far took; None: not asked for.
+        spec_info: counters of speculative decoding; None: the engine does none.
+        kept: what each id was drawn from; None: from all.
+    """
+
+    token_ids: list[int]
+    log_probs: list[float]
+    finish_reason: str
+    weight_versions: tuple[str, ...]
+    weight_spans: tuple[tuple[str, int, int], ...]
+    routed_experts: Any
+    spec_info: SpecInfo | None
+    kept: Any
+
+    @property
+    def text(self) -> str:
+        """The text as plain ``str``."""
+        return str(self)
+
+
+class InsideCall(Protocol):
+    """What the helpers find of the call that they stand in."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the model's folder."""
+        ...
+
+    @property
+    def sampling_params(self) -> dict[str, Any]:
+        """A new dict of how the run draws tokens, by SGLang's names."""
+        ...
+
+    async def answer(self, conversation: Conversation, sampling_params: Mapping[str, Any]) -> Answer:
+        """The next turn of ``conversation``."""
+        ...
+
+
+CALL: ContextVar[InsideCall | None] = ContextVar("slime_custom_generate", default=None)
+"""The call of a custom generate function that the running code belongs to."""
+
+
+async def generate_single(conversation: Conversation, sampling_params: Mapping[str, Any] | None = None) -> Answer:
+    """The model's next turn in ``conversation``, a ``str`` that also carries its ids.
+
+    Token in, token out: a conversation that begins with an earlier one and its answer is continued from the ids that
+    the engine returned, and only what was added is encoded. A sample whose ``tokens`` the function leaves empty gets
+    those of its conversation, with what the function added masked.
+
+    Example::
+
+        async def custom_generate(args, samples, evaluation=False):
+            for sample in samples:
+                turns = [{"role": "user", "content": sample.prompt}]
+                answer = await generate_single(turns)
+                turns += [{"role": "assistant", "content": answer}, {"role": "user", "content": "Check it."}]
+                sample.response = await generate_single(turns)
+            return samples
+
+    Arguments:
+        conversation: chat messages, which need ``--apply-chat-template``; or the text so far.
+        sampling_params: SGLang's names, instead of the run's. In training they may say where a turn ends, and not how
+            likely its tokens are.
+
+    Raises:
+        PluginError: called outside a custom generate function, or with another temperature or cut than the run trains.
+        EngineError: no engine answered; left alone, the sample fails and the run goes on.
+    """
+    return await _inside("generate_single").answer(conversation, sampling_params or {})
+
+
+class GenerateState:
+    """What slime's functions look up under this name.
+
+    Attributes:
+        args: as handed in.
+        tokenizer: of the model's folder.
+        sampling_params: how the run draws tokens, by SGLang's names; a new dict.
+    """
+
+    def __init__(self, args: Any) -> None:
+        call = _inside("GenerateState")
+        self.args, self.tokenizer, self.sampling_params = args, call.tokenizer, call.sampling_params
+
+
+async def post(url: str, payload: Any, headers: Mapping[str, str] | None = None) -> Any:
+    """The JSON that ``url`` answers to ``payload``, sent as JSON.
+
+    Raises:
+        aiohttp.ClientError: nobody answered, or with an error status; left alone, the sample fails and the run goes on.
+    """
+    import aiohttp
+
+    async with aiohttp.ClientSession() as session, session.post(url, json=payload, headers=headers) as response:
+        response.raise_for_status()
+        return await response.json(content_type=None)
+
+
+def get_model_url(args: Any, name: str, endpoint: str = "/generate") -> str:
+    """Where model ``name``, one of ``[[engine.engine_models]]``, takes requests.
+
+    Arguments:
+        args: as the function was handed it.
+        endpoint: what follows the address.
+
+    Raises:
+        ConfigError: the run serves no such model.
+    """
+    routers: Mapping[str, tuple[str, int]] = args.sglang_model_routers
+    return model_url({known: f"http://{host}:{port}" for known, (host, port) in routers.items()}, name, endpoint)
+
+
+def _inside(name: str) -> InsideCall:
+    call = CALL.get()
+    if call is None:
+        raise PluginError(
+            f"{name} works inside the function of --custom-generate-function-path, in its tasks and threads; it was "
+            "called elsewhere. Call it there."
+        )
+    return call

@@ -1,0 +1,136 @@
+"""``custom_loss_function_path``: a function of slime's users that makes the loss of a micro-batch from its logits.
+
+It replaces policy loss, divergence and entropy bonus. ``sum_of_sample_mean(x)``, for one number a response token, one
+sample after the other, is the sum over samples of the mean over each one's trained tokens; siblings of one rollout
+share one mean. With ``calculate_per_token_loss`` it is the plain sum over trained tokens. What the function returns is
+multiplied by ``MicroBatch.scale``: one over the rollouts of the optimizer step that train a token, or over its trained
+tokens. A function that computes what the core computes therefore has its gradients, however the step is cut into
+micro-batches and ranks.
+
+Logits are those of the whole row, ``[1, t, v]``, not divided by the temperature; where tensors are split over ranks, v
+is this rank's part of the vocabulary. :func:`get_log_probs_and_entropy` takes care of all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from slime_compat.batches import refuse_no_gradient, response_lengths, split, total_lengths
+from slime_compat.check import load_checked
+from slime_compat.options import PathOptions
+from slime_compat.training import TRAINING_FORMS
+from slime_core.errors import PluginError
+from slime_core.learner.packed.batches import MicroBatch, packed_sequence
+from slime_core.plugins.boundary import boundary
+
+__all__ = ["CustomLoss", "get_log_probs_and_entropy"]
+
+SETTING = "custom_loss_function_path"
+
+
+class CustomLoss:
+    """A :class:`slime_core.learner.custom.LogitsLoss` around a function of slime's signature."""
+
+    def __init__(self, options: PathOptions) -> None:
+        loaded = load_checked(options, SETTING, TRAINING_FORMS)
+        self._source, self._function = loaded.source, loaded.function
+        self._args = options.arguments
+
+    def __call__(self, logits_1TV: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        """See the protocol. An idle micro-batch makes 0, without the function: there is nothing to divide by.
+
+        Raises:
+            PluginError: the function failed, or returned something else than slime's functions do.
+        """
+        if not micro.scale:
+            return logits_1TV[:, :0].float().sum(), {}
+        batch, reduce = _batch(micro), _sum_of_sample_mean(micro)
+        with boundary(self._source, "calling it", locate=True):
+            found = self._function(self._args, batch, logits_1TV, reduce)
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
+            raise PluginError(
+                f"{self._source}: it returned a {type(found).__name__}; accepted is a tuple of the loss and a dict of "
+                "metrics."
+            )
+        loss, metrics = refuse_no_gradient(self._source, found[0]), found[1]
+        return loss * micro.scale, {name: self._number(name, value, micro) for name, value in metrics.items()}
+
+    def _number(self, name: str, value: Any, micro: MicroBatch) -> torch.Tensor:
+        with boundary(self._source, f"reading metric {name!r} as one number"):
+            number = torch.as_tensor(value, dtype=torch.float32, device=micro.mask_U.device).detach()
+            return number.reshape(()) * micro.scale
+
+
+def _sum_of_sample_mean(micro: MicroBatch) -> Callable[[torch.Tensor], torch.Tensor]:
+    weights_U = micro.weights_U / micro.scale
+
+    def reduce(values_U: torch.Tensor) -> torch.Tensor:
+        return (values_U.where(micro.mask_U != 0, 0.0) * weights_U).sum()
+
+    return reduce
+
+
+def _batch(micro: MicroBatch) -> dict[str, Any]:
+    """The micro-batch under slime's names; what is a list has one entry a sample."""
+    lengths = total_lengths(micro)
+    row_T = micro.tokens_1T[0, : sum(lengths)]
+    per_token = {
+        "loss_masks": micro.mask_U,
+        "advantages": micro.advantages_U,
+        "returns": micro.advantages_U,
+        "rollout_log_probs": micro.rollout_log_probs_U,
+        "log_probs": micro.old_log_probs_U,
+        "ref_log_probs": micro.ref_log_probs_U,
+    }
+    return {
+        "tokens": micro.tokens_1T,
+        "unconcat_tokens": list(row_T.split(lengths)),
+        "total_lengths": lengths,
+        "response_lengths": response_lengths(micro),
+        "packed_seq_params": packed_sequence(micro),
+        **{name: split(values_U, micro) for name, values_U in per_token.items() if values_U is not None},
+        **micro.extra,
+    }
+
+
+def get_log_probs_and_entropy(
+    logits: torch.Tensor,
+    *,
+    args: Any,
+    unconcat_tokens: Sequence[torch.Tensor],
+    total_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+    with_entropy: bool = False,
+    **_: Any,
+) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
+    """Log-probabilities, and entropies, of the response tokens, for loss functions; slime has one of the same name.
+
+    Arguments:
+        logits: ``[1, t, v]``, as a loss function gets them.
+        args: ``rollout_temperature`` and ``log_probs_chunk_size`` are read.
+        unconcat_tokens, total_lengths, response_lengths: entries of ``batch``.
+
+    Returns:
+        Nothing, as an empty tensor, and a dict of one float32 [response length] a sample, ``log_probs`` and perhaps
+        ``entropy``, both with gradient.
+    """
+    from slime_core.learner.loss.log_probs import token_log_probs
+
+    ends = list(accumulate(total_lengths))
+    rows = [range(end - length - 1, end - 1) for end, length in zip(ends, response_lengths, strict=True)]
+    pairs = zip(unconcat_tokens, response_lengths, strict=True)
+    log_probs_U, entropy_U = token_log_probs(
+        logits[0],
+        rows_U=torch.tensor([row for part in rows for row in part], dtype=torch.int64, device=logits.device),
+        targets_U=torch.cat([tokens[len(tokens) - length :] for tokens, length in pairs]),
+        temperature=args.rollout_temperature,
+        chunk_size=args.log_probs_chunk_size,
+        with_entropy=with_entropy,
+    )
+    found = {"entropy": entropy_U, "log_probs": log_probs_U}
+    lengths = list(response_lengths)
+    return logits.new_empty(0), {name: list(of.split(lengths)) for name, of in found.items() if of is not None}

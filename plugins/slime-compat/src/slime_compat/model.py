@@ -1,0 +1,78 @@
+"""``custom_model_provider_path`` and ``--spec``: another Megatron model for the weights of the same family.
+
+The family's model spec still maps the weights, by the names of its parameters, and refuses a model in which a weight of
+the checkpoint has no place.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from slime_compat.check import load_checked
+from slime_compat.options import PathOptions
+from slime_compat.training import TRAINING_FORMS
+from slime_core.errors import PluginError
+from slime_core.learner.spec import MBridgeSpec
+from slime_core.plugins.boundary import boundary
+
+__all__ = ["CustomLayers", "CustomProvider"]
+
+
+class CustomProvider:
+    """Makes a model spec build its chunks with a function ``(pre_process, post_process) -> GPTModel``.
+
+    A function that names them also gets ``vp_stage``, its chunk of an interleaved pipeline; ``config``, the
+    TransformerConfig that the model would have otherwise; and ``args``.
+    """
+
+    def __init__(self, options: PathOptions) -> None:
+        self._loaded = load_checked(options, "custom_model_provider_path", TRAINING_FORMS)
+        self._args = options.arguments
+
+    def __call__(self, spec: Any) -> None:
+        """Change ``spec``; raises PluginError where the family has no such place."""
+        _refuse_other(self._loaded.source, spec)
+        spec.provider = self._build
+
+    def _build(self, config: Any, *, pre_process: bool, post_process: bool, vp_stage: int | None) -> Any:
+        loaded = self._loaded
+        wanted = loaded.named(vp_stage=vp_stage, config=config, args=self._args)
+        with boundary(loaded.source, "building a part of the model", locate=True):
+            chunk = loaded.function(pre_process=pre_process, post_process=post_process, **wanted)
+        if not hasattr(chunk, "config"):
+            found = type(chunk).__name__
+            raise PluginError(f"{loaded.source}: it returned a {found}; accepted is a GPTModel of Megatron.")
+        return chunk
+
+
+class CustomLayers:
+    """Makes a model spec build the layers of a function ``(args, config, vp_stage) -> layer spec``."""
+
+    def __init__(self, options: PathOptions) -> None:
+        loaded = load_checked(options, "spec", TRAINING_FORMS)
+        self._source, self._function = loaded.source, loaded.function
+        self._args = options.arguments
+
+    def __call__(self, spec: Any) -> None:
+        """Change ``spec``; raises PluginError where the family has no such place."""
+        _refuse_other(self._source, spec)
+        spec.layers = self._layers
+
+    def _layers(self, config: Any, *, vp_stage: int | None = None) -> Any:
+        with boundary(self._source, "making the layer spec", locate=True):
+            found = self._function(self._args, config, vp_stage)
+        if inspect.isroutine(found):
+            raise PluginError(
+                f"{self._source}: it returned a function; accepted is a layer spec of Megatron. A function that builds "
+                "the model is named with --custom-model-provider-path."
+            )
+        return found
+
+
+def _refuse_other(source: Any, spec: Any) -> None:
+    if not isinstance(spec, MBridgeSpec):
+        raise PluginError(
+            f"{source}: the model spec of this checkpoint, {type(spec).__name__}, builds its model by itself; accepted "
+            "are families whose spec is an MBridgeSpec, as all of slime-models are."
+        )

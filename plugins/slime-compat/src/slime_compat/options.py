@@ -1,0 +1,85 @@
+"""What every adapter is made with: the run's settings and the code that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from slime_compat.arguments import slime_arguments
+from slime_core.config.schema import RunConfig
+from slime_core.config.settings import core_settings
+from slime_core.errors import ConfigError, PluginError
+from slime_core.plugins.functions import FunctionSource, load_function
+
+__all__ = ["PathOptions", "read_extra"]
+
+
+class PathOptions(BaseModel):
+    """The options of plugin ``compat``; no flag of its own, since ``[custom]`` is the core's section.
+
+    Arguments:
+        config: all settings of the run.
+        sources: path setting -> the functions it names, in order.
+        extra: what ``custom_config_path`` holds.
+        derived: entries of ``args`` that became known in the sampler, for the processes that it starts.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    config: RunConfig
+    sources: Mapping[str, tuple[FunctionSource, ...]]
+    extra: Mapping[str, Any] = {}
+    derived: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[Any, Any]:
+        # Each process makes its own args: what functions and adapters write there need not travel.
+        state = super().__getstate__()
+        return {**state, "__dict__": {name: state["__dict__"][name] for name in type(self).model_fields}}
+
+    @cached_property
+    def arguments(self) -> SimpleNamespace:
+        """The ``args`` that all functions of this process share; what one of them writes there, the others read."""
+        return slime_arguments(self.config, self.extra, **self.derived)
+
+    def load(self, setting: str, *, fits: Callable[[Any], bool] = callable) -> Any:
+        """The function that ``setting`` names; imported now, in this process.
+
+        Raises:
+            PluginError: see :func:`slime_core.plugins.functions.load_function`.
+        """
+        return load_function(self.sources[setting][0], fits=fits)
+
+    def source(self, setting: str) -> FunctionSource:
+        """Where the function of ``setting`` comes from, for messages."""
+        if setting not in self.sources:
+            raise PluginError(f"--{setting.replace('_', '-')} was not given, and its component is used by name")
+        return self.sources[setting][0]
+
+
+def read_extra(path: Path | None) -> dict[str, Any]:
+    """The entries of a YAML file, for ``args``; None: none.
+
+    Raises:
+        ConfigError: the file is missing or is no table, or an entry has the name of a setting.
+    """
+    if path is None:
+        return {}
+    flag = f"--custom-config-path {path}"
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{flag}: cannot be read: {error}. Give a YAML file of names and values.") from error
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ConfigError(f"{flag}: found {type(found).__name__}; accepted is a table of names and values.")
+    taken = sorted(found.keys() & core_settings().keys())
+    if taken:
+        raise ConfigError(
+            f"{flag}: {', '.join(taken)} are settings of the run; give them as flags or in --config FILE."
+        )
+    return found

@@ -1,0 +1,51 @@
+"""``custom_pg_loss_reducer_function_path``: how the policy loss of a micro-batch becomes one number.
+
+The number is multiplied by ``MicroBatch.scale``: one over the rollouts of the step that train a token, or, with
+``calculate_per_token_loss``, one over its trained tokens. So a function that returns the sum of the samples' means (of
+tokens, there) trains what the core trains. Divergence from the reference and entropy keep the core's sum.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from slime_compat.batches import refuse_no_gradient, response_lengths, split, total_lengths
+from slime_compat.check import load_checked
+from slime_compat.options import PathOptions
+from slime_compat.training import TRAINING_FORMS
+from slime_core.errors import PluginError
+from slime_core.learner.packed.batches import MicroBatch
+from slime_core.plugins.boundary import boundary
+
+__all__ = ["CustomReducer"]
+
+SETTING = "custom_pg_loss_reducer_function_path"
+
+
+class CustomReducer:
+    """A :class:`slime_core.learner.custom.Reduce` around a function of slime's signature."""
+
+    def __init__(self, options: PathOptions) -> None:
+        loaded = load_checked(options, SETTING, TRAINING_FORMS)
+        self._source, self._function = loaded.source, loaded.function
+        self._per_token = options.config.algorithm.calculate_per_token_loss
+
+    def __call__(self, loss_U: torch.Tensor, mask_U: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
+        """See the protocol. An idle micro-batch makes 0, without the function: there is nothing to divide by.
+
+        Raises:
+            PluginError: the function failed, or did not make one number with a gradient.
+        """
+        if not micro.scale:
+            return loss_U[:0].sum()
+        trained_U = loss_U.where(mask_U != 0, 0.0)
+        with boundary(self._source, "calling it", locate=True):
+            reduce = self._function(
+                total_lengths(micro), response_lengths(micro), split(mask_U, micro), self._per_token
+            )
+        if not callable(reduce):
+            found = type(reduce).__name__
+            raise PluginError(f"{self._source}: it returned a {found}; accepted is a function of the tokens' losses.")
+        with boundary(self._source, "calling what it returned", locate=True):
+            value = reduce(trained_U)
+        return refuse_no_gradient(self._source, value) * micro.scale

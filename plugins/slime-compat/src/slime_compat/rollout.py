@@ -1,0 +1,208 @@
+"""The functions by path that see whole rollouts: hooks, rollout and evaluation functions, what is trained, logging."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from slime_compat.calling import call, call_here
+from slime_compat.check import Loaded, load_all_checked, load_checked
+from slime_compat.data import SourceView
+from slime_compat.forms import rollout_forms
+from slime_compat.options import PathOptions
+from slime_compat.train_data import converted, post_processed
+from slime_core.errors import PluginError, RunError
+from slime_core.plugins.contracts import DataSource
+from slime_core.rollout.functions import EvalData, Made
+from slime_core.rollout.generate import GenerateContext
+from slime_core.types import PromptGroup, Sample
+
+__all__ = ["PathFunctions"]
+
+MADE = "a list of groups, each a list of slime_core.Sample; or an object with samples (such a list) and metrics"
+MEASURED = 'a dict {name: {"rewards": list, ...}}, or an object with data (such a dict) and metrics'
+
+
+class PathFunctions:
+    """See :class:`slime_core.rollout.functions.RolloutFunctions`.
+
+    Arguments:
+        router_url: becomes ``args.sglang_router_ip`` and ``args.sglang_router_port``.
+        model_urls: of the models beside the policy, become ``args.sglang_model_routers``, name -> (host, port).
+
+    Raises:
+        PluginError: a function cannot be imported or called.
+    """
+
+    def __init__(self, options: PathOptions, *, router_url: str, model_urls: Mapping[str, str] | None = None) -> None:
+        self._forms = rollout_forms(options.config)
+        router = urlsplit(router_url)
+        options.derived.update(sglang_router_ip=router.hostname, sglang_router_port=router.port)
+        options.derived.update(sglang_model_routers=_addresses(model_urls or {}))
+        self._options, self._args = options, options.arguments
+        self._rollout = self._loaded("rollout_function_path")
+        self._evaluation = self._loaded("eval_function_path")
+        self._hooks = load_all_checked(options, "rollout_sample_hook_path", self._forms)
+        self._finished = self._loaded("rollout_all_samples_process_path")
+        self._post_process = self._loaded("custom_reward_post_process_path")
+        self._convert = self._loaded("custom_convert_samples_to_train_data_path")
+        self._log = self._loaded("custom_rollout_log_function_path")
+        self._log_evaluation = self._loaded("custom_eval_rollout_log_function_path")
+
+    def _loaded(self, setting: str) -> Loaded | None:
+        return load_checked(self._options, setting, self._forms) if setting in self._options.sources else None
+
+    @property
+    def shapes_rewards(self) -> bool:
+        """Whether a function says what is trained."""
+        return self._convert is not None or self._post_process is not None
+
+    # --- Whole rollouts ----------------------------------------------------------------------------------------------
+
+    async def rollout(self, number: int, source: DataSource) -> Made | None:
+        """All groups of a rollout.
+
+        Raises:
+            PluginError: the function failed, or returned something else than groups of samples.
+        """
+        if self._rollout is None:
+            return None
+        found = await self._called(self._rollout, number, source, evaluation=False)
+        listed = found if isinstance(found, list) else getattr(found, "samples", None)
+        groups = [_flat(group) for group in listed] if isinstance(listed, list) else []
+        if not groups or not all(isinstance(one, Sample) for group in groups for one in group):
+            raise PluginError(f"{self._rollout.source}: it returned {_shown(found)}; accepted: {MADE}.")
+        for group in groups:
+            if any(sample.group_index is None or sample.index is None for sample in group):
+                raise PluginError(
+                    f"{self._rollout.source}: a sample has no group_index or no index; accepted: those of the samples "
+                    "that data_source.get_samples returned. Keep them on samples of your own."
+                )
+        return Made(groups, _numbers(getattr(found, "metrics", None)))
+
+    async def evaluation(self, number: int, source: DataSource | None) -> dict[str, float] | None:
+        """The mean reward of each evaluation set.
+
+        Raises:
+            PluginError: the function failed, or returned something else than rewards by name.
+        """
+        if self._evaluation is None:
+            return None
+        found = await self._called(self._evaluation, number, source, evaluation=True)
+        data = found if isinstance(found, dict) else getattr(found, "data", None)
+        if not isinstance(data, dict) or not all(_is_measured(columns) for columns in data.values()):
+            raise PluginError(f"{self._evaluation.source}: it returned {_shown(found)}; accepted: {MEASURED}.")
+        metrics = _numbers(getattr(found, "metrics", None))
+        for name, columns in data.items():
+            metrics[f"eval/{name}"] = statistics.fmean(self._values(self._evaluation, name, columns["rewards"]))
+            if columns.get("truncated"):
+                metrics[f"eval/{name}-truncated_ratio"] = statistics.fmean(map(float, columns["truncated"]))
+        return {} if self.log_evaluation(number, data, metrics) else metrics
+
+    async def _called(self, loaded: Loaded, number: int, source: DataSource | None, *, evaluation: bool) -> Any:
+        view = None if source is None else SourceView(source)
+        return await call(loaded, self._args, number, view, **loaded.named(evaluation=evaluation))
+
+    def _values(self, loaded: Loaded, name: str, rewards: Sequence[Any]) -> list[float]:
+        """The rewards of one evaluation set as numbers, whether named or not."""
+        key = self._options.config.rollout.reward_key
+        found: list[Any] = [reward.get(key) if isinstance(reward, Mapping) else reward for reward in rewards]
+        values: list[Any] = [
+            one.item() if hasattr(one, "item") and getattr(one, "ndim", 0) == 0 else one for one in found
+        ]
+        wrong = [place for place, value in enumerate(values) if not isinstance(value, int | float)]
+        if wrong:
+            raise PluginError(
+                f"{loaded.source}: rewards of {name!r} has {_shown(rewards[wrong[0]])} at place {wrong[0]}; accepted: "
+                f"numbers, or dicts with a number under --reward-key, which is {key!r}."
+            )
+        return [float(value) for value in values]
+
+    # --- Samples on their way ----------------------------------------------------------------------------------------
+
+    async def generated(self, samples: list[Sample], context: GenerateContext) -> list[Sample]:
+        """Samples after every hook, in the order in which the run names them.
+
+        Raises:
+            PluginError: a hook failed, or returned something else than a sample or None.
+        """
+        if not self._hooks:
+            return samples
+        return list(await asyncio.gather(*(self._hooked(one, context) for one in samples)))
+
+    async def _hooked(self, sample: Sample, context: GenerateContext) -> Sample:
+        for hook in self._hooks:
+            named = hook.named(rollout_id=context.rollout, evaluation=context.evaluation)
+            found = await call(hook, self._args, sample, **named)
+            if found is not None and not isinstance(found, Sample):
+                raise PluginError(
+                    f"{hook.source}: it returned {_shown(found)}; accepted: a slime_core.Sample, or None."
+                )
+            sample = sample if found is None else found
+        return sample
+
+    def finished(self, groups: list[PromptGroup], source: DataSource) -> None:
+        """Every group of a rollout."""
+        if self._finished is not None:
+            call_here(self._finished, self._args, groups, SourceView(source))
+
+    def trained(self, samples: list[Sample]) -> list[Sample] | None:
+        """Samples with the rewards, or all the columns, that the functions return.
+
+        Raises:
+            PluginError: a function failed, or its columns do not fit.
+            RunError: too few rows for every optimizer step and learner rank.
+        """
+        if self._convert is not None:
+            rows = converted(self._convert, call_here(self._convert, self._args, samples), samples)
+            self._require_enough(rows, samples, self._convert)
+            return rows
+        if self._post_process is not None:
+            return post_processed(self._post_process, call_here(self._post_process, self._args, samples), samples)
+        return None
+
+    def _require_enough(self, rows: list[Sample], samples: list[Sample], convert: Loaded) -> None:
+        config = self._options.config
+        needed = config.steps_per_rollout * config.num_data_ranks
+        if len(rows) < needed:
+            raise RunError(
+                f"{convert.source}: it returned {len(rows)} rows for {len(samples)} samples; {needed} are needed, one "
+                "for each optimizer step and learner rank. Return more rows, or make --num-steps-per-rollout smaller."
+            )
+
+    # --- Logging -----------------------------------------------------------------------------------------------------
+
+    def log(self, number: int, samples: list[Sample], metrics: dict[str, float], seconds: float) -> bool:
+        """Whether the function logs in place of the core."""
+        return self._log is not None and bool(call_here(self._log, number, self._args, samples, metrics, seconds))
+
+    def log_evaluation(self, number: int, data: EvalData, metrics: dict[str, float]) -> bool:
+        """The same for an evaluation."""
+        found = self._log_evaluation
+        return found is not None and bool(call_here(found, number, self._args, data, metrics))
+
+
+def _flat(group: Any) -> list[Any]:
+    """The samples of a group; one generation of it may have fanned out into a list."""
+    entries = group if isinstance(group, list) else [group]
+    return [one for entry in entries for one in (entry if isinstance(entry, list) else [entry])]
+
+
+def _is_measured(columns: Any) -> bool:
+    return isinstance(columns, Mapping) and isinstance(columns.get("rewards"), list) and bool(columns["rewards"])
+
+
+def _numbers(metrics: Any) -> dict[str, float]:
+    return {str(name): float(value) for name, value in (metrics or {}).items() if isinstance(value, int | float)}
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.80}"
+
+
+def _addresses(urls: Mapping[str, str]) -> dict[str, tuple[str | None, int | None]]:
+    parts = {name: urlsplit(url) for name, url in urls.items()}
+    return {name: (part.hostname, part.port) for name, part in parts.items()}

@@ -1,0 +1,43 @@
+"""``custom_update_weight_post_write_path``: a function of slime's users between writing weights and loading them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from slime_compat.check import load_checked
+from slime_compat.options import PathOptions
+from slime_compat.training import TRAINING_FORMS
+from slime_core.plugins.boundary import boundary
+
+__all__ = ["PostWrite"]
+
+SETTING = "custom_update_weight_post_write_path"
+
+
+class PostWrite:
+    """A :class:`slime_core.learner.custom.Written` around ``hook(args, version_dir, rollout_engines)``.
+
+    The hook is called on every rank, with the engines' addresses in place of slime's Ray handles; the engines read
+    ``version_dir`` once it has returned on all of them.
+    """
+
+    def __init__(self, options: PathOptions) -> None:
+        loaded = load_checked(options, SETTING, TRAINING_FORMS)
+        self._source, self._function = loaded.source, loaded.function
+        self._args = options.arguments
+
+    def __call__(self, folder: Path | None, engine_urls: Sequence[str]) -> None:
+        """See the protocol.
+
+        Raises:
+            PluginError: the hook failed.
+        """
+        written: list[Any] = [None if folder is None else str(folder)]
+        dist.broadcast_object_list(written, src=0)
+        with boundary(self._source, f"calling it with {written[0]}", locate=True):
+            self._function(self._args, written[0], list(engine_urls))
+        dist.barrier()

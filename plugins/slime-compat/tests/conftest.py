@@ -1,0 +1,35 @@
+"""Functions as users write them, in files, behind the options that adapters are made with."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slime_compat.forms import check_rollout_functions
+from slime_compat.options import PathOptions
+from slime_core.config.load import load, peek
+from slime_core.plugins.functions import find_function
+
+Write = Callable[..., PathOptions]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """``write("custom_rm_path", "def f...", *flags)``: options of a run that names the file ``mine.py`` there."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(setting: str, text: str, *flags: str, name: str = "", checked: bool = True) -> PathOptions:
+        Path("mine.py").write_text(textwrap.dedent(text))
+        argv = [f"--{setting.replace('_', '-')}", f"mine.py{name}", *flags]
+        sources = {
+            key: tuple(find_function(path, setting=key) for path in paths) for key, paths in peek(argv).paths.items()
+        }
+        options = PathOptions(config=load(argv, check_rules=False).config, sources=sources)
+        if checked:
+            check_rollout_functions(sources, options.config)
+        return options
+
+    return make

@@ -1,0 +1,168 @@
+"""What is refused at start, by its text; what the text does not show is refused where it is imported."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_compat.check import load_checked
+from slime_compat.forms import rollout_forms
+from slime_core.errors import PluginError
+
+REWARD = "accepted: fn(args, sample, **kwargs), or fn(args, samples, **kwargs), or a class C([args][, model_path]) with"
+GENERATE = "accepted: async fn(args, sample, sampling_params[, evaluation]), or async fn(args, samples[, evaluation])."
+GROUP_FILTER = "accepted: fn(args, samples)."
+
+WRONG = {
+    "too few": ("custom_rm_path", "def f(args): ...", f"it takes 1 of the 2 arguments (args, sample); it.*{REWARD}"),
+    "too many": (
+        "dynamic_sampling_filter_path",
+        "def f(args, samples, threshold): ...",
+        "def f(args, samples, threshold) cannot be called: its parameter 'threshold' is never passed and has no "
+        f"default;\n{GROUP_FILTER}",
+    ),
+    "named only": (
+        "dynamic_sampling_filter_path",
+        "def f(args, samples, *, threshold): ...",
+        "its parameter 'threshold' is never passed and has no default",
+    ),
+    "the wrong way round": (
+        "dynamic_sampling_filter_path",
+        "def f(samples, args): ...",
+        "its parameter 1 is 'samples', where args is passed",
+    ),
+    "not async": (
+        "custom_generate_function_path",
+        "def f(args, sample, sampling_params): ...",
+        f"def f(args, sample, sampling_params) cannot be called: it is not async;\n{GENERATE}",
+    ),
+    "async": (
+        "rollout_sample_filter_path",
+        "async def f(args, groups): ...",
+        "async def f(args, groups) cannot be called: it is async;\naccepted: fn(args, groups).",
+    ),
+    "neither form": (
+        "custom_generate_function_path",
+        "async def f(args, samples, sampling_params): ...",
+        "it takes 'samples'; it takes 'sampling_params'",
+    ),
+    "a class without methods": (
+        "data_source_path",
+        "class Mine:\n    def __init__(self, args): ...\n    def get_samples(self, n): ...",
+        "it has no method add_samples",
+    ),
+    "a method that takes too much": (
+        "custom_rm_path",
+        "class Mine:\n    def compute_reward(self, prompts, responses, truths): ...",
+        "its method compute_reward: its parameter 'truths' is never passed and has no default",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_function_of_another_form_is_refused_before_it_runs(write, case: str) -> None:
+    setting, text, message = WRONG[case]
+    with pytest.raises(PluginError) as refused:
+        write(setting, f"raise AssertionError('this file was run')\n{text}")
+    assert str(refused.value).startswith(f"--{setting.replace('_', '-')} mine.py: ")
+    for part in message.split(".*"):
+        assert part in str(refused.value)
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_the_same_is_refused_where_it_is_imported(write, case: str) -> None:
+    setting, text, _ = WRONG[case]
+    options = write(setting, text, name=":f" if "def f" in text else ":Mine", checked=False)
+    with pytest.raises(PluginError, match="cannot be called"):
+        load_checked(options, setting, rollout_forms(options.config))
+
+
+def test_a_name_that_is_not_there_is_refused_with_the_nearest(write) -> None:
+    with pytest.raises(PluginError) as refused:
+        write("custom_rm_path", "def reward(args, sample): ...\ndef other(): ...", name=":rewrad")
+    assert str(refused.value) == (
+        "--custom-rm-path mine.py:rewrad: there is no 'rewrad' in it (did you mean 'reward'?); it defines other, "
+        "reward."
+    )
+
+
+def test_of_several_functions_the_one_with_the_known_names_is_taken(write) -> None:
+    text = "def near(left, right): return 9.0\n\nasync def mine(args, sample, **kwargs): return 1.0\n"
+    options = write("custom_rm_path", text)
+    assert load_checked(options, "custom_rm_path", rollout_forms(options.config)).function.__name__ == "mine"
+
+
+def test_several_functions_that_fit_are_refused(write) -> None:
+    with pytest.raises(PluginError) as refused:
+        write("custom_rm_path", "def one(args, sample): ...\ndef two(args, sample): ...\ndef three(): ...")
+    assert str(refused.value).startswith(
+        f"--custom-rm-path mine.py: exactly one function there has to fit, and one, two all fit; {REWARD}"
+    )
+    assert str(refused.value).endswith("Write mine.py:NAME.")
+
+
+def test_none_that_fits_is_refused_with_what_there_is(write) -> None:
+    with pytest.raises(
+        PluginError, match=r"has to fit, and none of one, two fits; accepted: fn\(args, groups\)\. Write"
+    ):
+        write("rollout_sample_filter_path", "def one(args): ...\ndef two(): ...")
+
+
+def test_text_that_is_no_python_is_refused(write) -> None:
+    with pytest.raises(
+        PluginError, match=r"--custom-rm-path mine.py: this is not Python: invalid syntax .*Correct the"
+    ):
+        write("custom_rm_path", "def f(:")
+
+
+def test_a_decorated_function_is_judged_where_it_is_imported(write) -> None:
+    text = """
+        import functools
+
+        def twice(function):
+            @functools.wraps(function)
+            def doubled(args, sample):
+                return 2 * function(args, sample)
+            return doubled
+
+        @twice
+        def reward(args, sample):
+            return 1.0
+
+        @twice
+        def narrow(args):
+            return 1.0
+        """
+    options = write("custom_rm_path", text, name=":reward")
+    assert load_checked(options, "custom_rm_path", rollout_forms(options.config)).function(None, None) == 2.0
+    options = write("custom_rm_path", text, name=":narrow")
+    with pytest.raises(PluginError, match="it takes 1 of the 2 arguments"):
+        load_checked(options, "custom_rm_path", rollout_forms(options.config))
+
+
+def test_a_module_of_a_package_is_read_without_importing_it(tmp_path, write, monkeypatch) -> None:
+    package = tmp_path / "lab"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise AssertionError('this package was run')")
+    (package / "rewards.py").write_text("def reward(args): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    from slime_compat.check import check_texts
+    from slime_core.plugins.functions import find_function
+
+    source = find_function("lab.rewards.reward", setting="custom_rm_path")
+    options = write("custom_rm_path", "def f(args, sample): ...")
+    with pytest.raises(PluginError, match=r"--custom-rm-path lab.rewards.reward: def reward\(args\) cannot be called"):
+        check_texts({"custom_rm_path": (source,)}, rollout_forms(options.config))
+
+
+def test_what_slime_ships_is_refused_with_what_to_write_instead(write) -> None:
+    from slime_core.plugins.functions import find_function
+
+    path = "slime.rollout.sglang_rollout.generate_rollout"
+    with pytest.raises(PluginError) as refused:
+        find_function(path, setting="rollout_function_path")
+    assert str(refused.value) == (
+        f"--rollout-function-path {path}: the functions that slime ships are not here. Leave the flag out: this is "
+        "what the core does."
+    )
+    with pytest.raises(PluginError, match="Write a function of your own with the same signature, in a file or an"):
+        find_function("slime.rollout.rm_hub.math", setting="custom_rm_path")

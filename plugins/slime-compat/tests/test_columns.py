@@ -1,0 +1,110 @@
+"""``rollout_data_postprocess_path``: what the function sees of a shard, and what comes back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from slime_compat.columns import Postprocess
+from slime_core.errors import PluginError
+from slime_core.learner.packed.batches import cut, idle
+from slime_core.types import StepPlan, TrainBatch
+from tests.function_paths import options_for
+
+PATH = "rollout_data_postprocess_path"
+
+
+def shard() -> TrainBatch:
+    """Three samples of 2 + 1, 1 + 2 and 1 + 1 tokens; the last two share a micro-batch, in the other order."""
+    return TrainBatch(
+        rollout=5,
+        tokens_T=np.arange(8),
+        lengths_B=np.array([3, 3, 2]),
+        response_lengths_B=np.array([1, 2, 1]),
+        loss_mask_U=np.float32([1, 1, 0, 1]),
+        loss_weights_B=np.float32([0.5, 0.5, 1.0]),
+        rollout_log_probs_U=np.float32([-1, -2, -3, -4]),
+        columns_B={"advantages": np.float32([1, 2, 3]), "rewards": np.float32([0, 1, 0])},
+        steps=(StepPlan(((0,),)), StepPlan(((2, 1),))),
+        indices_B=np.array([7, 8, 9]),
+    )
+
+
+def run(tmp_path, body: str, *, max_tokens: int | None = None, **also: str):
+    head = "def f(args, rollout_id, data):\n    args.seen = (rollout_id, dict(data))\n"
+    options = options_for(tmp_path, f"{head}    {body}\n{also.pop('code', '')}", **{PATH: "f", **also})
+    batch = replace(shard(), shares_prompts=max_tokens is not None)
+    steps = cut(batch, max_tokens=max_tokens)
+    steps[1].append(idle(steps[1][0]))
+    steps[1][0].fresh_U = torch.ones(len(steps[1][0].mask_U), dtype=torch.bool)
+    Postprocess(options)(batch, steps)
+    return options.arguments, steps
+
+
+def test_it_sees_the_shard_in_its_own_order(tmp_path):
+    args, _ = run(tmp_path, "pass")
+    rollout, seen = args.seen
+    assert rollout == 5
+    assert [one.tolist() for one in seen["tokens"]] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert (seen["total_lengths"], seen["response_lengths"], seen["rewards"]) == ([3, 3, 2], [1, 2, 1], [0, 1, 0])
+    assert seen["sample_indices"] == [7, 8, 9]
+    assert [one.tolist() for one in seen["loss_masks"]] == [[1], [1, 0], [1]]
+    assert [one.tolist() for one in seen["advantages"]] == [[1], [2, 2], [3]]
+    assert [one.tolist() for one in seen["rollout_log_probs"]] == [[-1], [-2, -3], [-4]]
+    assert "log_probs" not in seen
+
+
+def test_what_it_changes_is_trained(tmp_path):
+    body = "data['advantages'] = [a * 10 for a in data['advantages']]; data['loss_masks'][1][0] = 0"
+    _, steps = run(tmp_path, f"{body}; data['rollout_log_probs'][2] = [-9.0]")
+    first, second, fill = steps[0][0], *steps[1]
+    assert first.advantages_U.tolist() == [10.0]
+    assert second.advantages_U.tolist() == [30.0, 20.0, 20.0]
+    assert second.mask_U.tolist() == [1.0, 0.0, 0.0]
+    assert second.weights_U.tolist() == [1.0, 0.5, 0.0]  # the divisors stay
+    assert second.rollout_log_probs_U.tolist() == [-9.0, -2.0, -3.0]
+    assert fill.mask_U.tolist() == [0.0, 0.0, 0.0]
+    assert second.fresh_U.tolist() == [False, True, True]  # parity compares what the engine said
+
+
+def test_a_plan_that_was_cut_further_gives_and_takes_the_columns_of_the_right_samples(tmp_path):
+    """The second step's [2, 1] counts on shared prompts, which the model cannot take: two rows, and a repeated one."""
+    args, steps = run(tmp_path, "data['advantages'] = [a * 10 for a in data['advantages']]", max_tokens=3)
+    assert [one.tolist() for one in args.seen[1]["advantages"]] == [[1], [2, 2], [3]]
+    assert [[micro.members for micro in step] for step in steps] == [[(0,)], [(1,), (2,), (1,)]]
+    assert [[micro.advantages_U.tolist() for micro in step] for step in steps] == [[[10]], [[20, 20], [30], [20, 20]]]
+
+
+def test_another_column_reaches_a_loss_named_by_path(tmp_path):
+    code = "def loss(args, batch, logits, sum_of_sample_mean):\n    pass\n"
+    body = "data['source'] = ['a', 'b', 'c']"
+    _, steps = run(tmp_path, body, code=code, custom_loss_function_path="loss")
+    assert steps[1][0].extra["source"] == ["c", "b"]
+    assert steps[1][0].extra["rewards"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("data['source'] = [1, 2, 3]", "it added source, which nothing reads; read are advantages, .*--custom-loss-"),
+        ("del data['advantages']", "it took advantages away; leave every column of rollout_data"),
+        ("data['rewards'] = [1.0]", "rewards has 1 entries; accepted is one for each of the 3 samples"),
+        ("data['advantages'][1] = [1.0]", r"advantages has the shapes \(1,\), \(1,\); .* token: \(1,\), \(2,\)"),
+        ("data['loss_masks'][1][1] = 1", "its loss masks train 1 tokens that were masked"),
+        ("data['tokens'][0][0] = 9", "it changed tokens, which is packed already; leave it as it is"),
+        ("data['response_lengths'] = [1, 1, 1]", "it changed response_lengths, which is packed already"),
+        ("data['rewards'] = 1.0", "rewards is a float; accepted is a list with one entry a sample"),
+        ("data['log_probs'] = None", "log_probs is a NoneType; accepted is a list with one entry a sample"),
+        ("data['advantages'] = {'a': 1, 'b': 2, 'c': 3}", "advantages is a dict; accepted is a list with one entry"),
+        ("data['tokens'] = None", "tokens is a NoneType; accepted is a list with one entry a sample"),
+        ("data['rewards'] = data['advantages'][0].sum()", "rewards is a Tensor; accepted is a list with one entry a s"),
+        ("data['tokens'] = ['a', 'b', 'c']", "comparing tokens with what it was failed with TypeError"),
+        ("raise KeyError('x')", "mine.py:f: calling it failed with KeyError: 'x'"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(tmp_path, body, message):
+    with pytest.raises(PluginError, match=message):
+        run(tmp_path, body)

@@ -1,0 +1,97 @@
+"""Columns for training as slime's users return them, and the samples that they become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slime_compat.check import Loaded
+from slime_compat.signatures import Form
+from slime_compat.train_data import converted
+from slime_core.errors import PluginError
+from slime_core.types import LogProbs, Sample, Status, TokenIds
+
+LOADED: Any = Loaded(None, Form("f"), frozenset(), "--flag mine.py")  # type: ignore[arg-type]
+
+
+def sample(index: int, second: int, log_prob: float) -> Sample:
+    return Sample(
+        group_index=0,
+        index=index,
+        rollout_id=index,
+        tokens=TokenIds([1, second, 3]),
+        response_length=2,
+        rollout_log_probs=LogProbs([log_prob, log_prob]),
+        metadata={"who": second},
+        status=Status.COMPLETED,
+    )
+
+
+SIBLINGS = [sample(5, 2, -1.0), sample(5, 4, -2.0), sample(6, 7, -4.0)]
+
+
+def columns(samples: list[Sample], **changed: Any) -> dict[str, Any]:
+    return {
+        "tokens": [list(one.tokens) for one in samples],
+        "response_lengths": [one.response_length for one in samples],
+        "rewards": [1.0 for _ in samples],
+        "loss_masks": [[1] * one.response_length for one in samples],
+        **changed,
+    }
+
+
+def parents(rows: list[Sample]) -> list[tuple[Any, float]]:
+    return [(row.metadata["who"], (row.rollout_log_probs or [0])[0]) for row in rows]
+
+
+@pytest.mark.parametrize("indices", [{}, {"sample_indices": [5, 5, 6]}, {"sample_indices": torch.tensor([5, 5, 6])}])
+def test_siblings_of_a_fan_out_keep_their_own_fields(indices: dict[str, Any]) -> None:
+    rows = converted(LOADED, columns(SIBLINGS, **indices), SIBLINGS)
+    assert parents(rows) == [(2, -1.0), (4, -2.0), (7, -4.0)]
+
+
+def test_rows_in_another_order_are_told_apart_by_index_and_tokens() -> None:
+    kept = [SIBLINGS[2], SIBLINGS[1]]
+    assert parents(converted(LOADED, columns(kept, sample_indices=[6, 5]), SIBLINGS)) == [(7, -4.0), (4, -2.0)]
+
+
+def test_rows_that_may_come_from_several_siblings_are_refused() -> None:
+    message = (
+        "row 0 of sample_indices 5, which 2 samples share; its tokens are those of 0 of them; accepted: rows with the "
+        "tokens of exactly one; or a row for every sample, in their order."
+    )
+    with pytest.raises(PluginError, match=message):
+        converted(LOADED, columns(SIBLINGS[:1], tokens=[[9, 9, 9]], sample_indices=[5]), SIBLINGS)
+
+
+def test_fewer_rows_without_indices_are_refused() -> None:
+    with pytest.raises(PluginError, match="2 rows, and sample_indices do not say which sample each comes from"):
+        converted(LOADED, columns(SIBLINGS[:2]), SIBLINGS)
+
+
+@pytest.mark.parametrize("mask", [torch.tensor([1.0, 0.0]), np.array([True, False]), (1, 0), [np.int64(1), 0.0]])
+def test_masks_of_any_kind_of_number_are_zeros_and_ones(mask: Any) -> None:
+    (row,) = converted(LOADED, columns(SIBLINGS[:1], loss_masks=[mask], tokens=[np.array([1, 2, 3])]), SIBLINGS[:1])
+    assert (list(row.loss_mask or ()), list(row.tokens)) == ([1, 0], [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"loss_masks": [[0.5, 1]]}, "0.5 among the loss_masks of row 0; accepted: 0 or 1 for each token of the resp"),
+        ({"loss_masks": [[2, 1]]}, "2 among the loss_masks of row 0"),
+        ({"loss_masks": [None]}, "None in row 0 of loss_masks; accepted: a list of 0 or 1 for each token"),
+        ({"tokens": [[1.0, 2, 3]]}, "1.0 among the tokens of row 0; accepted: token ids, which are whole numbers."),
+        ({"tokens": [[1, 2, -3]]}, "-3 among the tokens of row 0"),
+        ({"rollout_log_probs": [[0.0, float("nan")]]}, "nan among the rollout_log_probs of row 0; accepted: finite"),
+        ({"response_lengths": [None]}, "row 0 of 3 tokens with response_lengths None, 2 entries of loss_masks"),
+        ({"rollout_ids": []}, r"columns of the lengths {.*'rollout_ids': 0}; accepted: one entry a sample in each"),
+        ({"tokens": None}, "it returned dict without tokens; accepted: a dict of tokens"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_words(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(PluginError, match=f"--flag mine.py: .*{message}"):
+        converted(LOADED, columns(SIBLINGS[:1], **changed), SIBLINGS[:1])
