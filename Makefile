@@ -20,7 +20,7 @@ KEY = $(CURDIR) $(shell cat $(INPUTS) | cksum)
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: ## make .venv: the pinned CPU environment and the packages, editable
@@ -97,6 +97,10 @@ ends: setup ## end runs at every stage, by signals and by the death of each proc
 .PHONY: layouts
 layouts: setup ## one rollout trained in every layout of the learner, and how far each is from one rank
 	$(BIN)/python -m bench.exactness
+
+.PHONY: layouts-small
+layouts-small: setup ## the same for some layouts and mutants, in two minutes; after every change of the learner
+	$(BIN)/python -m bench.exactness --small
 
 .PHONY: mutants
 mutants: setup ## the learner broken in many ways, and what caught each

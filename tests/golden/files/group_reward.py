@@ -1,0 +1,17 @@
+"""A reward model over whole groups: the share of the group that a response is at least as good as."""
+
+from slime_core import Component, RewardTraits, hookimpl
+
+
+@hookimpl
+def slime_register_reward_models():
+    yield Component("rank", target=f"{__name__}:Rank", traits=RewardTraits(scope="group", runs_in="sampler"))
+
+
+class Rank:
+    def __init__(self, *given):
+        pass
+
+    async def score(self, samples):
+        right = [float(sample.response.startswith(str(sample.label))) for sample in samples]
+        return [sum(one <= mine for one in right) / len(right) for mine in right]
