@@ -1,5 +1,62 @@
-"""What test kits stand on: slime-testing, and anybody's own tests.
+"""PUBLIC. What test kits stand on: slime-testing, and anybody's own tests.
 
-fake_engine    an inference server without a model, with the endpoints, refusals and pauses of SGLang
-fake_server    the HTTP server that it is made of, with faults on demand
+    plugins        activate a plugin as a run does: its components, options and hooks; again in another process
+    lifecycle      what lifecycle hooks are handed, without a run
+    fake_engine    an inference server without a model, with the endpoints, refusals and pauses of SGLang
+    fake_server    the HTTP server that it is made of, with faults on demand
+    engines        a real SGLang server, and the client by which a run asks engines, fake or real
+    megatron       Megatron in the process of a test
+
+The names below are imported from here; ``engines``, ``fake_engine``, ``fake_server`` and ``megatron`` by their modules,
+because they load aiohttp or torch. Tests hold the fake engine to the real one.
+
+Besides, of the core: ``installed`` and ``find_plugin`` (installed plugins, and what ``--plugin NAME`` means),
+``check_bounds`` and ``bound_mistakes`` (versions that a plugin accepts), ``editable_source``, ``boundary`` (a plugin's
+failure as a PluginError that names it), ``LIFECYCLE_HOOKS`` with ``STATE`` and ``RESTORE``, ``LifecycleHooks``.
 """
+
+from slime_core.harness.lifecycle import learner_info, run_info
+from slime_core.harness.plugins import (
+    ActivePlugin,
+    activate,
+    check_hooks,
+    core_sections,
+    hook_parameters,
+    import_plugin,
+    only_core_installed,
+)
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.bounds import bound_mistakes, check_bounds
+from slime_core.plugins.content import editable_source
+from slime_core.plugins.discovery import CORE, PLUGIN_GROUP, PluginIdentity, PluginSource, Source, installed
+from slime_core.plugins.discovery import resolve as find_plugin
+from slime_core.plugins.hooks import LIFECYCLE_HOOKS, RESTORE, STATE
+from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
+
+__all__ = [
+    "CORE",
+    "LIFECYCLE_HOOKS",
+    "PLUGIN_GROUP",
+    "RESTORE",
+    "STATE",
+    "ActivePlugin",
+    "LifecycleHooks",
+    "PlaceStates",
+    "PluginIdentity",
+    "PluginSource",
+    "Source",
+    "activate",
+    "bound_mistakes",
+    "boundary",
+    "check_bounds",
+    "check_hooks",
+    "core_sections",
+    "editable_source",
+    "find_plugin",
+    "hook_parameters",
+    "import_plugin",
+    "installed",
+    "learner_info",
+    "only_core_installed",
+    "run_info",
+]

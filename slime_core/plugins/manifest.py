@@ -22,7 +22,17 @@ from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Sou
 from slime_core.plugins.entries import SHOWN, ManifestEntry
 from slime_core.plugins.registration import Registry, register
 
-__all__ = ["Manifest", "ManifestEntry", "PluginChange", "attach", "entry_here", "entry_of", "mismatches", "record"]
+__all__ = [
+    "Manifest",
+    "ManifestEntry",
+    "PluginChange",
+    "attach",
+    "entry_here",
+    "entry_of",
+    "mismatches",
+    "record",
+    "source_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +122,7 @@ def attach(manifest: Manifest) -> Registry:
     if found:
         table = told({socket.gethostname(): found})
         raise ManifestMismatch(f"the plugins of this process are not the driver's:\n{table}")
-    return register([_source(entry) for entry in manifest.entries])
+    return register([source_of(entry) for entry in manifest.entries])
 
 
 def mismatches(manifest: Manifest) -> list[Difference]:
@@ -160,7 +170,7 @@ def entry_of(source: PluginSource) -> ManifestEntry:
 def entry_here(entry: ManifestEntry) -> ManifestEntry | None:
     """What this process has in place of ``entry``; None: nothing. Of a single file, that is what ``entry`` carries."""
     try:
-        source = _source(entry)
+        source = source_of(entry)
     except metadata.PackageNotFoundError:
         return None
     try:
@@ -170,7 +180,7 @@ def entry_here(entry: ManifestEntry) -> ManifestEntry | None:
         return replace(entry, version=source.plugin.version, digest=NO_FILES, files=()) if is_installed else None
 
 
-def _source(entry: ManifestEntry) -> PluginSource:
+def source_of(entry: ManifestEntry) -> PluginSource:
     """The plugin of ``entry`` as this process has it."""
     if entry.source is Source.FILE:
         found = local_file(base64.b64decode(entry.content), path=entry.distribution)

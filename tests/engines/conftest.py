@@ -20,18 +20,11 @@ MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
 @pytest.fixture(scope="session")
 def megatron() -> Iterator[ParallelLayout]:
     """Megatron in this process: gloo, one rank, nothing parallel. Use it before importing anything of Megatron."""
-    import torch
     import torch.distributed as dist
 
-    from slime_core.cpu.megatron import install
-    from slime_core.learner.layout import initialize
+    from slime_core.harness.megatron import start_single_rank
 
-    install()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    layout = ParallelLayout()
-    initialize(layout, seed=1)
-    yield layout
+    yield start_single_rank(seed=1)
     dist.destroy_process_group()
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_core.plugins.discovery import PluginIdentity, PluginSource, Source, installed, resolve
+from slime_core.harness import PluginIdentity, PluginSource, Source, find_plugin, installed
 from slime_testing.examine import BEGIN, pack
 from slime_testing.verdicts import Verdict, fails
 from slime_testing.wheels import look_at_distribution
@@ -104,7 +104,7 @@ def sources_of(names: Sequence[str], known: Sequence[PluginIdentity]) -> list[Pl
     found: list[PluginSource] = []
     for name in names:
         same = [PluginSource(plugin) for plugin in known if plugin.name == name]
-        found += same or [resolve(name)]
+        found += same or [find_plugin(name)]
     return found
 
 

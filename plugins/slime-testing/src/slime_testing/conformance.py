@@ -11,8 +11,7 @@ from typing import Any
 import slime_testing as testing
 from slime_core import Kind
 from slime_core.errors import PluginError
-from slime_core.plugins.boundary import boundary
-from slime_core.plugins.discovery import PluginIdentity
+from slime_core.harness import PluginIdentity, boundary
 from slime_testing.subject import find_component
 
 __all__ = ["Finding", "check_component", "check_lifecycle"]

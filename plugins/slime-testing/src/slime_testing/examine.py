@@ -9,18 +9,23 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slime_core import Kind
 from slime_core.errors import PluginError
-from slime_core.plugins.boundary import boundary
-from slime_core.plugins.discovery import COMPAT, CORE, PluginIdentity, PluginSource, Source
-from slime_core.plugins.loading import load_plugin
-from slime_core.plugins.registration import Registry, register
-from slime_core.plugins.validation import check_hooks
+from slime_core.harness import (
+    CORE,
+    ActivePlugin,
+    PluginIdentity,
+    PluginSource,
+    Source,
+    activate,
+    boundary,
+    check_hooks,
+    import_plugin,
+)
 from slime_testing import conformance
 from slime_testing.conformance import Finding
 from slime_testing.verdicts import fails, ok, skipped, warns
@@ -29,6 +34,9 @@ __all__ = ["BEGIN", "pack", "unpack"]
 
 BEGIN = "begin"
 """Key of a line that says which check starts."""
+
+COMPAT = "compat"
+"""Plugin of slime-compat, whose components do what the functions do that a run names by path."""
 
 LIFE = "hooks of the run's life"
 
@@ -75,25 +83,25 @@ def _examine(source: PluginSource, write: Write) -> None:
     if not _attempt("hooks", lambda: check_hooks(source.plugin, holder), write):
         return
     write({BEGIN: "registration"})
-    sources = [source] if source.plugin == CORE else [PluginSource(CORE), source]
-    registry = _attempt("registration", lambda: register(sources), write)
-    if isinstance(registry, Registry):
-        _declared(registry, source, write)
+    active = _attempt("registration", lambda: activate(source), write)
+    if isinstance(active, ActivePlugin):
+        _declared(active, write)
 
 
-def _declared(registry: Registry, source: PluginSource, write: Write) -> None:
+def _declared(active: ActivePlugin, write: Write) -> None:
     """Everything that the plugin declares, each held to what its kind promises."""
+    source = active.source
     why_not = _no_properties(source)
-    for kind, name in _own(registry, source.plugin):
+    for kind, name in active.offers:
         check = f"{kind.words} {name}"
         write({BEGIN: check})
-        if _attempt(check, partial(registry.load, kind, name), write) and why_not is None:
+        if _attempt(check, partial(active.load, kind, name), write) and why_not is None:
             write({BEGIN: f"{check}, properties"})
             held = partial(conformance.check_component, name, kind=kind, plugin=_as_named(source))
             _hold(f"{check}, properties", source, held, write)
     if why_not is not None:
         write(skipped("properties", why_not).as_row())
-    elif any(one.plugin == source.plugin for found in registry.lifecycle.values() for one in found):
+    elif active.lifecycle:
         write({BEGIN: LIFE})
         _hold(LIFE, source, partial(conformance.check_lifecycle, _as_named(source)), write)
 
@@ -128,7 +136,7 @@ def _as_named(source: PluginSource) -> str:
 def _import(source: PluginSource, write: Write) -> Any:
     before = set(sys.modules)
     try:
-        holder = load_plugin(source)
+        holder = import_plugin(source)
     except PluginError as failure:
         write(fails("import", str(failure)).as_row())
         return None
@@ -150,13 +158,6 @@ def _attempt(check: str, action: Callable[[], Any], write: Write) -> Any:
         return None
     write(ok(check).as_row())
     return True if found is None else found
-
-
-def _own(registry: Registry, plugin: PluginIdentity) -> Iterator[tuple[Kind, str]]:
-    for kind in Kind:
-        for name in registry.names(kind):
-            if registry.owner(kind, name) == plugin:
-                yield kind, name
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from slime_core import Kind
+from slime_core.harness.engines import connect
 from slime_core.harness.fake_engine import LOG_PROB, FakeEngine
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext
 from slime_core.types import PromptGroup, Sample, Status
@@ -223,7 +223,7 @@ class GenerateFunctionSuite(ComponentSuite):
         """For each group the samples of each call, as the core makes them."""
         encoder = pairing_encoder(apply_chat_template=self.apply_chat_template)
         generate = self.make()
-        async with GenerateClient(engine.url, timeout_s=20, vocab_size=encoder.vocab_size) as client:
+        async with connect(engine.url, vocab_size=encoder.vocab_size) as client:
             context = GenerateContext(client, encoder, evaluation)
 
             async def called(one: Any) -> list[Sample]:
@@ -242,7 +242,7 @@ class GenerateFunctionSuite(ComponentSuite):
     async def _generated_alone(self, engine: FakeEngine, encoder: PromptEncoder) -> Any:
         """One call, with nothing around it that would be cancelled in its place."""
         group = self._group(0)
-        async with GenerateClient(engine.url, timeout_s=20, vocab_size=encoder.vocab_size) as client:
+        async with connect(engine.url, vocab_size=encoder.vocab_size) as client:
             context = GenerateContext(client, encoder)
             return await self.make()(context, group if self._takes_groups() else group[0], SAMPLING)
 

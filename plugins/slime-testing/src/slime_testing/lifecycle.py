@@ -9,17 +9,12 @@ import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slime_core import Place, RunInfo
-from slime_core.config.schema import RunConfig
-from slime_core.config.settings import core_values
+from slime_core import Place
 from slime_core.errors import PluginError
-from slime_core.plugins.discovery import PluginSource
-from slime_core.plugins.hooks import LIFECYCLE_HOOKS
-from slime_core.plugins.lifecycle import LifecycleHooks
-from slime_core.plugins.registration import Registry
+from slime_core.harness import LIFECYCLE_HOOKS, ActivePlugin, LifecycleHooks, activate, run_info
 from slime_core.types import PromptGroup, Sample, Status
 from slime_testing.ranks import RankReport, not_back, run_ranks
-from slime_testing.subject import own_plugin, plugin_source, registry_of
+from slime_testing.subject import own_plugin, plugin_source
 from slime_testing.suite import PropertyViolation, Suite, require
 
 __all__ = ["LifecycleSuite"]
@@ -40,14 +35,16 @@ class LifecycleSuite(Suite):
     _report: ClassVar[RankReport]
 
     def test_the_plugin_implements_hooks_that_slime_calls(self) -> None:
-        source, registry = self._loaded()
-        own = [hook for hook, found in registry.lifecycle.items() if any(one.plugin == source.plugin for one in found)]
-        require(bool(own), f"{source.plugin} implements no lifecycle hook; there are {', '.join(LIFECYCLE_HOOKS)}")
+        plugin = self._loaded()
+        require(
+            bool(plugin.lifecycle),
+            f"{plugin.identity} implements no lifecycle hook; there are {', '.join(LIFECYCLE_HOOKS)}",
+        )
 
     def test_the_hooks_of_the_driver_run(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             hooks = self._hooks(Place.DRIVER)
-            run = RunInfo(Path(folder), core_values(RunConfig()), num_rollout=2)
+            run = run_info(Path(folder))
             hooks.call("slime_run_start", run=run)
             hooks.call("slime_after_weight_sync", version=1)
             for error in (None, RuntimeError("the run failed")):
@@ -92,33 +89,30 @@ class LifecycleSuite(Suite):
         require(not lost, "\n".join(lost))
 
     @classmethod
-    def _loaded(cls) -> tuple[PluginSource, Registry]:
+    def _loaded(cls) -> ActivePlugin:
         near = Path(inspect.getsourcefile(cls) or ".")
         source = own_plugin(near) if cls.plugin is None else plugin_source(cls.plugin, near=near)
         try:
-            return source, registry_of(source)
+            return activate(source)
         except PluginError as refused:  # the seven mistakes that pluggy would accept in silence, among others
             raise PropertyViolation(str(refused)) from None
 
     @classmethod
-    def _options(cls) -> dict[str, Any]:
-        source, registry = cls._loaded()
-        options_class = registry.options.get(source.plugin.name)
-        default = options_class() if options_class is not None else None
-        return {source.plugin.name: default if cls.options is None else cls.options}
+    def _options(cls, plugin: ActivePlugin) -> Any:
+        return plugin.default_options() if cls.options is None else cls.options
 
     def _hooks(self, place: Place) -> LifecycleHooks:
-        return LifecycleHooks(self._loaded()[1], place=place, options=self._options())
+        plugin = self._loaded()
+        return plugin.hooks(place, self._options(plugin))
 
     @classmethod
     def _ranks(cls) -> RankReport:
         """The hooks of two ranks, run once; nothing is started for a plugin that has none there."""
         if "_report" not in vars(cls):
-            source, registry = cls._loaded()
-            on_ranks = [hook for hook, lifecycle in LIFECYCLE_HOOKS.items() if Place.RANK in lifecycle.places]
-            needed = any(registry.lifecycle[hook] for hook in on_ranks)
-            options = cls._options()[source.plugin.name]
-            cls._report = run_ranks(source, options, limit_s=cls.limit_s) if needed else RankReport()
+            plugin = cls._loaded()
+            needed = any(Place.RANK in LIFECYCLE_HOOKS[hook].places for hook in plugin.lifecycle)
+            options = cls._options(plugin)
+            cls._report = run_ranks(plugin, options, limit_s=cls.limit_s) if needed else RankReport()
         return cls._report
 
 
@@ -126,7 +120,7 @@ def _sync_weights(hooks: LifecycleHooks, rollout: int) -> None:
     """What the driver of a run calls while it lasts."""
     with tempfile.TemporaryDirectory() as folder:
         if rollout == 0:
-            hooks.call("slime_run_start", run=RunInfo(Path(folder), core_values(RunConfig()), num_rollout=2))
+            hooks.call("slime_run_start", run=run_info(Path(folder)))
         hooks.call("slime_after_weight_sync", version=rollout + 1)
 
 

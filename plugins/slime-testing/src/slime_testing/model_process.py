@@ -18,16 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from slime_core import Kind
-from slime_core.cpu.megatron import install
 from slime_core.errors import PluginError
-from slime_core.learner.layout import ParallelLayout, initialize
-from slime_core.plugins.boundary import boundary
-from slime_core.plugins.manifest import Manifest, attach
-from slime_core.plugins.refusals import refusals
+from slime_core.harness import ActivePlugin, boundary
+from slime_core.harness.megatron import start_single_rank
 
 __all__ = ["PROPERTIES", "TINY", "main"]
 
@@ -61,23 +57,16 @@ WEIGHTS = "model.safetensors"
 def main(task: Path, report: Path) -> None:
     """Read the task, test every variant of every architecture, write property -> what breaks it."""
     given = json.loads(task.read_text(encoding="utf-8"))
-    registry = attach(Manifest.from_json(given["manifest"]))
-    component = registry.find(Kind.MODEL_SPEC, given["component"])
-    options_class = registry.options.get(given["plugin"])
-    options = options_class.model_validate_json(given["options"]) if options_class and given["options"] else None
-    target = registry.load(Kind.MODEL_SPEC, given["component"])
-    install()
-    torch.set_num_threads(1)
-    store: Any = vars(dist)["HashStore"]()  # its stub does not export it
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    initialize(ParallelLayout(), seed=1)
-    traits: Any = component.traits
+    plugin, options = ActivePlugin.from_json(given["plugin"])
+    target: Any = plugin.load(Kind.MODEL_SPEC, given["component"])
+    layout = start_single_rank()
+    traits: Any = plugin.component(Kind.MODEL_SPEC, given["component"]).traits
     findings: dict[str, str] = {}
     for architecture in sorted(traits.architectures):
         for variant in given["variants"]:
             fields = {**TINY, **given["tiny"], **variant}
-            refuses = partial(refusals, registry, architecture)
-            found = _tested(lambda: target(options), architecture, fields, refuses)
+            refuses = partial(plugin.refusals, architecture)
+            found = _tested(lambda: target(options), architecture, fields, refuses, layout)
             what = f"{architecture} with {variant}: " if variant else f"{architecture}: "
             findings = {name: what + message for name, message in found.items()} | findings
     report.write_text(json.dumps(findings), encoding="utf-8")
@@ -88,6 +77,7 @@ def _tested(
     architecture: str,
     fields: Mapping[str, Any],
     refuses: Callable[[Mapping[str, Any]], list[str]],
+    layout: Any,
 ) -> dict[str, str]:
     """What breaks which property, of one checkpoint."""
     with tempfile.TemporaryDirectory() as name:
@@ -96,7 +86,7 @@ def _tested(
             with boundary("building and loading it", architecture):
                 reference = _reference(architecture, fields, folder)
                 spec = make()
-                chunks = spec.build(reference.config, dtype=torch.float32, parallel=ParallelLayout())
+                chunks = spec.build(reference.config, dtype=torch.float32, parallel=layout)
                 spec.load_weights(chunks, folder)
         except PluginError as failure:
             return {"built": str(failure)}

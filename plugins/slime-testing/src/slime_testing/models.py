@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from slime_core import Kind
-from slime_core.plugins.discovery import CORE, PluginSource
-from slime_core.plugins.manifest import record
 from slime_testing.nursery import Nursery
 from slime_testing.suite import ComponentSuite, require
 
@@ -79,12 +77,9 @@ class ModelSpecSuite(ComponentSuite):
     @classmethod
     def _run(cls) -> dict[str, str]:
         subject = cls.subject()
-        plugins = [PluginSource(CORE), *([] if subject.plugin == CORE else [subject.source])]
         task = {
-            "plugin": subject.plugin.name,
             "component": subject.component.name,
-            "manifest": record(plugins).to_json(),
-            "options": "" if subject.options is None else subject.options.model_dump_json(),
+            "plugin": subject.active.to_json(subject.options),
             "tiny": dict(cls.tiny),
             "variants": [dict(variant) for variant in cls.variants],
         }

@@ -123,9 +123,9 @@ def main() -> None:
 
 def _import() -> None:
     """All that is the same for every model."""
-    from slime_core.cpu.megatron import install
+    from slime_core.harness.megatron import prepare_megatron
 
-    install()
+    prepare_megatron()
     import transformers.models.auto.modeling_auto  # noqa: F401
 
     import slime_testing.model_process  # noqa: F401

@@ -43,12 +43,12 @@ def slime_local_plugin(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.fixture
-def slime_discovery_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def slime_discovery_off() -> Iterator[None]:
     """No entry point is found: only what the core ships, files and modules can be named."""
-    from slime_core.plugins import discovery
-    from slime_core.plugins.declared import Declared
+    from slime_core.harness import only_core_installed
 
-    monkeypatch.setattr(discovery, "scan", Declared)
+    with only_core_installed():
+        yield
 
 
 @pytest.fixture

@@ -20,13 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slime_core import LearnerInfo, Place, TrainStep
-from slime_core.config.schema import RunConfig
-from slime_core.config.settings import core_values
+from slime_core import Place, TrainStep
 from slime_core.errors import PluginError
-from slime_core.plugins.hooks import RESTORE, STATE
-from slime_core.plugins.lifecycle import LifecycleHooks
-from slime_core.plugins.manifest import Manifest, attach
+from slime_core.harness import RESTORE, STATE, ActivePlugin, LifecycleHooks, learner_info
 from slime_testing.ranks import not_back
 
 __all__ = ["WORLD_SIZE", "main"]
@@ -39,13 +35,10 @@ METRICS = {"loss": 0.25, "grad_norm": 1.5, "lr": 1e-6}
 def main(folder: Path, rank: int) -> None:
     """Call every hook that ``folder/plugin.json`` names the plugin of, as rank ``rank``."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    given = json.loads((folder / "plugin.json").read_text(encoding="utf-8"))
-    registry = attach(Manifest.from_json(given["manifest"]))
-    options_class = registry.options.get(given["plugin"])
-    options = options_class.model_validate_json(given["options"]) if options_class and given["options"] else None
+    plugin, options = ActivePlugin.from_json((folder / "plugin.json").read_text(encoding="utf-8"))
     store: Any = vars(dist)["FileStore"](str(folder / "store"), WORLD_SIZE)  # its stub does not export it
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE)
-    hooks = LifecycleHooks(registry, place=Place.RANK, options={given["plugin"]: options}, where=f"rank {rank}")
+    hooks = plugin.hooks(Place.RANK, options, where=f"rank {rank}")
     Rank(hooks, store, rank).live()
     dist.destroy_process_group()
 
@@ -58,7 +51,7 @@ class Rank:
 
     def live(self) -> None:
         """Two rollouts of one optimizer step each, and back to the checkpoint between them."""
-        empty = LearnerInfo(self._rank, WORLD_SIZE, core_values(RunConfig()))
+        empty = learner_info(self._rank, WORLD_SIZE)
         model = torch.nn.Linear(4, 4)
         learner = replace(empty, model=(model,), optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
         self._call("slime_learner_start", learner=empty)

@@ -17,10 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core import Place
-from slime_core.plugins.discovery import CORE, PluginSource
-from slime_core.plugins.hooks import RESTORE, STATE
-from slime_core.plugins.lifecycle import PlaceStates
-from slime_core.plugins.manifest import record
+from slime_core.harness import RESTORE, STATE, ActivePlugin, PlaceStates
 
 __all__ = ["RankReport", "not_back", "run_ranks"]
 
@@ -53,7 +50,7 @@ class RankReport:
     lost: tuple[str, ...] = ()
 
 
-def run_ranks(source: PluginSource, options: Any, *, limit_s: float) -> RankReport:
+def run_ranks(plugin: ActivePlugin, options: Any, *, limit_s: float) -> RankReport:
     """Call every hook of place ``rank`` in two processes that share a gloo group.
 
     Arguments:
@@ -62,12 +59,7 @@ def run_ranks(source: PluginSource, options: Any, *, limit_s: float) -> RankRepo
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        given = {
-            "plugin": source.plugin.name,
-            "manifest": record([PluginSource(CORE), source]).to_json(),
-            "options": "" if options is None else options.model_dump_json(),
-        }
-        (folder / "plugin.json").write_text(json.dumps(given), encoding="utf-8")
+        (folder / "plugin.json").write_text(plugin.to_json(options), encoding="utf-8")
         with _processes(folder) as processes:
             return _watched(folder, processes, limit_s)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from slime_core.plugins import hooks
+from slime_core import hookimpl
+from slime_core.harness import LIFECYCLE_HOOKS, hook_parameters
 
 __all__ = ["HookRecorder"]
 
@@ -35,15 +35,15 @@ class HookRecorder:
 
 def _recording(name: str) -> Callable[..., None]:
     """A method that takes exactly the hook's parameters: pluggy reads them off the code, and passes no others."""
-    parameters = ", ".join(inspect.signature(vars(hooks)[name]).parameters)
-    passed = ", ".join(f"{one!r}: {one}" for one in parameters.split(", ") if one)
-    code = f"def {name}(self, {parameters}):\n    self.calls.append(({name!r}, {{{passed}}}))\n"
+    parameters = hook_parameters(name)
+    passed = ", ".join(f"{one!r}: {one}" for one in parameters)
+    code = f"def {name}(self, {', '.join(parameters)}):\n    self.calls.append(({name!r}, {{{passed}}}))\n"
     namespace: dict[str, Any] = {}
     exec(compile(code, __file__, "exec"), namespace)
     made: FunctionType = namespace[name]
     made.__doc__ = f"Writes down a call of {name}."
-    return hooks.hookimpl(made)
+    return hookimpl(made)
 
 
-for _name in hooks.LIFECYCLE_HOOKS:
+for _name in LIFECYCLE_HOOKS:
     setattr(HookRecorder, _name, _recording(_name))

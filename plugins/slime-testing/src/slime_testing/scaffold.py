@@ -8,6 +8,7 @@ A new kind is a new folder.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import re
 import shlex
@@ -20,9 +21,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from slime_core import Kind, __version__
+from slime_core import __version__
 from slime_core.errors import PluginError
-from slime_core.plugins.discovery import CORE, PluginSource, installed, nearest
+from slime_core.harness import CORE, PluginSource, activate, core_sections, installed
 
 __all__ = ["KINDS", "Scaffold", "main", "new_plugin"]
 
@@ -145,9 +146,9 @@ def new_plugin(kind: str, name: str, *, where: Path) -> int:
 def _kind(asked: str) -> str:
     kind = asked.replace("_", "-")
     if kind not in KINDS:
-        raise PluginError(
-            f"slime plugins new {asked}: no such kind{nearest(kind, KINDS)}. Kinds are: {', '.join(KINDS)}."
-        )
+        close = difflib.get_close_matches(kind, KINDS, n=1)
+        meant = f" (did you mean {close[0]!r}?)" if close else ""
+        raise PluginError(f"slime plugins new {asked}: no such kind{meant}. Kinds are: {', '.join(KINDS)}.")
     return kind
 
 
@@ -166,11 +167,8 @@ def _name(name: str) -> str:
 
 def _refuse_taken(scaffold: Scaffold) -> None:
     """A name means one plugin, one table of settings, and, in the plugin's own run, one component."""
-    # Here, because it pulls in pydantic, which listing does not need.
-    from slime_core.config.schema import RunConfig
-
     name = scaffold.name
-    if name in RunConfig.model_fields:
+    if name in core_sections():
         raise PluginError(f"a plugin cannot be called {name!r}: [{name}] is a section of the core's settings.")
     taken = [plugin for plugin in installed() if name == plugin.name or scaffold.distribution == plugin.distribution]
     if taken:
@@ -184,13 +182,10 @@ def _refuse_taken(scaffold: Scaffold) -> None:
 
 def _component_owner(scaffold: Scaffold) -> object | None:
     """Which of the plugins that the generated run names offers a component of this name."""
-    from slime_core.plugins.registration import register
-
     beside = {CORE.name, *scaffold.partners}
     for plugin in (plugin for plugin in installed() if plugin.name in beside):
         with suppress(PluginError):  # a broken neighbour is for slime plugins check to report
-            registry = register([PluginSource(plugin)])
-            if any(scaffold.name in registry.names(kind) for kind in Kind):
+            if any(name == scaffold.name for _, name in activate(PluginSource(plugin)).offers):
                 return plugin
     return None
 

@@ -10,10 +10,17 @@ from typing import Any
 
 from slime_core import Component, Kind
 from slime_core.errors import PluginError
-from slime_core.plugins.discovery import CORE, PLUGIN_GROUP, PluginIdentity, PluginSource, installed, resolve
-from slime_core.plugins.registration import Registry, register
+from slime_core.harness import (
+    PLUGIN_GROUP,
+    ActivePlugin,
+    PluginIdentity,
+    PluginSource,
+    activate,
+    find_plugin,
+    installed,
+)
 
-__all__ = ["Subject", "find", "find_component", "own_plugin", "plugin_source", "registry_of"]
+__all__ = ["Subject", "find", "find_component", "own_plugin", "plugin_source"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +28,13 @@ class Subject:
     """A component, who offers it, and the options that its target is called with.
 
     Arguments:
-        source: the plugin, as another process can load it again.
+        active: the plugin, activated.
         component: with its traits filled in.
         target: what the component's ``target`` names.
         options: an instance of the plugin's options class; None where it has none.
     """
 
-    source: PluginSource
+    active: ActivePlugin
     component: Component
     target: Any
     options: Any
@@ -35,7 +42,7 @@ class Subject:
     @property
     def plugin(self) -> PluginIdentity:
         """Who offers it."""
-        return self.source.plugin
+        return self.active.identity
 
 
 def find(kind: Kind, component: str, *, plugin: str | None, options: Any, near: Path) -> Subject:
@@ -51,11 +58,10 @@ def find(kind: Kind, component: str, *, plugin: str | None, options: Any, near: 
         PluginError: no such plugin or component, several plugins offer it, or the plugin is broken.
     """
     source = _offering(kind, component, near) if plugin is None else plugin_source(plugin, near=near)
-    registry = registry_of(source)
-    options_class = registry.options.get(source.plugin.name)
-    if options is None and options_class is not None:
-        options = options_class()
-    return Subject(source, registry.find(kind, component), registry.load(kind, component), options)
+    active = activate(source)
+    if options is None:
+        options = active.default_options()
+    return Subject(active, active.component(kind, component), active.load(kind, component), options)
 
 
 def find_component(kind: Kind, component: str, *, plugin: str) -> tuple[PluginIdentity, Any]:
@@ -64,8 +70,8 @@ def find_component(kind: Kind, component: str, *, plugin: str) -> tuple[PluginId
     Raises:
         PluginError: no such plugin or component, or the plugin is broken.
     """
-    source = resolve(plugin)
-    return source.plugin, registry_of(source).find(kind, component).traits
+    active = activate(plugin)
+    return active.identity, active.component(kind, component).traits
 
 
 def plugin_source(plugin: str, *, near: Path) -> PluginSource:
@@ -75,7 +81,7 @@ def plugin_source(plugin: str, *, near: Path) -> PluginSource:
         PluginError: no such plugin or file.
     """
     beside = near.parent / plugin
-    return resolve(str(beside) if plugin.endswith(".py") and beside.is_file() else plugin)
+    return find_plugin(str(beside) if plugin.endswith(".py") and beside.is_file() else plugin)
 
 
 def own_plugin(near: Path) -> PluginSource:
@@ -88,20 +94,14 @@ def own_plugin(near: Path) -> PluginSource:
     if len(found) != 1:
         names = ", ".join(found) or "none that is installed"
         raise PluginError(f"the project around {near} declares these plugins: {names}.\nName one: plugin = 'NAME'.")
-    return resolve(found[0])
-
-
-def registry_of(source: PluginSource) -> Registry:
-    """What the plugin and ``core`` offer; raises ``PluginError`` for everything that a run would refuse."""
-    core = PluginSource(CORE)
-    return register([core] if source.plugin.name == CORE.name else [core, source])
+    return find_plugin(found[0])
 
 
 def _offering(kind: Kind, component: str, near: Path) -> PluginSource:
     """The plugin that offers the component: of the project around ``near``, or else of all that are installed."""
     own = _project_plugins(near)
     for among in (own, [plugin.name for plugin in installed() if plugin.name not in own]):
-        found = [source for source in map(resolve, dict.fromkeys(among)) if _offers(source, kind, component)]
+        found = [source for source in map(find_plugin, dict.fromkeys(among)) if _offers(source, kind, component)]
         if len(found) > 1:
             both = " and ".join(str(source.plugin) for source in found)
             raise PluginError(
@@ -117,8 +117,7 @@ def _offering(kind: Kind, component: str, near: Path) -> PluginSource:
 
 def _offers(source: PluginSource, kind: Kind, component: str) -> bool:
     try:
-        registry = registry_of(source)
-        return registry.owner(kind, component).name == source.plugin.name
+        return (kind, component) in activate(source).offers
     except PluginError:
         return False
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slime_core import Kind
 from slime_core.errors import PluginError
-from slime_core.plugins.boundary import boundary
+from slime_core.harness import boundary
 from slime_testing.suite import ComponentSuite, PropertyViolation, given, require
 
 __all__ = ["TrackerSuite"]

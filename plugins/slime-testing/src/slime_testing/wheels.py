@@ -12,9 +12,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from slime_core.errors import PluginError
-from slime_core.plugins.bounds import bound_mistakes, check_bounds
-from slime_core.plugins.content import editable_source
-from slime_core.plugins.discovery import CORE, PluginIdentity
+from slime_core.harness import CORE, PluginIdentity, bound_mistakes, check_bounds, editable_source
 from slime_testing.verdicts import Verdict, fails, ok, skipped, warns
 
 __all__ = ["look_at_distribution"]

@@ -1,0 +1,211 @@
+"""A plugin under test, activated as in a run that names it and nothing else.
+
+    activate       the plugin beside ``core``; what a run would refuse is a PluginError
+    ActivePlugin   what it offers, its options, its hooks; its JSON activates the same code in another process
+    import_plugin, check_hooks    the first two steps of ``activate`` alone, for kits that report on each step
+    only_core_installed           a block in which no installed plugin but ``core`` is found
+
+Everything here raises what a run would raise, with the same messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest.mock import patch
+
+from pydantic import BaseModel
+
+from slime_core.config.schema import RunConfig
+from slime_core.errors import PluginError
+from slime_core.plugins import discovery, hooks
+from slime_core.plugins.component import Component, Kind
+from slime_core.plugins.contracts import Place
+from slime_core.plugins.declared import Declared
+from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, resolve
+from slime_core.plugins.hooks import LIFECYCLE_HOOKS
+from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.loading import load_plugin
+from slime_core.plugins.manifest import Manifest, attach, record, source_of
+from slime_core.plugins.refusals import refusals
+from slime_core.plugins.registration import Registry, register
+from slime_core.plugins.validation import check_hooks as check_hooks_of
+
+__all__ = [
+    "ActivePlugin",
+    "activate",
+    "check_hooks",
+    "core_sections",
+    "hook_parameters",
+    "import_plugin",
+    "only_core_installed",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ActivePlugin:
+    """A plugin that is active beside ``core``; made by :func:`activate`.
+
+    Example::
+
+        grpo = activate("grpo")
+        grpo.offers                                        # ((Kind.ADVANTAGE_ESTIMATOR, "grpo"), ...)
+        target = grpo.load(Kind.ADVANTAGE_ESTIMATOR, "grpo")
+        estimator = target(grpo.default_options(), run)    # as a run makes it
+
+    Arguments:
+        source: the plugin, as another process can load it again.
+    """
+
+    source: PluginSource
+    _registry: Registry
+
+    @property
+    def identity(self) -> PluginIdentity:
+        """Who it is, for messages."""
+        return self.source.plugin
+
+    @property
+    def offers(self) -> tuple[tuple[Kind, str], ...]:
+        """Kind and name of each of its components, by kind, then name; without those of ``core``."""
+        named = ((kind, name) for kind in Kind for name in self._registry.names(kind))
+        return tuple((kind, name) for kind, name in named if self._registry.owner(kind, name) == self.identity)
+
+    @property
+    def lifecycle(self) -> tuple[str, ...]:
+        """The lifecycle hooks that it implements, in the order of a run."""
+        found = self._registry.lifecycle
+        return tuple(hook for hook in LIFECYCLE_HOOKS if any(one.plugin == self.identity for one in found[hook]))
+
+    def component(self, kind: Kind, name: str) -> Component:
+        """The component, its traits filled in; its code is not imported.
+
+        Raises:
+            PluginError: neither the plugin nor ``core`` offers it.
+        """
+        return self._registry.find(kind, name)
+
+    def load(self, kind: Kind, name: str) -> object:
+        """What the component's target names, imported, and held to the contract of its kind.
+
+        Raises:
+            PluginError: there is no such component, the import failed, or the target does not fit its contract.
+        """
+        loaded: object = self._registry.load(kind, name)
+        return loaded
+
+    def default_options(self) -> BaseModel | None:
+        """The plugin's options with their defaults; None: it has none."""
+        options = self._registry.options.get(self.identity.name)
+        return None if options is None else options()
+
+    def hooks(self, place: Place, options: BaseModel | None, *, where: str | None = None) -> LifecycleHooks:
+        """Its lifecycle hooks, as the run's process at ``place`` calls them.
+
+        Arguments:
+            options: the plugin's options, or None where it has none.
+            where: the place in words, for messages; None: the place's name.
+        """
+        return LifecycleHooks(self._registry, place=place, options={self.identity.name: options}, where=where)
+
+    def refusals(self, architecture: str, config: Mapping[str, object]) -> list[str]:
+        """What of a checkpoint its model spec says before the start that it does not build; empty: nothing.
+
+        Arguments:
+            config: the object of the checkpoint's ``config.json``.
+
+        Raises:
+            PluginError: the spec's own check failed.
+        """
+        return refusals(self._registry, architecture, config)
+
+    def to_json(self, options: BaseModel | None) -> str:
+        """The plugin's identity, the digests of its files and its options, for :meth:`from_json` in another process.
+
+        Raises:
+            PluginError: its files cannot be found.
+        """
+        sources = [PluginSource(CORE), *([] if self.identity == CORE else [self.source])]
+        found = {
+            "manifest": record(sources).to_json(),
+            "options": "" if options is None else options.model_dump_json(),
+        }
+        return json.dumps(found)
+
+    @classmethod
+    def from_json(cls, text: str) -> tuple[ActivePlugin, BaseModel | None]:
+        """The same plugin, activated in this process, and its options.
+
+        Raises:
+            ManifestMismatch: this process has other code than the one that wrote ``text``.
+            PluginError: the plugin fails while it is imported.
+        """
+        given = json.loads(text)
+        manifest = Manifest.from_json(given["manifest"])
+        active = cls(source_of(manifest.entries[-1]), attach(manifest))
+        options = active._registry.options.get(active.identity.name)
+        has_options = options is not None and given["options"]
+        return active, options.model_validate_json(given["options"]) if options and has_options else None
+
+
+def activate(plugin: str | PluginSource) -> ActivePlugin:
+    """The plugin beside ``core``, imported and registered as in a run that names it.
+
+    Arguments:
+        plugin: what a run writes after ``--plugin``, or what :func:`slime_core.harness.find_plugin` returned.
+
+    Raises:
+        PluginError: there is no such plugin, or a run would refuse it.
+    """
+    source = resolve(plugin) if isinstance(plugin, str) else plugin
+    core = PluginSource(CORE)
+    return ActivePlugin(source, register([core] if source.plugin.name == CORE.name else [core, source]))
+
+
+def import_plugin(source: PluginSource) -> object:
+    """The module or object that holds the plugin's hooks.
+
+    Raises:
+        PluginError: importing it failed.
+    """
+    holder: object = load_plugin(source)
+    return holder
+
+
+def check_hooks(plugin: PluginIdentity, holder: object) -> None:
+    """Returns if every hook that ``holder`` means to implement will be called.
+
+    Raises:
+        PluginError: one is misspelt, async, without ``@hookimpl``, or has parameters that are never passed.
+    """
+    check_hooks_of(plugin, holder)
+
+
+def hook_parameters(hook: str) -> tuple[str, ...]:
+    """What a lifecycle hook may take, by name, in the order of its specification.
+
+    Raises:
+        PluginError: there is no such hook.
+    """
+    if hook not in LIFECYCLE_HOOKS:
+        raise PluginError(f"there is no lifecycle hook {hook!r}; there are {', '.join(LIFECYCLE_HOOKS)}")
+    specification = getattr(hooks, hook)
+    code = specification.__code__
+    return tuple(code.co_varnames[: code.co_argcount])
+
+
+def core_sections() -> Sequence[str]:
+    """The sections of the core's settings, whose names no plugin may have."""
+    return tuple(RunConfig.model_fields)
+
+
+@contextmanager
+def only_core_installed() -> Iterator[None]:
+    """In this block no entry point is found: only ``core``, files and modules can be named as plugins.
+
+    Changes the process while it lasts; not for concurrent use.
+    """
+    with patch.object(discovery, "scan", Declared):  # without arguments it is an empty scan
+        yield
