@@ -140,10 +140,9 @@ def build(shape: dict[str, Any]) -> Any:
 def train(chunk: Any, micro: Any) -> torch.Tensor:
     """Log-probs of the responses; the gradients of a policy loss are in the parameters."""
     from slime_core.learner.loss.log_probs import response_log_probs
-    from slime_core.learner.packed.batches import packed_sequence
 
     chunk.zero_grad()
-    logits = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=packed_sequence(micro))
+    logits = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=micro.packed_sequence)
     log_probs_U, _ = response_log_probs(logits, micro, chunk_size=1024, with_entropy=False)
     (-log_probs_U * micro.advantages_U * micro.weights_U).sum().backward()
     return log_probs_U.detach()

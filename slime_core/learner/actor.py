@@ -101,7 +101,7 @@ class LearnerActor(Meeting):
 
     def _publishes_to(self, engine_urls: list[str], settings: PublisherSettings) -> Publisher:
         learner = self._learner
-        written = learner.custom.find("custom_update_weight_post_write_path")
+        written = learner.written
         publisher = Publisher(
             engine_urls,
             settings=settings,

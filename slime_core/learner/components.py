@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from slime_core.config.schema import AlgorithmConfig
-from slime_core.errors import RunError, SlimeError
-from slime_core.learner.custom import Custom
+from slime_core.errors import PluginError, RunError, SlimeError
 from slime_core.learner.loss.advantages import OverShards, TokenEstimation
 from slime_core.learner.loss.corrections import Corrections, NamedCorrection
 from slime_core.learner.loss.objective import Objective
@@ -16,10 +15,19 @@ from slime_core.learner.packed.inputs import AcceptedInputs
 from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
-from slime_core.plugins.contracts import AdvantageSettings, CorrectionSettings
+from slime_core.plugins.contracts import AdvantageSettings, CorrectionSettings, LearnerInfo, LossParts
+from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import Registry
 
-__all__ = ["accepted_inputs", "build_estimation", "build_learning", "build_model_spec", "build_objective", "who_builds"]
+__all__ = [
+    "accepted_inputs",
+    "build_estimation",
+    "build_learning",
+    "build_model_spec",
+    "build_objective",
+    "loss_parts",
+    "who_builds",
+]
 
 
 def build_objective(
@@ -29,7 +37,7 @@ def build_objective(
     *,
     options: Mapping[str, Any],
     context_group: Any = None,
-    custom: Custom | None = None,
+    parts: LossParts | None = None,
     generate_function: str | None = None,
 ) -> Objective:
     """The loss of a run.
@@ -38,10 +46,10 @@ def build_objective(
         policy_loss: name of the component.
         options: plugin name -> its options object.
         context_group: the ranks that share every row, if there are several.
-        custom: functions that the run names by path; None: none.
+        parts: what plugins put in place of parts of the loss; None: nothing.
         generate_function: name of the component that makes the samples; None: one that has engines draw them.
     """
-    custom = custom or Custom({})
+    parts = parts or LossParts()
     named = [
         NamedCorrection(_build(registry, Kind.CORRECTION, name, options), _who(registry, Kind.CORRECTION, name))
         for name in algorithm.corrections
@@ -55,20 +63,20 @@ def build_objective(
         who=_who(registry, Kind.POLICY_LOSS, policy_loss),
         corrections=Corrections(named, settings),
         context_group=context_group,
-        correct=custom.find("custom_tis_function_path"),
-        reduce=custom.find("custom_pg_loss_reducer_function_path"),
-        of_logits=custom.find("custom_loss_function_path"),
+        correct=parts.correct,
+        reduce=parts.reduce,
+        of_logits=parts.of_logits,
         drawn=generate_function is None or _draws(registry, generate_function),
     )
 
 
 def build_learning(
-    registry: Registry, settings: LearnerSettings, *, custom: Custom
+    registry: Registry, settings: LearnerSettings, *, parts: LossParts
 ) -> tuple[Objective, TokenEstimation | None]:
     """What a rank learns by: the loss, and the estimator of advantages where it works token by token.
 
     Raises:
-        PluginError: a component cannot be made, or a function that the run names by path does not fit.
+        PluginError: a component cannot be made.
     """
     from megatron.core import parallel_state
 
@@ -81,24 +89,44 @@ def build_learning(
         algorithm,
         options=options,
         context_group=shared,
-        custom=custom,
+        parts=parts,
         generate_function=settings.config.rollout.generate_function,
     )
     return objective, build_estimation(registry, algorithm, options=options, data_group=replicas, context_group=shared)
 
 
-def build_model_spec(registry: Registry, architecture: str, *, options: Mapping[str, Any], custom: Custom) -> Any:
-    """The model spec that fits the checkpoint, changed by the functions that the run names by path.
+def loss_parts(hooks: LifecycleHooks, learner: LearnerInfo) -> LossParts:
+    """What the run's plugins put in place of parts of the loss.
+
+    Raises:
+        PluginError: two of them replace the same part, or one returned something else than a ``LossParts``.
+    """
+    merged = LossParts()
+    for found in hooks.answers("slime_loss_parts", learner=learner):
+        if not isinstance(found, LossParts):
+            who = hooks.implementers("slime_loss_parts")
+            raise PluginError(f"slime_loss_parts of {who} returned {found!r:.80}; return a LossParts, or None.")
+        if twice := sorted(merged.given & found.given):
+            who = hooks.implementers("slime_loss_parts")
+            raise PluginError(
+                f"slime_loss_parts: two of the plugins {who} give {', '.join(twice)} of the loss, and it can have one. "
+                "Run without one of them."
+            )
+        merged = replace(merged, **{name: getattr(found, name) for name in found.given})
+    return merged
+
+
+def build_model_spec(
+    registry: Registry, architecture: str, *, options: Mapping[str, Any], hooks: LifecycleHooks
+) -> Any:
+    """The model spec that fits the checkpoint, as the run's plugins changed it.
 
     Raises:
         RunError: no active plugin has one.
-        PluginError: it cannot be made, or a function cannot change this family.
+        PluginError: it cannot be made, or a plugin cannot change this family.
     """
     spec = _build(registry, Kind.MODEL_SPEC, _spec_name(registry, architecture), options)
-    for setting in ("custom_model_provider_path", "spec"):
-        change = custom.find(setting)
-        if change is not None:
-            change(spec)
+    hooks.answers("slime_model_spec", spec=spec)
     return spec
 
 

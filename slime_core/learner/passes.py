@@ -16,7 +16,7 @@ from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.loss.log_probs import response_log_probs
 from slime_core.learner.loss.objective import Objective
 from slime_core.learner.loss.totals import Sums, total
-from slime_core.learner.packed.batches import MicroBatch, idle, packed_sequence
+from slime_core.learner.packed.batches import MicroBatch, idle
 from slime_core.learner.packed.inputs import handed
 from slime_core.learner.refusals import refuse_no_gradient
 
@@ -167,7 +167,7 @@ def _forward(last: Any, micro_batches: Iterator[MicroBatch], chunk: Any) -> tupl
     # Megatron would copy bfloat16 logits to float32, all at once.
     as_they_are = {"fp32_output": False} if isinstance(chunk.module, Float16Module) else {}
     given = {**as_they_are, **handed(chunk, micro.inputs, micro.tokens_1T.device)}
-    output = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=packed_sequence(micro), **given)
+    output = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=micro.packed_sequence, **given)
     return output, lambda logits_1TV, **options: last(micro, logits_1TV, **options)
 
 

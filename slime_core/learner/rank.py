@@ -18,9 +18,9 @@ from slime_core.config.settings import core_values
 from slime_core.learner.annotator import Annotator
 from slime_core.learner.cast import Cast
 from slime_core.learner.columns import Columns
-from slime_core.learner.components import accepted_inputs, build_learning, build_model_spec, who_builds
+from slime_core.learner.components import accepted_inputs, build_learning, build_model_spec, loss_parts, who_builds
 from slime_core.learner.critic.critic import Critic
-from slime_core.learner.custom import Custom
+from slime_core.learner.custom import written_function
 from slime_core.learner.finite import refuse_non_finite_weights
 from slime_core.learner.loss.parity import ParityGate
 from slime_core.learner.process import prepare_process
@@ -48,7 +48,6 @@ class Learner:
 
         Raises:
             ConfigError: the model cannot be built as asked.
-            PluginError: a function that the run names by path is not there, or cannot be called as it has to be.
             CheckpointError: the weights do not fit the model.
             PluginError: a hook, a component or the model spec failed.
         """
@@ -57,7 +56,6 @@ class Learner:
         megatron.install()
         config = settings.config
         self._settings, self._config = settings, config
-        self.custom = Custom(settings.options)
         self.device = prepare_process(settings)
         where = f"learner rank {settings.rank}"
         self.hooks = LifecycleHooks(registry, place=Place.RANK, options=settings.options, where=where)
@@ -67,11 +65,10 @@ class Learner:
         self._info = replace(
             self._info, model=tuple(self.actor.model), optimizer=self.actor.optimizer, schedule=self.actor.schedule
         )
-        self._objective, self._estimation = build_learning(registry, settings, custom=self.custom)
+        self._objective, self._estimation = build_learning(registry, settings, parts=loss_parts(self.hooks, self._info))
         traits: Any = registry.find(Kind.POLICY_LOSS, settings.policy_loss).traits
         distils = config.algorithm.use_opd
         self._columns = Columns(self._objective, self._estimation, loss_reads=traits.reads, distils=distils)
-        self._postprocess = self.custom.find("rollout_data_postprocess_path")
         self._shares_prompts = self._can_share_prompts()
         self.parity = ParityGate(config.weights, bf16=config.model.bf16, strict=config.algorithm.true_on_policy_mode)
         self._bed: Bed | None = None
@@ -81,6 +78,7 @@ class Learner:
         self.returns_U: torch.Tensor | None = None
         self._replay = Replay.of(config.learner, self.actor.chunks)
         self._annotator = self._annotates()
+        self.written = written_function(settings.options)
 
     # --- Building ----------------------------------------------------------------------------------------------------
 
@@ -89,7 +87,7 @@ class Learner:
 
         settings, config = self._settings, self._config
         self._accepts = accepted_inputs(registry, settings)
-        self._spec = build_model_spec(registry, settings.architecture, options=settings.options, custom=self.custom)
+        self._spec = build_model_spec(registry, settings.architecture, options=settings.options, hooks=self.hooks)
         return TrainedModel(
             self._spec,
             builder=who_builds(registry, settings.architecture),
@@ -105,7 +103,7 @@ class Learner:
 
     def _build_critic(self, registry: Registry) -> Critic:
         settings = self._settings
-        spec = build_model_spec(registry, settings.architecture, options=settings.options, custom=self.custom)
+        spec = build_model_spec(registry, settings.architecture, options=settings.options, hooks=self.hooks)
         return Critic(spec, builder=who_builds(registry, settings.architecture), settings=settings)
 
     def _annotates(self) -> Annotator:
@@ -168,12 +166,11 @@ class Learner:
         self.parity.mark(shard, steps[0])
         every = [micro for step in steps for micro in step]
         trains_actor = shard.rollout >= self._critic_only
-        # A function of the user finds the same columns in every rollout.
-        num_reading = len(steps) if trains_actor or self._postprocess else 0
+        # A plugin that changes columns finds the same ones in every rollout.
+        num_reading = len(steps) if trains_actor or self.hooks.implementers("slime_before_training") else 0
         self._annotator.annotate(every, num_steps=num_reading, values_U=values_U)
         self.returns_U = self._annotator.estimate(shard, every)
-        if self._postprocess is not None:
-            self._postprocess(shard, steps)
+        self.hooks.answers("slime_before_training", shard=shard, steps=steps)
         if (saved := self._config.debug.save_debug_train_data) is not None:
             save_train_data(saved, shard, steps, self._settings)
         numbered = enumerate(steps if trains_actor else [])

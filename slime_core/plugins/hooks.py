@@ -13,15 +13,17 @@ Order between plugins never decides anything: two plugins that claim one name, o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import pluggy
 
 from slime_core.plugins.component import Component, Kind
+from slime_core.plugins.contracts.learning import LossParts, MicroBatch
 from slime_core.plugins.contracts.lifecycle import LearnerInfo, Place, RunInfo, TrainStep
-from slime_core.types import PromptGroup, Sample
+from slime_core.plugins.contracts.models import ModelSpec
+from slime_core.types import PromptGroup, Sample, TrainBatch
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -42,9 +44,12 @@ __all__ = [
     "slime_before_log_probs",
     "slime_before_rollout",
     "slime_before_train_step",
+    "slime_before_training",
     "slime_checkpoint_restore",
     "slime_checkpoint_state",
     "slime_learner_start",
+    "slime_loss_parts",
+    "slime_model_spec",
     "slime_options",
     "slime_presets",
     "slime_register_advantage_estimators",
@@ -159,6 +164,29 @@ def slime_learner_start(learner: LearnerInfo, options: Any) -> None:
 
 
 @hookspec
+def slime_model_spec(spec: ModelSpec, options: Any) -> None:
+    """The model spec of the checkpoint is made and has built nothing; it may be changed in place.
+
+    Called for every model that is trained: on ranks of a separate critic too. An ``MBridgeSpec`` has ``layers`` and
+    ``provider`` to be set.
+    """
+
+
+@hookspec
+def slime_loss_parts(learner: LearnerInfo, options: Any) -> LossParts | None:
+    """Return what takes the place of parts of the actor's loss; None: nothing.
+
+    Called once on each rank, when the model is built. Two plugins that replace the same part are an error.
+    """
+
+
+@hookspec
+def slime_before_training(shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]], options: Any) -> None:
+    """The rank's shard is cut into the micro-batches of each optimizer step, and all columns are filled; those of the
+    micro-batches may be changed in place. Not called on ranks of a separate critic."""
+
+
+@hookspec
 def slime_before_log_probs(role: str, learner: LearnerInfo, options: Any) -> None:
     """The model holds ``role`` (``actor``, ``old_actor``, ``reference``, ``teacher``); a forward pass follows."""
 
@@ -211,6 +239,9 @@ LIFECYCLE_HOOKS: dict[str, Lifecycle] = {
     "slime_before_rollout": Lifecycle((Place.SAMPLER,), "participant"),
     "slime_after_rollout": Lifecycle((Place.SAMPLER,), "participant"),
     "slime_learner_start": Lifecycle((Place.RANK,), "participant"),
+    "slime_model_spec": Lifecycle((Place.RANK,), "participant"),
+    "slime_loss_parts": Lifecycle((Place.RANK,), "participant"),
+    "slime_before_training": Lifecycle((Place.RANK,), "participant"),
     "slime_before_log_probs": Lifecycle((Place.RANK,), "participant"),
     "slime_before_train_step": Lifecycle((Place.RANK,), "participant"),
     "slime_after_train_step": Lifecycle((Place.RANK,), "observer"),

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_core.errors import PluginError
+from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.contracts import Place, RunInfo
 from slime_core.plugins.discovery import PluginIdentity
@@ -120,6 +120,19 @@ class LifecycleHooks:
                 self._observe(hook, one, arguments)
             else:
                 self._take_part(hook, one, arguments)
+
+    def answers(self, hook: str, **arguments: Any) -> list[Any]:
+        """What the implementations of ``hook`` returned, those that returned None left out; as :meth:`call` otherwise.
+
+        Raises:
+            SlimeError: one that an implementation raised, as it is.
+            PluginError: an implementation failed otherwise.
+        """
+        found = []
+        for one in self._frozen[hook]:
+            with boundary(one.of.plugin, f"{hook} on {self._where}", locate=True, passes=(SlimeError,)):
+                found.append(one(arguments))
+        return [answer for answer in found if answer is not None]
 
     def implementers(self, hook: str) -> str:
         """The names of the plugins that implement ``hook``, in the order of calls; empty if none does."""

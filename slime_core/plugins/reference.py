@@ -88,6 +88,9 @@ def _methods(cls: Any) -> Iterator[str]:
         if inspect.isfunction(method) and public and not dataclasses.is_dataclass(cls):
             word = "async " if inspect.iscoroutinefunction(method) else ""
             yield f"- `{word}{name}{_parameters(method)}`\n\n{_indented(_text(method))}"
+        elif isinstance(method, property) and public:
+            returns = inspect.signature(method.fget).return_annotation if method.fget else ""
+            yield f"- `{name}: {returns}`\n\n{_indented(_text(method))}"
 
 
 def _text(found: Any) -> str:

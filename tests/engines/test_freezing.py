@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slime_core.config.schema import OptimizerConfig
-from slime_core.learner.packed.batches import MicroBatch, cut, packed_sequence
+from slime_core.learner.packed.batches import MicroBatch, cut
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample
@@ -47,7 +47,7 @@ def gradients(folder: Path, layout: Any, *, only: list[str], **overrides: Any) -
     freeze([chunk], only=only)
     chunk.train()
     micro = micro_batch()
-    logits = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=packed_sequence(micro))
+    logits = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=micro.packed_sequence)
     logits.log_softmax(-1)[..., 3].sum().backward()
     return {name: part.grad for name, part in chunk.named_parameters() if part.grad is not None}
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from slime_core.errors import ConfigError, RunError
-from slime_core.learner.packed.batches import MicroBatch, cut, packed_sequence
+from slime_core.learner.packed.batches import MicroBatch, cut
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, TrainBatch
@@ -57,7 +57,7 @@ def random_routes(layers: int = LAYERS, experts: int = EXPERTS) -> list[Any]:
 
 
 def forward(chunk: Any, micro: MicroBatch) -> torch.Tensor:
-    logits: torch.Tensor = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=packed_sequence(micro))
+    logits: torch.Tensor = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=micro.packed_sequence)
     return logits[0]
 
 

@@ -19,7 +19,7 @@ from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.errors import ConfigError, RequestFailed
 from slime_core.harness.fake_engine import FakeEngine
-from slime_core.learner.packed.batches import cut, packed_sequence
+from slime_core.learner.packed.batches import cut
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.external import External, Needs, discover
@@ -154,7 +154,7 @@ def learner_routes(megatron: Any, folder: Path, answers: list[Generation]) -> li
         )
         (((micro,)),) = cut(shard)
         with torch.no_grad(), Routing([chunk]).kept([micro]):
-            chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=packed_sequence(micro))
+            chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=micro.packed_sequence)
         routes = torch.stack([micro.routes[layer] for layer in range(1, LAYERS + 1)], dim=1)
         found.append(routes[: len(ids) - 1].numpy())
     return found

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slime_compat import loss
 from slime_compat.loss import CustomLoss
 from slime_core.errors import PluginError
-from slime_core.learner.packed.batches import idle
+from slime_core.learner.packed.batches import MicroBatch, idle
 from tests.function_paths import options_for
 from tests.micro_batches import micro
 
@@ -25,7 +24,7 @@ def picked(args, batch, logits, sum_of_sample_mean):
 @pytest.fixture(autouse=True)
 def without_megatron(monkeypatch):
     """Its record of a packed row; tests/engines hands the real one over."""
-    monkeypatch.setattr(loss, "packed_sequence", lambda micro: micro.cu_seqlens)
+    monkeypatch.setattr(MicroBatch, "packed_sequence", property(lambda micro: micro.cu_seqlens))
 
 
 def gradient(options, batch):

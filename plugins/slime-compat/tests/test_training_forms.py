@@ -6,11 +6,12 @@ import re
 
 import pytest
 
+from slime_compat.parts import loss_parts
 from slime_compat.training import TRAINING_FORMS, check, check_training_functions
+from slime_core import LossParts
 from slime_core.cli.main import main
 from slime_core.config.custom import NO_CODE, CustomConfig
 from slime_core.errors import PluginError
-from slime_core.learner.custom import TARGETS, Custom
 from tests.function_paths import options_for
 
 TAKES = {
@@ -30,7 +31,7 @@ TAKES = {
 
 def test_every_setting_of_the_learner_has_a_form():
     assert TAKES.keys() == TRAINING_FORMS.keys()
-    assert TARGETS.keys() < TRAINING_FORMS.keys() < CustomConfig.model_fields.keys() - NO_CODE
+    assert TRAINING_FORMS.keys() < CustomConfig.model_fields.keys() - NO_CODE
 
 
 @pytest.mark.parametrize(("setting", "parameters"), TAKES.items())
@@ -49,7 +50,7 @@ def test_others_are_refused_by_their_text_and_by_what_is_imported(tmp_path, sett
     with pytest.raises(PluginError, match=flag) as by_text:
         check_training_functions(options.sources)
     with pytest.raises(PluginError) as by_import:
-        Custom({"compat": options})
+        check(options)
     assert str(by_import.value) == str(by_text.value)
 
 
@@ -66,8 +67,14 @@ def test_the_message_says_what_was_found_and_what_is_accepted(tmp_path):
     )
 
 
-def test_a_run_without_functions_makes_no_adapter():
-    assert Custom({}).find("custom_tis_function_path") is None
+def test_a_run_without_functions_of_the_loss_keeps_the_core_s_parts(tmp_path):
+    assert loss_parts(options_for(tmp_path, "def f(args): ...", custom_megatron_init_path="f")) == LossParts()
+
+
+def test_the_functions_of_the_loss_are_its_parts(tmp_path):
+    code = "def tis(*, args, pg_loss, **_): ...\n"
+    found = loss_parts(options_for(tmp_path, code, custom_tis_function_path="tis"))
+    assert found.given == {"correct"}
 
 
 def test_a_run_is_refused_by_the_text_before_anything_starts(tmp_path, capsys):

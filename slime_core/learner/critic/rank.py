@@ -13,10 +13,11 @@ from slime_core.config.described import described
 from slime_core.config.flops import forward_flops
 from slime_core.learner.critic.critic import Critic
 from slime_core.learner.critic.recut import Column, Place, recut, taken
-from slime_core.learner.custom import Custom
 from slime_core.learner.process import prepare_process
 from slime_core.learner.settings import LearnerSettings
 from slime_core.ops.packing import row_budget
+from slime_core.plugins import contracts
+from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import Registry
 from slime_core.types import TrainBatch
 
@@ -60,7 +61,9 @@ class CriticRank:
         self._settings = settings
         self._device = prepare_process(settings)
         name, options = settings.architecture, settings.options
-        spec = build_model_spec(registry, name, options=options, custom=Custom(options))
+        where = f"critic rank {settings.rank}"
+        hooks = LifecycleHooks(registry, place=contracts.Place.RANK, options=options, where=where)
+        spec = build_model_spec(registry, name, options=options, hooks=hooks)
         self._accepts = accepted_inputs(registry, settings)
         self.critic = Critic(spec, builder=who_builds(registry, name), settings=settings)
         self._steps: list[list[Any]] = []

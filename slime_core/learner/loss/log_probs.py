@@ -8,7 +8,7 @@ from megatron.core import parallel_state
 from slime_core.learner.packed.batches import MicroBatch
 from slime_core.ops.log_probs import log_probs_and_entropy
 
-__all__ = ["response_log_probs", "token_log_probs"]
+__all__ = ["response_log_probs"]
 
 
 def response_log_probs(
@@ -35,25 +35,4 @@ def response_log_probs(
         with_entropy=with_entropy,
         consume=consume,
         kept=micro.kept,
-    )
-
-
-def token_log_probs(
-    logits_TV: torch.Tensor,
-    *,
-    rows_U: torch.Tensor,
-    targets_U: torch.Tensor,
-    temperature: float,
-    chunk_size: int | None,
-    with_entropy: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The same for rows and targets of one's own; the logits stay as they are, for whoever else reads them."""
-    return log_probs_and_entropy(
-        logits_TV,
-        rows_U=rows_U,
-        targets_U=targets_U,
-        temperature=temperature,
-        chunk_size=chunk_size,
-        group=parallel_state.get_tensor_model_parallel_group(),
-        with_entropy=with_entropy,
     )

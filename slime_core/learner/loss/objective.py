@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import RunError
-from slime_core.learner.custom import Correct, LogitsLoss, Reduce
 from slime_core.learner.loss.corrections import Corrections, add_metrics
 from slime_core.learner.loss.distillation import distilled
 from slime_core.learner.loss.mismatch import mismatch
@@ -25,7 +24,16 @@ from slime_core.learner.loss.totals import Sums
 from slime_core.learner.packed.batches import MicroBatch
 from slime_core.ops.kl import approximate_kl
 from slime_core.plugins.boundary import boundary
-from slime_core.plugins.contracts import LossOutput, LossSettings, LossTerms, PolicyLoss, Segments
+from slime_core.plugins.contracts import (
+    LogitsLoss,
+    LossCorrection,
+    LossOutput,
+    LossReducer,
+    LossSettings,
+    LossTerms,
+    PolicyLoss,
+    Segments,
+)
 
 __all__ = ["Objective"]
 
@@ -57,8 +65,8 @@ class Objective:
         who: str = "the policy loss",
         corrections: Corrections | None = None,
         context_group: Any = None,
-        correct: Correct | None = None,
-        reduce: Reduce | None = None,
+        correct: LossCorrection | None = None,
+        reduce: LossReducer | None = None,
         of_logits: LogitsLoss | None = None,
         drawn: bool = True,
     ) -> None:
@@ -139,7 +147,7 @@ class Objective:
         add_metrics(per_token, output.metrics_T, of="the policy loss")
         add_metrics(per_token, corrected.metrics_U, of="a correction")
         add_metrics(per_token, micro.metrics_U, of="the advantage estimator")
-        add_metrics(per_token, shaped, of="the function of --custom-tis-function-path")
+        add_metrics(per_token, shaped, of="what a plugin puts after corrections")
         if self._reduce is None:
             return loss, _sums(loss, per_token, difference_U, micro, corrected.faults)
         pg_loss = self._reduce(policy_U, trained_U.float(), micro)

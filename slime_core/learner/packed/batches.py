@@ -77,7 +77,7 @@ class MicroBatch:
         scale: what a sum of means over samples (a sum over tokens, where tokens are averaged) is multiplied by, so that
             micro-batches and ranks add up to the step's loss; 0 in an idle one.
         loss_factor: what the loss, and no other metric, is multiplied by.
-        extra: one entry a sample by name; what functions named by path pass on to a loss named by path.
+        extra: one entry a sample by name; what ``slime_before_training`` passes on to a loss of logits.
         fresh_U: bool [u], drawn by the weights that the learner holds; None: parity is not measured.
         metrics_U: float32 [u] by name, to be averaged as the loss is.
         shared: which sequences continue others; None: every sequence is a sample.
@@ -110,7 +110,7 @@ class MicroBatch:
     teacher_log_probs_U: torch.Tensor | None = None
     scale: float = 1.0
     loss_factor: float = 1.0
-    extra: dict[str, list[Any]] = field(default_factory=dict)
+    extra: dict[str, list[object]] = field(default_factory=dict)
     fresh_U: torch.Tensor | None = None
     metrics_U: dict[str, torch.Tensor] = field(default_factory=dict)
     shared: SharedPrompts | None = None
@@ -126,6 +126,20 @@ class MicroBatch:
             return list(self.shared.lengths)
         lengths: list[int] = self.cu_seqlens.diff()[: self.num_samples].tolist()
         return lengths
+
+    @property
+    def packed_sequence(self) -> Any:
+        """Megatron's description of the row: sequences in THD layout, and which of them continue others."""
+        from slime_core.learner.packed.attention import PackedRow
+
+        return PackedRow(
+            qkv_format="thd",
+            cu_seqlens_q=self.cu_seqlens,
+            cu_seqlens_kv=self.cu_seqlens,
+            max_seqlen_q=self.max_seqlen,
+            max_seqlen_kv=self.max_seqlen,
+            continues=None if self.shared is None else self.shared.continues,
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -276,17 +290,3 @@ def idle(micro: MicroBatch) -> MicroBatch:
     """The same row with nothing to train: it fills a schedule up and changes no sum."""
     nothing_U = torch.zeros_like(micro.mask_U)
     return replace(micro, mask_U=nothing_U, weights_U=torch.zeros_like(micro.weights_U), scale=0.0)
-
-
-def packed_sequence(micro: MicroBatch) -> Any:
-    """Megatron's description of the row: sequences in THD layout, and which of them continue others."""
-    from slime_core.learner.packed.attention import PackedRow
-
-    return PackedRow(
-        qkv_format="thd",
-        cu_seqlens_q=micro.cu_seqlens,
-        cu_seqlens_kv=micro.cu_seqlens,
-        max_seqlen_q=micro.max_seqlen,
-        max_seqlen_kv=micro.max_seqlen,
-        continues=None if micro.shared is None else micro.shared.continues,
-    )

@@ -13,6 +13,7 @@ from slime_core.plugins.contracts.advantages import (
     TokenAdvantageEstimator,
     TokenAdvantages,
 )
+from slime_core.plugins.contracts.learning import LogitsLoss, LossCorrection, LossParts, LossReducer, MicroBatch
 from slime_core.plugins.contracts.lifecycle import LearnerInfo, Place, RunInfo, TrainStep
 from slime_core.plugins.contracts.losses import (
     Correction,
@@ -53,9 +54,14 @@ __all__ = [
     "GroupTransform",
     "GroupedRewards",
     "LearnerInfo",
+    "LogitsLoss",
+    "LossCorrection",
     "LossOutput",
+    "LossParts",
+    "LossReducer",
     "LossSettings",
     "LossTerms",
+    "MicroBatch",
     "ModelSpec",
     "Place",
     "PolicyLoss",

@@ -9,7 +9,7 @@
 
     data, filters, generate, reward, rollout, train_data    the rollout side, an adapter or more a file
     conversation, inside    conversations of a custom generate function, and what such a function may import
-    advantage, columns, correction, loss, reducer, model, megatron, weights    the training side
+    advantage, columns, correction, loss, reducer, parts, model, megatron, weights    the training side
     batches     micro-batches as slime's functions see them
 
 The rule between them: a function is called as slime calls it, and what it returns is held to a contract like a

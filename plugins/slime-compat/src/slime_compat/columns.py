@@ -16,8 +16,8 @@ from slime_compat.batches import joined, refuse_wider_mask, response_lengths, sp
 from slime_compat.check import load_checked
 from slime_compat.options import PathOptions
 from slime_compat.training import TRAINING_FORMS
+from slime_core import MicroBatch
 from slime_core.errors import PluginError
-from slime_core.learner.packed.batches import MicroBatch
 from slime_core.plugins.boundary import boundary
 from slime_core.types import TrainBatch
 
@@ -40,7 +40,7 @@ PASSED_ON = ("returns", "rewards")
 
 
 class Postprocess:
-    """A :class:`slime_core.learner.custom.Columns` around a function of slime's signature."""
+    """``slime_before_training`` around a function of slime's signature."""
 
     def __init__(self, options: PathOptions) -> None:
         loaded = load_checked(options, SETTING, TRAINING_FORMS)

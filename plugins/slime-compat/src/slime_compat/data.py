@@ -17,8 +17,8 @@ from slime_compat.calling import blamed
 from slime_compat.check import load_checked
 from slime_compat.forms import rollout_forms
 from slime_compat.options import PathOptions
+from slime_core import DataSource, PromptRequest
 from slime_core.errors import PluginError
-from slime_core.plugins.contracts import DataSource, PromptRequest
 from slime_core.prompts.prompts import PromptFiles
 from slime_core.types import PromptGroup, Sample
 

@@ -10,8 +10,8 @@ from slime_compat.calling import call_here
 from slime_compat.check import load_checked
 from slime_compat.forms import rollout_forms
 from slime_compat.options import PathOptions
+from slime_core import Transformed
 from slime_core.errors import PluginError
-from slime_core.plugins.contracts import Transformed
 from slime_core.types import PromptGroup
 
 __all__ = ["PathGroupFilter", "PathRolloutFilter"]

@@ -23,8 +23,8 @@ from slime_compat.batches import refuse_no_gradient, response_lengths, split, to
 from slime_compat.check import load_checked
 from slime_compat.options import PathOptions
 from slime_compat.training import TRAINING_FORMS
+from slime_core import MicroBatch
 from slime_core.errors import PluginError
-from slime_core.learner.packed.batches import MicroBatch, packed_sequence
 from slime_core.plugins.boundary import boundary
 
 __all__ = ["CustomLoss", "get_log_probs_and_entropy"]
@@ -33,7 +33,7 @@ SETTING = "custom_loss_function_path"
 
 
 class CustomLoss:
-    """A :class:`slime_core.learner.custom.LogitsLoss` around a function of slime's signature."""
+    """A :class:`slime_core.LogitsLoss` around a function of slime's signature."""
 
     def __init__(self, options: PathOptions) -> None:
         loaded = load_checked(options, SETTING, TRAINING_FORMS)
@@ -91,7 +91,7 @@ def _batch(micro: MicroBatch) -> dict[str, Any]:
         "unconcat_tokens": list(row_T.split(lengths)),
         "total_lengths": lengths,
         "response_lengths": response_lengths(micro),
-        "packed_seq_params": packed_sequence(micro),
+        "packed_seq_params": micro.packed_sequence,
         **{name: split(values_U, micro) for name, values_U in per_token.items() if values_U is not None},
         **micro.extra,
     }
@@ -118,17 +118,20 @@ def get_log_probs_and_entropy(
         Nothing, as an empty tensor, and a dict of one float32 [response length] a sample, ``log_probs`` and perhaps
         ``entropy``, both with gradient.
     """
-    from slime_core.learner.loss.log_probs import token_log_probs
+    from megatron.core import parallel_state
+
+    from slime_core.ops.log_probs import log_probs_and_entropy
 
     ends = list(accumulate(total_lengths))
     rows = [range(end - length - 1, end - 1) for end, length in zip(ends, response_lengths, strict=True)]
     pairs = zip(unconcat_tokens, response_lengths, strict=True)
-    log_probs_U, entropy_U = token_log_probs(
+    log_probs_U, entropy_U = log_probs_and_entropy(
         logits[0],
         rows_U=torch.tensor([row for part in rows for row in part], dtype=torch.int64, device=logits.device),
         targets_U=torch.cat([tokens[len(tokens) - length :] for tokens, length in pairs]),
         temperature=args.rollout_temperature,
         chunk_size=args.log_probs_chunk_size,
+        group=parallel_state.get_tensor_model_parallel_group(),
         with_entropy=with_entropy,
     )
     found = {"entropy": entropy_U, "log_probs": log_probs_U}

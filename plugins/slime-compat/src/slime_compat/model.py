@@ -12,11 +12,24 @@ from typing import Any
 from slime_compat.check import load_checked
 from slime_compat.options import PathOptions
 from slime_compat.training import TRAINING_FORMS
+from slime_core import ModelSpec
 from slime_core.errors import PluginError
 from slime_core.learner.spec import MBridgeSpec
 from slime_core.plugins.boundary import boundary
 
-__all__ = ["CustomLayers", "CustomProvider"]
+__all__ = ["CustomLayers", "CustomProvider", "change"]
+
+
+def change(options: PathOptions, spec: ModelSpec) -> None:
+    """Make ``spec`` build what the run names by path; nothing where it names nothing.
+
+    Raises:
+        PluginError: a function cannot be imported, or the family has no such place.
+    """
+    if "custom_model_provider_path" in options.sources:
+        CustomProvider(options)(spec)
+    if "spec" in options.sources:
+        CustomLayers(options)(spec)
 
 
 class CustomProvider:
@@ -30,10 +43,9 @@ class CustomProvider:
         self._loaded = load_checked(options, "custom_model_provider_path", TRAINING_FORMS)
         self._args = options.arguments
 
-    def __call__(self, spec: Any) -> None:
+    def __call__(self, spec: ModelSpec) -> None:
         """Change ``spec``; raises PluginError where the family has no such place."""
-        _refuse_other(self._loaded.source, spec)
-        spec.provider = self._build
+        _changeable(self._loaded.source, spec).provider = self._build
 
     def _build(self, config: Any, *, pre_process: bool, post_process: bool, vp_stage: int | None) -> Any:
         loaded = self._loaded
@@ -54,10 +66,9 @@ class CustomLayers:
         self._source, self._function = loaded.source, loaded.function
         self._args = options.arguments
 
-    def __call__(self, spec: Any) -> None:
+    def __call__(self, spec: ModelSpec) -> None:
         """Change ``spec``; raises PluginError where the family has no such place."""
-        _refuse_other(self._source, spec)
-        spec.layers = self._layers
+        _changeable(self._source, spec).layers = self._layers
 
     def _layers(self, config: Any, *, vp_stage: int | None = None) -> Any:
         with boundary(self._source, "making the layer spec", locate=True):
@@ -70,9 +81,10 @@ class CustomLayers:
         return found
 
 
-def _refuse_other(source: Any, spec: Any) -> None:
+def _changeable(source: object, spec: ModelSpec) -> MBridgeSpec:
     if not isinstance(spec, MBridgeSpec):
         raise PluginError(
             f"{source}: the model spec of this checkpoint, {type(spec).__name__}, builds its model by itself; accepted "
             "are families whose spec is an MBridgeSpec, as all of slime-models are."
         )
+    return spec

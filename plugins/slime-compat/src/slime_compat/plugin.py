@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from slime_core import AdvantageTraits, Component, DataTraits, GenerateTraits, RewardTraits, TransformTraits, hookimpl
-from slime_core.plugins.contracts import LearnerInfo, TrainStep
+from slime_core import (
+    AdvantageTraits,
+    Component,
+    DataTraits,
+    GenerateTraits,
+    LearnerInfo,
+    LossParts,
+    MicroBatch,
+    ModelSpec,
+    RewardTraits,
+    TrainStep,
+    TransformTraits,
+    hookimpl,
+)
+from slime_core.types import TrainBatch
 
 __all__: list[str] = []
 
@@ -84,9 +97,35 @@ def slime_register_sample_transforms() -> Iterator[Component]:
 @hookimpl
 def slime_learner_start(learner: LearnerInfo, options: Any) -> None:
     if options is not None:
-        from slime_compat import megatron
+        from slime_compat import megatron, training
 
+        training.check(options)
         megatron.learner_start(options, learner)
+
+
+@hookimpl
+def slime_model_spec(spec: ModelSpec, options: Any) -> None:
+    if options is not None:
+        from slime_compat import model
+
+        model.change(options, spec)
+
+
+@hookimpl
+def slime_loss_parts(options: Any) -> LossParts | None:
+    if options is None:
+        return None
+    from slime_compat import parts
+
+    return parts.loss_parts(options)
+
+
+@hookimpl
+def slime_before_training(shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]], options: Any) -> None:
+    if options is not None and "rollout_data_postprocess_path" in options.sources:
+        from slime_compat.columns import Postprocess
+
+        Postprocess(options)(shard, steps)
 
 
 @hookimpl

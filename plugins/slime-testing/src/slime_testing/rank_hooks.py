@@ -11,7 +11,7 @@ import faulthandler
 import json
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -21,8 +21,9 @@ import torch
 import torch.distributed as dist
 
 from slime_core import Place, TrainStep
-from slime_core.errors import PluginError
+from slime_core.errors import SlimeError
 from slime_core.harness import RESTORE, STATE, ActivePlugin, LifecycleHooks, learner_info
+from slime_core.harness.micro_batches import small_shard
 from slime_testing.ranks import not_back
 
 __all__ = ["WORLD_SIZE", "main"]
@@ -43,6 +44,26 @@ def main(folder: Path, rank: int) -> None:
     dist.destroy_process_group()
 
 
+class ExampleSpec:
+    """A model spec that builds nothing; hooks may set what an ``MBridgeSpec`` has to be set."""
+
+    layers: Any = None
+    provider: Any = None
+
+    def build(
+        self, hf_config: Any, *, dtype: torch.dtype, parallel: Any, overrides: Mapping[str, Any] | None = None
+    ) -> list[torch.nn.Module]:
+        """No part of a model."""
+        return []
+
+    def load_weights(self, chunks: list[torch.nn.Module], folder: Path) -> None:
+        """Nothing to fill."""
+
+    def export_weights(self, chunks: list[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+        """No weights."""
+        yield from ()
+
+
 class Rank:
     """Calls the hooks in the order of a run, in step with the other rank."""
 
@@ -55,6 +76,8 @@ class Rank:
         model = torch.nn.Linear(4, 4)
         learner = replace(empty, model=(model,), optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
         self._call("slime_learner_start", learner=empty)
+        self._ask("slime_model_spec", spec=ExampleSpec())
+        self._ask("slime_loss_parts", learner=learner)
         self._train(TrainStep(rollout=0, step=0, learner=learner))
         self._in_step(STATE, self._lay_down_states)
         self._train(TrainStep(rollout=1, step=0, learner=learner))
@@ -63,11 +86,16 @@ class Rank:
     def _train(self, step: TrainStep) -> None:
         for role in ("reference", "actor"):
             self._call("slime_before_log_probs", role=role, learner=step.learner)
+        shard, steps = small_shard(step.rollout)
+        self._ask("slime_before_training", shard=shard, steps=steps)
         self._call("slime_before_train_step", step=step)
         self._call("slime_after_train_step", step=replace(step, metrics=dict(METRICS)))
 
     def _call(self, hook: str, **arguments: Any) -> None:
         self._in_step(hook, lambda: self._hooks.call(hook, **arguments))
+
+    def _ask(self, hook: str, **arguments: Any) -> None:
+        self._in_step(hook, lambda: self._hooks.answers(hook, **arguments))
 
     def _lay_down_states(self) -> None:
         if self._rank == 0:
@@ -85,11 +113,11 @@ class Rank:
             if again != states:
                 say(lost=not_back(Place.RANK, states, again))
 
-    def _in_step(self, hook: str, run: Callable[[], None]) -> None:
+    def _in_step(self, hook: str, run: Callable[[], object]) -> None:
         say(enter=hook)
         try:
             run()
-        except PluginError as failure:
+        except SlimeError as failure:
             say(failed=str(failure))
         for warning in self._hooks.failures.take().warnings:
             say(failed=warning)
