@@ -32,7 +32,7 @@ class Held:
 
     stage = "generating"
 
-    def __init__(self, options=None):
+    def __init__(self, options, run):
         del options
 
     async def score(self, samples):

@@ -26,7 +26,7 @@ CHUNK = 32 * 2**20
 class Misbehaving:
     """1.0 where the response is the label, else 0.0, if it comes to that."""
 
-    def __init__(self, options=None):
+    def __init__(self, options, run):
         del options
 
     async def score(self, samples):

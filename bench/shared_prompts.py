@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from slime_core import RunView
 from slime_core.cpu.megatron import install
 from slime_core.learner.layout import ParallelLayout, initialize
 from slime_core.types import StepPlan, TrainBatch
@@ -133,7 +134,7 @@ def build(shape: dict[str, Any]) -> Any:
     config = Qwen3Config(
         **shape, tie_word_embeddings=False, max_position_embeddings=4096, architectures=["Qwen3ForCausalLM"]
     )
-    (chunk,) = MBridgeSpec().build(config, dtype=torch.float32, parallel=ParallelLayout())
+    (chunk,) = MBridgeSpec(None, RunView()).build(config, dtype=torch.float32, parallel=ParallelLayout())
     return chunk
 
 

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slime_core import PromptRequest
+from slime_core import PromptRequest, RunView
 from slime_core.prompts.prompts import PromptFiles
 from slime_core.prompts.rows import Reading
 from slime_core.prompts.screen import screen
@@ -51,13 +51,13 @@ def measured(path: Path, order: str) -> dict[str, Any]:
     request = PromptRequest(path, label_key=None, streams=True, **ORDERS[order])
     clock = _Clock()
     screen(path, Reading(label_key=None), room=None, setting="prompt_data", streams=True)
-    source = PromptFiles(request=request)
+    source = PromptFiles(None, RunView(prompts=request))
     source.next_groups(32)
     start = clock.lap()
     source.next_groups(968)
     more = clock.lap()
     state = json.dumps(source.state())
-    resumed = PromptFiles(request=request)
+    resumed = PromptFiles(None, RunView(prompts=request))
     resumed.restore(json.loads(state))
     again = resumed.next_groups(32)
     restart = clock.lap()

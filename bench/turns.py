@@ -10,7 +10,7 @@ TURNS = 2
 class Turns:
     """Answers the prompt, is asked the same again, and answers again."""
 
-    def __init__(self, options=None):
+    def __init__(self, options, run):
         del options
 
     async def __call__(self, context, sample, sampling):

@@ -9,7 +9,7 @@ def slime_register_reward_models():
 
 
 class Digits:
-    def __init__(self, options=None):
+    def __init__(self, options, run):
         pass
 
     async def score(self, samples):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from slime_core import Component, hookimpl
+from slime_core import Component, RunView, hookimpl
 from slime_core.types import Sample
 
 
@@ -18,8 +18,8 @@ def slime_register_reward_models() -> Iterator[Component]:
 class LastNumber:
     """``13 + 14 = 27`` and ``The sum is 27.`` are right where the label is ``27``; ``27 is 13 + 14`` is not."""
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """One reward a sample, in order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slime_core import GroupedRewards
+from slime_core import GroupedRewards, RunView
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,8 +16,8 @@ __all__ = ["NoAdvantage"]
 class NoAdvantage:
     """0 for every sample, whatever its reward."""
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     def estimate(self, batch: GroupedRewards) -> NDArray[np.float32]:
         """Zeros, float32 [B]."""

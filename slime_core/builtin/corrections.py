@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from slime_core import CorrectionOutput, CorrectionTerms
+from slime_core import CorrectionOutput, CorrectionTerms, RunView
 from slime_core.ops.policy import LARGEST_LOG_RATIO
 
 __all__ = ["IcePop", "TruncatedImportanceSampling", "engine_log_ratio", "require_bounds", "require_one_shape"]
@@ -26,8 +26,8 @@ class TruncatedImportanceSampling:
     after the truncated weights of IMPALA (1802.01561), section 4.1.
     """
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
         """One weight a token, float32 [T]; the mask as it came.
@@ -59,8 +59,8 @@ class IcePop:
     (2510.18855), the IcePop objective and its M(k).
     """
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
         """One weight a token, float32 [T]; the mask as it came.

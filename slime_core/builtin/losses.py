@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_core import LossOutput, LossTerms
+from slime_core import LossOutput, LossTerms, RunView
 from slime_core.ops.policy import clipped_surrogate
 
 __all__ = ["Clipped", "NegativeLogLikelihood"]
@@ -15,8 +15,8 @@ class Clipped:
     the actor has moved from the one before this rollout's first step.
     """
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     def __call__(self, terms: LossTerms) -> LossOutput:
         """The loss of each token, float32 [T].
@@ -39,8 +39,8 @@ class Clipped:
 class NegativeLogLikelihood:
     """Minus the log-probability of each trained token: supervised fine-tuning on the responses."""
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     def __call__(self, terms: LossTerms) -> LossOutput:
         """The loss of each token, float32 [T]."""

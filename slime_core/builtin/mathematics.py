@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from slime_core import RunView
 from slime_core.builtin.answers import after_thinking, answer_line, last_boxed
 from slime_core.builtin.rewards import label_of
 from slime_core.types import Sample
@@ -39,8 +40,8 @@ def equal(label: str, answer: str) -> bool:
 class Mathematics:
     """1.0 where the response's answer equals the label as a mathematical expression, else 0.0."""
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """One reward a sample, in order.
@@ -54,8 +55,8 @@ class Mathematics:
 class BoxedMathematics:
     r"""As :class:`Mathematics`, of what stands in the last ``\boxed{}``; 0.0 without one."""
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """One reward a sample, in order."""
@@ -68,8 +69,8 @@ class DeepScaleR:
     Thinking ends with ``</think>``, or where a response has none, with ``###Response``.
     """
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """One reward a sample, in order."""
@@ -82,8 +83,8 @@ class Dapo:
     Train on one of the two with ``--reward-key score``.
     """
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[dict[str, float]]:
         """Two named numbers a sample, in order."""

@@ -60,13 +60,13 @@ ASKED = (
     (
         "served_rm",
         "ServedReward",
-        RewardTraits(runs_in="sampler", needs={"rm_model"}, asks_models=True, asks_for="scores"),
+        RewardTraits(runs_in="sampler", needs={"rm_model"}, asks_for="scores"),
         "The output of a neural reward model that the run serves beside the policy (--rm-model)",
     ),
     (
         "judge",
         "JudgeReward",
-        RewardTraits(runs_in="sampler", needs={"rm_model"}, asks_models=True, asks_for="texts"),
+        RewardTraits(runs_in="sampler", needs={"rm_model"}, asks_for="texts"),
         "The number that a language model beside the policy writes about a response (--rm-model)",
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+from slime_core import RunView
 from slime_core.errors import DataError
 from slime_core.types import Sample
 
@@ -14,8 +15,8 @@ __all__ = ["ExactMatch", "NoReward", "Random", "label_of"]
 class ExactMatch:
     """1.0 where the response equals the label, both without surrounding white space; else 0.0."""
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """One reward a sample, in order.
@@ -29,14 +30,12 @@ class ExactMatch:
 class Random:
     """A fair coin a sample, 0.0 or 1.0, that falls the same way for the same seed, group and index.
 
-    Arguments:
-        options: not used.
-        seed: another seed is another set of coins.
+    Another seed of the run is another set of coins.
     """
 
-    def __init__(self, options: object | None = None, *, seed: int = 0) -> None:
+    def __init__(self, options: object, run: RunView) -> None:
         del options
-        self._seed = seed
+        self._seed = run.seed
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """One reward a sample, in order; what the response says does not matter."""
@@ -51,8 +50,8 @@ class Random:
 class NoReward:
     """0.0 for every sample: for runs that learn from a teacher or from labels alone."""
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """One reward a sample; what the response says does not matter."""

@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from slime_core import CorrectionOutput, CorrectionTerms
+from slime_core import CorrectionOutput, CorrectionTerms, RunView
 from slime_core.builtin.corrections import engine_log_ratio, require_bounds, require_one_shape
 from slime_core.ops.policy import LARGEST_LOG_RATIO
 
@@ -37,8 +37,8 @@ class MaskedImportanceSampling:
     GSPO (2507.18071), equation 7.
     """
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
         """One weight a token, float32 [T]; the mask as it came.
@@ -69,8 +69,8 @@ class Veto:
     Mismatch" (a blog post), the token-level veto.
     """
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
         """The mask, float32 [T], 0 in responses with a vetoed token; weights of 1.
@@ -99,8 +99,8 @@ class OffPolicySequenceMasking:
     Source: DeepSeek-V3.2 (2512.02556), section 3.1, "Off-Policy Sequence Masking".
     """
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
         """Weights of 0 and 1, float32 [T]; the mask as it came.

@@ -7,6 +7,7 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 
+from slime_core import RunView
 from slime_core.builtin.answers import after_thinking, answer_line, last_boxed
 from slime_core.builtin.rewards import label_of
 from slime_core.errors import DataError
@@ -59,8 +60,8 @@ def choice(text: str) -> str | None:
 class WordOverlap:
     """The F1 of the response's words against the label's; see :func:`word_f1`."""
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """One reward a sample, in order.
@@ -74,8 +75,8 @@ class WordOverlap:
 class MultipleChoice:
     """1.0 where the response takes the label's letter, as in GPQA (2311.12022), else 0.0."""
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """One reward a sample, in order.

@@ -5,9 +5,9 @@ The paper filters groups by what the answers are worth, so ``drop_zero_std`` is 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
-from slime_core import Transformed
+from slime_core import RunView, Transformed
 from slime_core.types import PromptGroup, Status
 
 __all__ = ["DropZeroStd", "MaskTruncated", "PunishOverlong"]
@@ -18,13 +18,12 @@ class DropZeroStd:
 
     A group of one sample is always dropped.
 
-    Arguments:
-        options: the settings of the run, of which ``rollout.reward_key`` says which of several rewards trains; None:
-            rewards are plain numbers.
+    Which of several rewards counts, the run's ``reward_key`` says.
     """
 
-    def __init__(self, options: Any = None) -> None:
-        self._key: str | None = None if options is None else options.rollout.reward_key
+    def __init__(self, options: object, run: RunView) -> None:
+        del options
+        self._key = run.reward_key
 
     def __call__(self, samples: PromptGroup) -> Transformed:
         """The group as it is, kept or dropped for ``zero_std``."""
@@ -38,8 +37,8 @@ class MaskTruncated:
     Their rewards still count in the statistics of their group.
     """
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     def __call__(self, samples: PromptGroup) -> Transformed:
         """The group with its truncated samples masked, counted as ``truncated``."""
@@ -56,18 +55,15 @@ class PunishOverlong:
     response loses factor x min(1, max(0, n - (L - C)) / C): nothing up to L - C, ``overlong_penalty_factor`` from L
     on. It counts as ``overlong`` where it loses anything.
 
-    Arguments:
-        options: the settings of the run; None: the limit is 1024 tokens, and the rest as it is by default.
     """
 
-    def __init__(self, options: Any = None) -> None:
-        settings = None if options is None else options.rollout
-        longest = 1024 if settings is None else settings.rollout_max_response_len
-        given = None if settings is None else settings.overlong_buffer_len
-        self._buffer = given or max(1, longest // 5)
-        self._free = longest - self._buffer
-        self._factor = 1.0 if settings is None else settings.overlong_penalty_factor
-        self._key: str | None = None if settings is None else settings.reward_key
+    def __init__(self, options: object, run: RunView) -> None:
+        del options
+        given = cast(int | None, run.settings.get("overlong_buffer_len"))
+        self._buffer = given or max(1, run.max_response_len // 5)
+        self._free = run.max_response_len - self._buffer
+        self._factor = cast(float, run.settings.get("overlong_penalty_factor", 1.0))
+        self._key = run.reward_key
 
     def __call__(self, samples: PromptGroup) -> Transformed:
         """The group with lower rewards where responses are overlong."""

@@ -24,9 +24,9 @@ from slime_core.config.flags import read_command_line
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_settings
 from slime_core.errors import ConfigError, PluginError
-from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
-from slime_core.plugins.discovery import COMPAT, CORE
+from slime_core.plugins.construction import construct, run_view
+from slime_core.plugins.discovery import COMPAT
 from slime_core.plugins.entries import listed
 from slime_core.plugins.selection import has_critic
 from slime_core.track.events import EvalFinished, Event, Listener
@@ -35,6 +35,7 @@ from slime_core.track.track import Sink, Track
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
+    from slime_core.launch import Job
     from slime_core.plugins.registry import ActivePlugins, Registry
 
 __all__ = ["execute", "expand", "open_record", "options_of", "paths", "resumed", "written"]
@@ -63,8 +64,9 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     config = resolved.config
     resume = resumed(config, active.registry)
     manifest = continued(active.manifest, resume, allowed=config.run.allow_plugin_change)
-    preflight(config, active.registry, trains=True, first=0 if resume is None else resume.state.step)
-    trackers = _trackers(resolved, active)
+    step = 0 if resume is None else resume.state.step
+    preflight(config, active.registry, trains=True, first=step)
+    options = options_of(resolved, active)
     stood = standing(config.run.output_dir or OUTPUTS)
     settings = written(resolved)
     record = open_record(config, resume)
@@ -80,15 +82,18 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
         architecture=architecture,
         logs=record.logs,
         samples=record.samples,
-        options=options_of(resolved, active),
+        options=options,
+        resumed_step=step,
     )
     signal.signal(signal.SIGTERM, _as_interrupt)
     evaluations = _Evaluations()
     _announce(record, active, config)
     progress = _progress(config)
     listeners: list[Listener] = [progress, evaluations]
-    with no_trace_if_refused(record, stood), progress, Track(record, trackers=trackers, listeners=listeners) as track:
-        run(job, track=track, resume=resume)
+    with no_trace_if_refused(record, stood):
+        trackers = _trackers(job)
+        with progress, Track(record, trackers=trackers, listeners=listeners) as track:
+            run(job, track=track, resume=resume)
     seconds = time.monotonic() - begun_s
     summary(start=evaluations.first, end=evaluations.last, seconds=seconds, paths=paths(record))
     return 0
@@ -111,12 +116,12 @@ def written(resolved: Resolved) -> str:
 
 
 def options_of(resolved: Resolved, active: ActivePlugins) -> dict[str, Any]:
-    """Plugin -> its options object; those of ``core`` are the settings, ``compat`` also gets the code that they name.
+    """Plugin -> its options object; ``compat`` also gets the code that the settings name.
 
     Raises:
         ConfigError: ``custom_config_path`` cannot be read.
     """
-    options: dict[str, Any] = {CORE.name: resolved.config, **resolved.plugin_options}
+    options: dict[str, Any] = dict(resolved.plugin_options)
     if active.functions:
         module = importlib.import_module("slime_compat.options")
         config = resolved.config
@@ -204,16 +209,11 @@ def _refuse_finished(config: RunConfig, resume: Checkpoint) -> None:
         )
 
 
-def _trackers(resolved: Resolved, active: ActivePlugins) -> dict[str, Sink]:
+def _trackers(job: Job) -> dict[str, Sink]:
     """Every tracker that an active plugin offers: naming the plugin is asking for it."""
-    registry = active.registry
-    made = {}
-    for name in registry.names(Kind.TRACKER):
-        owner = registry.owner(Kind.TRACKER, name)
-        target = registry.load(Kind.TRACKER, name)
-        with boundary(owner, f"making tracker {name!r}"):
-            made[name] = target(resolved.plugin_options.get(owner.name))
-    return made
+    seen = run_view(job.config, job.options, model_folder=job.model, folder=job.folder, resumed_step=job.resumed_step)
+    names = job.registry.names(Kind.TRACKER)
+    return {name: construct(job.registry, Kind.TRACKER, name, job.options, seen) for name in names}
 
 
 def _progress(config: RunConfig) -> Progress:

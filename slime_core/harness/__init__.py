@@ -1,6 +1,7 @@
 """PUBLIC. What test kits stand on: slime-testing, and anybody's own tests.
 
     plugins        activate a plugin as a run does: its components, options and hooks; again in another process
+    runs           what a component is made with, without a run
     lifecycle      what lifecycle hooks are handed, without a run
     fake_engine    an inference server without a model, with the endpoints, refusals and pauses of SGLang
     fake_server    the HTTP server that it is made of, with faults on demand
@@ -8,8 +9,8 @@
     megatron       Megatron in the process of a test
     micro_batches  a small shard and its micro-batches, as hooks on learner ranks are handed them
 
-The names below are imported from here; ``engines``, ``fake_engine``, ``fake_server``, ``megatron`` and ``micro_batches``
-by their modules, because they load aiohttp or torch. Tests hold the fake engine to the real one.
+The names below are imported from here; ``engines``, ``fake_engine``, ``fake_server``, ``megatron`` and
+``micro_batches`` by their modules, because they load aiohttp or torch. Tests hold the fake engine to the real one.
 
 Besides, of the core: ``installed`` and ``find_plugin`` (installed plugins, and what ``--plugin NAME`` means),
 ``check_bounds`` and ``bound_mistakes`` (versions that a plugin accepts), ``editable_source``, ``boundary`` (a plugin's
@@ -26,6 +27,7 @@ from slime_core.harness.plugins import (
     import_plugin,
     only_core_installed,
 )
+from slime_core.harness.runs import default_run_view
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.bounds import bound_mistakes, check_bounds
 from slime_core.plugins.content import editable_source
@@ -52,6 +54,7 @@ __all__ = [
     "check_bounds",
     "check_hooks",
     "core_sections",
+    "default_run_view",
     "editable_source",
     "find_plugin",
     "hook_parameters",

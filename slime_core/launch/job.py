@@ -34,6 +34,7 @@ class Job:
         architecture: the start weights' architecture string.
         logs: folder of the engines' and the router's logs.
         samples: folder of readable samples; None: none are written.
+        resumed_step: training steps done when this start of the run began.
     """
 
     config: RunConfig
@@ -43,6 +44,12 @@ class Job:
     logs: Path
     samples: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    resumed_step: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        return self.logs.parent
 
     @property
     def model(self) -> Path:
@@ -57,16 +64,15 @@ class Job:
     @property
     def weights_folder(self) -> Path:
         """Where weights lie that travel as files; gone at the end of the run, however it ends."""
-        shared, run = self.config.weights.update_weight_disk_dir, self.logs.parent
+        shared, run = self.config.weights.update_weight_disk_dir, self.folder
         return run / "weights" if shared is None else shared / f"{run.name}-{os.getpid()}"
 
 
 def learner_settings(job: Job, device: Device) -> LearnerSettings:
     """Of every rank of the learner; the device is decided once, by the cluster, for every process."""
     traits: Any = job.registry.find(Kind.ADVANTAGE_ESTIMATOR, str(job.config.algorithm.advantage_estimator)).traits
-    cluster = job.config.cluster.model_copy(update={"device": "cuda" if device == "gpu" else "cpu"})
     return LearnerSettings(
-        config=job.config.model_copy(update={"cluster": cluster}),
+        config=_on(device, job.config),
         folder=job.model,
         architecture=job.architecture,
         policy_loss=traits.policy_loss,
@@ -74,13 +80,15 @@ def learner_settings(job: Job, device: Device) -> LearnerSettings:
         num_steps=job.config.rollout.num_rollout * job.config.steps_per_rollout,
         layout=ParallelLayout.of(job.config.parallel),
         num_threads=_cores() if device == "cpu" else 0,
+        run_folder=job.folder,
+        resumed_step=job.resumed_step,
     )
 
 
-def sampler_settings(job: Job, servers: Servers, *, trains: bool) -> SamplerSettings:
+def sampler_settings(job: Job, servers: Servers, device: Device, *, trains: bool) -> SamplerSettings:
     """Of the sampler; waits for the router, and for the models beside the policy."""
     return SamplerSettings(
-        config=job.config,
+        config=_on(device, job.config),
         folder=job.model,
         prompt_data=job.prompts,
         router_url=servers.policy.url(),
@@ -93,6 +101,8 @@ def sampler_settings(job: Job, servers: Servers, *, trains: bool) -> SamplerSett
         trains=trains,
         model_urls=servers.model_urls(),
         engine_urls=servers.asked_directly(),
+        run_folder=job.folder,
+        resumed_step=job.resumed_step,
     )
 
 
@@ -126,6 +136,12 @@ def cpu_environment(device: Device) -> dict[str, str]:
     """Variables of a process that computes on ``device``."""
     # A CPU run on a machine with GPUs must not see them: torch would choose them.
     return {"OMP_NUM_THREADS": str(_cores()), "CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+
+
+def _on(device: Device, config: RunConfig) -> RunConfig:
+    """``config``, which says where the cluster has decided to compute."""
+    cluster = config.cluster.model_copy(update={"device": "cuda" if device == "gpu" else "cpu"})
+    return config.model_copy(update={"cluster": cluster})
 
 
 def _cores() -> int:

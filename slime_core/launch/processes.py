@@ -138,14 +138,14 @@ class Processes:
 
     def start_sampler(self, *, trains: bool) -> SamplerHandle:
         """Begin to start the sampler, which needs the router's address, and those of models beside the policy."""
-        settings = sampler_settings(self._job, self._servers, trains=trains)
+        settings = sampler_settings(self._job, self._servers, self._device, trains=trains)
         actor = start_actor(self._launch("sampler"), SamplerActor, self._job.manifest)
         sampler = SamplerHandle(actor, wait=self._wait, warn=self._warn, failures=self._failures)
         self._starting.append(sampler.setup(settings))
         if trains and self._job.config.eval.is_beside_training:
             actor = start_actor(self._launch("eval sampler"), SamplerActor, self._job.manifest)
             evaluating = self._servers.evaluating
-            own = sampler_settings(self._job, self._servers, trains=False)
+            own = sampler_settings(self._job, self._servers, self._device, trains=False)
             own = beside_settings(own, url=evaluating.answering_url(), num_engines=len(evaluating.engines))
             self._starting.append(actor.start(SamplerActor.setup, own))
             self._eval_sampler = actor

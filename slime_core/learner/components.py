@@ -7,15 +7,15 @@ from dataclasses import fields, replace
 from typing import Any
 
 from slime_core.config.schema import AlgorithmConfig
-from slime_core.errors import PluginError, RunError, SlimeError
+from slime_core.errors import PluginError, RunError
 from slime_core.learner.loss.advantages import OverShards, TokenEstimation
 from slime_core.learner.loss.corrections import Corrections, NamedCorrection
 from slime_core.learner.loss.objective import Objective
 from slime_core.learner.packed.inputs import AcceptedInputs
 from slime_core.learner.settings import LearnerSettings
-from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
-from slime_core.plugins.contracts import AdvantageSettings, CorrectionSettings, LearnerInfo, LossParts
+from slime_core.plugins.construction import construct
+from slime_core.plugins.contracts import AdvantageSettings, CorrectionSettings, LearnerInfo, LossParts, RunView
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import Registry
 
@@ -36,6 +36,7 @@ def build_objective(
     algorithm: AlgorithmConfig,
     *,
     options: Mapping[str, Any],
+    run: RunView,
     context_group: Any = None,
     parts: LossParts | None = None,
     generate_function: str | None = None,
@@ -45,20 +46,21 @@ def build_objective(
     Arguments:
         policy_loss: name of the component.
         options: plugin name -> its options object.
+        run: what every component is made with.
         context_group: the ranks that share every row, if there are several.
         parts: what plugins put in place of parts of the loss; None: nothing.
         generate_function: name of the component that makes the samples; None: one that has engines draw them.
     """
     parts = parts or LossParts()
     named = [
-        NamedCorrection(_build(registry, Kind.CORRECTION, name, options), _who(registry, Kind.CORRECTION, name))
+        NamedCorrection(construct(registry, Kind.CORRECTION, name, options, run), _who(registry, Kind.CORRECTION, name))
         for name in algorithm.corrections
     ]
     settings = CorrectionSettings(
         **{field.name: getattr(algorithm, field.name) for field in fields(CorrectionSettings)}
     )
     return Objective(
-        _build(registry, Kind.POLICY_LOSS, policy_loss, options),
+        construct(registry, Kind.POLICY_LOSS, policy_loss, options, run),
         algorithm,
         who=_who(registry, Kind.POLICY_LOSS, policy_loss),
         corrections=Corrections(named, settings),
@@ -88,11 +90,15 @@ def build_learning(
         settings.policy_loss,
         algorithm,
         options=options,
+        run=settings.run,
         context_group=shared,
         parts=parts,
         generate_function=settings.config.rollout.generate_function,
     )
-    return objective, build_estimation(registry, algorithm, options=options, data_group=replicas, context_group=shared)
+    estimation = build_estimation(
+        registry, algorithm, options=options, run=settings.run, data_group=replicas, context_group=shared
+    )
+    return objective, estimation
 
 
 def loss_parts(hooks: LifecycleHooks, learner: LearnerInfo) -> LossParts:
@@ -116,16 +122,15 @@ def loss_parts(hooks: LifecycleHooks, learner: LearnerInfo) -> LossParts:
     return merged
 
 
-def build_model_spec(
-    registry: Registry, architecture: str, *, options: Mapping[str, Any], hooks: LifecycleHooks
-) -> Any:
+def build_model_spec(registry: Registry, settings: LearnerSettings, *, hooks: LifecycleHooks) -> Any:
     """The model spec that fits the checkpoint, as the run's plugins changed it.
 
     Raises:
         RunError: no active plugin has one.
         PluginError: it cannot be made, or a plugin cannot change this family.
     """
-    spec = _build(registry, Kind.MODEL_SPEC, _spec_name(registry, architecture), options)
+    name = _spec_name(registry, settings.architecture)
+    spec = construct(registry, Kind.MODEL_SPEC, name, settings.options, settings.run)
     hooks.answers("slime_model_spec", spec=spec)
     return spec
 
@@ -147,6 +152,7 @@ def build_estimation(
     algorithm: AlgorithmConfig,
     *,
     options: Mapping[str, Any],
+    run: RunView,
     data_group: Any,
     context_group: Any = None,
 ) -> TokenEstimation | None:
@@ -163,7 +169,7 @@ def build_estimation(
     if traits.scope != "token":
         return None
     return TokenEstimation(
-        _build(registry, kind, name, options),
+        construct(registry, kind, name, options, run),
         who=_who(registry, kind, name),
         reads=traits.reads | traits.kl_reads if algorithm.kl_coef else traits.reads,
         settings=AdvantageSettings(gamma=algorithm.gamma, lambd=algorithm.lambd, kl_coef=algorithm.kl_coef),
@@ -175,13 +181,6 @@ def build_estimation(
 def _draws(registry: Registry, generate_function: str) -> bool:
     traits: Any = registry.find(Kind.GENERATE_FUNCTION, generate_function).traits
     return bool(traits.draws)
-
-
-def _build(registry: Registry, kind: Kind, name: str, options: Mapping[str, Any]) -> Any:
-    owner = registry.owner(kind, name)
-    target = registry.load(kind, name)
-    with boundary(owner, f"making {kind.words} {name!r}", locate=True, passes=(SlimeError,)):
-        return target(options.get(owner.name))
 
 
 def _spec_name(registry: Registry, architecture: str) -> str:

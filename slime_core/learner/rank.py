@@ -87,7 +87,7 @@ class Learner:
 
         settings, config = self._settings, self._config
         self._accepts = accepted_inputs(registry, settings)
-        self._spec = build_model_spec(registry, settings.architecture, options=settings.options, hooks=self.hooks)
+        self._spec = build_model_spec(registry, settings, hooks=self.hooks)
         return TrainedModel(
             self._spec,
             builder=who_builds(registry, settings.architecture),
@@ -103,7 +103,7 @@ class Learner:
 
     def _build_critic(self, registry: Registry) -> Critic:
         settings = self._settings
-        spec = build_model_spec(registry, settings.architecture, options=settings.options, hooks=self.hooks)
+        spec = build_model_spec(registry, settings, hooks=self.hooks)
         return Critic(spec, builder=who_builds(registry, settings.architecture), settings=settings)
 
     def _annotates(self) -> Annotator:

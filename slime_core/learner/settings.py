@@ -8,6 +8,8 @@ from typing import Any
 
 from slime_core.config.schema import RunConfig
 from slime_core.learner.layout import ParallelLayout
+from slime_core.plugins.construction import run_view
+from slime_core.plugins.contracts import RunView
 
 __all__ = ["LearnerSettings"]
 
@@ -26,6 +28,8 @@ class LearnerSettings:
         rank, world_size: of the process among the learner's.
         address: ``host:port`` where rank 0 listens for the others.
         num_threads: threads of one operation on a CPU; 0: torch decides.
+        run_folder: of the run; None: there is none.
+        resumed_step: training steps done when this start of the run began.
     """
 
     config: RunConfig
@@ -39,3 +43,16 @@ class LearnerSettings:
     address: str = "127.0.0.1:29500"
     num_threads: int = 0
     layout: ParallelLayout = field(default_factory=ParallelLayout)
+    run_folder: Path | None = None
+    resumed_step: int = 0
+
+    @property
+    def run(self) -> RunView:
+        """What the rank's components are made with."""
+        return run_view(
+            self.config,
+            self.options,
+            model_folder=self.folder,
+            folder=self.run_folder,
+            resumed_step=self.resumed_step,
+        )

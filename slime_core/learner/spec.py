@@ -27,6 +27,7 @@ from slime_core.errors import CheckpointError, ConfigError, RunError
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.model.bridge import NamedForMBridge, classic_config, local_bridge, share_embedding
 from slime_core.learner.unsupported import unsupported
+from slime_core.plugins.contracts import RunView
 
 __all__ = ["MBridgeSpec", "ParallelLayout", "local_layers"]
 
@@ -55,6 +56,7 @@ class MBridgeSpec:
 
     Arguments:
         options: the options of the plugin that registered it; this class reads none.
+        run: the run; this class reads nothing of it.
 
     Attributes:
         layers: makes the layer spec from ``(config, vp_stage=)``; None: :func:`local_layers`. Set before building.
@@ -68,7 +70,8 @@ class MBridgeSpec:
     layers: Callable[..., Any] | None = None
     provider: Callable[..., Any] | None = None
 
-    def __init__(self, options: object | None = None) -> None:
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
         self._bridge: Any = None
 
     def build(

@@ -2,8 +2,8 @@
 
 The contracts are read from the Protocols themselves, so that what is documented and what is checked cannot drift.
 
-A target is a class: one object is built from it with the plugin's options and used for the whole run. A function is
-refused, also one that would return such an object, because its result could be checked only by running it.
+A target is a class: one object is built from it with the plugin's options and the run, and used for the whole run. A
+function is refused, also one that would return such an object, because its result could be checked only by running it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slime_core.plugins import contracts
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.discovery import PluginIdentity
-from slime_core.plugins.traits import AdvantageTraits, GenerateTraits, RewardTraits, TransformTraits
+from slime_core.plugins.traits import AdvantageTraits, GenerateTraits, TransformTraits
 
 __all__ = ["check_fit", "contract_of", "methods_of", "misfits"]
 
@@ -37,8 +37,8 @@ _SCOPED: dict[tuple[Kind, str], type] = {
     (Kind.SAMPLE_TRANSFORM, "group"): contracts.GroupTransform,
     (Kind.SAMPLE_TRANSFORM, "rollout"): contracts.RolloutTransform,
 }
-_BUILT_WITH: dict[Kind, tuple[str, ...]] = {Kind.DATA_SOURCE: ("request",)}
-"""What a target is called with besides the plugin's options, by keyword."""
+_BUILT_WITH = ("options", "run")
+"""What every target is called with, by position."""
 
 _NOTHING = object()
 
@@ -70,7 +70,7 @@ def check_fit(kind: Kind, component: Component, plugin: PluginIdentity, target: 
         article = "an" if kind.words[0] in "aeiou" else "a"
         raise PluginError(
             f"{plugin}: {component.target} cannot be {article} {kind.words}, which component {component.name!r} says "
-            f"it is:{listed}\n{_described(kind, contract_of(kind, component))}\n"
+            f"it is:{listed}\n{_described(contract_of(kind, component))}\n"
             f"Correct it, or report this to the author of {plugin.distribution}; slime plugins check "
             f"{_as_named(plugin)} tells when it is right."
         )
@@ -80,22 +80,21 @@ def misfits(kind: Kind, component: Component, target: Any) -> Iterator[str]:
     """Everything about ``target`` that its contract does not allow, in words; nothing is built or called."""
     if not inspect.isclass(target):
         found = "a function" if inspect.isroutine(target) else f"an object of type {type(target).__name__}"
-        yield f"it is {found}; accepted is a class, which is called with the plugin's options"
+        yield f"it is {found}; accepted is a class, which is called with the plugin's options and a RunView"
         return
-    asks_models = isinstance(component.traits, RewardTraits) and component.traits.asks_models
-    yield from _unbuildable(target, ("models",) if asks_models else _BUILT_WITH.get(kind, ()))
+    yield from _unbuildable(target)
     contract = contract_of(kind, component)
     for name, asked in methods_of(contract).items():
         yield from _misfit_of_method(target, contract, name, asked)
 
 
-def _unbuildable(target: Any, keywords: tuple[str, ...]) -> Iterator[str]:
-    call = f"{target.__name__}({', '.join(['options', *(f'{name}=' for name in keywords)])})"
+def _unbuildable(target: Any) -> Iterator[str]:
+    call = f"{target.__name__}({', '.join(_BUILT_WITH)})"
     if inspect.isabstract(target):
         left = ", ".join(sorted(target.__abstractmethods__))
         yield f"it is abstract, so {call} fails: it leaves out {left}"
         return
-    reason = _refused(target, ("options",), keywords)
+    reason = _refused(target, _BUILT_WITH, ())
     if reason:
         yield f"it is built by {call}, and takes {_signature(target)}: {reason}"
 
@@ -175,11 +174,11 @@ def _as_named(plugin: PluginIdentity) -> str:
     return local if local.endswith(".py") or local != plugin.distribution else plugin.name
 
 
-def _described(kind: Kind, contract: type) -> str:
+def _described(contract: type) -> str:
     calls = [
         ("async " if _is_async(asked) else "") + _call(name, asked) for name, asked in methods_of(contract).items()
     ]
-    built = ", ".join(["options", *(f"{name}=" for name in _BUILT_WITH.get(kind, ()))])
+    built = ", ".join(_BUILT_WITH)
     return (
         f"The contract is {contract.__name__} in {contracts.__name__}: a class, called with ({built}), "
         f"with {', '.join(calls)}."

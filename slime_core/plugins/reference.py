@@ -48,7 +48,9 @@ def page() -> str:
         "## Kinds and their traits",
         *(block for kind in Kind for block in _described(kind.words, kind.traits)),
         "## Contracts",
-        "Every target is called once, with the options object of its plugin (None without one).",
+        "Every target is called once, as `Target(options, run)`: with the options object of its plugin (None without "
+        "one) "
+        "and a `RunView`.",
         *(block for name in contracts.__all__ for block in _described(name, vars(contracts)[name])),
     ]
     return "\n\n".join(block.strip() for block in blocks if block) + "\n"

@@ -149,7 +149,6 @@ class RewardTraits:
         judges: its rewards may differ. False: each is the same, and a run that would learn from them alone is refused.
         needs: which of the settings ``rm_url`` and ``rm_model`` it cannot do without; a run that names it and gives
             none is refused.
-        asks_models: it is made with ``models=``, the name -> URL of the models beside the policy.
         asks_for: what it asks the model ``rm_model`` for. ``scores``: that has to be served with ``is_embedding``.
             ``texts``: without. None: either will do.
         numbers: names of the numbers that it returns for each response, where these are always the same; a run that
@@ -160,7 +159,6 @@ class RewardTraits:
     runs_in: Literal["worker", "sampler"] = "worker"
     judges: bool = True
     needs: AbstractSet[str] = frozenset()
-    asks_models: bool = False
     asks_for: Literal["scores", "texts"] | None = None
     numbers: AbstractSet[str] = frozenset()
 

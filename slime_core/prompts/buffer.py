@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slime_core.errors import CheckpointError
-from slime_core.plugins.contracts import PromptRequest
+from slime_core.plugins.contracts import RunView
 from slime_core.prompts.arrivals import Arrivals
-from slime_core.prompts.prompts import PromptFiles
+from slime_core.prompts.prompts import PromptFiles, requested
 from slime_core.types import PromptGroup, Sample
 
 __all__ = ["FILTERS", "BufferedPrompts"]
@@ -25,14 +25,15 @@ class BufferedPrompts:
 
     Arguments:
         options: the built-in plugin has none.
-        request: see :class:`PromptRequest`; ``buffer`` says what is read besides prompts, and which filter chooses.
+        run: with its ``prompts``, see :class:`PromptRequest`; their ``buffer`` says what is read besides prompts, and
+            which filter chooses.
 
     Raises:
         DataError: prompts or trajectories cannot be read.
     """
 
-    def __init__(self, options: object | None = None, *, request: PromptRequest) -> None:
-        self._prompts = PromptFiles(options, request=request)
+    def __init__(self, options: object, run: RunView) -> None:
+        self._prompts, request = PromptFiles(options, run), requested(run)
         self._settings, self._key = request.buffer, request.buffer.reward_key
         self._buffer: list[PromptGroup] = []
         self._arrivals = Arrivals(request)

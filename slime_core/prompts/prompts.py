@@ -8,14 +8,21 @@ from dataclasses import replace
 from typing import Any
 
 from slime_core.errors import CheckpointError, RunError
-from slime_core.plugins.contracts import PromptRequest
+from slime_core.plugins.contracts import PromptRequest, RunView
 from slime_core.prompts.held import Held
 from slime_core.prompts.mixed import Mixed
 from slime_core.prompts.stream import Stream
 from slime_core.prompts.streamed import Streamed
 from slime_core.types import PromptGroup, Sample
 
-__all__ = ["PromptFiles"]
+__all__ = ["PromptFiles", "requested"]
+
+
+def requested(run: RunView) -> PromptRequest:
+    """What a data source is asked for."""
+    if run.prompts is None:
+        raise ValueError("a data source was made with a RunView without prompts; give it a PromptRequest")
+    return run.prompts
 
 
 class PromptFiles:
@@ -23,15 +30,15 @@ class PromptFiles:
 
     Arguments:
         options: the built-in plugin has none.
-        request: see :class:`PromptRequest`.
+        run: with its ``prompts``, see :class:`PromptRequest`.
 
     Raises:
         DataError: a file is missing, empty or malformed, or all its prompts are left out.
     """
 
-    def __init__(self, options: object | None = None, *, request: PromptRequest) -> None:
+    def __init__(self, options: object, run: RunView) -> None:
         del options
-        self._request = request
+        request = self._request = requested(run)
         self._stream = _opened(request)
         size = request.n_samples_per_prompt
         self._order_comes_from = {**self._stream.identity(), "n_samples_per_prompt": size}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slime_core.errors import DataError
+from slime_core.plugins.contracts import RunView
 from slime_core.prompts.trajectory import GIVEN
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn
@@ -16,8 +17,8 @@ class FromBuffer:
     other prompts are answered as ``single_turn`` does.
     """
 
-    def __init__(self, options: object | None = None) -> None:
-        self._asking = SingleTurn(options)
+    def __init__(self, options: object, run: RunView) -> None:
+        self._asking = SingleTurn(options, run)
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
         """The same samples, finished.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slime_core.config.schema import RunConfig
-from slime_core.errors import RunError, SlimeError
+from slime_core.errors import RunError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
-from slime_core.plugins.contracts import GroupedRewards
+from slime_core.plugins.construction import construct
+from slime_core.plugins.contracts import GroupedRewards, RunView
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.named import GENERATE_FUNCTION, REWARD_MODEL, offered_to_rows
@@ -33,27 +35,27 @@ class Components:
         config: the run's settings.
         registry: of the run's plugins.
         options: plugin name -> its options object.
+        run: what every component is made with.
         bad_rows: a file for what is wrong with rows that are left out because they cannot be read; None: there is none.
 
     ``left_out`` counts rows of the training prompts that are left out.
     """
 
     def __init__(
-        self, config: RunConfig, registry: Registry, options: dict[str, Any], *, bad_rows: Path | None = None
+        self,
+        config: RunConfig,
+        registry: Registry,
+        options: dict[str, Any],
+        run: RunView,
+        *,
+        bad_rows: Path | None = None,
     ) -> None:
-        self._config, self._registry, self._options = config, registry, options
+        self._config, self._registry, self._options, self._run = config, registry, options, run
         self.left_out = LeftOut(bad_rows)
 
-    def make(self, kind: Kind, name: str, **arguments: Any) -> Any:
-        """One component.
-
-        Raises:
-            PluginError: it cannot be imported, or its constructor failed.
-        """
-        owner = self._registry.owner(kind, name)
-        target = self._registry.load(kind, name)
-        with boundary(owner, f"making {kind.words} {name!r}", locate=True, passes=(SlimeError,)):
-            return target(self._options.get(owner.name), **arguments)
+    def make(self, kind: Kind, name: str) -> Any:
+        """One component; raises as :func:`~slime_core.plugins.construction.construct` does."""
+        return construct(self._registry, kind, name, self._options, self._run)
 
     def generators(self, default: str) -> Choice:
         """Generate functions, of which a row may name its own."""
@@ -98,7 +100,8 @@ class Components:
         """The data source of the training prompts."""
         name = self._config.data.data_source
         request = training_request(self._config, path, encoder, self.left_out, self.checks(trains=True))
-        source = self.make(Kind.DATA_SOURCE, name, request=request)
+        run = replace(self._run, prompts=request)
+        source = construct(self._registry, Kind.DATA_SOURCE, name, self._options, run)
         return GuardedSource(source, name=name, plugin=self._registry.owner(Kind.DATA_SOURCE, name))
 
     def _choice(self, kind: Kind, key: str, default: str, *, make: Callable[[str], Any]) -> Choice:

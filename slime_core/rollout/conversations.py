@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from slime_core.errors import DataError
+from slime_core.plugins.contracts import RunView
 from slime_core.prompts.masks import ASSISTANT, Conversation, Family, conversation
 from slime_core.prompts.rows import tools_of
 from slime_core.rollout.engines.generation import SamplingParams
@@ -22,8 +23,8 @@ class FromMessages:
     ``single_turn`` does.
     """
 
-    def __init__(self, options: object | None = None) -> None:
-        self._asking = SingleTurn(options)
+    def __init__(self, options: object, run: RunView) -> None:
+        self._asking = SingleTurn(options, run)
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
         """The same samples, finished; responses longer than ``sampling`` allows are cut and count as truncated.

@@ -15,7 +15,7 @@ from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.config.mistakes import nearest
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, RunError
-from slime_core.plugins.contracts import DataSource, PromptRequest
+from slime_core.plugins.contracts import DataSource, PromptRequest, RunView
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.prompts import PromptFiles
 from slime_core.prompts.row_checks import RowCheck
@@ -164,7 +164,7 @@ class Evaluation:
             keeps_many=None if one.longest_prompt is None else keeps_many,
             checks=self._measures.checks,
         )
-        source = PromptFiles(request=request)
+        source = PromptFiles(None, RunView(prompts=request))
         groups = source.next_groups(len(source))
         rooms = [_room(one, group, encoder) for group in groups]
         return _Loaded(one, groups, rooms, kept.count(False), encoder, self._measures.collector(one), self._client(one))

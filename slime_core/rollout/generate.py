@@ -9,6 +9,7 @@ from typing import Any
 
 from slime_core.config.model_urls import model_url
 from slime_core.errors import DataError, EngineError, RequestRefused, RunError
+from slime_core.plugins.contracts import RunView
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.processing import InputProcessor, Processed
 from slime_core.prompts.rows import tools_of
@@ -62,8 +63,8 @@ class SingleTurn:
     never encoded again.
     """
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
         """The same samples, finished; those of a request that no engine answered are ``FAILED``, and no others.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slime_core.errors import DataError
+from slime_core.plugins.contracts import RunView
 from slime_core.prompts.rows import tools_of
 from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.generate import GenerateContext, SingleTurn, fill_given, processed
@@ -18,8 +19,8 @@ class FromLabel:
     log-probabilities are 0; its trait ``draws`` has runs refused that read them.
     """
 
-    def __init__(self, options: object | None = None) -> None:
-        self._asking = SingleTurn(options)
+    def __init__(self, options: object, run: RunView) -> None:
+        self._asking = SingleTurn(options, run)
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
         """The same samples, finished; longer labels than ``sampling`` allows are cut and count as truncated.

@@ -54,12 +54,11 @@ class Parts:
         self.functions = rollout_functions(
             settings.options.get(COMPAT), router_url=settings.router_url, model_urls=settings.model_urls
         )
-        self.components = Components(config, registry, settings.options, bad_rows=settings.bad_rows)
+        self.components = Components(config, registry, settings.options, settings.run, bad_rows=settings.bad_rows)
         self._rewarding = Rewarding(
             registry,
             make=partial(self.components.make, Kind.REWARD_MODEL),
             pool=pool_of(manifest, settings),
-            models=settings.model_urls,
         )
         self._generators = cache(self.components.generators)
         self._rewards = cache(partial(self.components.rewards, make=self._rewarding))

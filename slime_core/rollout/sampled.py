@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.config.schema import RunConfig
+from slime_core.plugins.construction import run_view
+from slime_core.plugins.contracts import RunView
 from slime_core.plugins.lifecycle import PlaceStates
 from slime_core.types import TrainBatch
 
@@ -31,6 +33,8 @@ class SamplerSettings:
         model_urls: name -> URL of every model beside the policy.
         engine_urls: of engines that are asked directly; empty: the router is.
         trains: False: only evaluations are asked for, so neither prompts nor an advantage estimator are needed.
+        run_folder: of the run; None: there is none.
+        resumed_step: training steps done when this start of the run began.
     """
 
     config: RunConfig
@@ -46,6 +50,20 @@ class SamplerSettings:
     trains: bool = True
     model_urls: dict[str, str] = field(default_factory=dict)
     engine_urls: tuple[str, ...] = ()
+    run_folder: Path | None = None
+    resumed_step: int = 0
+
+    @property
+    def run(self) -> RunView:
+        """What the sampler's components are made with."""
+        return run_view(
+            self.config,
+            self.options,
+            model_folder=self.folder,
+            folder=self.run_folder,
+            resumed_step=self.resumed_step,
+            models=self.model_urls,
+        )
 
 
 @dataclass(frozen=True, slots=True)

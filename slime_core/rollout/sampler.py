@@ -70,7 +70,9 @@ class Sampler:
         self._sampling = train_sampling(config, end_ids=self._parts.encoder.end_ids)
         self._collector = self._collects()
         self._plan = replace(BatchPlan.of(config, settings.folder), num_ranks=settings.num_ranks)
-        self._transforms = load_transforms(config.rollout, registry, options=settings.options)
+        self._transforms = load_transforms(
+            config.rollout.sample_transforms, registry, options=settings.options, run=settings.run
+        )
         self._estimator = self._components.estimator(str(config.algorithm.advantage_estimator))
         if self._functions.shapes_rewards and self._estimator is not None:
             self._estimator = AsRewarded()

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
-from slime_core.config.schema import RolloutConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
-from slime_core.plugins.contracts import Transformed
+from slime_core.plugins.construction import construct
+from slime_core.plugins.contracts import RunView, Transformed
 from slime_core.plugins.discovery import PluginIdentity
 from slime_core.plugins.registry import Registry
 from slime_core.types import PromptGroup, Sample
@@ -129,16 +129,18 @@ class Transforms:
         return _through(self._late, [[_copied(sample) for sample in group] for group in groups])
 
 
-def load_transforms(rollout: RolloutConfig, registry: Registry, *, options: Mapping[str, Any]) -> Transforms:
-    """The transforms that ``rollout`` names, made, in its order.
+def load_transforms(
+    names: Sequence[str], registry: Registry, *, options: Mapping[str, Any], run: RunView
+) -> Transforms:
+    """The transforms of these names, made, in this order.
 
     Arguments:
         options: plugin name -> its options object.
 
     Raises:
-        PluginError: a component cannot be loaded.
+        PluginError: a component cannot be made.
     """
-    return Transforms([_made(name, registry, options, rollout.reward_key) for name in rollout.sample_transforms])
+    return Transforms([_made(name, registry, options, run) for name in names])
 
 
 def refuse_unusable(sample: Sample, key: str | None, *, who: str) -> None:
@@ -161,11 +163,11 @@ def _copied(sample: Sample) -> Sample:
     return replace(sample, metadata=dict(sample.metadata), reward=reward, loss_mask=mask)
 
 
-def _made(name: str, registry: Registry, options: Mapping[str, Any], reward_key: str | None) -> Transform:
+def _made(name: str, registry: Registry, options: Mapping[str, Any], run: RunView) -> Transform:
     traits: Any = registry.find(Kind.SAMPLE_TRANSFORM, name).traits
     plugin = registry.owner(Kind.SAMPLE_TRANSFORM, name)
-    function = registry.load(Kind.SAMPLE_TRANSFORM, name)(options.get(plugin.name))
-    return Transform(name, plugin, function, traits.scope == "rollout", reward_key)
+    function = construct(registry, Kind.SAMPLE_TRANSFORM, name, options, run)
+    return Transform(name, plugin, function, traits.scope == "rollout", run.reward_key)
 
 
 def _through(transforms: Sequence[Transform], groups: Sequence[PromptGroup]) -> list[Transformed]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from slime_core import RunView
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
 from slime_core.learner.spec import MBridgeSpec
@@ -25,7 +26,7 @@ LENGTHS = (9, 5, 12)
 def build(megatron: Any, line: str, *, dtype: torch.dtype = torch.float32) -> Any:
     from transformers import AutoConfig
 
-    spec = MBridgeSpec()
+    spec = MBridgeSpec(None, RunView())
     overrides = load(line.split(), check_rules=False).config.megatron.transformer
     hf_config = AutoConfig.from_pretrained(MODEL)
     (chunk,) = spec.build(hf_config, dtype=dtype, parallel=megatron, overrides=overrides)

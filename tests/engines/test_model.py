@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from slime_core import RunView
 from slime_core.errors import CheckpointError, ConfigError, RunError
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.spec import MBridgeSpec
@@ -62,7 +63,7 @@ def hugging_face(folder: Path) -> Any:
 def build(folder: Path, layout: ParallelLayout, **overrides: Any) -> tuple[MBridgeSpec, list[Any]]:
     from transformers import AutoConfig
 
-    spec = MBridgeSpec()
+    spec = MBridgeSpec(None, RunView())
     config = AutoConfig.from_pretrained(folder)
     chunks = spec.build(config, dtype=torch.float32, parallel=layout, overrides=overrides)
     spec.load_weights(chunks, folder)
@@ -149,7 +150,7 @@ def test_weights_come_back_bit_for_bit(megatron, folder, hugging_face):
 def test_bfloat16_weights_come_back_rounded_once(megatron, folder, hugging_face):
     from transformers import AutoConfig
 
-    spec = MBridgeSpec()
+    spec = MBridgeSpec(None, RunView())
     chunks = spec.build(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16, parallel=megatron)
     spec.load_weights(chunks, folder)
     original = dict(hugging_face.named_parameters())
@@ -189,9 +190,11 @@ def test_losses_of_a_router_that_would_be_weighted_wrongly_are_refused(megatron)
         num_experts=4,
         num_experts_per_tok=2,
     )
-    MBridgeSpec().build(config, dtype=torch.float32, parallel=megatron)
+    MBridgeSpec(None, RunView()).build(config, dtype=torch.float32, parallel=megatron)
     with pytest.raises(ConfigError, match=r"moe_z_loss_coeff 0\.1"):
-        MBridgeSpec().build(config, dtype=torch.float32, parallel=megatron, overrides={"moe_z_loss_coeff": 0.1})
+        MBridgeSpec(None, RunView()).build(
+            config, dtype=torch.float32, parallel=megatron, overrides={"moe_z_loss_coeff": 0.1}
+        )
 
 
 def test_full_recomputation_gives_the_same_logits(megatron, folder):
@@ -223,7 +226,7 @@ def test_scaled_rotary_positions_are_refused(megatron, folder):
     config = AutoConfig.from_pretrained(folder)
     config.rope_parameters = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
     with pytest.raises(ConfigError, match="'yarn'"):
-        MBridgeSpec().build(config, dtype=torch.float32, parallel=megatron)
+        MBridgeSpec(None, RunView()).build(config, dtype=torch.float32, parallel=megatron)
 
 
 @pytest.mark.parametrize(("embeds", "names"), [(True, {"pixels"}), (False, set())])

@@ -20,6 +20,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from slime_core import RunView
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import Generation, SamplingParams
@@ -139,7 +140,9 @@ async def single(engine: Any, client: GenerateClient) -> Any:
 
     async def made(**asked: Any) -> Sample:
         sampling = SamplingParams(temperature=0, **asked)
-        (sample,) = await SingleTurn()(GenerateContext(client, encoder), [Sample(prompt="37+45")], sampling)
+        (sample,) = await SingleTurn(None, RunView())(
+            GenerateContext(client, encoder), [Sample(prompt="37+45")], sampling
+        )
         assert len(sample.tokens) == sample.prompt_length + sample.response_length
         assert sample.rollout_log_probs is not None
         assert len(sample.rollout_log_probs) == sample.response_length

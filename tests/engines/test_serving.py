@@ -20,6 +20,7 @@ from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.errors import ConfigError, RequestFailed
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.learner.packed.batches import cut
+from slime_core.plugins.construction import run_view
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.external import External, Needs, discover
@@ -116,7 +117,7 @@ async def test_a_reward_model_scores_as_transformers_computes(tmp_path: Path) ->
     config = RunConfig(rollout=RolloutConfig(rm_type="served_rm", rm_model="scorer", reward_timeout_s=60))
     with SGLangServer(EngineSettings(served, tmp_path / "log", dtype="float32", extra=("--is-embedding",))) as server:
         server.wait_ready()
-        asked = ServedReward(config, models={"scorer": server.url})
+        asked = ServedReward(None, run_view(config, models={"scorer": server.url}))
         rewards = await asked.score(samples)
         (long,) = await asked.score([Sample(prompt="1+1=" * 500, response="2")])
     tokenizer = AutoTokenizer.from_pretrained(MODEL)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core import Kind, Sample, loop
+from slime_core import Kind, RunView, Sample, loop
 from slime_core.cli import activation, evaluate, run
 from slime_core.cli.main import main
 from slime_core.config.explain import to_toml
@@ -153,7 +153,7 @@ def test_a_printed_plugin_activates_and_its_targets_load(content: str, tmp_path:
     path.write_text(content)
     registry = activate([str(path)]).registry
     own = [(kind, name) for kind in Kind for name in registry.names(kind) if registry.owner(kind, name).name != "core"]
-    assert [registry.load(kind, name)(None) for kind, name in own]
+    assert [registry.load(kind, name)(None, RunView()) for kind, name in own]
 
 
 def test_the_readme_prints_the_example_plugin() -> None:
@@ -164,6 +164,6 @@ def test_the_readme_prints_the_example_plugin() -> None:
 
 async def test_the_example_plugin_gives_the_share_of_digits_in_place() -> None:
     registry = activate(["grpo", str(ROOT / "examples/plugin/mine.py")]).registry
-    digits = registry.load(Kind.REWARD_MODEL, "digits")(None)
+    digits = registry.load(Kind.REWARD_MODEL, "digits")(None, RunView())
     answers = {"82": 1.0, "72": 0.5, "182": 2 / 3, "2": 0.5, "": 0.0, "28": 0.0}
     assert await digits.score([Sample(response=one, label="82") for one in answers]) == list(answers.values())

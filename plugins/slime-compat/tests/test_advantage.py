@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from slime_compat.advantage import CustomAdvantage
+from slime_core import RunView
 from slime_core.errors import PluginError
 from slime_core.plugins.contracts import AdvantageSettings, ResponseTokens
 from tests.function_paths import options_for
@@ -43,7 +44,7 @@ def tokens(**columns) -> ResponseTokens:
 
 
 def estimate(options, batch):
-    return CustomAdvantage(options).estimate(batch, reduce=None)
+    return CustomAdvantage(options, RunView()).estimate(batch, reduce=None)
 
 
 def test_a_function_sees_slimes_columns_and_sets_advantages(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from slime_compat.correction import CustomCorrection
+from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import PluginError
@@ -30,7 +31,7 @@ def weigh(*, args, pg_loss, train_log_probs, rollout_log_probs, loss_masks, tota
 
 
 def train(correct, batch, log_probs=(-1.0, -2.0, -3.0)):
-    objective = Objective(Clipped(), AlgorithmConfig(), correct=correct)
+    objective = Objective(Clipped(None, RunView()), AlgorithmConfig(), correct=correct)
     log_probs_U = torch.tensor(log_probs, requires_grad=True)
     loss, sums = objective(log_probs_U, torch.zeros(3), batch)
     (gradient,) = torch.autograd.grad(loss, log_probs_U)

@@ -9,6 +9,7 @@ import pytest
 
 from slime_compat.data import BufferedSource, PathSource, SourceView
 from slime_compat.options import PathOptions
+from slime_core import RunView
 from slime_core.errors import PluginError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.types import PromptGroup, Sample
@@ -35,7 +36,7 @@ OLDEST_LAST = """
 
 
 def test_the_function_chooses_from_what_was_put_back(write, request_of) -> None:
-    source = BufferedSource(write("buffer_filter_path", OLDEST_LAST), request=request_of)
+    source = BufferedSource(write("buffer_filter_path", OLDEST_LAST), RunView(prompts=request_of))
     first = source.next_groups(3)
     first[1][0].tokens = [1, 2]
     source.put_back(first)
@@ -48,19 +49,19 @@ def test_the_function_chooses_from_what_was_put_back(write, request_of) -> None:
 
 def test_a_resumed_buffer_holds_what_it_held(write, request_of) -> None:
     options = write("buffer_filter_path", OLDEST_LAST)
-    source = BufferedSource(options, request=request_of)
+    source = BufferedSource(options, RunView(prompts=request_of))
     groups = source.next_groups(2)
     groups[0][0].response, groups[0][0].reward = "7", {"score": 1.0}
     source.put_back(groups)
     state = json.loads(json.dumps(source.state()))
-    resumed = BufferedSource(options, request=request_of)
+    resumed = BufferedSource(options, RunView(prompts=request_of))
     resumed.restore(state)
     assert resumed.next_groups(4) == source.next_groups(4)
 
 
 def test_a_function_that_takes_too_much_is_refused(write, request_of) -> None:
     text = "def f(args, rollout_id, buffer, num_samples): return buffer"
-    source = BufferedSource(write("buffer_filter_path", text), request=request_of)
+    source = BufferedSource(write("buffer_filter_path", text), RunView(prompts=request_of))
     source.put_back(source.next_groups(3))
     with pytest.raises(
         PluginError, match=r"it returned .* for 1 groups; accepted: a list of at most as many groups of"
@@ -113,7 +114,7 @@ def by_level(options: PathOptions, level: int) -> PathOptions:
 
 
 def test_a_class_made_with_args_hands_out_groups_and_takes_them_back(write, request_of) -> None:
-    source = PathSource(write("data_source_path", BY_ARGS), request=request_of)
+    source = PathSource(write("data_source_path", BY_ARGS), RunView(prompts=request_of))
     first = source.next_groups(2)
     assert [(one.group_index, one.index) for group in first for one in group] == [(0, 0), (0, 1), (1, 2), (1, 3)]
     source.put_back(first[1:])
@@ -122,7 +123,7 @@ def test_a_class_made_with_args_hands_out_groups_and_takes_them_back(write, requ
 
 
 def test_a_class_made_with_a_dataset_may_hand_out_single_samples(write, request_of) -> None:
-    source = PathSource(by_level(write("data_source_path", BY_DATASET), 1), request=request_of)
+    source = PathSource(by_level(write("data_source_path", BY_DATASET), 1), RunView(prompts=request_of))
     (group,) = source.next_groups(1)
     assert [(one.prompt, one.label, one.group_index, one.index) for one in group] == [
         ("1+1", "2", 0, 0),
@@ -134,28 +135,28 @@ def test_a_class_made_with_a_dataset_may_hand_out_single_samples(write, request_
 
 def test_a_class_without_state_is_asked_again_when_resumed(write, request_of) -> None:
     options = write("data_source_path", BY_ARGS)
-    source = PathSource(options, request=request_of)
+    source = PathSource(options, RunView(prompts=request_of))
     for n in (2, 2, 1):
         source.next_groups(n)
     state = json.loads(json.dumps(source.state()))
     assert state == {"asked": [[2, 2], [1, 1]], "returned": [], "groups": 5}
-    resumed = PathSource(options, request=request_of)
+    resumed = PathSource(options, RunView(prompts=request_of))
     resumed.restore(state)
     assert resumed.next_groups(2) == source.next_groups(2)
 
 
 def test_what_was_put_back_is_put_back_again_when_resumed(write, request_of) -> None:
     options = write("data_source_path", BY_ARGS)
-    source = PathSource(options, request=request_of)
+    source = PathSource(options, RunView(prompts=request_of))
     first = source.next_groups(2)
     first[1][0].tokens, first[1][0].response = [1, 2], "half"
     source.put_back(first[1:])
     source.next_groups(2)
     source.put_back([*source.next_groups(1), [Sample(prompt="9+9", response="of the user"), Sample()]])
-    resumed = PathSource(options, request=request_of)
+    resumed = PathSource(options, RunView(prompts=request_of))
     resumed.restore(json.loads(json.dumps(source.state())))
     assert resumed.state() == source.state()
-    again = PathSource(options, request=request_of)
+    again = PathSource(options, RunView(prompts=request_of))
     again.restore(json.loads(json.dumps(resumed.state())))
     wanted, found = source.next_groups(4), again.next_groups(4)
     assert prompts(found) == ["3+1", "9+9", "4+1", "0+1"]
@@ -166,11 +167,11 @@ def test_what_was_put_back_is_put_back_again_when_resumed(write, request_of) -> 
 
 def test_a_group_that_was_put_back_comes_as_new_samples_when_resumed(write, request_of) -> None:
     options = write("data_source_path", BY_ARGS)
-    source = PathSource(options, request=request_of)
+    source = PathSource(options, RunView(prompts=request_of))
     groups = source.next_groups(3)
     groups[1][0].tokens, groups[1][0].response = [1, 2], "half"
     source.put_back(groups[1:2])
-    resumed = PathSource(options, request=request_of)
+    resumed = PathSource(options, RunView(prompts=request_of))
     resumed.restore(json.loads(json.dumps(source.state())))
     (group, _) = resumed.next_groups(2)
     assert [(one.prompt, one.group_index, one.index, one.response) for one in group] == [
@@ -194,12 +195,12 @@ def test_a_class_that_hands_out_other_groups_when_resumed_is_refused(write, requ
         """
     options = write("data_source_path", text)
     options.arguments.first = 10
-    source = PathSource(options, request=request_of)
+    source = PathSource(options, RunView(prompts=request_of))
     source.put_back(source.next_groups(2)[1:])
     state = source.state()
     options.arguments.first = 20
     with pytest.raises(PluginError, match=r"asked once more, it did not hand out group 11, .* state\(\) and restore"):
-        PathSource(options, request=request_of).restore(state)
+        PathSource(options, RunView(prompts=request_of)).restore(state)
 
 
 def test_a_class_that_saves_is_loaded(write, request_of, tmp_path) -> None:
@@ -214,10 +215,10 @@ def test_a_class_that_saves_is_loaded(write, request_of, tmp_path) -> None:
     """.replace("{self.folder}", str(tmp_path))
     )
     options = write("data_source_path", text, "--output-dir", str(tmp_path))
-    source = PathSource(options, request=request_of)
+    source = PathSource(options, RunView(prompts=request_of))
     source.next_groups(2)
     source.next_groups(1)
-    resumed = PathSource(options, request=request_of)
+    resumed = PathSource(options, RunView(prompts=request_of))
     resumed.restore(source.state())
     assert (tmp_path / "1.txt").read_text() == "3"
     assert prompts(resumed.next_groups(2)) == ["3+1", "4+1"]
@@ -233,11 +234,11 @@ def test_a_class_derived_from_the_buffered_source_chooses_by_a_method(write, req
                 return buffer[:n]
         """
     options = write("data_source_path", text)
-    source = PathSource(options, request=request_of)
+    source = PathSource(options, RunView(prompts=request_of))
     source.put_back(source.next_groups(2))
     state = json.loads(json.dumps(source.state()))
     assert prompts(source.next_groups(3)) == ["1+1", "0+1", "2+1"]
-    resumed = PathSource(options, request=request_of)
+    resumed = PathSource(options, RunView(prompts=request_of))
     resumed.restore(state)
     assert prompts(resumed.next_groups(2)) == ["1+1", "0+1"]
 
@@ -255,14 +256,16 @@ def test_a_class_derived_from_the_buffered_source_chooses_by_a_method(write, req
 )
 def test_what_is_no_group_is_refused(write, request_of, returned: str, message: str) -> None:
     text = f"class C:\n    def __init__(self, args): ...\n    def get_samples(self, n): return {returned}\n"
-    source = PathSource(write("data_source_path", text + "    def add_samples(self, s): ..."), request=request_of)
+    source = PathSource(
+        write("data_source_path", text + "    def add_samples(self, s): ..."), RunView(prompts=request_of)
+    )
     with pytest.raises(PluginError) as refused:
         source.next_groups(2)
     assert str(refused.value).startswith(f"--data-source-path mine.py: {message}")
 
 
 def test_functions_see_the_runs_source_with_the_methods_of_slime(write, request_of) -> None:
-    view = SourceView(PathSource(write("data_source_path", BY_ARGS), request=request_of))
+    view = SourceView(PathSource(write("data_source_path", BY_ARGS), RunView(prompts=request_of)))
     groups = view.get_samples(2)
     view.add_samples(groups[:1])
     assert prompts(view.get_samples(1)) == ["0+1"]

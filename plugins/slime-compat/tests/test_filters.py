@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime_compat.filters import PathGroupFilter, PathRolloutFilter
+from slime_core import RunView
 from slime_core.errors import PluginError
 from slime_core.types import Sample
 
@@ -27,13 +28,15 @@ NONZERO = """
 
 
 def test_a_group_is_dropped_for_the_reason_that_the_function_gives(write) -> None:
-    keep = PathGroupFilter(write("dynamic_sampling_filter_path", NONZERO, name=":nonzero_std"))
+    keep = PathGroupFilter(write("dynamic_sampling_filter_path", NONZERO, name=":nonzero_std"), RunView())
     assert (keep(EQUAL).dropped, keep(MIXED).dropped) == ("zero_std_1.0", None)
     assert keep(MIXED).samples == MIXED
 
 
 def test_a_function_may_say_yes_or_no(write) -> None:
-    keep = PathGroupFilter(write("dynamic_sampling_filter_path", "def f(args, samples): return samples[0].index == 2"))
+    keep = PathGroupFilter(
+        write("dynamic_sampling_filter_path", "def f(args, samples): return samples[0].index == 2"), RunView()
+    )
     assert (keep(EQUAL).dropped, keep(MIXED).dropped) == ("filtered", None)
 
 
@@ -52,14 +55,14 @@ def test_a_verdict_may_be_a_bool_of_numpy_or_torch(write, verdict: str) -> None:
         "import numpy as np\nimport torch\nfrom types import SimpleNamespace as S\n"
         f"def f(args, samples):\n    rewards = [one.reward for one in samples]\n    return {verdict}\n"
     )
-    keep = PathGroupFilter(write("dynamic_sampling_filter_path", text, name=":f"))
+    keep = PathGroupFilter(write("dynamic_sampling_filter_path", text, name=":f"), RunView())
     assert (keep(EQUAL).dropped, keep(MIXED).dropped) == ("filtered", None)
 
 
 @pytest.mark.parametrize("verdict", ["np.array([True, True])", "np.float32(1.0)", "1", "S(keep=None)"])
 def test_what_holds_no_single_bool_is_no_verdict(write, verdict: str) -> None:
     text = f"import numpy as np\nfrom types import SimpleNamespace as S\ndef f(args, samples): return {verdict}"
-    keep = PathGroupFilter(write("dynamic_sampling_filter_path", text, name=":f"))
+    keep = PathGroupFilter(write("dynamic_sampling_filter_path", text, name=":f"), RunView())
     with pytest.raises(PluginError, match="accepted: True or False, or an object with keep"):
         keep(MIXED)
 
@@ -69,11 +72,11 @@ def test_what_holds_no_single_bool_is_no_verdict(write, verdict: str) -> None:
 )
 def test_a_reason_becomes_part_of_a_metrics_name(write, reason: str, counted: str) -> None:
     text = f"from types import SimpleNamespace as S\ndef f(args, samples): return S(keep=False, reason={reason!r})"
-    assert PathGroupFilter(write("dynamic_sampling_filter_path", text))(EQUAL).dropped == counted
+    assert PathGroupFilter(write("dynamic_sampling_filter_path", text), RunView())(EQUAL).dropped == counted
 
 
 def test_what_is_no_verdict_is_refused(write) -> None:
-    keep = PathGroupFilter(write("dynamic_sampling_filter_path", "def f(args, samples): return samples"))
+    keep = PathGroupFilter(write("dynamic_sampling_filter_path", "def f(args, samples): return samples"), RunView())
     with pytest.raises(PluginError) as refused:
         keep(MIXED)
     assert str(refused.value).startswith("--dynamic-sampling-filter-path mine.py: it returned [Sample(group_index=None")
@@ -88,13 +91,13 @@ def test_a_verdict_that_the_core_cannot_follow_is_refused(write) -> None:
     with pytest.raises(
         PluginError, match="keep_when_insufficient is set, and groups that were dropped are not taken back"
     ):
-        PathGroupFilter(write("dynamic_sampling_filter_path", text))(EQUAL)
+        PathGroupFilter(write("dynamic_sampling_filter_path", text), RunView())(EQUAL)
 
 
 def test_samples_that_were_removed_before_are_not_counted(write) -> None:
     text = "def f(args, groups):\n    for sample in groups[0]: sample.remove_sample = True\n"
     group = [Sample(index=0, remove_sample=True), Sample(index=1)]
-    (result,) = PathRolloutFilter(write("rollout_sample_filter_path", text))([group])
+    (result,) = PathRolloutFilter(write("rollout_sample_filter_path", text), RunView())([group])
     assert result.changed == {"filtered": 1}
 
 
@@ -105,7 +108,7 @@ def test_a_function_over_all_groups_removes_samples(write) -> None:
                 for sample in group:
                     sample.remove_sample = sample.index in (1, 2, 3)
         """
-    first, second = PathRolloutFilter(write("rollout_sample_filter_path", text))([EQUAL, MIXED])
+    first, second = PathRolloutFilter(write("rollout_sample_filter_path", text), RunView())([EQUAL, MIXED])
     assert (first.changed, second.changed) == ({"filtered": 1}, {"filtered": 2})
     assert [sample.remove_sample for sample in (*first.samples, *second.samples)] == [False, True, True, True]
     assert first.dropped is None

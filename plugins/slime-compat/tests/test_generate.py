@@ -10,6 +10,7 @@ import pytest
 from slime_compat import GenerateState, generate_single
 from slime_compat.generate import PathGenerate
 from slime_compat.options import PathOptions
+from slime_core import RunView
 from slime_core.errors import EngineError, PluginError
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.prompts.chat import PromptEncoder
@@ -45,7 +46,7 @@ def group(size: int = 2) -> list[Sample]:
 
 
 async def generate(options: PathOptions, context: GenerateContext, size: int = 2) -> list[Sample]:
-    return await PathGenerate(options)(context, group(size), SAMPLING)
+    return await PathGenerate(options, RunView())(context, group(size), SAMPLING)
 
 
 POSTS = """
@@ -167,7 +168,7 @@ async def test_the_guide_prints_a_conversation_of_two_turns(write, context) -> N
 async def test_all_turns_together_stay_within_the_longest_response(write, context) -> None:
     sampling = SamplingParams(max_new_tokens=7)
     options = write("custom_generate_function_path", OVER_A_LIST, "--max-turns", "5")
-    (sample,) = await PathGenerate(options)(context, group(1), sampling)
+    (sample,) = await PathGenerate(options, RunView())(context, group(1), sampling)
     assert sample.status is Status.TRUNCATED
     assert sum(sample.loss_mask or ()) == 6
 

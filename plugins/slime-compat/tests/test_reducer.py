@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from slime_compat.reducer import CustomReducer
+from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import PluginError
@@ -35,7 +36,7 @@ def constant(total_lengths, response_lengths, loss_masks, calculate_per_token_lo
 
 
 def gradient(reduce, batch, **algorithm):
-    objective = Objective(Clipped(), AlgorithmConfig(**algorithm), reduce=reduce)
+    objective = Objective(Clipped(None, RunView()), AlgorithmConfig(**algorithm), reduce=reduce)
     log_probs_U = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
     loss, sums = objective(log_probs_U, log_probs_U * 0.3, batch)
     (found,) = torch.autograd.grad(loss, log_probs_U)

@@ -11,6 +11,7 @@ import pytest
 from slime_compat.calling import THREADS
 from slime_compat.reward import PathReward
 from slime_compat.rollout import PathFunctions
+from slime_core import RunView
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import activate
 from slime_core.rollout.rewards.pool import RewardFailure, RewardPool, RewardPoolSettings
@@ -35,12 +36,12 @@ async def test_an_async_function_scores_each_sample(write) -> None:
         """,
     )
     options.arguments.scale = 3
-    assert await PathReward(options).score(SAMPLES) == [3.0, 0.0]
+    assert await PathReward(options, RunView()).score(SAMPLES) == [3.0, 0.0]
 
 
 async def test_a_plain_function_runs_beside_the_event_loop(write) -> None:
     text = "import threading\ndef f(args, sample): return {'thread': threading.get_ident(), 'score': 1}\n"
-    (reward,) = await PathReward(write("custom_rm_path", text)).score(SAMPLES[:1])
+    (reward,) = await PathReward(write("custom_rm_path", text), RunView()).score(SAMPLES[:1])
     assert isinstance(reward, dict)
     assert (reward["score"], reward["thread"] == threading.get_ident()) == (1.0, False)
 
@@ -49,7 +50,7 @@ async def test_a_plain_function_runs_beside_the_event_loop(write) -> None:
 async def test_with_group_rm_the_function_gets_the_list(write, second: str) -> None:
     text = f"async def f(args, {second}, **kwargs): return [len({second}) + one.index for one in {second}]"
     options = write("custom_rm_path", text, "--group-rm")
-    assert await PathReward(options).score(SAMPLES) == [2.0, 3.0]
+    assert await PathReward(options, RunView()).score(SAMPLES) == [2.0, 3.0]
 
 
 ONE = "async def reward_func(args, sample, **kwargs): return float(sample.response == sample.label)"
@@ -101,12 +102,12 @@ async def test_a_function_over_samples_gets_all_that_are_scored_together(write) 
     options = write(
         "custom_rm_path", "async def batched_custom_rm(args, samples): return [len(samples)] * len(samples)"
     )
-    assert await PathReward(options).score(SAMPLES) == [2.0, 2.0]
+    assert await PathReward(options, RunView()).score(SAMPLES) == [2.0, 2.0]
 
 
 async def test_without_samples_nobody_is_asked(write) -> None:
     options = write("custom_rm_path", "def f(args, samples): raise AssertionError")
-    assert await PathReward(options).score([]) == []
+    assert await PathReward(options, RunView()).score([]) == []
 
 
 async def test_a_class_is_made_once_with_the_folder_of_its_model(write) -> None:
@@ -124,7 +125,7 @@ async def test_a_class_is_made_once_with_the_folder_of_its_model(write) -> None:
                 rewards = [len(p) + len(r) + len(self.model_path) + 100 * self.made for p, r in zip(prompts, responses)]
                 return np.array(rewards, np.float32)
         """
-    reward = PathReward(write("custom_rm_path", text, "--rm-model-path", "/m"))
+    reward = PathReward(write("custom_rm_path", text, "--rm-model-path", "/m"), RunView())
     assert await reward.score(SAMPLES) == [106.0, 106.0]
     assert await reward.score(SAMPLES[:1]) == [106.0]
 
@@ -135,12 +136,12 @@ async def test_a_class_gets_labels_where_it_asks_for_them(write) -> None:
             def compute_reward(self, prompts, responses, labels):
                 return [float(r == l) for r, l in zip(responses, labels)]
         """
-    assert await PathReward(write("custom_rm_path", text)).score(SAMPLES) == [1.0, 0.0]
+    assert await PathReward(write("custom_rm_path", text), RunView()).score(SAMPLES) == [1.0, 0.0]
 
 
 async def test_numbers_of_numpy_are_numbers_and_texts_beside_them_are_left_out(write) -> None:
     text = "import numpy as np\ndef f(args, sample): return {'score': np.float32(0.5), 'pred': 'four', 'acc': True}"
-    (reward,) = await PathReward(write("custom_rm_path", text)).score(SAMPLES[:1])
+    (reward,) = await PathReward(write("custom_rm_path", text), RunView()).score(SAMPLES[:1])
     assert reward == {"score": 0.5, "acc": 1.0}
 
 
@@ -162,7 +163,7 @@ async def test_numbers_of_numpy_are_numbers_and_texts_beside_them_are_left_out(w
 )
 async def test_what_is_no_reward_is_refused_with_the_name_of_the_flag(write, text: str, message: str) -> None:
     with pytest.raises(PluginError) as refused:
-        await PathReward(write("custom_rm_path", text)).score(SAMPLES)
+        await PathReward(write("custom_rm_path", text), RunView()).score(SAMPLES)
     assert str(refused.value).startswith(f"--custom-rm-path mine.py: {message}")
 
 
@@ -175,7 +176,7 @@ BAD_ONE = """
 
 
 async def test_a_failure_costs_its_own_sample(write) -> None:
-    first, second = await PathReward(write("custom_rm_path", BAD_ONE)).score(SAMPLES)
+    first, second = await PathReward(write("custom_rm_path", BAD_ONE), RunView()).score(SAMPLES)
     assert first == 1.0
     assert second == "--custom-rm-path mine.py: calling it failed with ValueError: a bad one (mine.py:4)"
 
@@ -183,7 +184,7 @@ async def test_a_failure_costs_its_own_sample(write) -> None:
 @pytest.mark.parametrize("value", ["None", "'1'", "next(iter([]))"])
 async def test_what_is_no_reward_costs_its_own_sample(write, value: str) -> None:
     text = f"def f(args, sample): return 2.0 if sample.index else {value}"
-    first, second = await PathReward(write("custom_rm_path", text)).score(SAMPLES)
+    first, second = await PathReward(write("custom_rm_path", text), RunView()).score(SAMPLES)
     assert (str(first).startswith("--custom-rm-path mine.py: "), second) == (True, 2.0)
 
 
@@ -231,7 +232,7 @@ async def test_calls_that_hang_keep_no_thread_from_later_ones(write) -> None:
         """
     options = write("custom_rm_path", text)
     options.arguments.end = threading.Event()
-    reward = PathReward(options)
+    reward = PathReward(options, RunView())
     hanging = [Sample(index=1)] * (THREADS + 1)
     try:
         with pytest.raises(TimeoutError):
@@ -246,7 +247,7 @@ async def test_calls_that_hang_keep_no_thread_from_later_ones(write) -> None:
 def test_a_class_that_cannot_be_made_is_refused(write) -> None:
     text = "class C:\n    def __init__(self): raise OSError('no such model')\n    def compute_reward(self, p, r): ..."
     with pytest.raises(PluginError, match="making the class failed with OSError: no such model"):
-        PathReward(write("custom_rm_path", text))
+        PathReward(write("custom_rm_path", text), RunView())
 
 
 async def test_a_function_of_a_file_scores_in_a_process_of_its_own(write) -> None:

@@ -29,7 +29,7 @@ def slime_register_reward_models():
 """
 CODE = """
 class Length:
-    def __init__(self, options): ...
+    def __init__(self, options, run): ...
     async def score(self, samples):
         return [-float(len(sample.response)) for sample in samples]
 """

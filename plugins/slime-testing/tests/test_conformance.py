@@ -24,7 +24,7 @@ def slime_register_reward_models():
     yield Component("mine", target=f"{__name__}:Reward")
 
 class Reward:
-    def __init__(self, options): pass
+    def __init__(self, options, run): pass
 
     async def score(self, samples):
         return sorted(len(sample.response) for sample in samples)

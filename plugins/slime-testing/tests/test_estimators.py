@@ -13,6 +13,10 @@ from slime_core import AdvantageTraits, Component, hookimpl
 def slime_register_advantage_estimators():
     traits = AdvantageTraits(reads={"rewards", "groups", "rollouts"})
     yield Component("mine", target=f"{__name__}:GroupRelative", traits=traits)
+
+@hookimpl
+def slime_options():
+    return GrpoOptions
 """
 SPREAD = "np.sqrt(_over_group(squares_R, group_R) / others_R)"
 CENTRED = "rewards_B - (sums_R / counts_R)[rollout_B]"

@@ -156,7 +156,7 @@ def slime_register_generate_functions():
     yield Component("mine", target=f"{__name__}:Search", traits=GenerateTraits(scope="sample"))
 
 class Search:
-    def __init__(self, options): pass
+    def __init__(self, options, run): pass
 
     async def __call__(self, context, sample, sampling):
         prompt_ids = context.encoder.encode(sample.prompt)

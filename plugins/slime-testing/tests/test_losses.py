@@ -104,7 +104,7 @@ def slime_register_corrections():
     yield Component("mine", target=f"{__name__}:Truncated")
 
 class Truncated:
-    def __init__(self, options): pass
+    def __init__(self, options, run): pass
 
     def __call__(self, terms):
         trained_T = terms.mask_T != 0

@@ -92,7 +92,7 @@ def slime_register_sample_transforms():
     yield Component("mine", target=f"{__name__}:Shaped", traits=TransformTraits(scope="group"))
 
 class Shaped:
-    def __init__(self, options): pass
+    def __init__(self, options, run): pass
 
     def __call__(self, samples):
         if len({sample.reward for sample in samples}) == 1:

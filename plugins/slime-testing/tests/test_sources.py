@@ -98,7 +98,7 @@ def slime_register_trackers():
     yield Component("mine", target=f"{__name__}:Lines")
 
 class Lines:
-    def __init__(self, options):
+    def __init__(self, options, run):
         self.file = open("lines.txt", "a")
 
     def log(self, step, metrics):

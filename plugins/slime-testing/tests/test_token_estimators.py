@@ -17,7 +17,7 @@ def slime_register_advantage_estimators():
     yield Component("mine", target=f"{__name__}:Whitened", traits=traits)
 
 class Whitened:
-    def __init__(self, options): pass
+    def __init__(self, options, run): pass
 
     def estimate(self, batch, reduce):
         rows = zip(batch.rewards_B.tolist(), batch.values_U.split(batch.lengths_B.tolist()))
@@ -50,7 +50,7 @@ def slime_register_advantage_estimators():
     yield Component("mine", target=f"{__name__}:Odd", traits=traits)
 
 class Odd:
-    def __init__(self, options): pass
+    def __init__(self, options, run): pass
 
     def estimate(self, batch, reduce):
         texts = batch.tokens_T.split(batch.total_lengths_B.tolist())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from slime_core import RunView
 from slime_core.builtin.instructions.following import instructions_of, variants
 from slime_core.types import Sample
 
@@ -40,8 +41,8 @@ def measured(sample: Sample) -> dict[str, float]:
 class Instructions:
     """Four numbers a sample, of which ``--reward-key`` says which one trains; see :func:`measured`."""
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[dict[str, float]]:
         """Four named numbers a sample, in order."""
@@ -51,8 +52,8 @@ class Instructions:
 class IfEval:
     """1.0 where the response does everything that was asked, as it stands, else 0.0."""
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """One reward a sample, in order."""
@@ -62,8 +63,8 @@ class IfEval:
 class IfBench:
     """1.0 where the response does everything that was asked, asterisks and outer lines aside, else 0.0."""
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """One reward a sample, in order."""

@@ -60,12 +60,11 @@ class CriticRank:
 
         self._settings = settings
         self._device = prepare_process(settings)
-        name, options = settings.architecture, settings.options
         where = f"critic rank {settings.rank}"
-        hooks = LifecycleHooks(registry, place=contracts.Place.RANK, options=options, where=where)
-        spec = build_model_spec(registry, name, options=options, hooks=hooks)
+        hooks = LifecycleHooks(registry, place=contracts.Place.RANK, options=settings.options, where=where)
+        spec = build_model_spec(registry, settings, hooks=hooks)
         self._accepts = accepted_inputs(registry, settings)
-        self.critic = Critic(spec, builder=who_builds(registry, name), settings=settings)
+        self.critic = Critic(spec, builder=who_builds(registry, settings.architecture), settings=settings)
         self._steps: list[list[Any]] = []
         self._shards: Sequence[TrainBatch] = ()
         self._places: list[Place] = []

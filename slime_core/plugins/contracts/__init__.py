@@ -1,7 +1,8 @@
 """What the targets of components implement: one Protocol a kind, and the records they take and return.
 
-Every target is called once with the plugin's options object (None where the plugin has no options) and the result is
-used for the whole run. numpy and torch appear in annotations only, so that importing this package stays cheap.
+Every target is called once, as ``Target(options, run)``: with the plugin's options object (None where the plugin has no
+options) and a :class:`RunView`. The result is used for the whole run. numpy and torch appear in annotations only, so
+that importing this package stays cheap.
 """
 
 from slime_core.plugins.contracts.advantages import (
@@ -38,6 +39,7 @@ from slime_core.plugins.contracts.rollouts import (
     RolloutTransform,
     Transformed,
 )
+from slime_core.plugins.contracts.run import RunPlan, RunView, Tokenizer
 from slime_core.plugins.contracts.trackers import Tracker
 
 __all__ = [
@@ -71,9 +73,12 @@ __all__ = [
     "RewardModel",
     "RolloutTransform",
     "RunInfo",
+    "RunPlan",
+    "RunView",
     "Segments",
     "TokenAdvantageEstimator",
     "TokenAdvantages",
+    "Tokenizer",
     "Tracker",
     "TrainStep",
     "Transformed",

@@ -131,7 +131,7 @@ class PromptRequest:
 class DataSource(Protocol):
     """Hands out prompt groups, and can be put back to where it was.
 
-    Its target is called with the plugin's options and ``request=``, a :class:`PromptRequest`.
+    Its target finds what it is asked for in ``run.prompts``, a :class:`PromptRequest`.
     """
 
     def next_groups(self, n: int) -> list[PromptGroup]:

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import regex
+from pydantic import BaseModel, ConfigDict
 
-from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.errors import ConfigError, PluginError, ServiceError
 from slime_core.plugins.boundary import boundary
+from slime_core.plugins.contracts import RunView
 from slime_core.prompts.named import RM_URL, not_allowed
 from slime_core.services import Service, model_url
 from slime_core.types import JsonValue, Reward, RewardFailure, Sample
@@ -60,6 +61,31 @@ _PLACE = re.compile(r"\{(prompt|response|label)\}")
 Answers = list[Reward | RewardFailure]
 
 
+class _Settings(BaseModel):
+    """Those settings of a run that say what is asked for rewards, and how."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rm_url: str | None = None
+    rm_row_urls: tuple[str, ...] = ()
+    rm_token_env: str | None = None
+    rm_retry_statuses: tuple[int, ...] = ()
+    rm_batch_size: int = 1
+    rm_concurrency: int = 64
+    rm_model: str | None = None
+    rm_tokenizer: Path | None = None
+    rm_judge_prompt: Path | None = None
+    rm_judge_pattern: str | None = None
+    rm_judge_max_tokens: int = 512
+    reward_timeout_s: float = 30.0
+    trust_remote_code: bool = False
+
+    @classmethod
+    def of(cls, run: RunView) -> _Settings:
+        """What the run says; where it says nothing, the default."""
+        return cls.model_validate({name: run.settings[name] for name in cls.model_fields if name in run.settings})
+
+
 class RemoteReward:
     """Asks the service at ``rm_url``, or that of ``rm_row_urls`` which a row names as ``rm_url`` in its metadata: up to
     ``rm_batch_size`` samples of a group in one question.
@@ -68,14 +94,16 @@ class RemoteReward:
     several are a list of such, and so is their answer.
 
     Arguments:
-        options: the settings of the run.
+        options: none.
+        run: its settings ``rm_...`` say what is asked, and how.
 
     Raises:
         ConfigError: there is no ``rm_url``, or it names an environment variable that is not set.
     """
 
-    def __init__(self, options: RunConfig) -> None:
-        settings = options.rollout
+    def __init__(self, options: object, run: RunView) -> None:
+        del options
+        settings = _Settings.of(run)
         if settings.rm_url is None:
             raise ConfigError("rm_type asks a service for rewards, and rm_url is not set; add --rm-url URL")
         self._batch, self._url = settings.rm_batch_size, settings.rm_url
@@ -132,17 +160,18 @@ class ServedReward:
     """The output of a reward model with one output, for prompt and response; ``rm_tokenizer`` says how they are put.
 
     Arguments:
-        options: the settings of the run.
-        models: name -> URL of the models beside the policy.
+        options: none.
+        run: its ``models``, and its settings ``rm_...``.
 
     Raises:
         ConfigError: ``rm_model`` names none of them.
     """
 
-    def __init__(self, options: RunConfig, *, models: Mapping[str, str]) -> None:
-        settings = options.rollout
-        self._name, url = _model(settings, models, "/v1/embeddings")
-        self._folder, self._trusts = settings.rm_tokenizer, options.model.trust_remote_code
+    def __init__(self, options: object, run: RunView) -> None:
+        del options
+        settings = _Settings.of(run)
+        self._name, url = _model(settings, run.models, "/v1/embeddings")
+        self._folder, self._trusts = settings.rm_tokenizer, settings.trust_remote_code
         self._service = _service(url, settings)
 
     async def score(self, samples: Sequence[Sample]) -> Answers:
@@ -184,17 +213,18 @@ class JudgeReward:
     """The number that a language model writes about a response, drawn greedily.
 
     Arguments:
-        options: the settings of the run; ``rm_judge_prompt`` is the file of what it is asked, ``rm_judge_pattern``
-            where its number stands.
-        models: name -> URL of the models beside the policy.
+        options: none.
+        run: its ``models``, and its settings ``rm_...``: ``rm_judge_prompt`` is the file of what the judge is asked,
+            ``rm_judge_pattern`` where its number stands.
 
     Raises:
         ConfigError: ``rm_model`` names none of them.
     """
 
-    def __init__(self, options: RunConfig, *, models: Mapping[str, str]) -> None:
-        settings = options.rollout
-        self._name, url = _model(settings, models, "/v1/chat/completions")
+    def __init__(self, options: object, run: RunView) -> None:
+        del options
+        settings = _Settings.of(run)
+        self._name, url = _model(settings, run.models, "/v1/chat/completions")
         self._asked = JUDGE if settings.rm_judge_prompt is None else _read(settings.rm_judge_prompt)
         self._pattern = regex.compile(settings.rm_judge_pattern or SCORE)
         self._max_tokens = settings.rm_judge_max_tokens
@@ -243,7 +273,7 @@ def filled(template: str, sample: Sample) -> str:
     return _PLACE.sub(lambda place: texts[place[1]], template)
 
 
-def _model(settings: RolloutConfig, models: Mapping[str, str], endpoint: str) -> tuple[str, str]:
+def _model(settings: _Settings, models: Mapping[str, str], endpoint: str) -> tuple[str, str]:
     if settings.rm_model is None:
         raise ConfigError(
             f"rm_type asks a model for rewards, and rm_model is not set; add --rm-model NAME. The run serves "
@@ -264,7 +294,7 @@ def _retry_hint(error: ServiceError) -> str:
     return f"; --rm-retry-statuses {error.status} asks again after it" if is_passing else ""
 
 
-def _service(url: str, settings: RolloutConfig, **own: Any) -> Service:
+def _service(url: str, settings: _Settings, **own: Any) -> Service:
     return Service(url, timeout_s=settings.reward_timeout_s, max_in_flight=settings.rm_concurrency, **own)
 
 

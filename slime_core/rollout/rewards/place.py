@@ -7,7 +7,7 @@ Either way it gives each sample a reward or a :class:`~slime_core.types.RewardFa
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from slime_core.config.reward_sum import reward_terms
@@ -34,13 +34,10 @@ class Rewarding:
         registry: says where each runs.
         make: a component by its name, made with its plugin's options, for those that run here.
         pool: for the others; None: there is no manifest that a process could load, so all run here.
-        models: name -> URL of the models beside the policy.
     """
 
-    def __init__(
-        self, registry: Registry, *, make: Callable[..., Any], pool: RewardPool | None, models: Mapping[str, str]
-    ) -> None:
-        self._registry, self._make, self._pool, self._models = registry, make, pool, models
+    def __init__(self, registry: Registry, *, make: Callable[[str], Any], pool: RewardPool | None) -> None:
+        self._registry, self._make, self._pool = registry, make, pool
         self._made: dict[str, Scorer] = {}
 
     def __call__(self, name: str) -> Scorer:
@@ -56,8 +53,7 @@ class Rewarding:
     def _make_one(self, name: str) -> Scorer:
         traits: Any = self._registry.find(Kind.REWARD_MODEL, name).traits
         if self._pool is None or traits.runs_in == "sampler":
-            more = {"models": self._models} if traits.asks_models else {}
-            return InSampler(name, self._make(name, **more))
+            return InSampler(name, self._make(name))
         return InPool(name, self._pool, together=traits.scope == "group")
 
     async def close(self) -> None:
@@ -80,11 +76,11 @@ def pool_of(manifest: Manifest | None, settings: SamplerSettings) -> RewardPool 
         RewardPoolSettings(
             manifest.to_json(),
             settings.options,
+            settings.run,
             num_workers=rollout.reward_num_workers or num_workers_of(len(os.sched_getaffinity(0))),
             timeout_s=rollout.reward_timeout_s,
             memory_gib=rollout.reward_memory_gib,
             log_file=settings.rewards_log,
-            models=settings.model_urls,
         )
     )
 

@@ -29,6 +29,7 @@ import psutil  # type: ignore[import-untyped]
 
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.boundary import boundary
+from slime_core.plugins.contracts import RunView
 from slime_core.rollout.engines.keeper import die_with
 from slime_core.rollout.rewards.worker import read_frame, write_frame
 from slime_core.types import Reward, RewardFailure, Sample
@@ -58,20 +59,20 @@ class RewardPoolSettings:
     Arguments:
         manifest: the run's plugins, as :meth:`slime_core.plugins.manifest.Manifest.to_json` writes them.
         options: plugin name -> its options object.
+        run: what every reward model is made with.
         num_workers: processes.
         timeout_s: seconds that one call may take.
         memory_gib: memory that one process and its children may use.
         log_file: receives what rewards print; None: nothing does.
-        models: name -> URL of the models beside the policy, for rewards that ask them.
     """
 
     manifest: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    run: RunView = field(default_factory=RunView)
     num_workers: int = 2
     timeout_s: float = 30.0
     memory_gib: float = 4.0
     log_file: Path | None = None
-    models: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def memory_bytes(self) -> int:
@@ -135,7 +136,7 @@ class RewardProcess:
             "manifest": settings.manifest,
             # Objects of classes that plugins define: readable there once those are loaded.
             "options": pickle.dumps(dict(settings.options)),
-            "models": dict(settings.models),
+            "run": settings.run.to_json(),
             "timeout_s": settings.timeout_s,
             "memory_bytes": settings.memory_bytes,
         }

@@ -31,6 +31,8 @@ import psutil  # type: ignore[import-untyped]
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
+from slime_core.plugins.construction import construct
+from slime_core.plugins.contracts import RunView
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.plugins.registration import Registry
 from slime_core.rollout.engines.keeper import HEARD, LIBC, die_with, stand_before
@@ -153,7 +155,7 @@ class _Worker:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         self._registry: Registry = attach(Manifest.from_json(setup["manifest"]))
         self._options: dict[str, Any] = pickle.loads(setup["options"])
-        self._urls: dict[str, str] = setup["models"]
+        self._run_view = RunView.from_json(setup["run"])
         self._timeout_s: float = setup["timeout_s"]
         self._writer, self._process = writer, os.getpid()
         self._models: dict[str, Any] = {}
@@ -193,10 +195,7 @@ class _Worker:
 
     def _model(self, name: str) -> Any:
         if name not in self._models:
-            owner = self._registry.owner(Kind.REWARD_MODEL, name)
-            traits: Any = self._registry.find(Kind.REWARD_MODEL, name).traits
-            more = {"models": self._urls} if traits.asks_models else {}
-            model = self._registry.load(Kind.REWARD_MODEL, name)(self._options.get(owner.name), **more)
+            model = construct(self._registry, Kind.REWARD_MODEL, name, self._options, self._run_view)
             if isinstance(model, _Apart) and model.scores_each:
                 self.say(apart=name)  # now: what it does next may end the process
             self._models[name] = model

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slime_core import GroupedRewards, Sample
+from slime_core import GroupedRewards, RunView, Sample
 from slime_core.builtin.advantages import NoAdvantage
 from slime_core.builtin.rewards import NoReward
 
@@ -10,10 +10,10 @@ from slime_core.builtin.rewards import NoReward
 def test_no_reward_makes_an_advantage():
     rewards_B = np.array([1, 0, 5], np.float32)
     counts_B = np.array([1, 2, 3], np.int64)
-    found = NoAdvantage().estimate(GroupedRewards(rewards_B, counts_B, counts_B, counts_B))
+    found = NoAdvantage(None, RunView()).estimate(GroupedRewards(rewards_B, counts_B, counts_B, counts_B))
     assert found.tolist() == [0, 0, 0]
     assert found.dtype == np.float32
 
 
 async def test_nothing_is_rewarded():
-    assert await NoReward().score([Sample(response="4", label="4"), Sample()]) == [0.0, 0.0]
+    assert await NoReward(None, RunView()).score([Sample(response="4", label="4"), Sample()]) == [0.0, 0.0]

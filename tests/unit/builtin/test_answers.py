@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from slime_core import RunView
 from slime_core.builtin.answers import after_thinking, answer_line, last_boxed
 from slime_core.builtin.mathematics import BoxedMathematics, Dapo, DeepScaleR, Mathematics
 from slime_core.builtin.rewards import ExactMatch
@@ -42,7 +43,7 @@ def test_the_last_answer_line_counts() -> None:
 
 
 async def score(reward: object, response: str, label: Any) -> object:
-    (found,) = await reward(None).score([Sample(response=response, label=label)])  # type: ignore[operator]
+    (found,) = await reward(None, RunView()).score([Sample(response=response, label=label)])  # type: ignore[operator]
     return found
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from slime_core import CorrectionSettings, CorrectionTerms
+from slime_core import CorrectionSettings, CorrectionTerms, RunView
 from slime_core.builtin.corrections import IcePop, TruncatedImportanceSampling
 
 
@@ -20,7 +20,7 @@ def terms(ratios, *, mask=None, low=0.0, high=2.0) -> CorrectionTerms:
 
 
 def correct(found: CorrectionTerms):
-    return TruncatedImportanceSampling()(found)
+    return TruncatedImportanceSampling(None, RunView())(found)
 
 
 def test_weights_by_hand():
@@ -60,7 +60,7 @@ def test_masked_and_impossible_tokens_leave_everything_finite():
     assert all(bool(values_T.isfinite().all()) for values_T in found.metrics_T.values())
 
 
-@pytest.mark.parametrize("correction", [TruncatedImportanceSampling(), IcePop()])
+@pytest.mark.parametrize("correction", [TruncatedImportanceSampling(None, RunView()), IcePop(None, RunView())])
 def test_bad_input_is_refused(correction):
     with pytest.raises(ValueError, match=r"tis_clip_low is 3\.0 and tis_clip is 2\.0; accepted are 0 <= tis_clip_low"):
         correction(terms([1.0], low=3.0))
@@ -74,7 +74,7 @@ def test_bad_input_is_refused(correction):
 
 def test_icepop_by_hand():
     # M(k) = k within [0.5, 5], else 0: Ling Team 2025 (2510.18855).
-    found = IcePop()(terms([0.25, 0.5000001, 1.0, 4.9, 8.0], low=0.5, high=5.0))
+    found = IcePop(None, RunView())(terms([0.25, 0.5000001, 1.0, 4.9, 8.0], low=0.5, high=5.0))
     assert found.weights_T.tolist() == pytest.approx([0, 0.5, 1, 4.9, 0])
     assert found.mask_T.tolist() == [1, 1, 1, 1, 1]
     assert found.metrics_T["icepop"].tolist() == pytest.approx([0.25, 0.5, 1, 4.9, 8])
@@ -85,7 +85,7 @@ def test_icepop_leaves_masked_and_impossible_tokens_finite():
     batch = terms([1.0, 1.0, 1.0], mask=[1.0, 0.0, 1.0])
     batch.rollout_log_probs_T[1] = math.nan
     batch.rollout_log_probs_T[2] = -math.inf
-    found = IcePop()(batch)
+    found = IcePop(None, RunView())(batch)
     assert found.weights_T[[0, 2]].tolist() == [1, 0]
     assert all(bool(values_T.isfinite().all()) for values_T in found.metrics_T.values())
 
@@ -93,5 +93,8 @@ def test_icepop_leaves_masked_and_impossible_tokens_finite():
 def test_icepop_judges_each_token_by_itself():
     ratios = torch.rand(8, generator=torch.Generator().manual_seed(0)).mul(4)
     order = torch.arange(7, -1, -1)
-    whole, moved = IcePop()(terms(ratios.tolist())), IcePop()(terms(ratios[order].tolist()))
+    whole, moved = (
+        IcePop(None, RunView())(terms(ratios.tolist())),
+        IcePop(None, RunView())(terms(ratios[order].tolist())),
+    )
     assert moved.weights_T.tolist() == pytest.approx(whole.weights_T[order].tolist(), rel=1e-5)

@@ -5,7 +5,7 @@ from string import ascii_uppercase
 
 import pytest
 
-from slime_core import Sample
+from slime_core import RunView, Sample
 from slime_core.builtin.instructions.counting import COUNTING
 from slime_core.builtin.instructions.following import KNOWN, Instruction, instructions_of, variants
 from slime_core.builtin.instructions.forming import FORMING
@@ -232,9 +232,9 @@ def test_shares_and_all_strictly_and_loosely():
 
 async def test_ifeval_is_strict_and_ifbench_is_loose():
     samples = [row("startend:quotation", response='Sure:\n"fine"'), row("startend:quotation", response='"fine"')]
-    assert await IfEval().score(samples) == [0.0, 1.0]
-    assert await IfBench().score(samples) == [1.0, 1.0]
-    assert [one["strict_share"] for one in await Instructions().score(samples)] == [0.0, 1.0]
+    assert await IfEval(None, RunView()).score(samples) == [0.0, 1.0]
+    assert await IfBench(None, RunView()).score(samples) == [1.0, 1.0]
+    assert [one["strict_share"] for one in await Instructions(None, RunView()).score(samples)] == [0.0, 1.0]
 
 
 def test_arguments_of_other_kinds_are_null_and_whole_numbers_may_be_floats():

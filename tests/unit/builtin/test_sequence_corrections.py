@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from slime_core import CorrectionSettings, CorrectionTerms
+from slime_core import CorrectionSettings, CorrectionTerms, RunView
 from slime_core.builtin.sequence_corrections import MaskedImportanceSampling, OffPolicySequenceMasking, Veto
 from slime_testing.packed import SequenceSums
 
 ALL = [
-    (MaskedImportanceSampling(), {"mis_level": "sequence", "mis_mode": "mask"}),
-    (MaskedImportanceSampling(), {"mis_level": "geometric", "mis_mode": "clip"}),
-    (MaskedImportanceSampling(), {"mis_level": "token", "mis_mode": "clip"}),
-    (Veto(), {"veto_threshold": 0.6}),
-    (OffPolicySequenceMasking(), {"opsm_delta": 0.1}),
+    (MaskedImportanceSampling(None, RunView()), {"mis_level": "sequence", "mis_mode": "mask"}),
+    (MaskedImportanceSampling(None, RunView()), {"mis_level": "geometric", "mis_mode": "clip"}),
+    (MaskedImportanceSampling(None, RunView()), {"mis_level": "token", "mis_mode": "clip"}),
+    (Veto(None, RunView()), {"veto_threshold": 0.6}),
+    (OffPolicySequenceMasking(None, RunView()), {"opsm_delta": 0.1}),
 ]
 
 
@@ -56,7 +56,7 @@ GEOMETRIC = (3**0.5, 0.25 ** (1 / 3))
 )
 def test_every_level_and_mode_by_hand(level, mode, expected):
     batch = terms(*RESPONSES, mis_level=level, mis_mode=mode, mis_clip=1.6, mis_clip_low=0.6)
-    found = MaskedImportanceSampling()(batch)
+    found = MaskedImportanceSampling(None, RunView())(batch)
     assert found.weights_T.tolist() == pytest.approx(expected)
     assert found.mask_T.tolist() == [1] * 5
     raw = {"token": [1.5, 2, 0.5, 1, 0.5], "sequence": [3] * 2 + [0.25] * 3, "geometric": [GEOMETRIC[0]] * 2}[level]
@@ -67,14 +67,14 @@ def test_every_level_and_mode_by_hand(level, mode, expected):
 
 def test_only_trained_tokens_form_the_ratio_of_a_response():
     batch = terms((1.5, 100.0, 1.2), mask=[1.0, 0.0, 1.0], mis_level="sequence", mis_clip=10.0)
-    assert MaskedImportanceSampling()(batch).weights_T.tolist() == pytest.approx([1.8] * 3)
+    assert MaskedImportanceSampling(None, RunView())(batch).weights_T.tolist() == pytest.approx([1.8] * 3)
     geometric = replace(batch, settings=replace(batch.settings, mis_level="geometric"))
-    assert MaskedImportanceSampling()(geometric).weights_T.tolist() == pytest.approx([1.8**0.5] * 3)
+    assert MaskedImportanceSampling(None, RunView())(geometric).weights_T.tolist() == pytest.approx([1.8**0.5] * 3)
 
 
 def test_a_product_beyond_float_stays_finite():
     batch = terms((math.exp(15.0),) * 8, mis_level="sequence", mis_clip=3.0)
-    found = MaskedImportanceSampling()(batch)
+    found = MaskedImportanceSampling(None, RunView())(batch)
     assert found.weights_T.tolist() == [3.0] * 8
     assert found.metrics_T["mis"].tolist() == pytest.approx([math.exp(20.0)] * 8)
 
@@ -97,7 +97,7 @@ def test_a_product_beyond_float_stays_finite():
 )
 def test_settings_that_are_wrong_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        MaskedImportanceSampling()(terms((1.0,), **settings))
+        MaskedImportanceSampling(None, RunView())(terms((1.0,), **settings))
 
 
 # --- Veto -------------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def test_settings_that_are_wrong_are_refused(settings, message):
 
 def test_one_impossible_token_takes_its_whole_response_out():
     batch = terms((1.0, 1.0), (1.0, 0.009, 1.0), (0.011, 1.0), veto_threshold=0.01)
-    found = Veto()(batch)
+    found = Veto(None, RunView())(batch)
     assert found.mask_T.tolist() == [1, 1, 0, 0, 0, 1, 1]
     assert found.weights_T.tolist() == [1] * 7
     assert found.metrics_T["veto_fraction"].tolist() == [0, 0, 1, 1, 1, 0, 0]
@@ -113,13 +113,13 @@ def test_one_impossible_token_takes_its_whole_response_out():
 
 
 def test_a_masked_token_vetoes_nothing_and_stays_masked():
-    found = Veto()(terms((1.0, 1e-6), (1.0, 1.0), mask=[1.0, 0.0, 1.0, 0.0]))
+    found = Veto(None, RunView())(terms((1.0, 1e-6), (1.0, 1.0), mask=[1.0, 0.0, 1.0, 0.0]))
     assert found.mask_T.tolist() == [1, 0, 1, 0]
 
 
 def test_a_threshold_has_to_be_above_zero():
     with pytest.raises(ValueError, match="veto_threshold is 0; accepted is a number above 0"):
-        Veto()(terms((1.0,), veto_threshold=0))
+        Veto(None, RunView())(terms((1.0,), veto_threshold=0))
 
 
 # --- Off-policy sequence masking --------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def moved(old_minus_current, advantages, lengths, *, delta=0.1, mask=None) -> Co
 def test_a_response_of_negative_advantage_that_was_left_too_far_counts_zero():
     # Means 0.2, 0.2, 0.05 and -0.3; DeepSeek-V3.2 (2512.02556), section 3.1.
     batch = moved([0.1, 0.3, 0.1, 0.3, 0.1, 0.0, -0.3], [-1.0, -1, 1, 1, -1, -1, -1], [2, 2, 2, 1])
-    found = OffPolicySequenceMasking()(batch)
+    found = OffPolicySequenceMasking(None, RunView())(batch)
     assert found.weights_T.tolist() == [0, 0, 1, 1, 1, 1, 1]
     assert found.mask_T.tolist() == [1] * 7
     assert found.metrics_T["opsm_clipfrac"].tolist() == [1, 1, 0, 0, 0, 0, 0]
@@ -149,22 +149,24 @@ def test_a_response_of_negative_advantage_that_was_left_too_far_counts_zero():
 
 
 def test_where_advantages_differ_within_a_response_only_negative_tokens_count_zero():
-    found = OffPolicySequenceMasking()(moved([0.2, 0.2], [-1.0, 1.0], [2]))
+    found = OffPolicySequenceMasking(None, RunView())(moved([0.2, 0.2], [-1.0, 1.0], [2]))
     assert found.weights_T.tolist() == [0, 1]
 
 
 def test_masked_tokens_take_no_part_in_the_mean():
-    found = OffPolicySequenceMasking()(moved([0.2, 9.0, 0.0], [-1.0, -1, -1], [3], mask=[1.0, 0.0, 1.0], delta=0.15))
+    found = OffPolicySequenceMasking(None, RunView())(
+        moved([0.2, 9.0, 0.0], [-1.0, -1, -1], [3], mask=[1.0, 0.0, 1.0], delta=0.15)
+    )
     assert found.weights_T.tolist() == [1, 1, 1]
     assert found.metrics_T["opsm_kl"].tolist() == pytest.approx([0.1] * 3)
 
 
 def test_what_it_reads_has_to_be_there():
     with pytest.raises(ValueError, match="opsm needs current_log_probs_T and advantages_T; found None"):
-        OffPolicySequenceMasking()(terms((1.0,)))
+        OffPolicySequenceMasking(None, RunView())(terms((1.0,)))
     short = replace(moved([0.2], [-1.0], [1]), advantages_T=torch.zeros(2))
     with pytest.raises(ValueError, match=r"and advantages_T must have one shape; found \(1,\) and \(1,\) and \(2,\)"):
-        OffPolicySequenceMasking()(short)
+        OffPolicySequenceMasking(None, RunView())(short)
 
 
 # --- What holds for all of them ---------------------------------------------------------------------------------------
@@ -289,12 +291,12 @@ def policy_gradient(correction, **settings) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def test_weights_of_whole_responses_make_the_engines_responses_count_as_the_trainers():
-    found, wanted = policy_gradient(MaskedImportanceSampling(), mis_level="sequence", mis_clip=1e6)
+    found, wanted = policy_gradient(MaskedImportanceSampling(None, RunView()), mis_level="sequence", mis_clip=1e6)
     assert found.flatten().tolist() == pytest.approx(wanted.flatten().tolist(), abs=1e-6)
 
 
 def test_weights_of_tokens_come_nearer_and_stay_biased():
     one = {"mis_level": "token", "mis_mode": "clip", "mis_clip": 1.0, "mis_clip_low": 1.0}
-    plain, wanted = policy_gradient(MaskedImportanceSampling(), **one)
-    tokens, _ = policy_gradient(MaskedImportanceSampling(), mis_level="token", mis_clip=1e6)
+    plain, wanted = policy_gradient(MaskedImportanceSampling(None, RunView()), **one)
+    tokens, _ = policy_gradient(MaskedImportanceSampling(None, RunView()), mis_level="token", mis_clip=1e6)
     assert 0.01 < (tokens - wanted).norm() < 0.8 * (plain - wanted).norm()

@@ -223,8 +223,8 @@ def test_check_imports_the_heavy_targets_too(tmp_path: Path, capsys: pytest.Capt
         "    yield Component('flat', target=f'{__name__}:Flat', traits=AdvantageTraits(policy_loss='steep'))\n"
         "@hookimpl\ndef slime_register_policy_losses():\n"
         "    yield Component('steep', target=f'{__name__}:Steep')\n"
-        "class Flat:\n    def __init__(self, options): ...\n    def estimate(self, batch): ...\n"
-        "class Steep:\n    def __init__(self, options): ...\n"
+        "class Flat:\n    def __init__(self, options, run): ...\n    def estimate(self, batch): ...\n"
+        "class Steep:\n    def __init__(self, options, run): ...\n"
     )
     assert main(["check", "--plugin", str(mine), "--advantage-estimator", "flat"]) == 2
     assert "  - it has no method __call__\nThe contract is PolicyLoss" in capsys.readouterr().err

@@ -22,7 +22,7 @@ def slime_register_trackers():
     yield Component("broken", target=f"{__name__}:Broken")
 
 class Broken:
-    def __init__(self, options):
+    def __init__(self, options, run):
         raise KeyError("no account")
 
     def log(self, step, metrics): ...

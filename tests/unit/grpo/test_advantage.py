@@ -8,11 +8,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime_core import GroupedRewards
+from slime_core import GroupedRewards, RunView
 from slime_grpo.advantage import GroupCentred, GroupRelative, LeaveOneOut
 from slime_grpo.options import GrpoOptions
 
-ESTIMATORS = [GroupRelative(), GroupRelative(GrpoOptions(std_normalization=False)), GroupCentred(), LeaveOneOut()]
+RUN, OPTIONS = RunView(), GrpoOptions()
+GRPO, DR_GRPO, RLOO = (
+    GroupRelative(OPTIONS, RUN, RunView()),
+    GroupCentred(OPTIONS, RUN, RunView()),
+    LeaveOneOut(OPTIONS, RUN, RunView()),
+)
+CENTRED = GroupRelative(GrpoOptions(std_normalization=False), RUN, RunView())
+ESTIMATORS = [
+    GRPO,
+    CENTRED,
+    DR_GRPO,
+    RLOO,
+]
 each = pytest.mark.parametrize("estimator", ESTIMATORS, ids=["grpo", "grpo without std", "dr_grpo", "rloo"])
 
 
@@ -28,7 +40,7 @@ rewards_and_groups = st.lists(st.tuples(st.floats(-100, 100, width=32), st.integ
 
 def test_grpo_by_hand():
     # mean 0.5, squares 4 * 0.25, unbiased deviation sqrt(1 / 3)
-    found = GroupRelative().estimate(batch([1, 0, 0, 1], [7, 7, 7, 7]))
+    found = GRPO.estimate(batch([1, 0, 0, 1], [7, 7, 7, 7]))
     one = 0.5 / (math.sqrt(1 / 3) + 1e-6)
     assert found.tolist() == pytest.approx([one, -one, -one, one], rel=1e-6)
     assert found.dtype == np.float32
@@ -37,25 +49,28 @@ def test_grpo_by_hand():
 def test_grpo_divides_as_torch_does():
     rewards = torch.tensor([0.3, -1.2, 2.5, 0.0, 0.7])
     expected = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
-    assert GroupRelative().estimate(batch(rewards.tolist(), [3] * 5)).tolist() == pytest.approx(
-        expected.tolist(), rel=1e-5
-    )
+    assert GRPO.estimate(batch(rewards.tolist(), [3] * 5)).tolist() == pytest.approx(expected.tolist(), rel=1e-5)
 
 
 def test_dr_grpo_by_hand():
-    assert GroupCentred().estimate(batch([1, 0, 0, 3], [5, 5, 5, 5])).tolist() == [0.0, -1.0, -1.0, 2.0]
+    assert DR_GRPO.estimate(batch([1, 0, 0, 3], [5, 5, 5, 5])).tolist() == [
+        0.0,
+        -1.0,
+        -1.0,
+        2.0,
+    ]
 
 
 def test_rloo_by_hand():
     # 3 - mean(1, 0, 0); 1 - mean(3, 0, 0); 0 - mean(3, 1, 0)
-    found = LeaveOneOut().estimate(batch([3, 1, 0, 0], [5, 5, 5, 5]))
+    found = RLOO.estimate(batch([3, 1, 0, 0], [5, 5, 5, 5]))
     assert found.tolist() == pytest.approx([8 / 3, 0.0, -4 / 3, -4 / 3])
 
 
 def test_without_the_deviation_grpo_is_dr_grpo():
     given_batch = batch([1, 0, 0.25, 3, -2], [1, 2, 1, 2, 1])
-    plain = GroupRelative(GrpoOptions(std_normalization=False)).estimate(given_batch)
-    assert plain.tolist() == GroupCentred().estimate(given_batch).tolist()
+    plain = CENTRED.estimate(given_batch)
+    assert plain.tolist() == DR_GRPO.estimate(given_batch).tolist()
 
 
 @each
@@ -116,13 +131,13 @@ def test_a_group_does_not_see_the_others(estimator, rows, other):
 
 
 def test_grpo_does_not_change_with_the_unit_of_the_reward():
-    small, large = (GroupRelative().estimate(batch([scale, 0, 3 * scale], [1, 1, 1])) for scale in (1.0, 1000.0))
+    small, large = (GRPO.estimate(batch([scale, 0, 3 * scale], [1, 1, 1])) for scale in (1.0, 1000.0))
     np.testing.assert_allclose(small, large, rtol=1e-5)
 
 
 def test_a_reward_that_is_not_finite_never_reaches_an_advantage():
     with pytest.raises(ValueError, match="a reward is NaN or infinite"):
-        GroupRelative().estimate(batch([1, float("nan")], [0, 0]))
+        GRPO.estimate(batch([1, float("nan")], [0, 0]))
 
 
 def test_an_option_that_does_not_exist_is_refused():

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.learner.columns import Columns
@@ -24,7 +25,7 @@ def columns(*, loss_reads: frozenset[str] = OLD, reads: set[str] | None = None, 
     names = settings.pop("corrections", ())
     algorithm = AlgorithmConfig(**settings)
     corrections = Corrections([NamedCorrection(lambda terms: terms, name) for name in names])
-    objective = Objective(Clipped(), algorithm, corrections=corrections, **named)
+    objective = Objective(Clipped(None, RunView()), algorithm, corrections=corrections, **named)
     estimation = None
     if reads is not None:
         unused: Any = None

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import CheckpointError, ConfigError, PluginError
@@ -30,7 +31,7 @@ def test_a_policy_loss_that_cannot_be_made_is_named(monkeypatch):
     registry = activate(()).registry
     monkeypatch.setattr(type(registry), "load", lambda self, kind, name: failing(KeyError("weight")))
     with pytest.raises(PluginError) as caught:
-        build_objective(registry, "clipped", AlgorithmConfig(), options={})
+        build_objective(registry, "clipped", AlgorithmConfig(), options={}, run=RunView())
     text = str(caught.value)
     assert text.startswith("plugin 'core'")
     assert "making policy loss 'clipped' failed with KeyError: 'weight' (" in text
@@ -43,13 +44,15 @@ def test_what_a_component_refuses_itself_is_said_as_it_is(monkeypatch):
         type(registry), "load", lambda self, kind, name: failing(ConfigError("clip_low must be below 1"))
     )
     with pytest.raises(ConfigError, match=r"^clip_low must be below 1$"):
-        build_objective(registry, "clipped", AlgorithmConfig(), options={})
+        build_objective(registry, "clipped", AlgorithmConfig(), options={}, run=RunView())
 
 
 @pytest.mark.parametrize(("generate_function", "drawn"), [(None, True), ("single_turn", True), ("from_label", False)])
 def test_whether_engines_draw_what_is_trained_is_said_by_the_generate_function(generate_function, drawn):
     registry = activate(()).registry
-    found = build_objective(registry, "clipped", AlgorithmConfig(), options={}, generate_function=generate_function)
+    found = build_objective(
+        registry, "clipped", AlgorithmConfig(), options={}, run=RunView(), generate_function=generate_function
+    )
     assert bool(found._distance(torch.zeros(1))) is drawn
 
 
@@ -95,6 +98,6 @@ def test_a_model_spec_that_cannot_load_is_named(error, kind, message):
 def test_with_several_steps_whatever_reads_the_log_probs_of_before_gets_them(objective, reads, expected):
     settings = {name: value for name, value in objective.items() if value is True}
     parts = {name: value for name, value in objective.items() if value is not True}
-    found = Objective(Clipped(), AlgorithmConfig(**settings), **parts)
+    found = Objective(Clipped(None, RunView()), AlgorithmConfig(**settings), **parts)
     columns = Columns(found, None, loss_reads=frozenset(reads))
     assert (columns.old(1), columns.old(2)) == expected

@@ -10,6 +10,7 @@ pytest.importorskip("megatron.core")
 
 import torch
 
+from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import RunError
@@ -28,7 +29,7 @@ def test_a_loss_that_changes_the_logits_in_place_does_not_change_what_is_measure
     def halved(logits, batch):
         return logits.mul_(0.5).sum(), {}
 
-    objective = Objective(Clipped(), AlgorithmConfig(), of_logits=halved)
+    objective = Objective(Clipped(None, RunView()), AlgorithmConfig(), of_logits=halved)
     logits = torch.full((1, 5, 2), 4.0, requires_grad=True) * 1
     loss, found = passes._of_logits(objective, logits, micro(), None)
     assert loss.item() == 20.0
@@ -43,7 +44,7 @@ def test_a_loss_factor_multiplies_what_is_minimised_and_no_average(monkeypatch):
     parts = []
     monkeypatch.setattr(passes, "_schedule", lambda model, micros, loss, **_: parts.append(loss(micros[0], None)))
     monkeypatch.setattr(passes, "_reduce", lambda *_, **__: {passes.GRADIENT: 1.0})
-    passes.backward([torch.nn.Linear(1, 1)], [batch], Objective(Clipped(), AlgorithmConfig()))
+    passes.backward([torch.nn.Linear(1, 1)], [batch], Objective(Clipped(None, RunView()), AlgorithmConfig()))
     value, _, found = parts[0]
     value.backward()
     # -A w for each token: 2 x 0.25 twice, and -1 x 0.5.

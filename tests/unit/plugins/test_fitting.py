@@ -20,7 +20,7 @@ COMPONENT = Component("length", target="acme_tree.rewards:Length")
 
 
 class Length:
-    def __init__(self, options):
+    def __init__(self, options, run):
         pass
 
     async def score(self, samples):
@@ -65,10 +65,10 @@ def test_one_message_names_plugin_component_what_is_wrong_and_the_contract():
     assert str(failure.value) == (
         "plugin 'tree' (acme-tree 2.1, entry point acme_tree.plugin): acme_tree.rewards:Length cannot be a reward "
         "model, which component 'length' says it is:\n"
-        "  - it is built by Wrong(options), and takes (): too many positional arguments\n"
+        "  - it is built by Wrong(options, run), and takes (): too many positional arguments\n"
         "  - score is not async; it is awaited, so write async def score with return\n"
         "  - score is called as score(samples), and takes (self, sample, label): missing a required argument: 'label'\n"
-        "The contract is RewardModel in slime_core.plugins.contracts: a class, called with (options), with async "
+        "The contract is RewardModel in slime_core.plugins.contracts: a class, called with (options, run), with async "
         "score(samples).\n"
         "Correct it, or report this to the author of acme-tree; slime plugins check tree tells when it is right."
     )
@@ -78,18 +78,18 @@ def test_a_function_is_refused_and_so_is_an_object():
     def score(samples):
         return []
 
-    said = "; accepted is a class, which is called with the plugin's options"
+    said = "; accepted is a class, which is called with the plugin's options and a RunView"
     assert found(score) == ["it is a function" + said]
-    assert found(Length(None)) == ["it is an object of type Length" + said]
+    assert found(Length(None, None)) == ["it is an object of type Length" + said]
 
 
 def test_a_missing_method_is_named_and_the_body_of_the_protocol_is_no_method():
     class Nothing:
-        def __init__(self, options):
+        def __init__(self, options, run):
             pass
 
     class OnlyTheProtocol(RewardModel):
-        def __init__(self, options):
+        def __init__(self, options, run):
             pass
 
     assert found(Nothing) == ["it has no method score"]
@@ -102,11 +102,11 @@ def test_an_attribute_that_is_no_method_is_named_with_its_type():
     class Number:
         score = 3
 
-        def __init__(self, options):
+        def __init__(self, options, run):
             pass
 
     class Property:
-        def __init__(self, options):
+        def __init__(self, options, run):
             pass
 
         @property
@@ -119,18 +119,18 @@ def test_an_attribute_that_is_no_method_is_named_with_its_type():
 
 def test_an_abstract_class_is_named_with_what_it_leaves_out():
     class Base(ABC):
-        def __init__(self, options):
+        def __init__(self, options, run):
             self.options = options
 
         @abstractmethod
         async def score(self, samples): ...
 
-    assert found(Base) == ["it is abstract, so Base(options) fails: it leaves out score"]
+    assert found(Base) == ["it is abstract, so Base(options, run) fails: it leaves out score"]
 
 
-def test_a_data_source_is_built_with_the_request_too():
+def test_every_kind_is_built_with_options_and_run_by_position():
     class Source:
-        def __init__(self, options):
+        def __init__(self, options, *, request):
             pass
 
         def next_groups(self, n): ...
@@ -139,14 +139,14 @@ def test_a_data_source_is_built_with_the_request_too():
         def restore(self, state): ...
 
     assert found(Source, Kind.DATA_SOURCE) == [
-        "it is built by Source(options, request=), and takes (options): got an unexpected keyword argument 'request'",
+        "it is built by Source(options, run), and takes (options, *, request): too many positional arguments",
         "it has no method __len__",
     ]
 
 
 def test_a_method_that_should_not_be_async_is_refused():
     class Slow:
-        def __init__(self, options):
+        def __init__(self, options, run):
             pass
 
         async def estimate(self, batch): ...
@@ -158,7 +158,7 @@ def test_a_method_that_should_not_be_async_is_refused():
 
 def test_an_async_generator_is_not_awaited():
     class Stream:
-        def __init__(self, options):
+        def __init__(self, options, run):
             pass
 
         async def score(self, samples):
@@ -171,7 +171,7 @@ def test_an_async_generator_is_not_awaited():
 
 def test_the_scope_chooses_what_the_method_is_called_with():
     class OverGroups:
-        def __init__(self, options):
+        def __init__(self, options, run):
             pass
 
         def estimate(self, batch): ...
@@ -184,7 +184,7 @@ def test_the_scope_chooses_what_the_method_is_called_with():
 
 def test_keyword_parameters_of_the_contract_have_to_be_there():
     class Spec:
-        def __init__(self, options):
+        def __init__(self, options, run):
             pass
 
         def build(self, hf_config, *, dtype, parallel): ...
@@ -235,7 +235,7 @@ def test_inherited_static_class_and_wrapped_methods_are_called_as_they_are():
 def test_the_next_step_names_the_plugin_as_a_command_takes_it(distribution: str, named: str):
     plugin = PluginIdentity("tree", distribution, "2.1", "acme_tree.plugin")
     with pytest.raises(PluginError) as failure:
-        check_fit(Kind.REWARD_MODEL, COMPONENT, plugin, Length(None))
+        check_fit(Kind.REWARD_MODEL, COMPONENT, plugin, Length(None, None))
     assert str(failure.value).endswith(f"slime plugins check {named} tells when it is right.")
 
 

@@ -23,7 +23,7 @@ def slime_register_reward_models():
     yield Component("length", target="acme.code:Length")
 """
 HOOK = "from slime_core import hookimpl\n@hookimpl\ndef slime_run_start(): ...\n"
-LENGTH = "class Length:\n    def __init__(self, options): ...\n    async def score(self, samples): ...\n"
+LENGTH = "class Length:\n    def __init__(self, options, run): ...\n    async def score(self, samples): ...\n"
 FILES = {"acme/__init__.py": "", "acme/plugin.py": PLUGIN, "acme/code.py": LENGTH}
 LOCAL = PLUGIN.replace('"acme.code:Length"', 'f"{__name__}:Length"') + LENGTH
 ATTACH = """

@@ -11,7 +11,7 @@ from slime_core.config.settings import Contested
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.registry import activate
 
-THING = "class Thing:\n    def __init__(self, options): ...\n    async def score(self, samples): ...\n"
+THING = "class Thing:\n    def __init__(self, options, run): ...\n    async def score(self, samples): ...\n"
 HEAD = "from slime_core import *\n"
 
 

@@ -3,13 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slime_core import GroupedRewards
+from slime_core import GroupedRewards, RunView
 from slime_ppo.advantage import ReinforcePlusPlusBaseline
 
 
 def estimate(rewards, groups, tokens):
     batch = GroupedRewards(np.float32(rewards), np.int64(groups), np.int64(tokens), np.int64(tokens))
-    return ReinforcePlusPlusBaseline().estimate(batch)
+    return ReinforcePlusPlusBaseline(None, RunView()).estimate(batch)
 
 
 def test_two_groups_of_equal_lengths_by_hand():

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from slime_core import AdvantageSettings, ResponseTokens, TokenAdvantages
+from slime_core import AdvantageSettings, ResponseTokens, RunView, TokenAdvantages
 from slime_ppo.ppo import GeneralizedAdvantage
 
 
@@ -32,7 +32,7 @@ def estimate(rewards, responses, values, *, masks=None, kl=None, gamma=1.0, lamb
         settings=AdvantageSettings(gamma=gamma, lambd=lambd, kl_coef=kl_coef),
         **columns,
     )
-    return GeneralizedAdvantage().estimate(batch, Unused())
+    return GeneralizedAdvantage(None, RunView()).estimate(batch, Unused())
 
 
 def test_the_reward_stands_at_the_last_token():

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from slime_core import AdvantageSettings, ResponseTokens, TokenAdvantages
+from slime_core import AdvantageSettings, ResponseTokens, RunView, TokenAdvantages
 from slime_ppo.reinforce_plus_plus import ReinforcePlusPlus
 
 
@@ -84,7 +84,7 @@ def parts(batch: ResponseTokens, members: list[int]) -> ResponseTokens:
 
 
 def estimate(batch: ResponseTokens, reduce=None) -> TokenAdvantages:
-    return ReinforcePlusPlus().estimate(batch, reduce or Alone())
+    return ReinforcePlusPlus(None, RunView()).estimate(batch, reduce or Alone())
 
 
 def split(values_U: torch.Tensor, batch: ResponseTokens) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core import PromptRequest
+from slime_core import PromptRequest, RunView
 from slime_core.errors import DataError
 from slime_core.prompts.bad_rows import BadRows
 from slime_core.prompts.prompts import PromptFiles
@@ -49,7 +49,7 @@ def test_every_row_that_is_skipped_is_explained_once_with_file_and_line(tmp_path
     path.write_text('{"prompt": "a"}\njunk\n\n{"prompt": ""}\n{"prompt": "b"}\n')
     left_out = LeftOut(tmp_path / "bad-rows.log")
     request = PromptRequest(path, label_key=None, skips_bad=True, tell=left_out.tell, explain=left_out.explain, **order)
-    found = [group[0].prompt for group in PromptFiles(request=request).next_groups(6)]
+    found = [group[0].prompt for group in PromptFiles(None, RunView(prompts=request)).next_groups(6)]
     assert sorted(found) == ["a", "a", "a", "b", "b", "b"]
     assert sorted((tmp_path / "bad-rows.log").read_text().splitlines()) == [
         f'{path}, line 2, column 1: not JSON (Expecting value). Expected an object such as {{"prompt": "What is 2 + '
@@ -89,8 +89,8 @@ def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
     checks = row_check(OFFERED, {"temperature": 1.0})
     request = PromptRequest(path, label_key=None, tell=left_out.tell, explain=left_out.explain, checks=checks, **order)
     with pytest.raises(DataError, match=f"^{re.escape(f'{path}, line 61: {told}')}"):
-        PromptFiles(request=request).next_groups(61)
-    skipping = PromptFiles(request=replace(request, skips_bad=True)).next_groups(61)
+        PromptFiles(None, RunView(prompts=request)).next_groups(61)
+    skipping = PromptFiles(None, RunView(prompts=replace(request, skips_bad=True))).next_groups(61)
     assert [group[0].prompt for group in skipping] == ["a"] * 61
     assert left_out.metrics() == {"data/left_out/bad": 1.0}
     assert (tmp_path / "bad-rows.log").read_text().startswith(f"{path}, line 61: {told}")

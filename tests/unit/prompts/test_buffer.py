@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slime_core import PromptRequest, Sample
+from slime_core import PromptRequest, RunView, Sample
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.errors import CheckpointError, DataError
 from slime_core.plugins.contracts import BufferRequest
@@ -43,7 +43,7 @@ def make(tmp_path: Path) -> Any:
     def made(**changed: Any) -> BufferedPrompts:
         buffer = BufferRequest(**{"data": tmp_path / "inbox", **changed.pop("buffer", {})})
         request = {"label_key": None, "shuffle": False, "buffer": buffer, **changed}
-        return BufferedPrompts(request=PromptRequest(tmp_path / "prompts.jsonl", **request))
+        return BufferedPrompts(None, RunView(prompts=PromptRequest(tmp_path / "prompts.jsonl", **request)))
 
     return made
 
@@ -339,7 +339,7 @@ async def test_a_trajectory_is_trained_as_it_came(make, tmp_path):
     anew(samples[0])  # as the sampler does with all that it is handed
     encoder = PromptEncoder(ARITHMETIC / "model", apply_chat_template=False)
     nobody: Any = None
-    (sample,) = await FromBuffer()(GenerateContext(nobody, encoder), samples, SamplingParams())
+    (sample,) = await FromBuffer(None, RunView())(GenerateContext(nobody, encoder), samples, SamplingParams())
     assert (sample.status, sample.reward, sample.tokens) == (Status.COMPLETED, 1.0, TokenIds(GOOD["tokens"]))
     assert (sample.rollout_log_probs, sample.train_metadata) == (LogProbs([-0.5, -0.25]), {"theirs": 1})
 
@@ -352,4 +352,4 @@ async def test_a_trajectory_of_another_tokenizer_is_refused(make, tmp_path):
     with pytest.raises(
         DataError, match=r"sample -1: token 99999, and the model's vocabulary has 0 to \d+; it is of another"
     ):
-        await FromBuffer()(GenerateContext(nobody, encoder), samples, SamplingParams())
+        await FromBuffer(None, RunView())(GenerateContext(nobody, encoder), samples, SamplingParams())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slime_core import PromptRequest
+from slime_core import PromptRequest, RunView
 from slime_core.errors import CheckpointError
 from slime_core.prompts.buffer import BufferedPrompts
 from slime_core.prompts.prompts import PromptFiles
@@ -24,7 +24,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def source(file: Path, *, seed: int = 11) -> PromptFiles:
-    return PromptFiles(request=PromptRequest(path=file, n_samples_per_prompt=2, seed=seed))
+    return PromptFiles(None, RunView(prompts=PromptRequest(path=file, n_samples_per_prompt=2, seed=seed)))
 
 
 def test_an_old_cursor_goes_on_with_the_prompts_that_its_version_handed_out_next(file):
@@ -45,6 +45,6 @@ def test_an_old_cursor_of_other_prompts_or_settings_is_refused_with_what_differs
 
 
 def test_an_old_cursor_is_none_of_a_buffered_source(file):
-    buffered = BufferedPrompts(request=PromptRequest(path=file, n_samples_per_prompt=2, seed=11))
+    buffered = BufferedPrompts(None, RunView(prompts=PromptRequest(path=file, n_samples_per_prompt=2, seed=11)))
     with pytest.raises(CheckpointError, match="has no buffer, so another data source wrote it; resume with the"):
         buffered.restore(OLD["cursor"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core import PromptRequest, Sample
+from slime_core import PromptRequest, RunView, Sample
 from slime_core.errors import CheckpointError, DataError, RunError
 from slime_core.prompts.prompts import PromptFiles
 
@@ -19,7 +19,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def source(file: Path, **request) -> PromptFiles:
-    return PromptFiles(request=PromptRequest(path=file, **request))
+    return PromptFiles(None, RunView(prompts=PromptRequest(path=file, **request)))
 
 
 def texts(groups) -> list[str]:

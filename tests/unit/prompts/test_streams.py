@@ -14,7 +14,7 @@ import pyarrow as arrow
 import pytest
 from pyarrow import parquet
 
-from slime_core import PromptRequest
+from slime_core import PromptRequest, RunView
 from slime_core.config.prompt_paths import PromptPath
 from slime_core.errors import CheckpointError, DataError
 from slime_core.prompts.columnar import ParquetTable
@@ -53,7 +53,7 @@ def messy(tmp_path: Path) -> Path:
 
 
 def source(path: Path, **request: Any) -> PromptFiles:
-    return PromptFiles(request=PromptRequest(path, **{"label_key": None, **request}))
+    return PromptFiles(None, RunView(prompts=PromptRequest(path, **{"label_key": None, **request})))
 
 
 def drawn(prompts: PromptFiles, n: int) -> list[Any]:

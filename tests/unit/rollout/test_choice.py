@@ -25,7 +25,7 @@ calls = []
 
 
 class Ranked:
-    def __init__(self, options):
+    def __init__(self, options, run):
         calls.append(("made", "ranked"))
 
     async def score(self, samples):
@@ -34,7 +34,7 @@ class Ranked:
 
 
 class Length:
-    def __init__(self, options):
+    def __init__(self, options, run):
         calls.append(("made", "length"))
 
     async def score(self, samples):
@@ -43,7 +43,7 @@ class Length:
 
 
 class Constant:
-    def __init__(self, options):
+    def __init__(self, options, run):
         pass
 
     async def __call__(self, context, sample, sampling):
@@ -53,7 +53,7 @@ class Constant:
 
 
 class Forked:
-    def __init__(self, options):
+    def __init__(self, options, run):
         pass
 
     async def __call__(self, context, sample, sampling):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from slime_core import RunView
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.errors import DataError, RequestRefused
 from slime_core.prompts.chat import PromptEncoder
@@ -39,7 +40,7 @@ async def answer(prompt: Any, *, template: bool = True, longest: int = 99, evalu
     encoder = PromptEncoder(ARITHMETIC / "model", apply_chat_template=template)
     samples = [Sample(group_index=3, index=0, prompt=prompt)]
     context = GenerateContext(engine, encoder, evaluation=evaluation)
-    (sample,) = await FromMessages()(context, samples, SamplingParams(max_new_tokens=longest))
+    (sample,) = await FromMessages(None, RunView())(context, samples, SamplingParams(max_new_tokens=longest))
     return sample, engine.asked
 
 
@@ -95,5 +96,5 @@ async def test_a_conversation_is_whole_again_where_its_evaluation_was_refused():
     context = GenerateContext(refusing, PromptEncoder(ARITHMETIC / "model", apply_chat_template=True), evaluation=True)
     sample = Sample(group_index=3, index=0, prompt=list(TURNS))
     with pytest.raises(RequestRefused, match="too long"):
-        await FromMessages()(context, [sample], SamplingParams())
+        await FromMessages(None, RunView())(context, [sample], SamplingParams())
     assert sample.prompt == TURNS

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from slime_core import RunView
 from slime_core.errors import EngineError, RunError
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.generation import Generation, SamplingParams
@@ -39,7 +40,7 @@ def group(count):
 
 async def respond(encoder, client, samples, sampling=None):
     context = GenerateContext(client, encoder)
-    return await SingleTurn()(context, samples, sampling or SamplingParams())
+    return await SingleTurn(None, RunView())(context, samples, sampling or SamplingParams())
 
 
 async def test_tokens_and_log_probs_are_kept_as_the_engine_returned_them(encoder):

@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from slime_core import RunView
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.errors import DataError, RunError
 from slime_core.prompts.chat import PromptEncoder
@@ -104,7 +105,7 @@ def normalised(picture: np.ndarray) -> torch.Tensor:
 async def test_the_engine_is_sent_one_placeholder_and_the_learner_all_of_them(encoder, processor, path, picture):
     engine: Any = Engine()
     context = GenerateContext(engine, encoder, processor=processor)
-    samples = await SingleTurn()(context, group(path), SamplingParams())
+    samples = await SingleTurn(None, RunView())(context, group(path), SamplingParams())
     text = encoder.encode("1+1=")
     assert engine.asked == [([PLACEHOLDER, *text], {"extra": {"image_data": [path]}})]
     for sample in samples:
@@ -118,9 +119,9 @@ async def test_the_engine_is_sent_one_placeholder_and_the_learner_all_of_them(en
 async def test_an_ended_response_goes_on_from_what_the_engine_was_sent(encoder, processor, path):
     engine: Any = Engine()
     context = GenerateContext(engine, encoder, processor=processor)
-    samples = await SingleTurn()(context, group(path), SamplingParams())
+    samples = await SingleTurn(None, RunView())(context, group(path), SamplingParams())
     samples[0].status = Status.ABORTED
-    await SingleTurn()(context, samples[:1], SamplingParams())
+    await SingleTurn(None, RunView())(context, samples[:1], SamplingParams())
     assert engine.asked[1][0] == [PLACEHOLDER, *encoder.encode("1+1="), 8, 1]
     assert list(samples[0].tokens) == [*[PLACEHOLDER] * 4, *encoder.encode("1+1="), 8, 1, 8, 1]
 
@@ -128,7 +129,7 @@ async def test_an_ended_response_goes_on_from_what_the_engine_was_sent(encoder, 
 async def test_an_engine_that_reads_another_prompt_is_told(encoder, processor, path):
     context = GenerateContext(Engine(extra=1), encoder, processor=processor)  # type: ignore[arg-type]
     with pytest.raises(RunError) as caught:
-        await SingleTurn()(context, group(path), SamplingParams())
+        await SingleTurn(None, RunView())(context, group(path), SamplingParams())
     assert str(caught.value) == (
         "sample 0: the engine read 6 prompt tokens, and the checkpoint's processor makes 8 of the same prompt and "
         "images; log-probabilities would be of other places. Give every image one placeholder in the prompt, as the "
@@ -138,7 +139,7 @@ async def test_an_engine_that_reads_another_prompt_is_told(encoder, processor, p
 
 async def test_a_label_is_trained_behind_its_images(encoder, processor, path):
     context = GenerateContext(None, encoder, processor=processor)  # type: ignore[arg-type]
-    sample, _ = await FromLabel()(context, group(path), SamplingParams())
+    sample, _ = await FromLabel(None, RunView())(context, group(path), SamplingParams())
     assert list(sample.tokens) == [*[PLACEHOLDER] * 4, *encoder.encode("1+1="), *encoder.encode_response("2")]
     assert sample.multimodal_train_inputs["pixel_values"].shape == (1, 3, 8, 8)
 
@@ -146,8 +147,8 @@ async def test_a_label_is_trained_behind_its_images(encoder, processor, path):
 async def test_what_is_only_measured_and_what_has_no_images_is_not_processed(encoder, processor, path):
     engine: Any = Engine(extra=0)
     measured = GenerateContext(engine, encoder, evaluation=True, processor=processor)
-    (sample,) = await SingleTurn()(measured, group(path)[:1], SamplingParams())
-    (text,) = await SingleTurn()(
+    (sample,) = await SingleTurn(None, RunView())(measured, group(path)[:1], SamplingParams())
+    (text,) = await SingleTurn(None, RunView())(
         GenerateContext(engine, encoder, processor=processor), [Sample(prompt="1+1=")], SamplingParams()
     )
     assert (sample.multimodal_train_inputs, text.multimodal_train_inputs) == (None, None)
@@ -198,7 +199,7 @@ async def test_a_prompt_without_a_place_for_its_image_is_refused(processor, path
 async def test_a_sample_whose_image_cannot_be_read_is_named(encoder, processor):
     context = GenerateContext(None, encoder, processor=processor)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"^sample 0 of group 7: the image 'absent\.png': reading it failed with"):
-        await SingleTurn()(context, group("absent.png", group_index=7), SamplingParams())
+        await SingleTurn(None, RunView())(context, group("absent.png", group_index=7), SamplingParams())
 
 
 def test_a_checkpoint_says_whether_it_has_a_processor(folder: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from slime_core import RunView
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.prompts.prompts import PromptFiles
@@ -51,7 +52,7 @@ class Life:
         self.folder, self.client, self.left = folder, client, dies_after
         self.ledger = Ledger(folder)
         request = PromptRequest(folder / "prompts.jsonl", n_samples_per_prompt=2)
-        self.supply = Supply(PromptFiles(request=request), self.ledger.journal, holds=True)
+        self.supply = Supply(PromptFiles(None, RunView(prompts=request)), self.ledger.journal, holds=True)
         pace = Pace(BATCH, ahead=ahead, total=ROLLOUTS, fetch=2 * BATCH)
         self.production = Production(self.supply, prepare=lambda *_: None, make=self.make, pace=pace, ends=client.ended)
 
@@ -61,7 +62,7 @@ class Life:
                 anew(sample)
         nothing: Any = Encoder()
         context = GenerateContext(self.client, nothing)
-        made = await SingleTurn()(context, group, SamplingParams(max_new_tokens=8))
+        made = await SingleTurn(None, RunView())(context, group, SamplingParams(max_new_tokens=8))
         if self.left is not None:
             self.left -= 1
             if self.left < 0:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from slime_core import RunView
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.errors import DataError
 from slime_core.prompts.chat import PromptEncoder
@@ -35,7 +36,7 @@ async def answer(encoder: PromptEncoder, *labels: str | None, longest: int = 8, 
     engine: Any = Engine()
     context = GenerateContext(engine, encoder, evaluation=evaluation)
     samples = [Sample(group_index=3, index=i, prompt="1+1", label=label) for i, label in enumerate(labels)]
-    return await FromLabel()(context, samples, SamplingParams(max_new_tokens=longest)), engine.asked
+    return await FromLabel(None, RunView())(context, samples, SamplingParams(max_new_tokens=longest)), engine.asked
 
 
 async def test_the_label_and_the_end_are_the_response(encoder):

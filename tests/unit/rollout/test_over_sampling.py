@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from slime_core import RunView
 from slime_core.errors import RunError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.prompts.prompts import PromptFiles
@@ -60,7 +61,7 @@ def start(tmp_path: Path):
 
     def make(engines: Engines, *, holds: bool = True, **pace: int) -> tuple[Production, Supply, Ledger]:
         ledger = Ledger(tmp_path)
-        supply = Supply(PromptFiles(request=PromptRequest(path)), ledger.journal, holds=holds)
+        supply = Supply(PromptFiles(None, RunView(prompts=PromptRequest(path))), ledger.journal, holds=holds)
         found = Pace(2, **{"fetch": 4, **pace})
         return (
             Production(supply, prepare=lambda *_: None, make=engines.make, pace=found, ends=engines.ended),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from slime_core import RunView
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.prompts.prompts import PromptFiles
@@ -75,7 +76,7 @@ def make(tmp_path: Path) -> Make:
     path.write_text("".join(f'{{"prompt": "{one}", "label": "x", "metadata": {{}}}}\n' for one in range(5)))
 
     def built(batch: int = 2, **pace: Any) -> tuple[Production, Engines]:
-        engines, source = Engines(), PromptFiles(request=PromptRequest(path, shuffle=False))
+        engines, source = Engines(), PromptFiles(None, RunView(prompts=PromptRequest(path, shuffle=False)))
         return Production(source, prepare=engines.prepare, make=engines.make, pace=Pace(batch, **pace)), engines
 
     return built

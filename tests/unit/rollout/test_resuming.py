@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slime_core import RunView
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.rollout.choice import Chosen
 from slime_core.rollout.engines.generation import Generation, SamplingParams
@@ -56,7 +57,7 @@ LONG = SamplingParams(max_new_tokens=5, min_new_tokens=3)
 
 async def resumed(*samples: Sample, client: Client, masks: bool = False) -> list[Sample]:
     context: Any = GenerateContext(client, Encoder(), masks_resumed=masks)
-    return await SingleTurn()(context, list(samples), LONG)
+    return await SingleTurn(None, RunView())(context, list(samples), LONG)
 
 
 async def test_an_ended_response_goes_on_from_its_tokens() -> None:

@@ -238,7 +238,7 @@ async def test_an_estimator_that_fails_is_named_with_its_plugin(build, estimate,
 async def test_a_component_that_cannot_be_made_is_named_with_its_plugin(build, monkeypatch):
     sampler, _ = build(GOOD)
 
-    def broken(options: Any) -> Any:
+    def broken(options: Any, run: Any) -> Any:
         raise KeyError("weight")
 
     monkeypatch.setattr(Registry, "load", lambda self, kind, name: broken)
@@ -339,7 +339,7 @@ def slime_register_reward_models():
     yield Component("moody", target=f"{__name__}:Moody")
 
 class Moody:
-    def __init__(self, options=None):
+    def __init__(self, options, run):
         pass
     async def score(self, samples):
         return [self.one(sample.index) for sample in samples]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slime_core import RunView
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.generation import Generation, SamplingParams
@@ -149,14 +150,14 @@ async def _response(engine: FakeEngine, sampling: SamplingParams, *, interrupted
         (sample,) = samples = [Sample(prompt="q")]
         if interrupted_after is not None:
             engine.partial, engine.delay_s = interrupted_after, 60.0
-            asking = asyncio.create_task(SingleTurn()(context, samples, sampling))
+            asking = asyncio.create_task(SingleTurn(None, RunView())(context, samples, sampling))
             while not engine.bodies:
                 await asyncio.sleep(0)
             async with client.ended():
                 await asking
             engine.delay_s = 0.0
         if sample.status is not Status.COMPLETED:
-            await SingleTurn()(context, samples, sampling)
+            await SingleTurn(None, RunView())(context, samples, sampling)
         return sample
 
 

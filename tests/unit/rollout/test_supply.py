@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from slime_core import RunView
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.prompts.prompts import PromptFiles
 from slime_core.rollout.supply import Supply, held_by
@@ -23,7 +24,7 @@ def supply(tmp_path: Path):
 
     def make(*, holds: bool = True) -> Supply:
         request = PromptRequest(path, n_samples_per_prompt=2, shuffle=False)
-        return Supply(PromptFiles(request=request), Journal(tmp_path), holds=holds)
+        return Supply(PromptFiles(None, RunView(prompts=request)), Journal(tmp_path), holds=holds)
 
     return make
 

@@ -27,7 +27,7 @@ spoiled = []
 class Log:
     """Notes which groups it was handed, and their rewards."""
 
-    def __init__(self, options):
+    def __init__(self, options, run):
         pass
 
     def __call__(self, samples):
@@ -38,7 +38,7 @@ class Log:
 class Halve:
     """Halves every reward, in place, of all groups at once."""
 
-    def __init__(self, options):
+    def __init__(self, options, run):
         pass
 
     def __call__(self, groups):

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from slime_core import Sample
+from slime_core import RunView, Sample
 from slime_core.errors import DataError
 from slime_searchr1.reward import AnswerMatch, final_answer, normalised
 
 
 async def score(response: str, label: str | None) -> float:
-    return (await AnswerMatch().score([Sample(group_index=1, index=5, response=response, label=label)]))[0]
+    return (await AnswerMatch(None, RunView()).score([Sample(group_index=1, index=5, response=response, label=label)]))[
+        0
+    ]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ async def test_a_response_without_an_answer_gets_nothing():
 
 async def test_rewards_stand_in_the_order_of_the_samples():
     samples = [Sample(response=f"<answer>{number}</answer>", label="2") for number in range(4)]
-    assert await AnswerMatch().score(samples) == [0.0, 0.0, 1.0, 0.0]
+    assert await AnswerMatch(None, RunView()).score(samples) == [0.0, 0.0, 1.0, 0.0]
 
 
 async def test_a_sample_without_a_label_is_named():

@@ -10,7 +10,7 @@ from slime_compat.batches import joined
 from slime_compat.check import load_checked
 from slime_compat.options import PathOptions
 from slime_compat.training import TRAINING_FORMS
-from slime_core import Reductions, ResponseTokens, TokenAdvantages
+from slime_core import Reductions, ResponseTokens, RunView, TokenAdvantages
 from slime_core.errors import PluginError
 from slime_core.ops.kl import approximate_kl
 from slime_core.plugins.boundary import boundary
@@ -23,7 +23,8 @@ SETTING = "custom_advantage_function_path"
 class CustomAdvantage:
     """A :class:`slime_core.plugins.contracts.TokenAdvantageEstimator` around ``fn(args, rollout_data)``."""
 
-    def __init__(self, options: PathOptions) -> None:
+    def __init__(self, options: PathOptions, run: RunView) -> None:
+        del run
         loaded = load_checked(options, SETTING, TRAINING_FORMS)
         self._source, self._function = loaded.source, loaded.function
         self._args = options.arguments

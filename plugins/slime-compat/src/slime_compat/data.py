@@ -17,9 +17,9 @@ from slime_compat.calling import blamed
 from slime_compat.check import load_checked
 from slime_compat.forms import rollout_forms
 from slime_compat.options import PathOptions
-from slime_core import DataSource, PromptRequest
+from slime_core import DataSource, PromptRequest, RunView
 from slime_core.errors import PluginError
-from slime_core.prompts.prompts import PromptFiles
+from slime_core.prompts.prompts import PromptFiles, requested
 from slime_core.types import PromptGroup, Sample
 
 __all__ = ["BufferedDataSource", "BufferedSource", "PathSource", "SourceView"]
@@ -41,7 +41,7 @@ class BufferedDataSource:
 
     def __init__(self, args: Any) -> None:
         self.args = args
-        self.prompts = PromptFiles(request=args.prompt_request)
+        self.prompts = PromptFiles(None, RunView(prompts=args.prompt_request))
         self.buffer: list[PromptGroup] = []
 
     def buffer_filter(self, args: Any, buffer: list[PromptGroup], n: int) -> list[PromptGroup]:
@@ -84,9 +84,9 @@ class BufferedSource:
         PluginError: the function cannot be imported or called.
     """
 
-    def __init__(self, options: PathOptions, *, request: PromptRequest) -> None:
+    def __init__(self, options: PathOptions, run: RunView) -> None:
         self._loaded = load_checked(options, "buffer_filter_path", rollout_forms(options.config))
-        self._source = _Chosen(_arguments(options, request), self._choose)
+        self._source = _Chosen(_arguments(options, requested(run)), self._choose)
 
     def next_groups(self, n: int) -> list[PromptGroup]:
         """The next ``n`` groups."""
@@ -139,9 +139,10 @@ class PathSource:
         PluginError: the class cannot be imported, made or called, or returns something else than groups.
     """
 
-    def __init__(self, options: PathOptions, *, request: PromptRequest) -> None:
+    def __init__(self, options: PathOptions, run: RunView) -> None:
         self._loaded = load_checked(options, "data_source_path", rollout_forms(options.config))
-        self._args, self._request = _arguments(options, request), request
+        self._request = requested(run)
+        self._args = _arguments(options, self._request)
         dataset = [self._dataset()] if "dataset" in self._loaded.form.passed else []
         with blamed(self._loaded.source, "making the class"):
             self._made = self._loaded.function(*dataset, self._args)
@@ -245,7 +246,8 @@ class PathSource:
             self._asked.append([n, 1])
 
     def _dataset(self) -> list[Sample]:
-        prompts = PromptFiles(request=replace(self._request, n_samples_per_prompt=1, shuffle=False))
+        request = replace(self._request, n_samples_per_prompt=1, shuffle=False)
+        prompts = PromptFiles(None, RunView(prompts=request))
         # Without numbers: those of groups are of the run, and a prompt comes again each epoch.
         groups = prompts.next_groups(len(prompts))
         return [replace(group[0], group_index=None, index=None) for group in groups]

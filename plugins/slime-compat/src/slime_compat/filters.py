@@ -10,7 +10,7 @@ from slime_compat.calling import call_here
 from slime_compat.check import load_checked
 from slime_compat.forms import rollout_forms
 from slime_compat.options import PathOptions
-from slime_core import Transformed
+from slime_core import RunView, Transformed
 from slime_core.errors import PluginError
 from slime_core.types import PromptGroup
 
@@ -24,7 +24,8 @@ class PathGroupFilter:
     """Keeps a finished group if the function ``(args, samples)`` says so: a bool, or an object with ``keep`` and
     ``reason``."""
 
-    def __init__(self, options: PathOptions) -> None:
+    def __init__(self, options: PathOptions, run: RunView) -> None:
+        del run
         self._loaded = load_checked(options, "dynamic_sampling_filter_path", rollout_forms(options.config))
         self._args = options.arguments
 
@@ -54,7 +55,8 @@ class PathGroupFilter:
 class PathRolloutFilter:
     """Hands all groups to the function ``(args, groups)``, which sets ``remove_sample`` on what shall not train."""
 
-    def __init__(self, options: PathOptions) -> None:
+    def __init__(self, options: PathOptions, run: RunView) -> None:
+        del run
         self._loaded = load_checked(options, "rollout_sample_filter_path", rollout_forms(options.config))
         self._args = options.arguments
 

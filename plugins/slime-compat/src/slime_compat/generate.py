@@ -18,6 +18,7 @@ from slime_compat.conversation import Call, sampling_fields
 from slime_compat.forms import rollout_forms
 from slime_compat.inside import CALL
 from slime_compat.options import PathOptions
+from slime_core import RunView
 from slime_core.errors import EngineError, PluginError, RequestRefused
 from slime_core.prompts.rows import tools_of
 from slime_core.rollout.engines.generation import SamplingParams
@@ -60,7 +61,8 @@ class PathGenerate:
         PluginError: the function cannot be imported or called.
     """
 
-    def __init__(self, options: PathOptions) -> None:
+    def __init__(self, options: PathOptions, run: RunView) -> None:
+        del run
         config = options.config
         self._loaded = load_checked(options, "custom_generate_function_path", rollout_forms(config))
         self._args = options.arguments

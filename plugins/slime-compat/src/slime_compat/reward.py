@@ -12,6 +12,7 @@ from slime_compat.calling import blamed, call
 from slime_compat.check import Loaded, load_checked
 from slime_compat.forms import rollout_forms
 from slime_compat.options import PathOptions
+from slime_core import RunView
 from slime_core.errors import PluginError, SlimeError
 from slime_core.types import Sample
 
@@ -36,7 +37,8 @@ class PathReward:
         PluginError: the function cannot be imported or called, or the class cannot be made.
     """
 
-    def __init__(self, options: PathOptions) -> None:
+    def __init__(self, options: PathOptions, run: RunView) -> None:
+        del run
         self._loaded = load_checked(options, "custom_rm_path", rollout_forms(options.config))
         self._args = options.arguments
         self.scores_each = self._loaded.form.passed == ("args", "sample") and not options.config.custom.group_rm

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_core import GroupedRewards
+from slime_core import GroupedRewards, RunView
 from slime_core.ops.groups import GroupStatistics
 from slime_grpo.options import GrpoOptions
 
@@ -29,8 +29,8 @@ class GroupRelative:
     Source: DeepSeekMath (2402.03300), section 4.1.2. With ``std_normalization`` off it is the reward minus the mean.
     """
 
-    def __init__(self, options: GrpoOptions | None = None) -> None:
-        self._divides = (options or GrpoOptions()).std_normalization
+    def __init__(self, options: GrpoOptions, run: RunView) -> None:
+        self._divides = options.std_normalization
 
     def estimate(self, batch: GroupedRewards) -> NDArray[np.float32]:
         """Advantages, float32 [B], in the order of ``batch``."""
@@ -45,8 +45,8 @@ class GroupCentred:
     Source: Understanding R1-Zero-Like Training (2503.20783), section 3.2.
     """
 
-    def __init__(self, options: GrpoOptions | None = None) -> None:
-        del options
+    def __init__(self, options: GrpoOptions, run: RunView) -> None:
+        del options, run
 
     def estimate(self, batch: GroupedRewards) -> NDArray[np.float32]:
         """Advantages, float32 [B], in the order of ``batch``."""
@@ -59,8 +59,8 @@ class LeaveOneOut:
     Source: Back to Basics (2402.14740), the REINFORCE leave-one-out estimator.
     """
 
-    def __init__(self, options: GrpoOptions | None = None) -> None:
-        del options
+    def __init__(self, options: GrpoOptions, run: RunView) -> None:
+        del options, run
 
     def estimate(self, batch: GroupedRewards) -> NDArray[np.float32]:
         """Advantages, float32 [B], in the order of ``batch``."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slime_core import LossOutput, LossTerms
+from slime_core import LossOutput, LossTerms, RunView
 from slime_core.ops.policy import LARGEST_LOG_RATIO, check_clip, clipped_surrogate
 from slime_grpo.options import GrpoOptions
 
@@ -34,8 +34,8 @@ class SequenceClipped:
     Metrics a token: ``ratio``, ``clip_fraction``, ``dual_clip_fraction`` and ``ppo_kl``, each the response's.
     """
 
-    def __init__(self, options: GrpoOptions | None = None) -> None:
-        del options
+    def __init__(self, options: GrpoOptions, run: RunView) -> None:
+        del options, run
 
     def __call__(self, terms: LossTerms) -> LossOutput:
         """The loss of each token, float32 [T]; its gradient reaches that token alone.
@@ -70,8 +70,8 @@ class ClippedImportance:
     Metrics a token: ``ratio``, ``clip_fraction`` (the clip changed the ratio) and ``ppo_kl``.
     """
 
-    def __init__(self, options: GrpoOptions | None = None) -> None:
-        del options
+    def __init__(self, options: GrpoOptions, run: RunView) -> None:
+        del options, run
 
     def __call__(self, terms: LossTerms) -> LossOutput:
         """The loss of each token, float32 [T].

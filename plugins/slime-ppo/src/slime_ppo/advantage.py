@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_core import GroupedRewards
+from slime_core import GroupedRewards, RunView
 from slime_core.ops.groups import GroupStatistics
 
 __all__ = ["ReinforcePlusPlusBaseline"]
@@ -29,8 +29,8 @@ class ReinforcePlusPlusBaseline:
     Source: REINFORCE++ (2501.03262), the variant with a group-mean baseline and global advantage normalisation.
     """
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     def estimate(self, batch: GroupedRewards) -> NDArray[np.float32]:
         """Advantages, float32 [B], in the order of ``batch``; all 0 where no token is trained."""

@@ -6,7 +6,7 @@ are not whitened here; ``--normalize-advantages`` does that for any estimator.
 
 from __future__ import annotations
 
-from slime_core import Reductions, ResponseTokens, TokenAdvantages
+from slime_core import Reductions, ResponseTokens, RunView, TokenAdvantages
 from slime_core.ops.returns import generalized_advantages
 from slime_ppo.rewards import token_rewards
 
@@ -28,8 +28,8 @@ class GeneralizedAdvantage:
     (2203.02155), section 3.5.
     """
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     def estimate(self, batch: ResponseTokens, reduce: Reductions) -> TokenAdvantages:
         """Advantages and returns, float32 [u], 0 where masked, with the metric ``kl`` where ``kl_coef`` is not 0.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from slime_core import Reductions, ResponseTokens, TokenAdvantages
+from slime_core import Reductions, ResponseTokens, RunView, TokenAdvantages
 from slime_core.ops.returns import discounted_returns
 from slime_core.ops.whitening import whitened
 from slime_ppo.rewards import token_rewards
@@ -28,8 +28,8 @@ class ReinforcePlusPlus:
     global batch. With ``gamma`` at 1, G_t is the reward minus kl_coef times the sum of KL_k over k >= t, as there.
     """
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     def estimate(self, batch: ResponseTokens, reduce: Reductions) -> TokenAdvantages:
         """Advantages, float32 [u], 0 where masked, with the metrics ``returns`` (G) and ``kl``.

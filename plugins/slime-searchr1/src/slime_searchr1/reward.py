@@ -11,7 +11,7 @@ import re
 import string
 from collections.abc import Sequence
 
-from slime_core import Sample
+from slime_core import RunView, Sample
 from slime_core.errors import DataError
 
 __all__ = ["AnswerMatch", "final_answer", "normalised"]
@@ -23,8 +23,8 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 class AnswerMatch:
     """1.0 where the response's final answer equals one of the label's answers, both normalised; else 0.0."""
 
-    def __init__(self, options: object | None = None) -> None:
-        del options
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """One reward a sample, in order; a response without an answer gets 0.0.

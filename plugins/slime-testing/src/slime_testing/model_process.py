@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from slime_core import Kind
+from slime_core import Kind, RunView
 from slime_core.errors import PluginError
 from slime_core.harness import ActivePlugin, boundary
 from slime_core.harness.megatron import start_single_rank
@@ -59,6 +59,7 @@ def main(task: Path, report: Path) -> None:
     given = json.loads(task.read_text(encoding="utf-8"))
     plugin, options = ActivePlugin.from_json(given["plugin"])
     target: Any = plugin.load(Kind.MODEL_SPEC, given["component"])
+    run = RunView.from_json(given["run"])
     layout = start_single_rank()
     traits: Any = plugin.component(Kind.MODEL_SPEC, given["component"]).traits
     findings: dict[str, str] = {}
@@ -66,7 +67,7 @@ def main(task: Path, report: Path) -> None:
         for variant in given["variants"]:
             fields = {**TINY, **given["tiny"], **variant}
             refuses = partial(plugin.refusals, architecture)
-            found = _tested(lambda: target(options), architecture, fields, refuses, layout)
+            found = _tested(lambda: target(options, run), architecture, fields, refuses, layout)
             what = f"{architecture} with {variant}: " if variant else f"{architecture}: "
             findings = {name: what + message for name, message in found.items()} | findings
     report.write_text(json.dumps(findings), encoding="utf-8")

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from slime_core import Kind
 from slime_testing.nursery import Nursery
+from slime_testing.subject import default_run
 from slime_testing.suite import ComponentSuite, require
 
 __all__ = ["ModelSpecSuite"]
@@ -80,6 +81,7 @@ class ModelSpecSuite(ComponentSuite):
         task = {
             "component": subject.component.name,
             "plugin": subject.active.to_json(subject.options),
+            "run": default_run(subject).to_json(),
             "tiny": dict(cls.tiny),
             "variants": [dict(variant) for variant in cls.variants],
         }

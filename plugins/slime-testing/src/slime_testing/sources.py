@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from slime_core import Kind, PromptRequest
 from slime_core.types import PromptGroup, Status
+from slime_testing.subject import default_run
 from slime_testing.suite import ComponentSuite, given, require
 
 __all__ = ["DataSourceSuite"]
@@ -120,7 +122,8 @@ class DataSourceSuite(ComponentSuite):
             path = Path(folder, "prompts.jsonl")
             path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
             # The same name in every source: a source may hold its place against the file that it was given.
-            yield self.make(request=PromptRequest(path, n_samples_per_prompt=of_a_prompt, seed=5))
+            request = PromptRequest(path, n_samples_per_prompt=of_a_prompt, seed=5)
+            yield self.make(replace(default_run(self.subject()), prompts=request))
 
 
 def _drain(source: Any, sizes: Sequence[int]) -> list[Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_core import Component, Kind
+from slime_core import Component, Kind, RunView
 from slime_core.errors import PluginError
 from slime_core.harness import (
     PLUGIN_GROUP,
@@ -16,11 +16,12 @@ from slime_core.harness import (
     PluginIdentity,
     PluginSource,
     activate,
+    default_run_view,
     find_plugin,
     installed,
 )
 
-__all__ = ["Subject", "find", "find_component", "own_plugin", "plugin_source"]
+__all__ = ["Subject", "default_run", "find", "find_component", "own_plugin", "plugin_source"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,11 @@ class Subject:
     def plugin(self) -> PluginIdentity:
         """Who offers it."""
         return self.active.identity
+
+
+def default_run(subject: Subject) -> RunView:
+    """What the component is made with in a run of the built-in model with every setting at its default."""
+    return default_run_view({} if subject.options is None else {subject.plugin.name: subject.options})
 
 
 def find(kind: Kind, component: str, *, plugin: str | None, options: Any, near: Path) -> Subject:

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, TypeVar
 import hypothesis
 from hypothesis.strategies import SearchStrategy
 
-from slime_core import Kind
+from slime_core import Kind, RunView
 from slime_core.errors import PluginError
-from slime_testing.subject import Subject, find
+from slime_testing.subject import Subject, default_run, find
 
 __all__ = ["EXAMPLES", "ComponentSuite", "NotTested", "PropertyViolation", "given", "properties", "require"]
 
@@ -105,10 +105,14 @@ class ComponentSuite(Suite):
         return found
 
     @classmethod
-    def make(cls, **more: Any) -> Any:
-        """A fresh object of the component, as a run makes it; override it for a target that needs more."""
+    def make(cls, run: RunView | None = None) -> Any:
+        """A fresh object of the component, as a run makes it.
+
+        Arguments:
+            run: what it is made with; None: a run with every setting at its default.
+        """
         subject = cls.subject()
-        return subject.target(subject.options, **more)
+        return subject.target(subject.options, run or default_run(subject))
 
     @classmethod
     def traits(cls) -> Any:

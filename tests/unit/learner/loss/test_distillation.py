@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.learner.loss.distillation import distilled
@@ -68,7 +69,7 @@ def test_the_micro_batch_that_is_distilled_is_not_changed():
 
 
 def loss(batch: MicroBatch, log_probs_U: torch.Tensor, **settings: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    objective = Objective(Clipped(), AlgorithmConfig(use_opd=True, **settings))
+    objective = Objective(Clipped(None, RunView()), AlgorithmConfig(use_opd=True, **settings))
     value, sums = objective(log_probs_U, torch.zeros(3), batch)
     return value, sums.sums
 

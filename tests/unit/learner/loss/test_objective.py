@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import RunError
@@ -38,7 +39,7 @@ def micro(**columns) -> MicroBatch:
 
 
 def objective(**algorithm) -> Objective:
-    return Objective(Clipped(), AlgorithmConfig(**algorithm))
+    return Objective(Clipped(None, RunView()), AlgorithmConfig(**algorithm))
 
 
 def evaluate(found: Objective, batch: MicroBatch, *, log_probs=(-1.0, -2.0, -3.0), entropy=(0.0, 0.0, 0.0)):
@@ -160,7 +161,7 @@ def test_a_policy_loss_sees_which_tokens_form_a_sequence():
 
 def corrected(*functions, settings=None, **algorithm) -> Objective:
     named = [NamedCorrection(function, f"correction {number}") for number, function in enumerate(functions)]
-    return Objective(Clipped(), AlgorithmConfig(**algorithm), corrections=Corrections(named, settings))
+    return Objective(Clipped(None, RunView()), AlgorithmConfig(**algorithm), corrections=Corrections(named, settings))
 
 
 def weigh(*weights):
@@ -410,7 +411,7 @@ def test_a_correction_that_returns_something_else_is_named(output, message):
 
 def test_what_no_engine_has_drawn_has_no_distance_from_the_engines():
     for drawn in (True, False):
-        found = Objective(Clipped(), AlgorithmConfig(), drawn=drawn)
+        found = Objective(Clipped(None, RunView()), AlgorithmConfig(), drawn=drawn)
         log_probs_U, entropy_U = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.zeros(3)
         loss, both = found(log_probs_U, entropy_U, micro())
         alone = found.measure(loss, log_probs_U, entropy_U, micro())

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig, WeightsConfig
 from slime_core.errors import ParityError
@@ -116,7 +117,7 @@ def test_without_engines_nothing_is_due():
 
 def sums(versions: tuple[int, ...], log_probs: list[list[float]]) -> list[tuple[float, float, float]]:
     """Tokens, sum and largest of every micro-batch through the loss."""
-    objective, found = Objective(Clipped(), AlgorithmConfig()), []
+    objective, found = Objective(Clipped(None, RunView()), AlgorithmConfig()), []
     for micro, row in zip(marked(gate(), shard(versions=versions)), log_probs, strict=True):
         _, measured = objective(torch.tensor(row, requires_grad=True), torch.zeros(len(row)), micro)
         values = [measured.sums["parity_tokens"], measured.sums["parity_sum"], measured.largest["parity_largest"]]

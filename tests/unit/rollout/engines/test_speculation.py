@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slime_core import RunView
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.prompts.chat import PromptEncoder
@@ -24,7 +25,9 @@ async def test_what_the_engine_counted_is_in_the_sample():
         engine.meta = SENT
         async with GenerateClient(engine.url) as client:
             context = GenerateContext(client, PromptEncoder(ARITHMETIC / "model", apply_chat_template=True))
-            (sample,) = await SingleTurn()(context, [Sample(prompt="1+1=")], SamplingParams(max_new_tokens=4))
+            (sample,) = await SingleTurn(None, RunView())(
+                context, [Sample(prompt="1+1=")], SamplingParams(max_new_tokens=4)
+            )
     assert sample.spec_info == SpecInfo(7, 15, 5, 12)
     assert Sample.from_dict(sample.to_dict()).spec_info == sample.spec_info
 

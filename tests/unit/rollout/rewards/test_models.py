@@ -6,16 +6,17 @@ import asyncio
 import math
 import re
 import threading
+from collections.abc import Mapping
 
 import pytest
 
-from slime_core.config.schema import RolloutConfig, RunConfig
+from slime_core import RunView
 from slime_core.config.secrets import shown
 from slime_core.errors import ConfigError
 from slime_core.rollout.rewards import models
 from slime_core.rollout.rewards.models import JudgeReward, RemoteReward, ServedReward
 from slime_core.services import http, with_secrets
-from slime_core.types import RewardFailure, Sample
+from slime_core.types import JsonValue, RewardFailure, Sample
 from tests.answering import Answering, chat, embedding
 from tests.clock import only_pauses_take_time
 
@@ -24,13 +25,17 @@ def samples(*responses: str) -> list[Sample]:
     return [Sample(index=place, prompt="1+1", response=one, label="2") for place, one in enumerate(responses)]
 
 
+def seen(models: Mapping[str, str] | None = None, **settings: JsonValue) -> RunView:
+    return RunView(models=models or {}, settings=settings)
+
+
 def remote(service, path="", **settings):
-    return RemoteReward(RunConfig(rollout=RolloutConfig(rm_url=service.url + path, **settings)))
+    return RemoteReward(None, seen(rm_url=service.url + path, **settings))
 
 
 def served(kind, service, **settings):
     models = {"helper": service.url}
-    return kind(RunConfig(rollout=RolloutConfig(rm_model="helper", **settings)), models=models)
+    return kind(None, seen(models, rm_model="helper", **settings))
 
 
 async def test_a_service_is_sent_prompt_response_and_label_and_answers_the_reward():
@@ -73,7 +78,7 @@ def test_a_token_that_is_not_there_is_missed_at_once(monkeypatch, value, found):
         ConfigError,
         match=f"^the token for http://127.0.0.1:1 is read from .* variable RM_TOKEN, which {found}",
     ):
-        RemoteReward(RunConfig(rollout=RolloutConfig(rm_url="http://127.0.0.1:1", rm_token_env="RM_TOKEN")))
+        RemoteReward(None, seen(rm_url="http://127.0.0.1:1", rm_token_env="RM_TOKEN"))
 
 
 async def test_rows_choose_among_the_services_that_the_run_allows_and_no_other_is_asked():
@@ -350,9 +355,9 @@ async def test_a_question_that_does_not_fit_the_model_costs_its_sample_and_says_
 @pytest.mark.parametrize("kind", [ServedReward, JudgeReward])
 def test_a_model_that_the_run_does_not_serve_is_refused(kind):
     with pytest.raises(ConfigError, match=r"^Asked for the address of model 'helper'; the run serves other beside the"):
-        kind(RunConfig(rollout=RolloutConfig(rm_model="helper")), models={"other": "http://x"})
+        kind(None, seen({"other": "http://x"}, rm_model="helper"))
     with pytest.raises(ConfigError) as failure:
-        kind(RunConfig(), models={})
+        kind(None, RunView())
     assert str(failure.value) == (
         "rm_type asks a model for rewards, and rm_model is not set; add --rm-model NAME. The run serves no model "
         "beside the policy"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from slime_core import RunView
 from slime_core.errors import PluginError
 from slime_core.plugins.discovery import CORE, PluginSource, local_file
 from slime_core.plugins.manifest import record
@@ -34,11 +35,11 @@ def slime_register_reward_models():
     yield Component("meeting", target=f"{__name__}:Meeting")
     yield Component("short", target=f"{__name__}:Short")
     yield Component("threaded", target=f"{__name__}:Threaded")
-    yield Component("asking", target=f"{__name__}:Asking", traits=RewardTraits(asks_models=True))
+    yield Component("asking", target=f"{__name__}:Asking")
 
 class Mean:
     """Does what the response says."""
-    def __init__(self, options=None):
+    def __init__(self, options, run):
         self.options = options
     async def score(self, samples):
         return [await self.one(sample) for sample in samples]
@@ -99,14 +100,14 @@ class Mean:
         return float(len(sample.response))
 
 class Short:
-    def __init__(self, options=None):
+    def __init__(self, options, run):
         pass
     async def score(self, samples):
         return [1.0] * (len(samples) + 1)
 
 class Threaded:
     """Leaves a thread behind, and says how many there were before."""
-    def __init__(self, options=None):
+    def __init__(self, options, run):
         pass
     async def score(self, samples):
         before = float(threading.active_count())
@@ -120,8 +121,8 @@ class Each(Mean):
 
 class Asking:
     """Asks the judge that the run serves."""
-    def __init__(self, options, *, models):
-        self.models = models
+    def __init__(self, options, run):
+        self.models = run.models
     async def score(self, samples):
         return await asyncio.gather(*(asyncio.to_thread(self.one, sample) for sample in samples))
     def one(self, sample):
@@ -132,7 +133,7 @@ class Asking:
 
 class Meeting:
     """Returns once four calls are there at one time."""
-    def __init__(self, options=None):
+    def __init__(self, options, run):
         self.all = asyncio.Barrier(4)
     async def score(self, samples):
         await self.all.wait()
@@ -242,7 +243,7 @@ async def test_numbers_of_numpy_are_numbers(pool: RewardPool) -> None:
 
 async def test_a_reward_in_a_process_asks_the_models_that_the_run_serves(tmp_path: Path) -> None:
     with Answering(lambda body: len(body["text"])) as judge:
-        pool = RewardPool(settings(tmp_path, timeout_s=60.0, models={"judge": judge.url}))
+        pool = RewardPool(settings(tmp_path, timeout_s=60.0, run=RunView(models={"judge": judge.url})))
         try:
             assert await pool.score("asking", samples("a", "bb"), together=False) == [1.0, 2.0]
         finally:

@@ -1,0 +1,94 @@
+"""Makes components: the only place where one is called, whichever process it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from slime_core.config.schema import RunConfig
+from slime_core.config.secrets import without_secrets
+from slime_core.config.settings import core_values
+from slime_core.errors import SlimeError
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.component import Kind
+from slime_core.plugins.contracts import PromptRequest, RunPlan, RunView
+from slime_core.plugins.registration import Registry
+
+__all__ = ["construct", "run_plan", "run_view"]
+
+
+def construct(registry: Registry, kind: Kind, name: str, options: Mapping[str, Any], run: RunView) -> Any:
+    """An object of the component, made with its plugin's options and ``run``.
+
+    Arguments:
+        options: plugin name -> its options object; of a plugin that is not there, the defaults.
+
+    Raises:
+        PluginError: no active plugin offers it, it cannot be imported, or its constructor failed.
+        SlimeError: its constructor raised it.
+    """
+    owner = registry.owner(kind, name)
+    target = registry.load(kind, name)
+    own = options.get(owner.name)
+    with boundary(owner, f"making {kind.words} {name!r}", locate=True, passes=(SlimeError,)):
+        if own is None and owner.name in registry.options:
+            own = registry.options[owner.name]()
+        return target(own, run)
+
+
+def run_plan(config: RunConfig, options: Mapping[str, Any] | None = None) -> RunPlan:
+    """What is known of the run before anything starts.
+
+    Arguments:
+        options: plugin name -> its options object.
+    """
+    return RunPlan(**_planned(config, options or {}))
+
+
+def run_view(
+    config: RunConfig,
+    options: Mapping[str, Any] | None = None,
+    *,
+    model_folder: Path | None = None,
+    folder: Path | None = None,
+    resumed_step: int = 0,
+    models: Mapping[str, str] | None = None,
+    prompts: PromptRequest | None = None,
+) -> RunView:
+    """What the components of the run are made with; see :class:`~slime_core.plugins.contracts.RunView`.
+
+    Arguments:
+        options: plugin name -> its options object.
+    """
+    return RunView(
+        **_planned(config, options or {}),
+        model_folder=model_folder,
+        folder=folder,
+        resumed_step=resumed_step,
+        models=models or {},
+        prompts=prompts,
+    )
+
+
+def _planned(config: RunConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+    rollout = config.rollout
+    return {
+        "seed": config.run.seed,
+        "device": config.cluster.device,
+        "rollout_batch_size": rollout.rollout_batch_size,
+        "n_samples_per_prompt": rollout.n_samples_per_prompt,
+        "max_prompt_len": config.data.rollout_max_prompt_len,
+        "max_response_len": rollout.rollout_max_response_len,
+        "temperature": rollout.rollout_temperature,
+        "reward_key": rollout.reward_key,
+        "settings": without_secrets({**core_values(config), **_option_values(options)}),
+    }
+
+
+def _option_values(options: Mapping[str, Any]) -> dict[str, object]:
+    """``PLUGIN.NAME`` -> value of every option."""
+    found = ((plugin, one) for plugin, one in options.items() if isinstance(one, BaseModel))
+    return {f"{plugin}.{name}": value for plugin, one in found for name, value in one}

@@ -1,0 +1,152 @@
+"""What every component is given about its run, besides its plugin's options.
+
+RunPlan   what is known before anything starts; checks of settings get it
+RunView   the plan, and what exists once processes start; every component is made with it
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, Protocol, Self, cast
+
+from slime_core.errors import ConfigError
+from slime_core.plugins.contracts.rollouts import PromptRequest
+from slime_core.types import JsonValue
+
+__all__ = ["Device", "RunPlan", "RunView", "Tokenizer"]
+
+Device = Literal["auto", "cpu", "cuda"]
+
+_NOT_IN_JSON = frozenset({"prompts"})
+
+
+class Tokenizer(Protocol):
+    """What a component may ask of the checkpoint's tokenizer; transformers' own have it all."""
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the token that ends a response; None: the tokenizer has none."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Text of token ids."""
+        ...
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, JsonValue]],
+        *,
+        tools: Sequence[Mapping[str, JsonValue]] | None = None,
+        add_generation_prompt: bool = False,
+        tokenize: Literal[False],
+    ) -> str:
+        """Text of chat messages by the tokenizer's template."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What is known of a run before anything starts; without arguments, a run with every setting at its default.
+
+    Example: ``RunPlan(seed=7, settings={"seed": 7, "grpo.std_normalization": False})``
+
+    Arguments:
+        seed: of initialisation, data order and sampling.
+        device: where learner and engines compute; ``auto`` until the cluster has been looked at.
+        rollout_batch_size: prompts of one rollout.
+        n_samples_per_prompt: samples of one prompt group.
+        max_prompt_len: tokens; None: no prompt is too long.
+        max_response_len: tokens.
+        temperature: of sampling in training.
+        reward_key: which of several rewards trains; None: rewards are plain numbers.
+        settings: read-only; every setting of the core by its name, and every option of the active plugins by its name
+            in ``config.toml`` (``grpo.std_normalization``). Paths are text, and what holds a secret is left out.
+    """
+
+    seed: int = 1234
+    device: Device = "auto"
+    rollout_batch_size: int = 32
+    n_samples_per_prompt: int = 8
+    max_prompt_len: int | None = None
+    max_response_len: int = 1024
+    temperature: float = 1.0
+    reward_key: str | None = None
+    settings: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
+
+    def to_json(self) -> str:
+        """The record as text; :meth:`from_json` reads it back."""
+        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _NOT_IN_JSON}
+        return json.dumps(found, default=_plain)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """What :meth:`to_json` wrote."""
+        return cls(**json.loads(text))
+
+    def __reduce__(self) -> tuple[Callable[[str], Self], tuple[str]]:
+        # Ray and reward processes pickle it; a read-only mapping cannot be pickled, its JSON can.
+        return type(self).from_json, (self.to_json(),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView(RunPlan):
+    """What a component is made with: the plan, and what exists once processes start. It crosses processes as JSON.
+
+    Arguments:
+        folder: of the run; None: there is none, as in a test of the component alone.
+        resumed_step: training steps done when this start of the run began; 0: it does not resume.
+        models: name -> URL of every auxiliary model; empty until their servers answer.
+        model_folder: Hugging Face folder with the start weights and the tokenizer; None: as with ``folder``.
+        prompts: what a data source is asked for; None for every other kind. It stays in its process.
+    """
+
+    folder: Path | None = None
+    resumed_step: int = 0
+    models: Mapping[str, str] = field(default_factory=dict)
+    model_folder: Path | None = None
+    prompts: PromptRequest | None = None
+
+    def __post_init__(self) -> None:
+        # Named: in a class with slots, super() without arguments means the class before slots were made.
+        RunPlan.__post_init__(self)
+        object.__setattr__(self, "models", MappingProxyType(dict(self.models)))
+        for name in ("folder", "model_folder"):
+            path: str | Path | None = getattr(self, name)
+            object.__setattr__(self, name, None if path is None else Path(path))
+
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer, loaded when first asked and once a process; takes a second or two.
+
+        Raises:
+            ConfigError: the run has no ``model_folder``.
+        """
+        if self.model_folder is None:
+            raise ConfigError("a tokenizer was asked for, and there is no checkpoint. Make RunView with model_folder.")
+        return _tokenizer(self.model_folder, self.settings.get("trust_remote_code") is True)
+
+
+@cache
+def _tokenizer(folder: Path, trusts: bool) -> Tokenizer:
+    from transformers import AutoTokenizer
+
+    return cast(Tokenizer, AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts))
+
+
+def _plain(value: object) -> JsonValue:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
