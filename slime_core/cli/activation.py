@@ -15,7 +15,7 @@ __all__ = ["activate_unlocked", "architecture_of", "expand"]
 
 
 def activate_unlocked(peek: Peek, *, admit: Admit | None = None) -> ActivePlugins:
-    """The plugins that the command line names, those that they require, and the one that claims the architecture.
+    """The plugins that the command line names, those that they require, and those that claim what else it names.
 
     Arguments:
         admit: sees every manifest before its code is imported.
@@ -26,7 +26,15 @@ def activate_unlocked(peek: Peek, *, admit: Admit | None = None) -> ActivePlugin
     from slime_core.plugins.registry import activate
 
     architecture = architecture_of(peek.hf_checkpoint)
-    return activate(peek.plugins, architecture=architecture, paths=peek.paths, without=peek.no_plugins, admit=admit)
+    return activate(
+        peek.plugins,
+        architecture=architecture,
+        choices=peek.choices,
+        flags=peek.flags,
+        paths=peek.paths,
+        without=peek.no_plugins,
+        admit=admit,
+    )
 
 
 def architecture_of(folder: Path | None) -> str | None:

@@ -211,7 +211,9 @@ def _resolve(argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run") ->
 
     argv = run.expand(argv) if purpose == "run" else argv
     active = activate_named(peek(argv))
-    resolved = load(argv, presets=active.presets, plugin_options=active.options, purpose=purpose)
+    resolved = load(
+        argv, presets=active.presets, plugin_options=active.options, inactive=active.inactive, purpose=purpose
+    )
     check_selection(resolved.config, active.registry, trains=purpose == "run")
     if active.functions:
         import importlib
@@ -235,8 +237,10 @@ def _resolve_unchecked(argv: Sequence[str]) -> Resolved:
 
     argv = run.expand(argv)
     seen = peek(argv)
-    active = activate(seen.plugins, without=seen.no_plugins)
-    return load(argv, presets=active.presets, plugin_options=active.options, check_rules=False)
+    active = activate(seen.plugins, choices=seen.choices, flags=seen.flags, without=seen.no_plugins)
+    return load(
+        argv, presets=active.presets, plugin_options=active.options, inactive=active.inactive, check_rules=False
+    )
 
 
 def _asks_help(argv: Sequence[str]) -> bool:
@@ -270,4 +274,8 @@ def _options_in_spite_of_all(peek: Peek) -> dict[str, type[BaseModel]]:
                 options |= activate([name]).options
         except PluginError as broken:
             print(f"slime: without the options of {name}: {broken}\n", file=sys.stderr)
+    try:
+        options |= activate([], choices=peek.choices, flags=peek.flags, without=peek.no_plugins).options
+    except PluginError as broken:
+        print(f"slime: without the options of what the settings name: {broken}\n", file=sys.stderr)
     return options

@@ -17,7 +17,16 @@ from slime_core.cli.lock import add_lock, add_verify
 from slime_core.errors import PluginError
 from slime_core.plugins.bounds import check_bounds
 from slime_core.plugins.declared import ARCHITECTURE_GROUP, Declared, scan
-from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, installed, required_by, resolve
+from slime_core.plugins.discovery import (
+    CORE,
+    PluginIdentity,
+    PluginSource,
+    activated_by,
+    claims_for,
+    installed,
+    required_by,
+    resolve,
+)
 
 __all__ = ["add_commands", "list_plugins", "show_plugin"]
 
@@ -90,14 +99,15 @@ def _source(name: str) -> PluginSource:
 
 def _metadata(plugin: PluginIdentity, found: Declared) -> dict[str, Any]:
     """What is known of a plugin without importing it."""
-    claims = [entry for entry in found.group(ARCHITECTURE_GROUP) if entry.value == plugin.name]
+    claims = claims_for(plugin, found)
     return {
         "name": plugin.name,
         "distribution": plugin.distribution,
         "version": plugin.version,
         "entry_point": plugin.entry_point,
-        # What a stranger claims for it counts for nobody.
-        "architectures": [entry.name for entry in claims if entry.distribution == plugin.distribution],
+        "architectures": [claim.name for claim in claims.get(ARCHITECTURE_GROUP, ())],
+        "claims": {group: [claim.name for claim in own] for group, own in claims.items()},
+        "activated_by": list(activated_by(claims)),
         "requires": required_by(plugin, found),
         "unfit": _unfit(plugin),
     }
@@ -121,6 +131,8 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
         told += [f"does not fit: {row['unfit'].partition(': ')[2].splitlines()[0]}"]
     if row["architectures"]:
         told.append(f"for checkpoints of {', '.join(row['architectures'])}")
+    if row["activated_by"]:
+        told.append(f"active with {', or '.join(row['activated_by'])}")
     if row["requires"]:
         told.append(f"brings {', '.join(row['requires'])} with it")
     yield from (f"{'':<16} {line}" for line in told)

@@ -8,6 +8,7 @@ What there is:
     schema      all sections as one ``RunConfig``, and what follows from several of them
     reward_sum, prompt_paths, secrets    what is written in the place of a reward, of a prompt file, of a secret
     eval_sets   every evaluation set with all that decides it
+    choices     the components and prompt formats that settings name
     model_urls  the address of an auxiliary model
     embedded    what the run of the embedded model differs in
 

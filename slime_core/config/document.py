@@ -39,8 +39,14 @@ class Document:
         file = f"{self.path.name}:{line}" if line else self.path.name
         return " ".join(filter(None, [file, f"[{table}]" if table else "", key]))
 
-    def values(self, settings: Mapping[str, Setting], mistakes: list[Mistake]) -> Iterator[tuple[Setting, object]]:
-        """Every setting in the file with its TOML value; keys and tables that are none are added to ``mistakes``."""
+    def values(
+        self, settings: Mapping[str, Setting], mistakes: list[Mistake], inactive: Mapping[str, str] | None = None
+    ) -> Iterator[tuple[Setting, object]]:
+        """Every setting in the file with its TOML value; keys and tables that are none are added to ``mistakes``.
+
+        Arguments:
+            inactive: flag without dashes, or plugin in brackets -> what to say of it, for plugins that are not active.
+        """
         by_place = {(setting.section, setting.name): setting for setting in settings.values()}
         for table, entries in self.tables.items():
             if not isinstance(entries, dict):
@@ -48,19 +54,26 @@ class Document:
             elif table in ENGINES:
                 yield from self._of_engine(table, entries, mistakes)
             elif not any(section == table for section, _ in by_place):
-                mistakes.append(Mistake(f"{self.place(table)}: {_no_table(table, by_place)}"))
+                said = (inactive or {}).get(f"[{table}]") or _no_table(table, by_place)
+                mistakes.append(Mistake(f"{self.place(table)}: {said}"))
             else:
-                yield from self._of_table(table, entries, by_place, mistakes)
+                yield from self._of_table(table, entries, by_place, mistakes, inactive or {})
 
     def _of_table(
-        self, table: str, entries: Mapping[str, object], by_place: Places, mistakes: list[Mistake]
+        self,
+        table: str,
+        entries: Mapping[str, object],
+        by_place: Places,
+        mistakes: list[Mistake],
+        inactive: Mapping[str, str],
     ) -> Iterator[tuple[Setting, object]]:
         for key, value in entries.items():
             setting = by_place.get((table, key))
             if setting is not None:
                 yield setting, value
             else:
-                mistakes.append(Mistake(f"{self.place(table, key)}: no such setting{_home(key, by_place)}"))
+                said = inactive.get(key.replace("_", "-")) or f"no such setting{_home(key, by_place)}"
+                mistakes.append(Mistake(f"{self.place(table, key)}: {said}"))
 
     def _of_engine(
         self, table: str, entries: Mapping[str, object], mistakes: list[Mistake]

@@ -34,12 +34,14 @@ class CommandLine:
         words: setting key -> the words given for it; a switch that stood alone has none.
         config: words after ``--config``.
         engine: by key, the engines' settings that stood there.
+        flags: every flag, known or not, as it stood there.
         mistakes: what could not be understood.
     """
 
     words: dict[str, list[str]] = field(default_factory=dict)
     config: list[str] = field(default_factory=list)
     engine: dict[str, Setting] = field(default_factory=dict)
+    flags: list[str] = field(default_factory=list)
     mistakes: list[Mistake] = field(default_factory=list)
 
     def blame(self, message: str, key: str = "") -> None:
@@ -47,25 +49,37 @@ class CommandLine:
         self.mistakes.append(Mistake(message, key))
 
 
-def read_command_line(argv: Sequence[str], settings: Mapping[str, Setting]) -> CommandLine:
+def read_command_line(
+    argv: Sequence[str], settings: Mapping[str, Setting], inactive: Mapping[str, str] | None = None
+) -> CommandLine:
     """Every flag of ``argv`` with its words; mistakes are collected, not raised.
 
     Arguments:
-        settings: by key, those of the core and of the named plugins.
+        settings: by key, those of the core and of the active plugins.
+        inactive: flag without dashes, or plugin in brackets -> what to say of it, for plugins that are not active.
     """
     line = CommandLine()
     by_flag = {setting.flag: setting for setting in settings.values()}
     switches = {setting.flag.replace("--", "--no-", 1): setting for setting in settings.values() if setting.is_switch}
     for flag, words in _flags_with_words(argv, line):
+        line.flags.append(flag)
         if flag == CONFIG_FLAG:
             _take_config(words, line)
         elif flag in by_flag:
             _take(by_flag[flag], words, line)
         elif flag in switches:
             _switch_off(switches[flag], flag, words, line)
+        elif said := _of_inactive(flag, inactive or {}):
+            line.blame(f"{flag}: {said}")
         else:
             _take_foreign(flag, words, line, by_flag)
     return line
+
+
+def _of_inactive(flag: str, inactive: Mapping[str, str]) -> str | None:
+    name = flag.removeprefix("--")
+    plugin, dot, _ = name.partition(".")
+    return inactive.get(f"[{plugin}]" if dot else name) or inactive.get(name.removeprefix("no-"))
 
 
 def _flags_with_words(argv: Sequence[str], line: CommandLine) -> Iterator[tuple[str, list[str]]]:

@@ -18,6 +18,8 @@ class AlgorithmConfig(Section):
 
     advantage_estimator: Name | None = None
     """Component that turns rewards into advantages. None: a plugin must preset it, as --plugin grpo does."""
+    policy_loss: Name | None = None
+    """Component that turns log-probabilities and advantages into the loss of each token. None: the estimator's own."""
     eps_clip: Annotated[float, Field(ge=0, le=1)] = 0.2
     """How far below 1 the importance ratio counts before it is clipped."""
     eps_clip_high: PositiveOrZero | None = None

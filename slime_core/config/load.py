@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from slime_core.config import check
+from slime_core.config.choices import Choice, choices
 from slime_core.config.custom import STANDS_IN_FOR, CustomConfig, function_paths
 from slime_core.config.document import Document, read_document
 from slime_core.config.embedded import EMBEDDED_DEFAULTS, OF_EVALUATIONS
@@ -101,6 +102,9 @@ class Peek:
         paths: setting -> the functions that it names by path.
         no_plugins: plugins to go without.
         locked, lock_file: whether a lock says which plugins may run, and which.
+        flags: without dashes, every flag that the command line gives, and of the file every key spelt as a flag ->
+            where it stands.
+        argv: the command line itself.
     """
 
     plugins: tuple[str, ...] = ()
@@ -109,6 +113,19 @@ class Peek:
     no_plugins: tuple[str, ...] = ()
     locked: bool = False
     lock_file: Path | None = None
+    flags: Mapping[str, str] = field(default_factory=dict)
+    argv: tuple[str, ...] = ()
+
+    def choices(self, presets: Presets) -> list[Choice]:
+        """The components and prompt formats that flags, file, evaluation sets and presets name; where several layers
+        say what a setting is, the last of them.
+
+        Arguments:
+            presets: of the plugins that are active so far; see :func:`load`.
+        """
+        reading = _read_layers(self.argv, _Reading(dict(core_settings())), presets)
+        origins = {key: _told(key, origin) for key, origin in reading.provenance.items()}
+        return list(choices(reading.values, origins))
 
 
 def peek(argv: Sequence[str]) -> Peek:
@@ -120,7 +137,12 @@ def peek(argv: Sequence[str]) -> Peek:
     reading.read_file(document, only=wanted)
     reading.read_flags(line, only=wanted)
     values = reading.values
-    return Peek(paths=function_paths(values), **{key: values[key] for key in _PEEKED if key in values})
+    return Peek(
+        paths=function_paths(values),
+        flags=_flags(line, document),
+        argv=tuple(argv),
+        **{key: values[key] for key in _PEEKED if key in values},
+    )
 
 
 def named_plugins(argv: Sequence[str]) -> tuple[str, ...]:
@@ -133,6 +155,7 @@ def load(
     *,
     presets: Presets | None = None,
     plugin_options: Options | None = None,
+    inactive: Mapping[str, str] | None = None,
     purpose: Purpose = "run",
     check_rules: bool = True,
 ) -> Resolved:
@@ -142,7 +165,8 @@ def load(
         argv: flags after the command word.
         presets: setting name -> (value, plugin that sets it), of the named plugins. One that several of them set
             needs a word of the file or of a flag.
-        plugin_options: plugin -> its options class, of the named plugins.
+        plugin_options: plugin -> its options class, of the active plugins.
+        inactive: flag without dashes, or plugin in brackets -> what to say of it, for plugins that are not active.
         purpose: whose rules to check; an evaluation needs no advantage estimator.
         check_rules: False leaves out the rules between settings and the look at files.
 
@@ -150,16 +174,8 @@ def load(
         ConfigError: lists every mistake in flags, file, presets and rules.
     """
     options = plugin_options or {}
-    reading = _Reading({**core_settings(), **plugin_settings(options)})
-    line = read_command_line(argv, reading.settings)
-    document = _document(line, reading)
-    reading.read_presets(presets or {})
-    reading.read_file(document)
-    reading.mistakes += line.mistakes
-    reading.read_flags(line)
-    reading.read_eval_config()
-    reading.select_paths()
-    reading.fill_embedded()
+    settings = {**core_settings(), **plugin_settings(options)}
+    reading = _read_layers(argv, _Reading(settings, inactive=inactive or {}), presets or {})
     reading.read_engines()
     reading.refuse_contested(presets or {})
     config, plugins = reading.build(options)
@@ -180,6 +196,7 @@ class _Reading:
     provenance: dict[str, Provenance] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
     file_is_unreadable: bool = False
+    inactive: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def broken(self) -> frozenset[str]:
@@ -202,7 +219,7 @@ class _Reading:
     def read_file(self, document: Document | None, *, only: Mapping[str, Setting] | None = None) -> None:
         if document is None:
             return
-        for setting, value in document.values(self.settings, self.mistakes):
+        for setting, value in document.values(self.settings, self.mistakes, self.inactive):
             if only is None or setting.key in only:
                 self.settings[setting.key] = setting
                 place = document.place(setting.section, setting.name)
@@ -298,6 +315,40 @@ class _Reading:
             self.provenance[setting.key] = origin
         except Unacceptable as error:
             self.mistakes.append(Mistake(f"{where}: {error}", setting.key))
+
+
+def _read_layers(argv: Sequence[str], reading: _Reading, presets: Presets) -> _Reading:
+    """``reading`` after presets, the file, flags, and what these imply for other settings."""
+    line = read_command_line(argv, reading.settings, reading.inactive)
+    document = _document(line, reading)
+    reading.read_presets(presets)
+    reading.read_file(document)
+    reading.mistakes += line.mistakes
+    reading.read_flags(line)
+    reading.read_eval_config()
+    reading.select_paths()
+    reading.fill_embedded()
+    return reading
+
+
+def _flags(line: CommandLine, document: Document | None) -> dict[str, str]:
+    tables = {} if document is None else document.tables
+    keys = [(table, key) for table, entries in tables.items() if isinstance(entries, dict) for key in entries]
+    found = {} if document is None else {key.replace("_", "-"): document.place(table, key) for table, key in keys}
+    return found | {flag.removeprefix("--"): flag for flag in line.flags}
+
+
+def _told(key: str, origin: Provenance) -> str:
+    """``--corrections``, ``corrections in run.toml:3``, ``corrections, preset by plugin mine,``."""
+    match origin.layer:
+        case "flag":
+            return origin.where
+        case "file":
+            return f"{key} in {origin.where}"
+        case "preset":
+            return f"{key}, a preset of plugin {origin.where},"
+        case _:
+            return f"{key}, an {origin.layer},"
 
 
 def _document(line: CommandLine, reading: _Reading) -> Document | None:

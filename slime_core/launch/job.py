@@ -13,9 +13,9 @@ from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import RunConfig
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.settings import LearnerSettings
-from slime_core.plugins.component import Kind
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
+from slime_core.plugins.selection import policy_loss
 from slime_core.rollout.engines.fleet import Servers
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.weights.publisher import PublisherSettings
@@ -70,12 +70,11 @@ class Job:
 
 def learner_settings(job: Job, device: Device) -> LearnerSettings:
     """Of every rank of the learner; the device is decided once, by the cluster, for every process."""
-    traits: Any = job.registry.find(Kind.ADVANTAGE_ESTIMATOR, str(job.config.algorithm.advantage_estimator)).traits
     return LearnerSettings(
         config=_on(device, job.config),
         folder=job.model,
         architecture=job.architecture,
-        policy_loss=traits.policy_loss,
+        policy_loss=policy_loss(job.config, job.registry),
         options=dict(job.options),
         num_steps=job.config.rollout.num_rollout * job.config.steps_per_rollout,
         layout=ParallelLayout.of(job.config.parallel),

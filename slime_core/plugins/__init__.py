@@ -9,6 +9,7 @@ What a plugin says:
 From metadata to a registry:
 
     declared, discovery, requirements, bounds    installed metadata, read without importing a plugin
+    claims, distributions    which plugin has what a run names; which of ours to install
     boundary    a plugin's failure leaves it as our error, with the plugin's name on it
     loading, validation, returned    one plugin's code, and the mistakes that pluggy would accept in silence
     fitting     holds a target to its contract
@@ -24,5 +25,5 @@ In a run:
     manifest, content, entries, differences, lock    the same code in every process, after a resume, and by a lock
     reference   ``docs/hooks.md``, read off the code
 
-The one rule: only what a run names, ``core``, and the plugin that claims the checkpoint's architecture are imported.
+The one rule: only ``core``, the plugins that a run names, and those that claim what it names are imported.
 """

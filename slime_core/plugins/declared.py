@@ -4,6 +4,11 @@
     slime.models      Qwen3ForCausalLM = "models"        checkpoints of this architecture need that plugin
     slime.requires    grpo = "searchr1"                  plugin searchr1 of this distribution requires plugin grpo
     slime.commands    "plugins.new" = "package.module:function"    the command slime plugins new
+    slime.corrections tis = "offpolicy"                  a run that names correction tis activates plugin offpolicy
+    slime.flags       tis-clip = "offpolicy"             the flag --tis-clip is an option of plugin offpolicy
+    slime.flags       buffer-data = "datasets:activates" giving --buffer-data activates plugin datasets
+
+:data:`KIND_GROUPS` lists the groups of component names.
 
 Of two copies of one distribution on the path, only the first is what an import would find, so only that one counts.
 """
@@ -11,13 +16,19 @@ Of two copies of one distribution on the path, only the first is what an import 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib import metadata
+from typing import Protocol
+
+import importlib_metadata as metadata
+from importlib_metadata import EntryPoint
 
 __all__ = [
     "ARCHITECTURE_GROUP",
     "COMMAND_GROUP",
+    "FLAG_GROUP",
+    "FORMAT_GROUP",
+    "KIND_GROUPS",
     "PLUGIN_GROUP",
     "REQUIRES_GROUP",
     "Declaration",
@@ -31,11 +42,35 @@ PLUGIN_GROUP = "slime"
 ARCHITECTURE_GROUP = "slime.models"
 REQUIRES_GROUP = "slime.requires"
 COMMAND_GROUP = "slime.commands"
+FLAG_GROUP = "slime.flags"
+FORMAT_GROUP = "slime.prompt_formats"
 
-_GROUPS = (PLUGIN_GROUP, ARCHITECTURE_GROUP, REQUIRES_GROUP, COMMAND_GROUP)
+KIND_GROUPS = {
+    "advantage_estimator": "slime.advantage_estimators",
+    "policy_loss": "slime.policy_losses",
+    "correction": "slime.corrections",
+    "reward_model": "slime.reward_models",
+    "sample_transform": "slime.sample_transforms",
+    "generate_function": "slime.generate_functions",
+    "data_source": "slime.data_sources",
+    "rollout_source": "slime.rollout_sources",
+}
+"""Kind of component -> the group in which distributions claim the names of such components."""
+
 _BROKEN = (OSError, ValueError, TypeError, AttributeError, LookupError, metadata.PackageNotFoundError)
-"""What ``importlib.metadata`` raises on files that are cut short, in another encoding, no metadata at all, or under
+"""What ``importlib_metadata`` raises on files that are cut short, in another encoding, no metadata at all, or under
 another name than that of their folder."""
+
+
+class _Distribution(Protocol):
+    """What is read of an installed distribution; the standard library's have it too, where they are found."""
+
+    def read_text(self, filename: str, /) -> str | None: ...
+    def locate_file(self, path: str, /) -> object: ...
+    @property
+    def entry_points(self) -> Iterable[EntryPoint]: ...
+    @property
+    def requires(self) -> list[str] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +125,7 @@ def required_lines(distribution: str) -> list[str]:
     """The ``Requires-Dist`` lines of an installed distribution, as they are written.
 
     Raises:
-        importlib.metadata.PackageNotFoundError: it is not installed.
+        importlib_metadata.PackageNotFoundError: it is not installed.
     """
     found = metadata.distribution(distribution)
     if not found.read_text("METADATA"):  # an egg keeps them in a file of their own
@@ -98,25 +133,25 @@ def required_lines(distribution: str) -> list[str]:
     return re.findall(r"^Requires-Dist:[ \t]*(\S.*?)[ \t]*$", _about(found), flags=re.MULTILINE | re.IGNORECASE)
 
 
-def _entries(distribution: metadata.Distribution) -> Iterator[Declaration]:
+def _entries(distribution: _Distribution) -> Iterator[Declaration]:
     about = _about(distribution)
     name, version = _field("Name", about), _field("Version", about)
     first = metadata.distribution(name)
     if first.locate_file("") != distribution.locate_file("") or _about(first) != about:
         return  # an import would find another copy of it
     for point in distribution.entry_points:
-        if point.group in _GROUPS:
+        if point.group == PLUGIN_GROUP or point.group.startswith(f"{PLUGIN_GROUP}."):
             yield Declaration(point.group, point.name, point.value, name, version)
 
 
-def _about(distribution: metadata.Distribution) -> str:
+def _about(distribution: _Distribution) -> str:
     """The headers of its METADATA, without the description that follows them."""
     text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
     return text.partition("\n\n")[0]
 
 
 def _field(name: str, about: str) -> str:
-    # The parser of importlib.metadata takes several times as long, and hundreds of plugins may be installed.
+    # The parser of importlib_metadata takes several times as long, and hundreds of plugins may be installed.
     found = re.search(rf"^{name}:[ \t]*(\S.*?)[ \t]*$", about, flags=re.MULTILINE | re.IGNORECASE)
     if found is None:
         raise ValueError(f"its METADATA has no {name}")

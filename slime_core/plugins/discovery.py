@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +19,9 @@ import slime_core
 from slime_core.errors import PluginError
 from slime_core.plugins.declared import (
     ARCHITECTURE_GROUP,
+    FLAG_GROUP,
+    FORMAT_GROUP,
+    KIND_GROUPS,
     PLUGIN_GROUP,
     REQUIRES_GROUP,
     Declaration,
@@ -36,15 +39,33 @@ __all__ = [
     "PluginIdentity",
     "PluginSource",
     "Source",
+    "activated_by",
     "claimants",
-    "claimed_architectures",
+    "claims_for",
     "installed",
+    "is_for",
     "local_file",
     "nearest",
     "read_code",
     "required_by",
     "resolve",
 ]
+
+
+ACTIVATES = "activates"
+"""Behind the plugin's name in a claim of a flag: giving the flag activates the plugin."""
+
+
+_FLAG_OF_KIND = {
+    "generate_function": "--generate-function",
+    "reward_model": "--rm-type",
+    "sample_transform": "--sample-transforms",
+    "data_source": "--data-source",
+    "rollout_source": "--rollout-source",
+    "advantage_estimator": "--advantage-estimator",
+    "policy_loss": "--policy-loss",
+    "correction": "--corrections",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +115,18 @@ class PluginSource:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A distribution says that its plugin handles checkpoints of an architecture."""
+    """A distribution says that one of its plugins has what a run names: a component, a checkpoint's architecture, a
+    prompt format or a flag.
 
-    architecture: str
+    Arguments:
+        activates: of a flag: giving it activates the plugin. Everything else activates always.
+    """
+
+    name: str
     plugin: str
     distribution: str
     version: str
+    activates: bool = False
 
     def __str__(self) -> str:
         return f"plugin {self.plugin!r} ({self.distribution} {self.version})"
@@ -119,15 +146,35 @@ def installed(declared: Declared | None = None) -> list[PluginIdentity]:
     return sorted([CORE, *found], key=lambda plugin: (plugin.name, plugin.distribution))
 
 
-def claimants(architecture: str, declared: Declared | None = None) -> list[Claim]:
-    """Every installed claim of ``architecture`` (the first entry of ``architectures`` in a ``config.json``)."""
-    found = [_claim(entry) for entry in (declared or scan()).group(ARCHITECTURE_GROUP) if entry.name == architecture]
+def claimants(name: str, declared: Declared | None = None, *, group: str = ARCHITECTURE_GROUP) -> list[Claim]:
+    """Every installed claim of ``name``, which is an architecture (the first of ``architectures`` in a ``config.json``)
+    or a name of another ``group`` of claims."""
+    found = [_claim(entry) for entry in (declared or scan()).group(group) if entry.name == name]
     return sorted(found, key=lambda claim: (claim.plugin, claim.distribution))
 
 
-def claimed_architectures() -> list[str]:
-    """Every architecture that an installed plugin claims, sorted."""
-    return sorted({entry.name for entry in scan().group(ARCHITECTURE_GROUP)})
+def claims_for(plugin: PluginIdentity, declared: Declared) -> dict[str, list[Claim]]:
+    """Group -> what the distribution of ``plugin`` claims for it, by name; groups without a claim are left out."""
+    groups = (ARCHITECTURE_GROUP, *KIND_GROUPS.values(), FORMAT_GROUP, FLAG_GROUP)
+    found = {
+        group: [claim for entry in declared.group(group) if is_for(claim := _claim(entry), plugin)] for group in groups
+    }
+    return {group: claims for group, claims in found.items() if claims}
+
+
+def activated_by(claims: Mapping[str, Sequence[Claim]]) -> Iterator[str]:
+    """What a run gives to activate the plugin of these claims: ``--corrections tis, icepop``, ``--buffer-data``."""
+    for kind, flag in _FLAG_OF_KIND.items():
+        if names := [claim.name for claim in claims.get(KIND_GROUPS[kind], ())]:
+            yield f"{flag} {', '.join(names)}"
+    if names := [claim.name for claim in claims.get(FORMAT_GROUP, ())]:
+        yield f"prompt files of format {', '.join(names)}"
+    yield from (f"--{claim.name}" for claim in claims.get(FLAG_GROUP, ()) if claim.activates)
+
+
+def is_for(claim: Claim, plugin: PluginIdentity) -> bool:
+    """Whether the claim is made for ``plugin`` by its own distribution: no other one's counts."""
+    return claim.plugin == plugin.name and canonical(claim.distribution) == canonical(plugin.distribution)
 
 
 def required_by(plugin: PluginIdentity, declared: Declared | None = None) -> list[str]:
@@ -193,7 +240,8 @@ def _read_file(path: Path) -> PluginSource:
 
 
 def _claim(entry: Declaration) -> Claim:
-    return Claim(entry.name, entry.value, entry.distribution, entry.version)
+    plugin, _, activates = entry.value.partition(":")
+    return Claim(entry.name, plugin, entry.distribution, entry.version, activates=activates == ACTIVATES)
 
 
 def _is_of(plugin: PluginIdentity, distribution: str) -> bool:

@@ -25,6 +25,7 @@ class ManifestEntry:
         content: the file itself in base64, for a single-file plugin; else empty.
         editable: its distribution is installed in place: its files may change without a new version.
         needed_by: why it is here although the run does not name it, ``"searchr1 requires it"``; else empty.
+        claimed: it is active for a name that it claims, so without its presets and trackers.
         files: the first characters of each file's own SHA-256, by the file's name, sorted: so that a difference can be
             told file by file.
     """
@@ -38,6 +39,7 @@ class ManifestEntry:
     content: str = field(default="", repr=False)
     editable: bool = False
     needed_by: str = ""
+    claimed: bool = False
     files: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property

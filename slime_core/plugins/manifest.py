@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from typing import Any
@@ -97,17 +97,23 @@ def record(
     functions: Sequence[PluginSource] = (),
     *,
     needs: Mapping[str, str] | None = None,
+    claimed: Collection[str] = (),
 ) -> Manifest:
     """The manifest of these plugins, and of code that is named by path, as their files are now.
 
     Arguments:
         needs: plugin -> why it is here, of those that the run does not name.
+        claimed: of these, those that are here for a name that they claim.
 
     Raises:
         PluginError: the files of a plugin cannot be found.
     """
-    entries = (replace(entry_of(source), needed_by=(needs or {}).get(source.plugin.name, "")) for source in sources)
-    return Manifest(tuple(entries), tuple(map(entry_of, functions)))
+    names = [source.plugin.name for source in sources]
+    entries = tuple(
+        replace(entry_of(source), needed_by=(needs or {}).get(name, ""), claimed=name in claimed)
+        for source, name in zip(sources, names, strict=True)
+    )
+    return Manifest(entries, tuple(map(entry_of, functions)))
 
 
 def attach(manifest: Manifest) -> Registry:
@@ -122,7 +128,8 @@ def attach(manifest: Manifest) -> Registry:
     if found:
         table = told({socket.gethostname(): found})
         raise ManifestMismatch(f"the plugins of this process are not the driver's:\n{table}")
-    return register([source_of(entry) for entry in manifest.entries])
+    claimed = {entry.plugin for entry in manifest.entries if entry.claimed}
+    return register([source_of(entry) for entry in manifest.entries], claimed=claimed)
 
 
 def mismatches(manifest: Manifest) -> list[Difference]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from slime_core.config.settings import Contested
 from slime_core.errors import PluginError
 from slime_core.plugins import hooks
 from slime_core.plugins.boundary import boundary
+from slime_core.plugins.claims import claimed_names, how_to_get
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.discovery import PluginIdentity, PluginSource, Source, installed, nearest
 from slime_core.plugins.fitting import check_fit
@@ -57,6 +58,8 @@ class Registry:
         plugins: who is active, ``core`` first, then in the order in which they were named.
         presets: flag name -> (value, plugin that sets it); where several set it, :class:`Contested`.
         options: plugin -> its options class.
+        _declared: what a plain name means.
+        _offered: what ``plugin:component`` means.
         lifecycle: lifecycle hook -> who implements it, in the order of ``plugins``.
         declarations: hook that is called once, at start -> who implements it, in the order of ``plugins``.
     """
@@ -67,9 +70,17 @@ class Registry:
     _declared: Mapping[tuple[Kind, str], _Declared]
     lifecycle: Mapping[str, tuple[Implementation, ...]]
     declarations: Mapping[str, tuple[Implementation, ...]] = field(default_factory=dict)
+    _offered: Mapping[tuple[Kind, str], _Declared] = field(default_factory=dict)
+
+    def offers(self, kind: Kind, name: str) -> bool:
+        """Whether an active plugin offers the component; ``name`` may be ``plugin:component``."""
+        return (kind, name) in self._declared or (kind, name) in self._offered
 
     def find(self, kind: Kind, name: str) -> Component:
         """The component of that kind and name, its traits filled in.
+
+        Arguments:
+            name: of the component, or ``plugin:component``.
 
         Raises:
             PluginError: no active plugin offers it; says what they offer and which installed plugins were not named.
@@ -83,6 +94,12 @@ class Registry:
     def names(self, kind: Kind) -> tuple[str, ...]:
         """The names of the components of that kind, sorted."""
         return tuple(sorted(name for found, name in self._declared if found is kind))
+
+    def components(self, plugin: PluginIdentity) -> Iterator[tuple[Kind, Component]]:
+        """What one plugin offers."""
+        for (kind, _), entry in self._offered.items():
+            if entry.plugin == plugin:
+                yield kind, entry.component
 
     def load(self, kind: Kind, name: str) -> Any:
         """What the component's target names, imported now, in this process, and held to the contract of its kind.
@@ -109,7 +126,7 @@ class Registry:
         return found[0].component if found else None
 
     def _find(self, kind: Kind, name: str) -> _Declared:
-        found = self._declared.get((kind, name))
+        found = self._declared.get((kind, name)) or self._offered.get((kind, name))
         if found is None:
             raise PluginError(self._unknown(kind, name))
         return found
@@ -118,17 +135,33 @@ class Registry:
         offered = self.names(kind)
         article = "an" if kind.words[0] in "aeiou" else "a"
         active = [plugin.name for plugin in self.plugins]
-        others = sorted({plugin.name for plugin in installed()} - set(active))
-        step = f"Installed, but not named: {', '.join(others)}." if others else "No other plugin is installed."
         return (
             f"no active plugin offers {article} {kind.words} called {name!r}{nearest(name, offered)}. "
             f"The active plugins ({', '.join(active)}) offer: {', '.join(offered) or 'none'}.\n"
-            f"{step} Name the plugin that has it with --plugin NAME; slime plugins show NAME says what one offers."
+            f"{self._next_step(kind, name, active)}"
+        )
+
+    def _next_step(self, kind: Kind, name: str, active: Sequence[str]) -> str:
+        known = how_to_get(kind, name)
+        if known is not None:
+            return f"{known[0].upper()}{known[1:]}."
+        claimed = claimed_names(kind)
+        near = nearest(name, claimed)
+        listed = f"Installed plugins claim: {', '.join(claimed)}{near}. " if claimed else ""
+        others = sorted({plugin.name for plugin in installed()} - set(active))
+        step = f"Installed, but not active: {', '.join(others)}." if others else "No other plugin is installed."
+        return (
+            f"{listed}{step} Name the plugin that has it with --plugin NAME; slime plugins show NAME says what one "
+            "offers."
         )
 
 
-def register(sources: Sequence[PluginSource]) -> Registry:
+def register(sources: Sequence[PluginSource], *, claimed: Collection[str] = ()) -> Registry:
     """Import the plugins, check their hooks, call each hook once, and collect what they declare.
+
+    Arguments:
+        claimed: the plugins that are active for a name that they claim. Their presets and trackers are left out, and
+            where another plugin offers a component of the same name, the plain name means that one.
 
     Raises:
         PluginError: a plugin is broken or misuses a hook, or two claim the same plugin name or component.
@@ -140,11 +173,13 @@ def register(sources: Sequence[PluginSource]) -> Registry:
     manager.add_hookspecs(hooks)
     for source in sources:
         _add(manager, source, identities)
+    components = _components(manager, identities, claimed)
     return Registry(
         plugins=tuple(source.plugin for source in sources),
-        presets=_presets(manager, identities),
+        presets=_presets(manager, identities, claimed),
         options=_options(manager, identities),
-        _declared=_components(manager, identities),
+        _declared=_by_plain_name(components, claimed),
+        _offered={(kind, f"{one.plugin.name}:{one.component.name}"): one for kind, one in components},
         lifecycle=_lifecycle(manager, identities),
         declarations={hook: tuple(_implementations(manager, hook, identities)) for hook in hooks.DECLARATIONS},
     )
@@ -190,30 +225,44 @@ def _add(manager: pluggy.PluginManager, source: PluginSource, identities: Mappin
         )
 
 
-def _components(manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]) -> dict[tuple[Kind, str], _Declared]:
-    declared: dict[tuple[Kind, str], _Declared] = {}
+def _components(
+    manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity], claimed: Collection[str]
+) -> list[tuple[Kind, _Declared]]:
+    found: list[tuple[Kind, _Declared]] = []
     for hook, kind in hooks.REGISTRATION_HOOKS.items():
         for one in _implementations(manager, hook, who):
+            if kind is Kind.TRACKER and one.plugin.name in claimed:
+                continue
             with boundary(one.plugin, f"calling {hook}"):
                 components = checked_components(kind, one.function())
-            for component in components:
-                _claim(declared, kind, _Declared(one.plugin, component))
-    return declared
+            found += [(kind, _Declared(one.plugin, component)) for component in components]
+    return found
 
 
-def _claim(declared: dict[tuple[Kind, str], _Declared], kind: Kind, new: _Declared) -> None:
-    earlier = declared.setdefault((kind, new.component.name), new)
-    if earlier is not new:
-        raise PluginError(
-            f"the {kind.words} {new.component.name!r} is offered twice: by {earlier.plugin} and by {new.plugin}.\n"
-            "Name only one of these plugins, or ask an author for another component name."
-        )
+def _by_plain_name(
+    components: Iterable[tuple[Kind, _Declared]], claimed: Collection[str]
+) -> dict[tuple[Kind, str], _Declared]:
+    """What a name means without its plugin: of the plugins that offer it, the one that is not ``claimed``."""
+    found: dict[tuple[Kind, str], _Declared] = {}
+    for kind, new in sorted(components, key=lambda one: one[1].plugin.name in claimed):
+        earlier = found.setdefault((kind, new.component.name), new)
+        yields = new.plugin.name in claimed and earlier.plugin.name not in claimed
+        if earlier is not new and not (yields and earlier.plugin != new.plugin):
+            raise PluginError(
+                f"the {kind.words} {new.component.name!r} is offered twice: by {earlier.plugin} and by {new.plugin}.\n"
+                "Name only one of these plugins, or ask an author for another component name."
+            )
+    return found
 
 
-def _presets(manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]) -> dict[str, tuple[object, str]]:
+def _presets(
+    manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity], claimed: Collection[str]
+) -> dict[str, tuple[object, str]]:
     presets: dict[str, tuple[object, str]] = {}
     setters: dict[str, list[str]] = {}
     for one in _implementations(manager, "slime_presets", who):
+        if one.plugin.name in claimed:
+            continue
         with boundary(one.plugin, "calling slime_presets"):
             own = checked_presets(one.function())
         for key, value in own.items():

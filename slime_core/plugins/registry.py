@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from pydantic import BaseModel
 
+from slime_core.config.choices import PROMPT_FORMAT, Choice
 from slime_core.errors import PluginError
 from slime_core.plugins.bounds import check_bounds
+from slime_core.plugins.claims import claimed_by, flag_needs, inactive_flags
+from slime_core.plugins.component import Kind
 from slime_core.plugins.declared import scan
 from slime_core.plugins.discovery import COMPAT, CORE, PluginIdentity, PluginSource, Source, installed, resolve
 from slime_core.plugins.functions import FunctionSource, find_function
@@ -16,10 +20,16 @@ from slime_core.plugins.manifest import Manifest, record
 from slime_core.plugins.registration import Registry, register
 from slime_core.plugins.requirements import Need, Withheld, architecture_source, with_required
 
-__all__ = ["ActivePlugins", "Admit", "Need", "Registry", "activate"]
+__all__ = ["ActivePlugins", "Admit", "Choices", "Need", "Registry", "activate"]
 
 Admit = Callable[[Manifest], None]
 """Looks at what is about to be imported, and raises where that may not be."""
+
+
+class Choices(Protocol):
+    """The components and prompt formats that a run's settings name, which depend on the presets of its plugins."""
+
+    def __call__(self, presets: Mapping[str, tuple[object, str]]) -> Sequence[Choice]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +39,7 @@ class ActivePlugins:
     Arguments:
         registry: the components.
         manifest: hand it to every actor, and to every checkpoint.
-        by_need: the plugins that the run does not name, and why each is there; print them at start.
+        by_need: the plugins that the run does not name, and why each is active; print them at start.
         functions: setting -> the functions that it names by path.
     """
 
@@ -48,22 +58,34 @@ class ActivePlugins:
         """Plugin -> its options class."""
         return self.registry.options
 
+    @property
+    def inactive(self) -> Mapping[str, str]:
+        """What to say of the settings of plugins that are not active; see :func:`~.claims.inactive_flags`."""
+        return inactive_flags(self.registry.plugins)
+
 
 def activate(
     names: Sequence[str],
     *,
     architecture: str | None = None,
+    choices: Choices | None = None,
+    flags: Mapping[str, str] | None = None,
     paths: Mapping[str, Sequence[str]] | None = None,
     without: Sequence[str] = (),
     admit: Admit | None = None,
 ) -> ActivePlugins:
-    """Load ``core``, the named plugins, what they require and, where needed, the one that claims the checkpoint's
-    architecture.
+    """Load ``core``, the named plugins, what they require, and the plugins that claim what the run names and none of
+    these offers: components, prompt formats, flags, and the checkpoint's architecture.
+
+    A plugin that is active for a component, a prompt format or a flag brings no presets and no trackers: those are for
+    runs that name it.
 
     Arguments:
         names: installed plugins (``grpo``, ``slime-grpo:grpo``), files (``./mine.py``) or modules (``my_lab.plugin``);
             repeats are ignored.
         architecture: of the checkpoint's ``config.json``; None: no model is going to be built.
+        choices: the components and prompt formats that the settings name; None: none.
+        flags: the settings that are given, as flags without dashes -> where each stands.
         paths: setting -> functions that it names by path; any of them activates plugin ``compat``.
         without: plugins to go without, named or needed.
         admit: called with the manifest before any of it is imported; None: everything may be.
@@ -77,35 +99,99 @@ def activate(
         for setting, found in (paths or {}).items()
     }
     start = _Start(Withheld(tuple(without)), [function.code for found in functions.values() for function in found])
-    sources, needs = start.choose([*names, *([COMPAT] if functions else [])])
-    registry, manifest = start.load(sources, needs, admit)
+    start.choose([*names, *([COMPAT] if functions else [])])
+    start.add(flag_needs(flags or {}, withheld=start.withheld, declared=start.declared), claimed=True)
+    registry, manifest = start.load(admit)
+    while start.add(start.claimed(_chosen(choices, registry), registry), claimed=True) | start.add(
+        start.built(architecture, registry)
+    ):
+        registry, manifest = start.load(admit)
     if architecture is not None and registry.model_spec(architecture) is None:
-        needed = start.claimant(architecture)
-        if needed not in sources:
-            why = Need(needed.plugin, f"the model's architecture {architecture} needs it")
-            sources, more = start.with_required([*sources, needed])
-            needs = [*needs, why, *more]
-            registry, manifest = start.load(sources, needs, admit)
-        if registry.model_spec(architecture) is None:
-            raise PluginError(_empty_claim(needed.plugin, architecture))
-    return ActivePlugins(registry, manifest, by_need=tuple(needs), functions=functions)
+        raise PluginError(_empty_claim(start.claimant(architecture).plugin, architecture))
+    return ActivePlugins(registry, manifest, by_need=tuple(start.needs), functions=functions)
+
+
+def _chosen(choices: Choices | None, registry: Registry) -> Iterator[Choice]:
+    """What the settings name, and the policy losses of the advantage estimators that they name."""
+    found = list(choices(registry.presets)) if choices is not None else []
+    yield from found
+    has_loss = any(choice.kind == Kind.POLICY_LOSS for choice in found)
+    for choice in found:
+        if (
+            choice.kind == Kind.ADVANTAGE_ESTIMATOR
+            and registry.offers(Kind.ADVANTAGE_ESTIMATOR, choice.name)
+            and not has_loss
+        ):
+            traits: Any = registry.find(Kind.ADVANTAGE_ESTIMATOR, choice.name).traits
+            yield Choice(Kind.POLICY_LOSS, traits.policy_loss, f"advantage estimator {choice.name}")
 
 
 class _Start:
     """The steps of one activation, over one look at the metadata."""
 
     def __init__(self, withheld: Withheld, code: Sequence[PluginSource]) -> None:
-        self._withheld, self._code, self._declared = withheld, code, scan()
+        self.withheld = withheld
+        self.declared = scan()
+        self.needs: list[Need] = []
+        self._code = code
+        self._sources: list[PluginSource] = []
+        self._claimed: set[str] = set()
 
-    def choose(self, names: Sequence[str]) -> tuple[list[PluginSource], list[Need]]:
-        """``core``, the named plugins that are not withheld, and what they require."""
+    def choose(self, names: Sequence[str]) -> None:
+        """Take ``core``, the named plugins that are not withheld, and what they require."""
         if self._code:
             self._refuse_functions()
-        found = [resolve(name, self._declared) for name in dict.fromkeys(names)]
+        found = [resolve(name, self.declared) for name in dict.fromkeys(names)]
         named = [source for source in dict.fromkeys(found) if source.plugin != CORE]
-        self._withheld.check(named, self._declared)
-        left = [source for source in named if source.plugin not in self._withheld]
-        return self.with_required([PluginSource(CORE), *left])
+        self.withheld.check(named, self.declared)
+        left = [source for source in named if source.plugin not in self.withheld]
+        self._sources = [PluginSource(CORE), *left]
+        self._take_required(claimed=False)
+
+    def add(self, needs: Iterable[Need], *, claimed: bool = False) -> bool:
+        """Take the plugins of ``needs``, and what they require, as far as they are not there; whether any was not.
+
+        Arguments:
+            claimed: they, and what they require, bring neither presets nor trackers.
+        """
+        before = len(self._sources)
+        for need in needs:
+            if all(source.plugin != need.plugin for source in self._sources):
+                self._sources.append(PluginSource(need.plugin))
+                self._note(need, claimed)
+                self._take_required(claimed=claimed)
+        return len(self._sources) > before
+
+    def claimed(self, choices: Iterable[Choice], registry: Registry) -> Iterator[Need]:
+        """The plugins that claim what is chosen and not offered."""
+        for choice in choices:
+            if choice.kind == PROMPT_FORMAT or not registry.offers(Kind(choice.kind), choice.name):
+                need = claimed_by(choice, withheld=self.withheld, declared=self.declared)
+                if need is not None:
+                    yield need
+
+    def built(self, architecture: str | None, registry: Registry) -> Iterator[Need]:
+        """The plugin that claims the architecture, where no active one has a model spec for it."""
+        if architecture is not None and registry.model_spec(architecture) is None:
+            why = f"the model's architecture {architecture} needs it"
+            yield Need(self.claimant(architecture).plugin, why)
+
+    def claimant(self, architecture: str) -> PluginSource:
+        """The plugin that claims ``architecture``."""
+        return architecture_source(architecture, withheld=self.withheld, declared=self.declared)
+
+    def load(self, admit: Admit | None) -> tuple[Registry, Manifest]:
+        """Check what can be checked from outside, then import."""
+        sources = self._sources
+        of_distributions = [source.plugin for source in sources if source.source is Source.INSTALLED]
+        versions = {plugin.distribution: plugin.version for plugin in of_distributions}
+        for plugin in of_distributions:
+            check_bounds(plugin, versions)
+        needs = {need.plugin.name: need.why for need in self.needs}
+        manifest = record(sources, self._code, needs=needs, claimed=self._claimed)
+        if admit is not None:
+            admit(manifest)
+        return register(sources, claimed=self._claimed), manifest
 
     def _refuse_functions(self) -> None:
         """Return if the plugin that runs functions by path is there.
@@ -114,38 +200,27 @@ class _Start:
             PluginError: it is not installed, or withheld.
         """
         settings = " and ".join(sorted({f"--{source.plugin.name.replace('_', '-')}" for source in self._code}))
-        found = [plugin for plugin in installed(self._declared) if plugin.name == COMPAT]
+        found = [plugin for plugin in installed(self.declared) if plugin.name == COMPAT]
         if not found:
             raise PluginError(
                 f"plugin {COMPAT!r} runs the functions that {settings} names, and it is not installed.\n"
                 f"Install the distribution slime-compat, or leave out {settings}."
             )
-        if any(plugin in self._withheld for plugin in found):
+        if any(plugin in self.withheld for plugin in found):
             raise PluginError(
                 f"plugin {COMPAT!r} runs the functions that {settings} names, and --no-plugin takes it away.\n"
                 f"Leave out --no-plugin {COMPAT}, or {settings}."
             )
 
-    def with_required(self, sources: Sequence[PluginSource]) -> tuple[list[PluginSource], list[Need]]:
-        """``sources`` and what they require, and why each of the latter is there."""
-        return with_required(sources, withheld=self._withheld, declared=self._declared)
+    def _take_required(self, *, claimed: bool) -> None:
+        self._sources, needs = with_required(self._sources, withheld=self.withheld, declared=self.declared)
+        for need in needs:
+            self._note(need, claimed)
 
-    def claimant(self, architecture: str) -> PluginSource:
-        """The plugin that claims ``architecture``."""
-        return architecture_source(architecture, withheld=self._withheld, declared=self._declared)
-
-    def load(
-        self, sources: Sequence[PluginSource], needs: Sequence[Need], admit: Admit | None
-    ) -> tuple[Registry, Manifest]:
-        """Check what can be checked from outside, then import."""
-        of_distributions = [source.plugin for source in sources if source.source is Source.INSTALLED]
-        versions = {plugin.distribution: plugin.version for plugin in of_distributions}
-        for plugin in of_distributions:
-            check_bounds(plugin, versions)
-        manifest = record(sources, self._code, needs={need.plugin.name: need.why for need in needs})
-        if admit is not None:
-            admit(manifest)
-        return register(sources), manifest
+    def _note(self, need: Need, claimed: bool) -> None:
+        self.needs.append(need)
+        if claimed:
+            self._claimed.add(need.plugin.name)
 
 
 def _empty_claim(plugin: PluginIdentity, architecture: str) -> str:

@@ -11,31 +11,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime_core.errors import PluginError
-from slime_core.plugins.declared import Declared, canonical
+from slime_core.plugins.declared import ARCHITECTURE_GROUP, Declared, canonical
 from slime_core.plugins.discovery import (
     CORE,
     Claim,
     PluginIdentity,
     PluginSource,
     claimants,
-    claimed_architectures,
     installed,
+    is_for,
     nearest,
     required_by,
 )
+from slime_core.plugins.distributions import distribution_of
 
 __all__ = ["Need", "Withheld", "architecture_source", "with_required"]
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A plugin that a run has by need; prints as ``grpo is here because searchr1 requires it``."""
+    """A plugin that a run has by need; prints as ``grpo is active because searchr1 requires it``."""
 
     plugin: PluginIdentity
     why: str
 
     def __str__(self) -> str:
-        return f"{self.plugin.name} is here because {self.why}"
+        return f"{self.plugin.name} is active because {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +112,10 @@ def architecture_source(architecture: str, *, withheld: Withheld, declared: Decl
 
 
 def _unclaimed(architecture: str, claims: Sequence[Claim], declared: Declared) -> str:
-    known = sorted(
-        {name for name in claimed_architectures() if any(_own(one, declared) for one in claimants(name, declared))}
-    )
+    names = {entry.name for entry in declared.group(ARCHITECTURE_GROUP)}
+    known = sorted(name for name in names if any(_own(one, declared) for one in claimants(name, declared)))
+    ours = distribution_of(ARCHITECTURE_GROUP, architecture)
+    step = "Install a plugin that claims it (slime-models has the common ones)" if ours is None else f"Install {ours}"
     strangers = "".join(
         f"{claim.distribution} {claim.version} claims it for plugin {claim.plugin!r}, which is none of its own: that "
         f"counts for nobody. Report it to the author of {claim.distribution}.\n"
@@ -122,8 +124,7 @@ def _unclaimed(architecture: str, claims: Sequence[Claim], declared: Declared) -
     return (
         f"no active plugin has a model spec for architecture {architecture}, and no installed one claims it. "
         f"Claimed are: {', '.join(known) or 'none'}.\n{strangers}"
-        "Install a plugin that claims it (slime-models has the common ones), or name one "
-        "that has a model spec for it: --plugin ./mine.py"
+        f"{step}, or name one that has a model spec for it: --plugin ./mine.py"
     )
 
 
@@ -142,9 +143,7 @@ def _is_where(name: str, plugin: PluginIdentity) -> bool:
 
 def _own(claim: Claim, declared: Declared) -> PluginIdentity | None:
     """The plugin that a claim means, which the claim's own distribution has to declare; None: it does not."""
-    home = canonical(claim.distribution)
-    same = (one for one in installed(declared) if one.name == claim.plugin and canonical(one.distribution) == home)
-    return next(same, None)
+    return next((plugin for plugin in installed(declared) if is_for(claim, plugin)), None)
 
 
 def _required(name: str, by: PluginIdentity, withheld: Withheld, declared: Declared) -> PluginSource:

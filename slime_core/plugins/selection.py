@@ -20,7 +20,7 @@ from slime_core.plugins.pairings import check_pairings
 from slime_core.plugins.registration import Registry
 from slime_core.plugins.traits import CORRECTION_SETTINGS, TRANSFORM_SETTINGS, AdvantageTraits
 
-__all__ = ["SELECTED_BY", "Selected", "check_selection", "check_targets", "has_critic", "selected"]
+__all__ = ["SELECTED_BY", "Selected", "check_selection", "check_targets", "has_critic", "policy_loss", "selected"]
 
 FILLED = {
     "sample": frozenset({"rewards", "groups", "lengths", "mask_sums", "rollouts"}),
@@ -88,7 +88,7 @@ def selected(config: RunConfig, registry: Registry, *, trains: bool, architectur
     for name in registry.names(Kind.TRACKER):
         yield _selected(registry, Kind.TRACKER, name, "its plugin is named")
     if trains:
-        yield _paired_loss(config, registry)
+        yield _policy_loss(config, registry)
         if architecture is not None and (spec := registry.model_spec(architecture)) is not None:
             yield _selected(registry, Kind.MODEL_SPEC, spec.name, f"architecture {architecture}")
 
@@ -222,8 +222,8 @@ def _refuse_idle_advantages(found: Selected, setting: str, is_given: bool) -> No
         flag = setting.replace("_", "-")
         raise PluginError(
             f"{setting} = true has no effect: it changes advantages, and policy loss {found.component.name!r} of "
-            f"{found.plugin}, chosen by {found.by}, reads none. Leave --{flag} out, or choose an estimator whose "
-            "policy loss reads them, such as --plugin grpo --advantage-estimator grpo."
+            f"{found.plugin}, chosen by {found.by}, reads none. Leave --{flag} out, or choose a policy loss that reads "
+            "them, such as --policy-loss clipped with --plugin grpo --advantage-estimator grpo."
         )
 
 
@@ -278,7 +278,7 @@ def check_targets(
     """
     for found in selected(config, registry, trains=trains, architecture=architecture):
         if found.plugin.distribution != CORE.distribution and (heavy or not found.is_heavy):
-            registry.load(found.kind, found.component.name)
+            registry.load(found.kind, f"{found.plugin.name}:{found.component.name}")
 
 
 def _named(config: RunConfig, setting: str) -> tuple[str, ...]:
@@ -296,7 +296,19 @@ def _selected(registry: Registry, kind: Kind, name: str, by: str) -> Selected:
     return Selected(kind, registry.find(kind, name), registry.owner(kind, name), by)
 
 
-def _paired_loss(config: RunConfig, registry: Registry) -> Selected:
-    estimator = str(config.algorithm.advantage_estimator)
-    traits: Any = registry.find(Kind.ADVANTAGE_ESTIMATOR, estimator).traits
-    return _selected(registry, Kind.POLICY_LOSS, traits.policy_loss, f"advantage estimator {estimator}")
+def policy_loss(config: RunConfig, registry: Registry) -> str:
+    """The policy loss of a run: the one that it names, or the one that its advantage estimator pairs with.
+
+    Raises:
+        PluginError: no active plugin offers the estimator.
+    """
+    if config.algorithm.policy_loss is not None:
+        return config.algorithm.policy_loss
+    traits: Any = registry.find(Kind.ADVANTAGE_ESTIMATOR, str(config.algorithm.advantage_estimator)).traits
+    return str(traits.policy_loss)
+
+
+def _policy_loss(config: RunConfig, registry: Registry) -> Selected:
+    estimator = f"advantage estimator {config.algorithm.advantage_estimator}"
+    by = estimator if config.algorithm.policy_loss is None else "policy_loss"
+    return _selected(registry, Kind.POLICY_LOSS, policy_loss(config, registry), by)

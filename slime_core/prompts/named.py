@@ -19,6 +19,7 @@ from slime_core.config.reward_sum import reward_names
 from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import shown
 from slime_core.errors import DataError
+from slime_core.plugins.claims import how_to_get
 from slime_core.plugins.component import Kind
 from slime_core.plugins.discovery import nearest
 from slime_core.plugins.registry import Registry
@@ -115,9 +116,12 @@ def _refuse_name(key: str, name: Any, names: Mapping[str, str], *, where: str) -
     if not all(part in names for part in parts):
         found = f"{where}: metadata {key} = {name!r} names no {kind.words} of the run's plugins"
         close = nearest(name, names) if isinstance(name, str) else ""
+        missing = next(part for part in parts if part not in names)
+        known = how_to_get(kind, missing)
+        step = f"{known}; rows do not activate plugins" if known else "name the plugin that has it with --plugin NAME"
         raise DataError(
-            f"{found}{close}. They offer: {', '.join(names)}.\nCorrect the row, or name the plugin that has it "
-            "with --plugin NAME. Rows name components; a path to code is given as a flag."
+            f"{found}{close}. They offer: {', '.join(names)}.\n"
+            f"Correct the row, or {step}. Rows name components; a path to code is given as a flag."
         )
     lacking = next(((part, names[part]) for part in parts if names[part]), None)
     if lacking is not None:

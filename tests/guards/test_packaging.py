@@ -15,16 +15,26 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import slime_core
+from slime_core.plugins.declared import (
+    ARCHITECTURE_GROUP,
+    FLAG_GROUP,
+    FORMAT_GROUP,
+    KIND_GROUPS,
+    PLUGIN_GROUP,
+)
+from slime_core.plugins.distributions import OUR_DISTRIBUTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = "slime-rl"
 PLUGINS = {"slime-compat", "slime-grpo", "slime-models", "slime-ppo", "slime-searchr1", "slime-testing"}
+CLAIMS = {ARCHITECTURE_GROUP, FLAG_GROUP, FORMAT_GROUP, *KIND_GROUPS.values()}
 PROJECTS = {
     path.parent.name if path.parent != ROOT else CORE: path
     for path in (ROOT / "pyproject.toml", *sorted((ROOT / "plugins").glob("*/pyproject.toml")))
 }
 # Import names that differ from the names of their distributions.
 IMPORTED_AS = {
+    "importlib_metadata": "importlib-metadata",
     "math_verify": "math-verify",
     "annotated_types": "annotated-types",
     "megatron": "megatron-core",
@@ -114,6 +124,22 @@ def test_every_module_that_an_entry_point_or_script_names_is_there(name):
 def test_an_architecture_is_claimed_by_a_plugin_of_the_same_distribution(name):
     groups = project(name)["entry-points"]
     assert set(groups.get("slime.models", {}).values()) <= set(groups.get("slime", {}))
+
+
+@pytest.mark.parametrize("name", sorted(PLUGINS))
+def test_a_name_is_claimed_for_a_plugin_of_the_same_distribution(name):
+    groups = project(name)["entry-points"]
+    claimed = [value.partition(":")[0] for group in CLAIMS for value in groups.get(group, {}).values()]
+    assert set(claimed) <= set(groups.get("slime", {}))
+
+
+def test_the_core_s_table_of_our_distributions_is_what_they_declare():
+    groups = {PLUGIN_GROUP, *CLAIMS}
+    declared = {
+        name: {group: tuple(sorted(names)) for group, names in project(name)["entry-points"].items() if group in groups}
+        for name in PLUGINS
+    }
+    assert {name: found for name, found in declared.items() if found} == OUR_DISTRIBUTIONS
 
 
 def test_the_core_declares_what_it_imports():

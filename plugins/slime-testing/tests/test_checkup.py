@@ -44,11 +44,17 @@ Place = Callable[..., Path]
 def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """An installed distribution as a wheel leaves it: RECORD with hashes, metadata."""
 
-    def place(files: Mapping[str, str] | None = None, *, more: str = GOOD, version: str = "2.1") -> Path:
+    def place(
+        files: Mapping[str, str] | None = None,
+        *,
+        more: str = GOOD,
+        version: str = "2.1",
+        claims: str = "length = acme\n",
+    ) -> Path:
         contents = {"acme/plugin.py": PLUGIN, "acme/code.py": CODE, **(files or {})}
         info = f"acme_tree-{version}.dist-info"
         contents[f"{info}/METADATA"] = METADATA.format(version=version, more=more)
-        contents[f"{info}/entry_points.txt"] = "[slime]\nacme = acme.plugin\n"
+        contents[f"{info}/entry_points.txt"] = f"[slime]\nacme = acme.plugin\n[slime.reward_models]\n{claims}"
         for name, content in contents.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(content)
@@ -202,9 +208,26 @@ def test_a_sound_plugin_passes_every_check(acme: Place) -> None:
         "import": ("ok", ""),
         "hooks": ("ok", ""),
         "registration": ("ok", ""),
+        "claims": ("ok", ""),
         "reward model length": ("ok", ""),
         "reward model length, properties": ("ok", ""),
     }
+
+
+def test_a_claim_that_the_plugin_does_not_keep_is_found(acme: Place) -> None:
+    acme(claims="length = acme\nwidth = acme\n")
+    assert inside()["claims"] == (
+        "FAILED",
+        '[project.entry-points."slime.reward_models"] claims width, which the plugin does not declare',
+    )
+
+
+def test_a_component_that_naming_would_not_activate_is_found(acme: Place) -> None:
+    acme(claims="")
+    assert inside()["claims"] == (
+        "warning",
+        'length is not claimed: [project.entry-points."slime.reward_models"] length = "acme"',
+    )
 
 
 def test_a_plugin_that_does_not_import_has_no_other_rows(acme: Place) -> None:
@@ -241,7 +264,7 @@ def test_a_plugin_that_hangs_is_ended_with_what_it_started(acme: Place, tmp_path
 def test_a_target_that_ends_the_interpreter_leaves_the_rows_before_it(acme: Place) -> None:
     acme({"acme/code.py": "import os; os._exit(3)"})
     found = inside()
-    assert [status for status, _ in found.values()] == ["ok", "ok", "ok", "FAILED"]
+    assert [status for status, _ in found.values()] == ["ok", "ok", "ok", "ok", "FAILED"]
     assert found["reward model length"] == ("FAILED", "ended the interpreter with exit code 3")
 
 

@@ -62,6 +62,11 @@ def _one_loss(config: RunConfig) -> Iterator[str]:
             f"corrections = {names} weigh the policy loss, which custom_loss_function_path = {loss} replaces; leave "
             "one of the two out"
         )
+    if config.algorithm.policy_loss is not None and loss is not None:
+        yield (
+            f"policy_loss = {config.algorithm.policy_loss}, which custom_loss_function_path = {loss} replaces; leave "
+            "one of the two out"
+        )
 
 
 def _one_model(config: RunConfig) -> Iterator[str]:
@@ -79,7 +84,10 @@ CUSTOM: dict[Rule, str] = {
     _responses_are_whole: f"context_parallel_size {' '.join(OF_WHOLE_RESPONSES)}",
     _columns_reach_the_critic: "rollout_data_postprocess_path critic_num_gpus",
     _weights_are_files: "custom_update_weight_post_write_path update_weight_transport colocate",
-    _one_loss: ("custom_loss_function_path custom_tis_function_path custom_pg_loss_reducer_function_path corrections"),
+    _one_loss: (
+        "custom_loss_function_path custom_tis_function_path custom_pg_loss_reducer_function_path corrections "
+        "policy_loss"
+    ),
     _one_model: "spec custom_model_provider_path",
 }
 """Rules of a run -> the settings that each reads."""

@@ -25,6 +25,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         claims: Mapping[str, str] | None = None,
         requires: Mapping[str, str] | None = None,
         commands: Mapping[str, str] | None = None,
+        groups: Mapping[str, Mapping[str, str]] | None = None,
         dependencies: Sequence[str] = (),
         where: str | None = None,
     ) -> Path:
@@ -37,9 +38,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         depends = "".join(f"Requires-Dist: {line}\n" for line in dependencies)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{depends}")
         (info / "RECORD").write_text("".join(f"{path},,\n" for path in files))
-        groups = {"slime": plugins or {}, "slime.models": claims or {}, "slime.requires": requires or {}}
-        groups["slime.commands"] = commands or {}
-        lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in rows.items()) for group, rows in groups.items()]
+        points = {"slime": plugins or {}, "slime.models": claims or {}, "slime.requires": requires or {}}
+        points |= {"slime.commands": commands or {}, **(groups or {})}
+        lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in rows.items()) for group, rows in points.items()]
         (info / "entry_points.txt").write_text("\n".join(lines))
         monkeypatch.syspath_prepend(site)
         return site

@@ -46,6 +46,8 @@ def test_list_marks_what_two_claim_and_survives_what_is_broken(capsys, install):
         "version": "1.0",
         "entry_point": "acme.plugin",
         "architectures": [],
+        "claims": {},
+        "activated_by": [],
         "requires": [],
         "unfit": None,
         "conflict": True,
@@ -76,7 +78,8 @@ def test_list_marks_a_plugin_whose_bounds_leave_out_this_core(capsys, install):
 def test_list_says_what_a_plugin_brings_with_it(capsys):
     assert slime("plugins", "list") == 0
     out = capsys.readouterr().out
-    assert "slime_searchr1.plugin\n                 brings grpo with it\n" in out
+    assert "slime_searchr1.plugin\n                 active with --rm-type search_r1\n" in out
+    assert "\n                 brings grpo with it\n" in out
 
 
 def test_list_names_a_distribution_that_cannot_be_read(capsys, install):
@@ -125,6 +128,8 @@ def test_show_as_json_holds_everything(capsys, install):
         "version": "2.1",
         "entry_point": "acme.plugin",
         "architectures": [],
+        "claims": {},
+        "activated_by": [],
         "requires": [],
         "unfit": None,
         "error": None,

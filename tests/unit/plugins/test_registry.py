@@ -101,7 +101,8 @@ def test_an_unknown_component_is_answered_with_what_there_is_and_what_was_not_na
     text = str(failure.value)
     assert text.startswith(
         "no active plugin offers a policy loss called 'cliped' (did you mean 'clipped'?). "
-        "The active plugins (core) offer: clipped, sft.\nInstalled, but not named: acme"
+        "The active plugins (core) offer: clipped, sft.\n"
+        "Installed plugins claim: cispo, gspo. Installed, but not active: acme"
     )
     assert text.endswith(
         "Name the plugin that has it with --plugin NAME; slime plugins show NAME says what one offers."
@@ -331,7 +332,7 @@ def test_the_architecture_activates_the_plugin_that_claims_it(install):
     files = {"acme/plugin.py": specs("AcmeLM")}
     install("acme", plugins={"acme": "acme.plugin"}, claims={"AcmeLM": "acme"}, files=files)
     active = activate([], architecture="AcmeLM")
-    assert [str(need) for need in active.by_need] == ["acme is here because the model's architecture AcmeLM needs it"]
+    assert [str(need) for need in active.by_need] == ["acme is active because the model's architecture AcmeLM needs it"]
     assert active.manifest.entries[1].needed_by == "the model's architecture AcmeLM needs it"
     assert active.registry.model_spec("AcmeLM") == active.registry.find(Kind.MODEL_SPEC, "acmelm")
     assert [entry.plugin for entry in active.manifest.entries] == ["core", "acme"]

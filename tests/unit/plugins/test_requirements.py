@@ -32,7 +32,7 @@ def pair(install) -> None:
 def test_a_required_plugin_comes_with_its_presets_and_is_recorded_with_who_needs_it():
     active = activate(["search"])
     assert active.presets == {"gamma": (0.9, "base")}
-    assert [str(need) for need in active.by_need] == ["base is here because search requires it"]
+    assert [str(need) for need in active.by_need] == ["base is active because search requires it"]
     assert [(entry.plugin, entry.needed_by) for entry in active.manifest.entries] == [
         ("core", ""),
         ("search", ""),
@@ -53,8 +53,8 @@ def test_what_a_required_plugin_requires_comes_too(install):
         requires = {needs: name} if needs else {}
         install(name, plugins={name: f"{name}_p"}, requires=requires, files={f"{name}_p.py": NOTHING})
     assert [str(need) for need in activate(["one"]).by_need] == [
-        "two is here because one requires it",
-        "three is here because two requires it",
+        "two is active because one requires it",
+        "three is active because two requires it",
     ]
 
 
@@ -235,5 +235,5 @@ def test_what_is_not_admitted_is_not_imported():
 
 def test_the_installed_searchr1_brings_grpo_and_its_presets():
     active = activate(["searchr1"])
-    assert [str(need) for need in active.by_need] == ["grpo is here because searchr1 requires it"]
+    assert [str(need) for need in active.by_need] == ["grpo is active because searchr1 requires it"]
     assert active.presets["advantage_estimator"] == ("grpo", "grpo")

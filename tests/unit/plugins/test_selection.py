@@ -14,7 +14,7 @@ from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.discovery import CORE
 from slime_core.plugins.registry import Registry, activate
-from slime_core.plugins.selection import HEAVY, SELECTED_BY, check_selection, check_targets, selected
+from slime_core.plugins.selection import HEAVY, SELECTED_BY, check_selection, check_targets, policy_loss, selected
 
 PLUGIN = """
 from slime_core import *
@@ -133,7 +133,7 @@ def test_the_core_s_own_targets_are_not_imported(monkeypatch):
     registry = activate(["grpo"]).registry
     monkeypatch.setattr(Registry, "load", lambda self, kind, name: loaded.append(name))
     check_targets(config("--advantage-estimator", "grpo"), registry, trains=True, architecture=None, heavy=True)
-    assert loaded == ["grpo"]
+    assert loaded == ["grpo:grpo"]
 
 
 def test_kinds_that_may_import_torch_are_the_heavy_ones():
@@ -190,9 +190,27 @@ def test_what_changes_advantages_is_refused_where_the_loss_reads_none(setting, f
     flag = setting.replace("_", "-")
     assert str(failure.value) == (
         f"{setting} = true has no effect: it changes advantages, and policy loss 'sft' of {CORE}, chosen by "
-        f"advantage estimator sft, reads none. Leave --{flag} out, or choose an estimator whose policy loss reads "
-        "them, such as --plugin grpo --advantage-estimator grpo."
+        f"advantage estimator sft, reads none. Leave --{flag} out, or choose a policy loss that reads them, such "
+        "as --policy-loss clipped with --plugin grpo --advantage-estimator grpo."
     )
+
+
+def test_a_run_may_name_its_policy_loss_apart_from_its_estimator():
+    registry = activate(["grpo"]).registry
+    given = config("--advantage-estimator", "grpo", "--policy-loss", "cispo")
+    assert policy_loss(given, registry) == "cispo"
+    assert policy_loss(config("--advantage-estimator", "grpo"), registry) == "clipped"
+    used = selected(given, registry, trains=True, architecture=None)
+    (found,) = (one for one in used if one.kind is Kind.POLICY_LOSS)
+    assert (found.component.name, found.by) == ("cispo", "policy_loss")
+    with pytest.raises(PluginError, match="no active plugin offers a policy loss called 'soft'"):
+        check_selection(config("--advantage-estimator", "grpo", "--policy-loss", "soft"), registry, trains=True)
+
+
+def test_a_loss_that_is_named_counts_for_what_changes_advantages():
+    named = ("--plugin", "grpo", "--advantage-estimator", "grpo", "--policy-loss", "sft", "--normalize-advantages")
+    with pytest.raises(PluginError, match=r"policy loss 'sft' of .*, chosen by policy_loss, reads none"):
+        check_selection(config(*named), activate(["grpo"]).registry, trains=True)
 
 
 @pytest.mark.parametrize("flags", [["--normalize-advantages"], ["--use-opd", "--opd-teacher-load", "teacher"]])

@@ -28,7 +28,7 @@ from slime_core.harness import (
 )
 from slime_testing import conformance
 from slime_testing.conformance import Finding
-from slime_testing.verdicts import fails, ok, skipped, warns
+from slime_testing.verdicts import Verdict, fails, ok, skipped, warns
 
 __all__ = ["BEGIN", "pack", "unpack"]
 
@@ -91,6 +91,9 @@ def _examine(source: PluginSource, write: Write) -> None:
 def _declared(active: ActivePlugin, write: Write) -> None:
     """Everything that the plugin declares, each held to what its kind promises."""
     source = active.source
+    if source.source is Source.INSTALLED and source.plugin.distribution != CORE.distribution:
+        write({BEGIN: "claims"})
+        write(_claims(active).as_row())
     why_not = _no_properties(source)
     for kind, name in active.offers:
         check = f"{kind.words} {name}"
@@ -104,6 +107,13 @@ def _declared(active: ActivePlugin, write: Write) -> None:
     elif active.lifecycle:
         write({BEGIN: LIFE})
         _hold(LIFE, source, partial(conformance.check_lifecycle, _as_named(source)), write)
+
+
+def _claims(active: ActivePlugin) -> Verdict:
+    """Whether what activates the plugin and what it declares are the same."""
+    if active.broken_claims:
+        return fails("claims", "\n".join(active.broken_claims))
+    return warns("claims", "\n".join(active.unclaimed)) if active.unclaimed else ok("claims")
 
 
 def _no_properties(source: PluginSource) -> str | None:

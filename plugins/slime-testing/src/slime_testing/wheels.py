@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -85,13 +86,13 @@ def _files(found: metadata.Distribution) -> Verdict:
     if source is not None:
         return skipped("files", f"an editable install of {source}: its files are meant to change")
     try:
-        files = found.files
-    except (ValueError, TypeError, csv.Error) as problem:  # another encoding, or other columns than a RECORD has
+        files = list(_recorded(found))
+    except (ValueError, csv.Error) as problem:  # another encoding, or other columns than a RECORD has
         return fails("files", f"its RECORD cannot be read ({problem}); reinstall {found.metadata['Name']}")
     if not files:
         return warns("files", "no RECORD of what was installed, so changes cannot be seen")
-    hashed = [file for file in files if file.hash is not None]
-    wrong = [f"{file} {mistake}" for file in hashed if (mistake := _mistake(file))]
+    hashed = [file for file in files if file.digest]
+    wrong = [f"{file.name} {mistake}" for file in hashed if (mistake := file.mistake)]
     if wrong:
         more = f", and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
         return fails("files", f"{'; '.join(wrong[:LISTED])}{more}; reinstall {found.metadata['Name']}")
@@ -100,16 +101,36 @@ def _files(found: metadata.Distribution) -> Verdict:
     return ok("files", f"{len(hashed)} as they were installed")
 
 
-def _mistake(file: metadata.PackagePath) -> str | None:
-    path = Path(str(file.locate()))
-    if not path.is_file():
-        return "is missing"
-    assert file.hash is not None
-    try:
-        found = hashlib.new(file.hash.mode, path.read_bytes()).digest()
-    except (ValueError, TypeError):  # no such hash, or one that has no length of its own
-        return f"has a hash of the unknown kind {file.hash.mode}"
-    except OSError as problem:
-        return f"cannot be read ({problem.strerror})"
-    digest = base64.urlsafe_b64encode(found).rstrip(b"=").decode()
-    return None if digest == file.hash.value else "is not what was installed"
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A row of RECORD: ``acme/plugin.py,sha256=...``."""
+
+    name: str
+    path: Path
+    algorithm: str
+    digest: str
+
+    @property
+    def mistake(self) -> str | None:
+        """What is wrong with the file that is there now; None: it is the recorded one."""
+        if not self.path.is_file():
+            return "is missing"
+        try:
+            found = hashlib.new(self.algorithm, self.path.read_bytes()).digest()
+        except (ValueError, TypeError):  # no such hash, or one that has no length of its own
+            return f"has a hash of the unknown kind {self.algorithm}"
+        except OSError as problem:
+            return f"cannot be read ({problem.strerror})"
+        digest = base64.urlsafe_b64encode(found).rstrip(b"=").decode()
+        return None if digest == self.digest else "is not what was installed"
+
+
+def _recorded(found: metadata.Distribution) -> Iterator[_Recorded]:
+    """What RECORD says; ``Distribution.files`` leaves out the files that are missing.
+
+    Raises:
+        ValueError, csv.Error: it cannot be read.
+    """
+    for name, kind, _ in csv.reader((found.read_text("RECORD") or "").splitlines()):
+        algorithm, _, digest = kind.partition("=")
+        yield _Recorded(name, Path(str(found.locate_file(name))), algorithm, digest)

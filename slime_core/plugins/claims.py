@@ -1,0 +1,211 @@
+"""Which installed plugin has what the settings name and no active plugin offers; reads metadata, imports no plugin.
+
+The distribution of a plugin claims names for it (:mod:`slime_core.plugins.declared`). A name that exactly one plugin
+claims activates that plugin; a flag does where its claim ends with ``:activates``. Rows of data never activate one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from slime_core.config.choices import PROMPT_FORMAT, Choice
+from slime_core.config.settings import plugin_settings
+from slime_core.errors import PluginError
+from slime_core.plugins.declared import ARCHITECTURE_GROUP, FLAG_GROUP, FORMAT_GROUP, KIND_GROUPS, Declared, scan
+from slime_core.plugins.discovery import (
+    Claim,
+    PluginIdentity,
+    activated_by,
+    claimants,
+    claims_for,
+    installed,
+    is_for,
+)
+from slime_core.plugins.distributions import OUR_DISTRIBUTIONS, distribution_of
+from slime_core.plugins.requirements import Need, Withheld
+from slime_core.plugins.traits import ModelSpecTraits
+
+if TYPE_CHECKING:
+    from slime_core.plugins.registration import Registry
+
+__all__ = [
+    "broken_claims",
+    "claimed_by",
+    "claimed_names",
+    "flag_needs",
+    "how_to_get",
+    "inactive_flags",
+    "unclaimed",
+]
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    """``plugin:component`` as two; the plugin of a plain name is empty."""
+    plugin, _, component = name.rpartition(":")
+    return plugin, component
+
+
+def _group_of(kind: str) -> str:
+    """The group of claims of a kind of component, or of prompt formats."""
+    return FORMAT_GROUP if kind == PROMPT_FORMAT else KIND_GROUPS[kind]
+
+
+def claimed_by(choice: Choice, *, withheld: Withheld, declared: Declared) -> Need | None:
+    """The one plugin that claims what ``choice`` names, and why the run has it; None: none claims it.
+
+    Raises:
+        PluginError: two do; ``plugin:component`` names no installed plugin, or two; or ``withheld`` has it.
+    """
+    plugin, component = _split_name(choice.name)
+    if plugin:
+        found = _called(plugin, choice, declared)
+    else:
+        found = list(_own_plugins(claimants(component, declared, group=_group_of(choice.kind)), declared))
+    left = [one for one in found if one not in withheld]
+    if len(left) > 1:
+        raise PluginError(_claimed_twice(choice, left))
+    if not left and found:
+        raise PluginError(
+            f"{choice.where} names {choice.name}, which {found[0]} has, and --no-plugin takes that away.\n"
+            f"Leave that --no-plugin out, or choose another {_words(choice.kind)}."
+        )
+    return Need(left[0], f"{choice.where} names {choice.name}") if left else None
+
+
+def flag_needs(flags: Mapping[str, str], *, withheld: Withheld, declared: Declared) -> Iterator[Need]:
+    """The plugins that flags by themselves activate.
+
+    Arguments:
+        flags: flag without dashes -> where it stands.
+
+    Raises:
+        PluginError: two plugins claim such a flag, or ``withheld`` has the one that does.
+    """
+    for flag, where in flags.items():
+        claims = [claim for claim in claimants(flag, declared, group=FLAG_GROUP) if claim.activates]
+        found = list(_own_plugins(claims, declared))
+        left = [one for one in found if one not in withheld]
+        if len(left) > 1:
+            both = " and ".join(map(str, left))
+            raise PluginError(f"{where}: this setting is claimed by {both}.\nName the one that is meant with --plugin.")
+        if not left and found:
+            raise PluginError(
+                f"{where}: this setting is one of {found[0]}, and --no-plugin takes that away.\n"
+                "Leave one of the two out."
+            )
+        if left:
+            yield Need(left[0], f"{where} is one of its settings")
+
+
+def inactive_flags(active: Collection[PluginIdentity], declared: Declared | None = None) -> dict[str, str]:
+    """What to say of the settings of plugins that are not ``active``: flag without dashes, or ``[plugin]`` for a table
+    of that name -> the plugin, its distribution, and what activates it."""
+    declared = declared or scan()
+    found = {}
+    for distribution, groups in OUR_DISTRIBUTIONS.items():
+        for flag in groups.get(FLAG_GROUP, ()):
+            found[flag] = f"a setting of {distribution}, which is not installed; install it"
+    for plugin in installed(declared):
+        claims = claims_for(plugin, declared)
+        if plugin not in active and claims:
+            said = f"{plugin}, which is not active; {_how_to_activate(plugin, claims)}"
+            found[f"[{plugin.name}]"] = f"settings of {said}"
+            found |= {claim.name: f"a setting of {said}" for claim in claims.get(FLAG_GROUP, ())}
+    for plugin in active:
+        for claim in claims_for(plugin, declared).get(FLAG_GROUP, ()):
+            found.pop(claim.name, None)
+    return found
+
+
+def how_to_get(kind: str, name: str, *, declared: Declared | None = None) -> str | None:
+    """How to get a component, or a prompt format, that no active plugin offers; None: nothing is known of it."""
+    if kind != PROMPT_FORMAT and kind not in KIND_GROUPS:
+        return None
+    group = _group_of(kind)
+    declared = declared or scan()
+    plugins = list(_own_plugins(claimants(name, declared, group=group), declared))
+    if plugins:
+        return f"{plugins[0]} has it: add --plugin {plugins[0].name}"
+    distribution = distribution_of(group, name)
+    return None if distribution is None else f"{distribution} has it and is not installed: install {distribution}"
+
+
+def claimed_names(kind: str) -> list[str]:
+    """Every component of a kind that an installed plugin claims, sorted."""
+    declared = scan()
+    names = {entry.name for entry in declared.group(_group_of(kind))} if kind in KIND_GROUPS else set()
+    return sorted(
+        name for name in names if list(_own_plugins(claimants(name, declared, group=_group_of(kind)), declared))
+    )
+
+
+def broken_claims(plugin: PluginIdentity, registry: Registry) -> list[str]:
+    """What the distribution of ``plugin`` claims for it, and the plugin does not declare; one text each."""
+    claims, found = claims_for(plugin, scan()), []
+    for group, has in _declared_names(plugin, registry).items():
+        found += [
+            f'[project.entry-points."{group}"] claims {claim.name}, which the plugin does not declare'
+            for claim in claims.get(group, ())
+            if claim.name not in has
+        ]
+    return found
+
+
+def unclaimed(plugin: PluginIdentity, registry: Registry) -> list[str]:
+    """What ``plugin`` declares, and its distribution does not claim, so that naming it does not activate the plugin."""
+    claims, found = claims_for(plugin, scan()), []
+    for group, has in _declared_names(plugin, registry).items():
+        names = sorted(has - {claim.name for claim in claims.get(group, ())})
+        found += [f'{name} is not claimed: [project.entry-points."{group}"] {name} = "{plugin.name}"' for name in names]
+    return found
+
+
+def _declared_names(plugin: PluginIdentity, registry: Registry) -> dict[str, set[str]]:
+    """Group of claims -> what of it the plugin declares; prompt formats are for who reads them to declare."""
+    found: dict[str, set[str]] = {group: set() for group in (*KIND_GROUPS.values(), ARCHITECTURE_GROUP)}
+    for kind, component in registry.components(plugin):
+        if kind.value in KIND_GROUPS:
+            found[KIND_GROUPS[kind.value]].add(component.name)
+        elif isinstance(component.traits, ModelSpecTraits):
+            found[ARCHITECTURE_GROUP] |= component.traits.architectures
+    options = plugin_settings({name: kind for name, kind in registry.options.items() if name == plugin.name})
+    flags = {setting.flag.removeprefix("--") for setting in options.values()}
+    return found | {FLAG_GROUP: {flag for flag in flags if not flag.startswith(f"{plugin.name}.")}}
+
+
+def _how_to_activate(plugin: PluginIdentity, claims: Mapping[str, Sequence[Claim]]) -> str:
+    ways = " or with ".join([f"--plugin {plugin.name}", *activated_by(claims)])
+    return f"activate it with {ways}, or leave this out"
+
+
+def _own_plugins(claims: Sequence[Claim], declared: Declared) -> Iterator[PluginIdentity]:
+    """The plugins that the claims mean, each once; what a distribution claims for another's plugin does not count."""
+    plugins = installed(declared)
+    found = (plugin for claim in claims for plugin in plugins if is_for(claim, plugin))
+    yield from dict.fromkeys(found)
+
+
+def _called(plugin: str, choice: Choice, declared: Declared) -> list[PluginIdentity]:
+    found = [one for one in installed(declared) if one.name == plugin]
+    if len(found) == 1:
+        return found
+    who = " and ".join(f"{one.distribution} {one.version}" for one in found)
+    said = f"{who} both have a plugin of that name" if found else f"no plugin {plugin!r} is installed"
+    step = f"Name one with --plugin DISTRIBUTION:{plugin}" if found else "Install it, or name the component alone"
+    raise PluginError(f"{choice.where} names {choice.name}, and {said}.\n{step}.")
+
+
+def _claimed_twice(choice: Choice, found: Sequence[PluginIdentity]) -> str:
+    both = " and ".join(map(str, found))
+    plugins = " or ".join(f"--plugin {plugin.distribution}:{plugin.name}" for plugin in found)
+    forms = " or ".join(f"{plugin.name}:{choice.name}" for plugin in found)
+    instead = "" if choice.kind == PROMPT_FORMAT or len({one.name for one in found}) < 2 else f"; or write {forms}"
+    return (
+        f"{choice.where} names {choice.name}, a {_words(choice.kind)} that {both} claim.\n"
+        f"Name the plugin that is meant, {plugins}{instead}."
+    )
+
+
+def _words(kind: str) -> str:
+    return kind.replace("_", " ")

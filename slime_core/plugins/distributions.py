@@ -1,0 +1,40 @@
+"""Which of our own distributions has what, for messages where one is not installed; a test compares it with claims.
+
+Commands of our distributions are listed with what they do in :mod:`slime_core.cli.commands`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["OUR_DISTRIBUTIONS", "distribution_of"]
+
+OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "slime-compat": {"slime": ("compat",)},
+    "slime-grpo": {
+        "slime": ("grpo",),
+        "slime.advantage_estimators": ("cispo", "dr_grpo", "grpo", "gspo", "rloo"),
+        "slime.policy_losses": ("cispo", "gspo"),
+    },
+    "slime-models": {
+        "slime": ("models",),
+        "slime.models": ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+    },
+    "slime-ppo": {
+        "slime": ("ppo",),
+        "slime.advantage_estimators": ("ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+    },
+    "slime-searchr1": {"slime": ("searchr1",), "slime.reward_models": ("search_r1",)},
+}
+"""Distribution -> group of its entry points -> their names."""
+
+
+def distribution_of(group: str, name: str) -> str | None:
+    """Our distribution that has ``name``; None: none has.
+
+    Example: ``distribution_of("slime.models", "LlamaForCausalLM")`` is ``"slime-models"``.
+
+    Arguments:
+        group: of entry points; see :mod:`slime_core.plugins.declared`.
+    """
+    return next((one for one, groups in OUR_DISTRIBUTIONS.items() if name in groups.get(group, ())), None)

@@ -1,0 +1,318 @@
+"""Naming a component, a prompt format or a setting activates the one plugin that claims it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from slime_core.config.choices import Choice
+from slime_core.config.load import load, peek
+from slime_core.errors import ConfigError, PluginError
+from slime_core.plugins.claims import broken_claims, how_to_get, inactive_flags, unclaimed
+from slime_core.plugins.component import Kind
+from slime_core.plugins.manifest import Manifest, attach
+from slime_core.plugins.registry import ActivePlugins, activate
+
+PLUGIN = """
+from pydantic import BaseModel, Field
+from slime_core import Component, hookimpl
+
+class Options(BaseModel, frozen=True, extra="forbid"):
+    strength: float = Field(1.0, description="How much.")
+
+@hookimpl
+def slime_register_corrections():
+    yield Component("fade", target="{package}.code:Fade", summary="of {package}")
+
+@hookimpl
+def slime_register_reward_models():
+    yield Component("length", target="{package}.code:Length", summary="of {package}")
+
+@hookimpl
+def slime_register_trackers():
+    yield Component("book-{package}", target="{package}.code:Book")
+
+@hookimpl
+def slime_presets():
+    return {{"lr": 0.5}}
+
+@hookimpl
+def slime_options():
+    return Options
+
+@hookimpl
+def slime_run_start(run):
+    pass
+"""
+CLAIMS = {"slime.corrections": {"fade": "acme"}, "slime.reward_models": {"length": "acme"}}
+
+
+def add(install, name: str = "acme", *, groups=None, source: str = PLUGIN) -> None:
+    files = {f"{name}/plugin.py": source.format(package=name), f"{name}/code.py": ""}
+    own = {group: dict.fromkeys(names, name) for group, names in CLAIMS.items()} if groups is None else groups
+    install(f"{name}-dist", files=files, plugins={name: f"{name}.plugin"}, groups=own)
+
+
+def activated(*argv: str) -> ActivePlugins:
+    seen = peek(argv)
+    return activate(seen.plugins, choices=seen.choices, flags=seen.flags, without=seen.no_plugins)
+
+
+def names(active: ActivePlugins) -> list[str]:
+    return [plugin.name for plugin in active.registry.plugins]
+
+
+def test_naming_a_component_activates_the_plugin_that_claims_it(install):
+    add(install)
+    active = activated("--corrections", "fade")
+    assert names(active) == ["core", "acme"]
+    assert [str(need) for need in active.by_need] == ["acme is active because --corrections names fade"]
+    assert [(one.plugin, one.needed_by) for one in active.manifest.entries if one.claimed] == [
+        ("acme", "--corrections names fade")
+    ]
+
+
+def test_a_plugin_that_is_active_by_claim_brings_options_and_hooks_but_no_presets_and_no_trackers(install):
+    add(install)
+    registry = activated("--corrections", "fade").registry
+    assert set(registry.options) == {"acme"}
+    assert [one.plugin.name for one in registry.lifecycle["slime_run_start"]] == ["acme"]
+    assert registry.names(Kind.TRACKER) == ()
+    assert dict(registry.presets) == {}
+
+
+def test_a_plugin_that_is_named_brings_everything(install):
+    add(install)
+    registry = activated("--corrections", "fade", "--plugin", "acme").registry
+    assert registry.names(Kind.TRACKER) == ("book-acme",)
+    assert dict(registry.presets) == {"lr": (0.5, "acme")}
+
+
+def test_another_process_activates_it_in_the_same_way(install):
+    add(install)
+    manifest = Manifest.from_json(activated("--corrections", "fade").manifest.to_json())
+    registry = attach(manifest)
+    assert registry.offers(Kind.CORRECTION, "fade")
+    assert registry.names(Kind.TRACKER) == ()
+
+
+def test_what_nobody_names_is_not_imported(install):
+    add(install)
+    activated("--rm-type", "random")
+    assert "acme.plugin" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["--rm-type", "0.5*length+0.5*random"], "--rm-type names length"),
+        (["--eval-datasets", 'name = "a", path = "a.jsonl", rm_type = "length"'], "evaluation set a names length"),
+        (["--rm-type", "acme:length"], "--rm-type names acme:length"),
+    ],
+)
+def test_a_name_counts_wherever_a_run_gives_it(install, argv, why):
+    add(install)
+    active = activated(*argv)
+    assert names(active) == ["core", "acme"]
+    assert str(active.by_need[0]).endswith(why)
+
+
+def test_a_file_says_where_it_names_the_component(install, tmp_path: Path):
+    add(install)
+    (tmp_path / "run.toml").write_text('[algorithm]\ncorrections = ["fade"]\n')
+    active = activated("--config", str(tmp_path / "run.toml"))
+    assert [str(need) for need in active.by_need] == ["acme is active because corrections in run.toml:2 names fade"]
+
+
+def test_the_sets_of_an_evaluation_file_count(install, tmp_path: Path):
+    add(install)
+    sets = {"datasets": [{"name": "short", "path": "a.jsonl", "rm_type": "length"}]}
+    (tmp_path / "eval.yaml").write_text(json.dumps(sets))
+    assert names(activated("--eval-config", str(tmp_path / "eval.yaml"))) == ["core", "acme"]
+
+
+def test_the_preset_of_a_named_plugin_counts_unless_the_run_says_otherwise(install):
+    add(install)
+    first = """
+from slime_core import hookimpl
+@hookimpl
+def slime_presets():
+    return {{"corrections": ("fade",)}}
+"""
+    add(install, "first", source=first, groups={})
+    active = activated("--plugin", "first")
+    assert [str(need) for need in active.by_need] == [
+        "acme is active because corrections, a preset of plugin first, names fade"
+    ]
+    assert names(activated("--plugin", "first", "--corrections", "none-such")) == ["core", "first"]
+
+
+def test_the_policy_loss_of_a_claimed_estimator_activates_its_own_plugin(install):
+    estimator = """
+from slime_core import AdvantageTraits, Component, hookimpl
+@hookimpl
+def slime_register_advantage_estimators():
+    yield Component("mine", target="x.y:Z", traits=AdvantageTraits(policy_loss="soft"))
+"""
+    loss = """
+from slime_core import Component, hookimpl
+@hookimpl
+def slime_register_policy_losses():
+    yield Component("soft", target="x.y:Z")
+"""
+    add(install, "one", source=estimator, groups={"slime.advantage_estimators": {"mine": "one"}})
+    add(install, "two", source=loss, groups={"slime.policy_losses": {"soft": "two"}})
+    active = activated("--advantage-estimator", "mine")
+    assert [str(need) for need in active.by_need] == [
+        "one is active because --advantage-estimator names mine",
+        "two is active because advantage estimator mine names soft",
+    ]
+    assert names(activated("--advantage-estimator", "mine", "--policy-loss", "clipped")) == ["core", "one"]
+
+
+def test_an_active_plugin_s_offer_wins_before_any_claim(install):
+    add(install)
+    add(install, "other", groups={})
+    active = activated("--plugin", "other", "--corrections", "fade")
+    assert names(active) == ["core", "other"]
+
+
+def test_a_plain_name_means_the_named_plugin_s_and_a_full_one_the_other_s(install):
+    add(install)
+    add(install, "other", groups={})
+    active = activated("--plugin", "other", "--corrections", "acme:fade")
+    assert names(active) == ["core", "other", "acme"]
+    assert active.registry.find(Kind.CORRECTION, "fade").summary == "of other"
+    assert active.registry.find(Kind.CORRECTION, "acme:fade").summary == "of acme"
+    assert active.registry.owner(Kind.CORRECTION, "acme:fade").name == "acme"
+
+
+def test_two_claims_are_for_the_user_to_choose(install):
+    add(install)
+    add(install, "other")
+    with pytest.raises(PluginError) as caught:
+        activated("--corrections", "fade")
+    text = str(caught.value)
+    assert text.startswith("--corrections names fade, a correction that plugin 'acme' (acme-dist 1.0")
+    assert text.endswith("--plugin acme-dist:acme or --plugin other-dist:other; or write acme:fade or other:fade.")
+    assert names(activated("--corrections", "other:fade")) == ["core", "other"]
+    assert names(activated("--corrections", "fade", "--no-plugin", "acme")) == ["core", "other"]
+
+
+def test_a_claim_that_is_withheld_says_so(install):
+    add(install)
+    with pytest.raises(PluginError, match=r"names fade, which plugin 'acme' .* has, and --no-plugin takes that away"):
+        activated("--corrections", "fade", "--no-plugin", "acme")
+
+
+def test_a_stranger_s_claim_counts_for_nobody(install):
+    add(install, groups={})
+    install("stranger", files={"stranger.py": ""}, groups={"slime.corrections": {"fade": "acme"}})
+    assert names(activated("--corrections", "fade")) == ["core"]
+    assert how_to_get("correction", "fade") is None
+
+
+def test_a_component_that_nobody_has_is_answered_with_what_is_claimed(install):
+    add(install)
+    registry = activated("--corrections", "faded").registry
+    with pytest.raises(PluginError) as caught:
+        registry.find(Kind.CORRECTION, "faded")
+    assert "Installed plugins claim: fade (did you mean 'fade'?)." in str(caught.value)
+
+
+def test_a_component_of_an_uninstalled_distribution_of_ours_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(PluginError, match="Slime-grpo has it and is not installed: install slime-grpo"):
+        activate([]).registry.find(Kind.ADVANTAGE_ESTIMATOR, "grpo")
+
+
+def test_a_plugin_before_the_component_has_to_be_installed():
+    with pytest.raises(PluginError, match=r"--corrections names nobody:fade, and no plugin 'nobody' is installed"):
+        activated("--corrections", "nobody:fade")
+
+
+def test_a_prompt_file_activates_the_plugin_that_claims_its_suffix(install, tmp_path: Path):
+    add(install, groups={"slime.prompt_formats": {"tsv": "acme"}})
+    (tmp_path / "a.tsv").write_text("")
+    active = activated("--prompt-data", f"{tmp_path / 'a.tsv'}@[:3]")
+    assert [str(need) for need in active.by_need] == ["acme is active because --prompt-data names tsv"]
+    assert names(activated("--eval-prompt-data", "held-out", str(tmp_path / "a.tsv"))) == ["core", "acme"]
+
+
+def test_a_setting_of_an_inactive_plugin_is_refused_with_what_activates_it(install, tmp_path: Path):
+    add(install, groups={**CLAIMS, "slime.flags": {"fade-strength": "acme"}})
+    said = (
+        "a setting of plugin 'acme' (acme-dist 1.0, entry point acme.plugin), which is not active; activate it with "
+        "--plugin acme or with --rm-type length or with --corrections fade, or leave this out"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(["--fade-strength", "2"], inactive=activated("--fade-strength", "2").inactive)
+    assert f"--fade-strength: {said}" in str(caught.value)
+    (tmp_path / "run.toml").write_text("[algorithm]\nfade_strength = 2\n[acme]\nstrength = 2\n")
+    argv = ["--config", str(tmp_path / "run.toml")]
+    with pytest.raises(ConfigError) as caught:
+        load(argv, inactive=activated(*argv).inactive)
+    assert f"run.toml:2 [algorithm] fade_strength: {said}" in str(caught.value)
+    assert "run.toml:3 [acme]: settings of plugin 'acme'" in str(caught.value)
+
+
+def test_the_settings_of_an_active_plugin_are_not_refused(install):
+    add(install, groups={**CLAIMS, "slime.flags": {"fade-strength": "acme"}})
+    assert "fade-strength" not in activated("--corrections", "fade").inactive
+
+
+def test_a_setting_that_by_itself_means_the_plugin_activates_it(install, tmp_path: Path):
+    add(install, groups={"slime.flags": {"fade-file": "acme:activates"}})
+    active = activated("--fade-file", "a.json")
+    assert [str(need) for need in active.by_need] == ["acme is active because --fade-file is one of its settings"]
+    (tmp_path / "run.toml").write_text('[data]\nfade_file = "a.json"\n')
+    active = activated("--config", str(tmp_path / "run.toml"))
+    assert "run.toml:2 [data] fade_file is one of its settings" in str(active.by_need[0])
+    assert active.registry.names(Kind.TRACKER) == ()
+
+
+def test_claims_and_declarations_are_compared_both_ways(install):
+    groups = {"slime.corrections": {"fade": "acme", "gone": "acme"}, "slime.flags": {"fade-strength": "acme"}}
+    add(install, groups=groups)
+    active = activated("--plugin", "acme")
+    acme = next(plugin for plugin in active.registry.plugins if plugin.name == "acme")
+    assert broken_claims(acme, active.registry) == [
+        '[project.entry-points."slime.corrections"] claims gone, which the plugin does not declare',
+        '[project.entry-points."slime.flags"] claims fade-strength, which the plugin does not declare',
+    ]
+    assert unclaimed(acme, active.registry) == [
+        'length is not claimed: [project.entry-points."slime.reward_models"] length = "acme"'
+    ]
+
+
+@pytest.mark.parametrize("name", ["grpo", "models", "ppo", "searchr1"])
+def test_our_own_plugins_claim_what_they_declare(name):
+    registry = activate([name]).registry
+    plugin = next(plugin for plugin in registry.plugins if plugin.name == name)
+    assert broken_claims(plugin, registry) == []
+    assert unclaimed(plugin, registry) == []
+
+
+def test_an_estimator_alone_activates_its_plugin():
+    active = activated("--advantage-estimator", "ppo")
+    assert [str(need) for need in active.by_need] == ["ppo is active because --advantage-estimator names ppo"]
+
+
+def test_inactive_flags_know_our_distributions_that_are_not_installed(monkeypatch):
+    monkeypatch.setattr(
+        "slime_core.plugins.claims.OUR_DISTRIBUTIONS", {"slime-acme": {"slime.flags": ("fade-strength",)}}
+    )
+    assert inactive_flags([]) | {} == {
+        **inactive_flags([]),
+        "fade-strength": "a setting of slime-acme, which is not installed; install it",
+    }
+
+
+def test_a_choice_says_what_names_it():
+    assert peek(["--corrections", "tis", "veto"]).choices({})[:2] == [
+        Choice("correction", "tis", "--corrections"),
+        Choice("correction", "veto", "--corrections"),
+    ]
