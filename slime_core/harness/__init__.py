@@ -8,9 +8,10 @@
     engines        a real SGLang server, and the client by which a run asks engines, fake or real
     megatron       Megatron in the process of a test
     micro_batches  a small shard and its micro-batches, as hooks on learner ranks are handed them
+    learner        one optimizer step on given samples, on real learner ranks
 
-The names below are imported from here; ``engines``, ``fake_engine``, ``fake_server``, ``megatron`` and
-``micro_batches`` by their modules, because they load aiohttp or torch. Tests hold the fake engine to the real one.
+The names below are imported from here; ``engines``, ``fake_engine``, ``fake_server``, ``megatron``, ``micro_batches``
+and ``learner`` by their modules, because they load aiohttp, numpy or torch. Tests hold the fake engine to the real one.
 
 Besides, of the core: ``installed`` and ``find_plugin`` (installed plugins, and what ``--plugin NAME`` means),
 ``check_bounds`` and ``bound_mistakes`` (versions that a plugin accepts), ``editable_source``, ``boundary`` (a plugin's
