@@ -26,9 +26,9 @@ import torch
 from safetensors.torch import load_file
 
 import slime_core
+from slime_core.generation import SamplingParams
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
-from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.weights import export
 from slime_core.weights.publisher import Publisher, PublisherSettings
 from slime_core.weights.transport import TransportName

@@ -2,6 +2,7 @@
 
     plugin      the hooks
     advantages, losses, corrections, sequence_corrections, transforms    what is made of rewards and log-probabilities
+    single_turn  the default generate function
     rewards, mathematics, texts, answers    rewards by rules, and where the answer stands in a response
     instructions    rewards for instructions that a program can check
     arithmetic  the embedded model, its task and its prompts

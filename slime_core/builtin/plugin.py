@@ -170,7 +170,7 @@ def slime_register_corrections() -> Iterator[Component]:
 def slime_register_generate_functions() -> Iterator[Component]:
     yield Component(
         "single_turn",
-        target="slime_core.rollout.generate:SingleTurn",
+        target="slime_core.builtin.single_turn:SingleTurn",
         traits=GenerateTraits(scope="group", sends_prompts_whole=True, resumes=True),
         summary="One response to each prompt",
     )

@@ -95,9 +95,13 @@ class PromptEncoder:
             raise DataError("the prompt is a list of chat messages; add --apply-chat-template to render them")
         return prompt
 
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of ``text`` as it stands: no chat template, no special tokens added."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
     def encode_response(self, text: str) -> list[int]:
         """Token ids of a response that the model is to give: ``text`` and the token that ends it, if there is one."""
-        ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        ids = self.encode_text(text)
         return ids if self.end_of_sequence is None else [*ids, self.end_of_sequence]
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, asks: bool) -> str:

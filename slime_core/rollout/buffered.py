@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from slime_core.errors import DataError
+from slime_core.generation import GenerateContext, SamplingParams, generate_group
 from slime_core.plugins.contracts import RunView
 from slime_core.prompts.trajectory import GIVEN
-from slime_core.rollout.engines.generation import SamplingParams
-from slime_core.rollout.generate import GenerateContext, SingleTurn
 from slime_core.types import PromptGroup, Sample, Status
 
 __all__ = ["FromBuffer"]
@@ -18,7 +17,7 @@ class FromBuffer:
     """
 
     def __init__(self, options: object, run: RunView) -> None:
-        self._asking = SingleTurn(options, run)
+        del options, run
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
         """The same samples, finished.
@@ -27,7 +26,7 @@ class FromBuffer:
             DataError: a trajectory holds a token that the model has not.
         """
         if not all(_is_given(sample) for sample in samples):
-            return await self._asking(context, samples, sampling)
+            return await generate_group(context, samples, sampling)
         for sample in samples:
             _take(sample, context.encoder.vocab_size)
         return samples

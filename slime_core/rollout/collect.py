@@ -17,14 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from slime_core.config.schema import RolloutConfig
+from slime_core.generation import GenerateContext, SamplingParams
+from slime_core.generation.outcome import UNANSWERED
 from slime_core.rollout.choice import Choice, Chosen
 from slime_core.rollout.engines.client import OVERLOADED
 from slime_core.rollout.engines.ending import PAUSE_S
-from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.functions import NoFunctions, RolloutFunctions
-from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.making import Making
-from slime_core.rollout.resuming import UNANSWERED, anew, prepare
+from slime_core.rollout.resuming import anew, prepare
 from slime_core.rollout.sampling import of_row
 from slime_core.rollout.scoring import Scoring
 from slime_core.rollout.together import together
@@ -108,12 +108,13 @@ class Collector:
     async def _group(self, context: GenerateContext, group: PromptGroup, sampling: SamplingParams) -> PromptGroup:
         # The samples of a prompt share its row, and so what the row names.
         generator, reward = self._generators.of(group[0]), self._rewards.of(group[0])
+        sampling = of_row(group[0], sampling, evaluation=context.evaluation)
         making = Making(
             generator=generator,
             # A reward that compares samples waits for all of them, those of a second try included.
             reward=None if reward.takes_groups else reward,
-            context=context,
-            sampling=of_row(group[0], sampling, evaluation=context.evaluation),
+            context=replace(context, max_response_len=sampling.max_new_tokens),
+            sampling=sampling,
             functions=self._functions,
             scoring=self._scoring,
         )

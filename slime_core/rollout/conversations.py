@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import cast
 
 from slime_core.errors import DataError
+from slime_core.generation import GenerateContext, SamplingParams, generate_group
 from slime_core.plugins.contracts import RunView
+from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.masks import ASSISTANT, Conversation, Family, conversation
 from slime_core.prompts.rows import tools_of
-from slime_core.rollout.engines.generation import SamplingParams
-from slime_core.rollout.generate import GenerateContext, SingleTurn, fill_given
 from slime_core.types import Mask, PromptGroup, Sample, Status
 
 __all__ = ["FromMessages"]
@@ -24,7 +24,7 @@ class FromMessages:
     """
 
     def __init__(self, options: object, run: RunView) -> None:
-        self._asking = SingleTurn(options, run)
+        del options, run
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
         """The same samples, finished; responses longer than ``sampling`` allows are cut and count as truncated.
@@ -44,7 +44,7 @@ class FromMessages:
         if isinstance(whole, list) and len(whole) > 1 and whole[-1]["role"] == ASSISTANT:
             samples[0].prompt = whole[:-1]
         try:
-            return await self._asking(context, samples, sampling)
+            return await generate_group(context, samples, sampling)
         finally:
             samples[0].prompt = whole
 
@@ -59,8 +59,9 @@ def _conversation(context: GenerateContext, sample: Sample) -> Conversation:
     if not context.encoder.uses_template:
         raise DataError(f"{who}: only a chat template turns messages into tokens; add --apply-chat-template")
     try:
-        family = cast(Family, context.encoder.loss_mask_type)
-        return conversation(context.encoder, sample.prompt, family=family, tools=tools_of(sample.metadata))
+        encoder = cast(PromptEncoder, context.encoder)
+        family = cast(Family, encoder.loss_mask_type)
+        return conversation(encoder, sample.prompt, family=family, tools=tools_of(sample.metadata))
     except DataError as problem:
         raise DataError(f"{who}: {problem}") from None
 
@@ -68,6 +69,8 @@ def _conversation(context: GenerateContext, sample: Sample) -> Conversation:
 def _fill(sample: Sample, found: Conversation, context: GenerateContext, longest: int) -> None:
     start = found.prompt_length
     stop = min(len(found.token_ids), start + longest)
-    fill_given(sample, found.token_ids[:start], found.token_ids[start:stop], context.encoder)
+    trajectory = context.start(sample, prompt_ids=found.token_ids[:start])
+    trajectory.append_ids(found.token_ids[start:stop], found.mask[start:stop])
+    trajectory.finish()
     sample.status = Status.TRUNCATED if stop < len(found.token_ids) else Status.COMPLETED
     sample.loss_mask = Mask(found.mask[start:stop])

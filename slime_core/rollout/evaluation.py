@@ -15,6 +15,7 @@ from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.config.mistakes import nearest
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, RunError
+from slime_core.generation import GenerateContext
 from slime_core.plugins.contracts import DataSource, PromptRequest, RunView
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.prompts import PromptFiles
@@ -23,7 +24,6 @@ from slime_core.prompts.rows import Prompt, tools_of
 from slime_core.rollout.collect import Collector
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.functions import RolloutFunctions, eval_columns
-from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.harvest import causes
 from slime_core.rollout.rewards.weighted import part_metrics
 from slime_core.rollout.sampling import eval_sampling

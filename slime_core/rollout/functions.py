@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from slime_core.generation import GenerateContext
 from slime_core.plugins.contracts import DataSource, GroupedRewards
-from slime_core.rollout.generate import GenerateContext
 from slime_core.types import PromptGroup, Sample, Status
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slime_core.generation.outcome import is_finished
 from slime_core.plugins.contracts import Transformed
-from slime_core.rollout.resuming import is_finished
 from slime_core.rollout.rewards.weighted import part_metrics
 from slime_core.rollout.transforms import REASON, Transforms
 from slime_core.track.ledger import FAILED_GROUP

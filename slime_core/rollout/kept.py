@@ -44,7 +44,7 @@ def _of(sample: Sample, mask_T: NDArray[np.float32], cuts: bool) -> tuple[Ints, 
             f"sample {sample.index}: rollout_top_p and rollout_top_k leave tokens out, and place "
             f"{int(np.flatnonzero(trained_T & (counts_T == 0))[0])} of the response does not say what it was drawn "
             "from, so its log-probability can mean nothing. A generate function takes answers of context.client and "
-            "hands each one's kept to slime_core.rollout.nucleus.keep, or leave --rollout-top-p and --rollout-top-k out"
+            "hands each one's kept to slime_core.generation.keep, or leave --rollout-top-p and --rollout-top-k out"
         )
     places_S = np.repeat(np.arange(len(counts_T)), counts_T)
     targets_T = np.asarray(sample.tokens, np.int64)[sample.prompt_length :]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from slime_core.errors import DataError
+from slime_core.generation import GenerateContext, SamplingParams, generate_group
 from slime_core.plugins.contracts import RunView
-from slime_core.prompts.rows import tools_of
-from slime_core.rollout.engines.generation import SamplingParams
-from slime_core.rollout.generate import GenerateContext, SingleTurn, fill_given, processed
 from slime_core.types import PromptGroup, Sample, Status
 
 __all__ = ["FromLabel"]
@@ -20,7 +18,7 @@ class FromLabel:
     """
 
     def __init__(self, options: object, run: RunView) -> None:
-        self._asking = SingleTurn(options, run)
+        del options, run
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
         """The same samples, finished; longer labels than ``sampling`` allows are cut and count as truncated.
@@ -29,22 +27,19 @@ class FromLabel:
             DataError: a sample has no label.
         """
         if context.evaluation:
-            return await self._asking(context, samples, sampling)
-        prompt_ids = context.encoder.encode(samples[0].prompt, tools=tools_of(samples[0].metadata))
-        seen = await processed(context, samples[0])
-        prompt_ids = prompt_ids if seen is None else seen.ids
-        for sample in samples:
-            sample.multimodal_train_inputs = sample.multimodal_train_inputs if seen is None else dict(seen.inputs)
-            _answer(sample, prompt_ids, context, sampling.max_new_tokens)
-        return samples
+            return await generate_group(context, samples, sampling)
+        return [await self._answer(context, sample, sampling.max_new_tokens) for sample in samples]
 
-
-def _answer(sample: Sample, prompt_ids: list[int], context: GenerateContext, longest: int) -> None:
-    if sample.label is None:
-        raise DataError(
-            f"generate function 'from_label': sample {sample.index} of group {sample.group_index} has no label to "
-            "answer with.\nName the label's field with --label-key."
-        )
-    ids = context.encoder.encode_response(sample.label)
-    sample.status = Status.TRUNCATED if len(ids) > longest else Status.COMPLETED
-    fill_given(sample, prompt_ids, ids[:longest], context.encoder)
+    async def _answer(self, context: GenerateContext, sample: Sample, longest: int) -> Sample:
+        if sample.label is None:
+            raise DataError(
+                f"generate function 'from_label': sample {sample.index} of group {sample.group_index} has no label to "
+                "answer with.\nName the label's field with --label-key."
+            )
+        ids = context.encoder.encode_response(sample.label)
+        trajectory = context.start(sample)
+        await trajectory.read_inputs()
+        trajectory.append_ids(ids[:longest], [1] * len(ids[:longest]))
+        trajectory.finish()
+        sample.status = Status.TRUNCATED if len(ids) > longest else Status.COMPLETED
+        return sample

@@ -10,16 +10,15 @@ from dataclasses import dataclass, replace
 from itertools import compress
 
 from slime_core.errors import EngineError, RequestRefused
+from slime_core.generation import GenerateContext, Interrupted, SamplingParams
+from slime_core.generation.outcome import fail, is_finished
 from slime_core.rollout.choice import Chosen
-from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.functions import RolloutFunctions
-from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.guard import guarded, made_by
 from slime_core.rollout.lineage import Parents
-from slime_core.rollout.resuming import fail, is_finished
 from slime_core.rollout.scoring import Scoring
 from slime_core.rollout.together import together
-from slime_core.types import PromptGroup, Sample
+from slime_core.types import PromptGroup, Sample, Status
 
 __all__ = ["Making"]
 
@@ -73,6 +72,8 @@ class Making:
                 answer = await self.generator.component(self.context, asked, self.sampling)
         except RequestRefused:
             raise
+        except Interrupted as interrupted:
+            answer = _aborted(samples) if self.generator.takes_groups else interrupted.sample
         except EngineError as failure:
             # What was finished when it was handed over, beside responses that go on, is not lost with them.
             answer = [one if is_done else _failed(one, failure) for one, is_done in zip(samples, finished, strict=True)]
@@ -90,6 +91,13 @@ class Making:
         if self.reward is None:
             return samples
         return await self.scoring.score(self.reward, samples, evaluation=self.context.evaluation)
+
+
+def _aborted(samples: PromptGroup) -> list[Sample]:
+    """The samples of a group that a generate function left when a turn was aborted."""
+    for sample in samples:
+        sample.status = Status.ABORTED if sample.status is Status.PENDING else sample.status
+    return samples
 
 
 def _failed(sample: Sample, failure: EngineError) -> Sample:

@@ -27,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slime_core.errors import EngineError
-from slime_core.types import Sample, TokenIds
+from slime_core.generation.kept import Kept
 
-__all__ = ["Cut", "Kept", "joined", "keep", "kept_of", "kept_tokens"]
+__all__ = ["Cut", "kept_tokens"]
 
 FORBID = ("min_new_tokens", "json_schema", "regex", "ebnf", "structural_tag")
 """Fields of SGLang's sampling parameters that forbid tokens before probabilities are taken."""
@@ -77,54 +77,6 @@ class Cut:
         stays_TK = in_mass_TK & likely_TK & (probs_TK > 0)
         stays_TK[:, self.top_k :] = False
         return np.asarray(stays_TK)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Kept:
-    """What stayed at each place of a response of t tokens.
-
-    Example, of two tokens, the first drawn from 7 and 2, the second from all: ``Kept(array("i", [7, 2]), array("i",
-    [0, 2, 2]))``.
-
-    Arguments:
-        token_ids: int32 [s], place after place, the likeliest first.
-        offsets: int32 [t + 1], where each place begins and the last one ends; a place of none has all of them.
-    """
-
-    token_ids: array[int]
-    offsets: array[int]
-
-    def until(self, count: int) -> Kept:
-        """That of the first ``count`` tokens."""
-        return Kept(self.token_ids[: self.offsets[count]], self.offsets[: count + 1])
-
-
-def keep(sample: Sample, kept: Kept | None) -> None:
-    """Record in ``sample`` what its response was drawn from; None: from all tokens."""
-    sample.rollout_top_p_token_ids = None if kept is None else TokenIds(kept.token_ids)
-    sample.rollout_top_p_token_offsets = None if kept is None else TokenIds(kept.offsets)
-
-
-def kept_of(sample: Sample) -> Kept | None:
-    """What the response of ``sample`` was drawn from, as :func:`keep` recorded it; None: from all tokens."""
-    ids, offsets = sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets
-    return None if ids is None or offsets is None else Kept(array("i", ids), array("i", offsets))
-
-
-def joined(parts: Sequence[tuple[Kept | None, int]]) -> Kept | None:
-    """What stayed in a response of several parts, each with its number of tokens; None if nothing was cut anywhere.
-
-    Example: of a part of three ids that a tool wrote, and one id drawn from 7 and 2: ``joined([(None, 3), (kept, 1)])``
-    has the offsets 0 0 0 0 2.
-    """
-    if all(kept is None for kept, _ in parts):
-        return None
-    token_ids, offsets = array("i"), array("i", [0])
-    for kept, count in parts:
-        ends = kept.offsets[1:] if kept is not None else [0] * count
-        offsets.extend([offsets[-1] + end for end in ends])
-        token_ids.extend(kept.token_ids if kept is not None else ())
-    return Kept(token_ids, offsets)
 
 
 def kept_tokens(

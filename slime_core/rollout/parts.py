@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import cache, partial
 
-from slime_core.config.described import routes_shape
+from slime_core.config.described import context_length, routes_shape
 from slime_core.config.eval_sets import EvalSet
 from slime_core.config.schema import RolloutConfig
+from slime_core.generation import GenerateContext
 from slime_core.plugins.component import Kind
 from slime_core.plugins.discovery import COMPAT
 from slime_core.plugins.manifest import Manifest
@@ -19,7 +20,6 @@ from slime_core.rollout.components import Components
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.evaluation import Evaluation, Measures
 from slime_core.rollout.functions import rollout_functions
-from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.rewards.place import Rewarding, pool_of
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.track.samples import SampleWriter
@@ -104,6 +104,7 @@ class Parts:
             masks_resumed=self._config.rollout.mask_offpolicy_in_partial_rollout,
             models=self._settings.model_urls,
             processor=self._processor,
+            context_length=self._config.engine.sglang_context_length or context_length(self._settings.folder),
         )
 
     async def close(self) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from slime_core.config.eval_sets import EvalSet
 from slime_core.config.sampling import RolloutConfig
 from slime_core.config.schema import RunConfig
+from slime_core.generation import SamplingParams
 from slime_core.prompts.row_sampling import own_sampling
-from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.types import Sample
 
 __all__ = ["cuts", "eval_sampling", "of_row", "train_sampling"]

@@ -9,8 +9,8 @@ from numbers import Real
 from typing import Any
 
 from slime_core.config.schema import RolloutConfig
+from slime_core.generation.outcome import UNANSWERED, is_finished
 from slime_core.rollout.choice import Chosen
-from slime_core.rollout.resuming import UNANSWERED, is_finished
 from slime_core.types import RewardFailure, Sample, Status
 
 __all__ = ["Scoring"]

@@ -16,10 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slime_core.errors import EngineError, NonFiniteError, WeightSyncError
+from slime_core.generation import Generation, SamplingParams
 from slime_core.rollout.engines import server as server_module
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
-from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.engines.router import Router, RouterSettings
 from slime_core.rollout.engines.server import free_ports
 from slime_core.weights.bucket import Bucket

@@ -13,11 +13,11 @@ import pytest
 
 import slime_core
 from slime_core.errors import EngineError, WeightSyncError
+from slime_core.generation import Generation, SamplingParams
+from slime_core.generation.stops import until_stop
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.engines.generation import Generation, SamplingParams
-from slime_core.rollout.stops import until_stop
 from slime_core.weights.bucket import Bucket
 from slime_core.weights.endpoints import EngineControl, call
 from slime_core.weights.specs import WeightSpec

@@ -7,9 +7,9 @@ import pytest
 from safetensors.torch import load_file
 
 from slime_core.errors import RunError
+from slime_core.generation import SamplingParams
 from slime_core.harness.engines import connect, real_engine
 from slime_core.harness.learner import train_step
-from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.types import Sample, Status
 from tests.engines.conftest import MODEL
 

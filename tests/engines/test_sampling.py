@@ -21,10 +21,10 @@ from transformers import (
 )
 
 from slime_core import RunView
+from slime_core.builtin.single_turn import SingleTurn
+from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.engines.generation import Generation, SamplingParams
-from slime_core.rollout.generate import GenerateContext, SingleTurn
 from slime_core.types import Sample, Status
 
 PROMPT = [3, 8, 12, 15, 9, 10, 4]

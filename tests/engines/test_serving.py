@@ -18,13 +18,13 @@ from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassificati
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.errors import ConfigError, RequestFailed
+from slime_core.generation import Generation, SamplingParams
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.learner.packed.batches import cut
 from slime_core.plugins.construction import run_view
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.external import External, Needs, discover
-from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.engines.heads import with_head_bias
 from slime_core.rollout.engines.router import Router, RouterSettings, Worker
 from slime_core.rollout.plan import BatchPlan

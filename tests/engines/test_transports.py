@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 
 import slime_core
 from slime_core.errors import WeightSyncError
+from slime_core.generation import Generation, SamplingParams
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
-from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.weights import export
 from slime_core.weights.endpoints import EngineControl
 from slime_core.weights.publisher import Publisher, PublisherSettings

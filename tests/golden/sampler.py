@@ -25,8 +25,8 @@ import numpy as np
 
 from slime_core.cli.main import _resolve
 from slime_core.cli.run import options_of
+from slime_core.generation import Generation
 from slime_core.rollout import parts
-from slime_core.rollout.engines.generation import Generation
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler
 

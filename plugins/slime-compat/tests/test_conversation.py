@@ -11,9 +11,8 @@ import pytest
 
 from slime_compat.conversation import Call, sampling_fields
 from slime_core.errors import EngineError, PluginError
+from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout.engines.generation import Generation, SamplingParams
-from slime_core.rollout.generate import GenerateContext
 from slime_core.types import LogProbs, Sample, Status, TokenIds
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"

@@ -12,11 +12,10 @@ from slime_compat.generate import PathGenerate
 from slime_compat.options import PathOptions
 from slime_core import RunView
 from slime_core.errors import EngineError, PluginError
+from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.engines.generation import SamplingParams
-from slime_core.rollout.generate import GenerateContext
 from slime_core.types import Sample, Status
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"

@@ -1,4 +1,4 @@
-"""The default generate function of the core, broken in one place; and one of several turns that branches."""
+"""A generate function of single turns, broken in one place; and one of several turns that branches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOG_PROBS = "sample.rollout_log_probs = LogProbs(answer.log_probs)"
 VERSIONS = "sample.weight_versions = list(answer.weight_versions)"
 UNFINISHED = "fresh, ended = unfinished(samples)"
 TOGETHER = "await together([*begun, *going_on])"
-ENCODED = "prompt_ids = context.encoder.encode(samples[0].prompt, tools=tools_of(samples[0].metadata))"
+ENCODED = "prompt_ids = context.encoder.encode(samples[0].prompt)"
 AGAIN = "ids = encoder.encode(sample.response)\n    sample.tokens = TokenIds([*prompt_ids, *ids])"
 SINGLES = {
     "text encoded again": (
@@ -101,12 +101,12 @@ SINGLES = {
     ),
 }
 
-RESUMED = "await context.client.generate(_so_far(context, sample), sampling=rest"
-ADDED = "    add(sample, answer, context.encoder.decode(ids), masks=context.masks_resumed)"
+RESUMED = "await context.client.generate(list(sample.tokens), sampling=rest"
+ADDED = "    add(sample, answer, context.encoder, masks=context.masks_resumed)"
 RESUMES = {
     "drawn anew from the prompt": (
         RESUMED,
-        RESUMED.replace("_so_far(context, sample)", "list(sample.tokens)[: sample.prompt_length]"),
+        RESUMED.replace("list(sample.tokens)", "list(sample.tokens)[: sample.prompt_length]"),
         "which was ended with 2 tokens, was drawn anew: the engine is to be sent all of its tokens",
     ),
     "begun anew": (
@@ -214,14 +214,14 @@ SEVERAL = {
 @pytest.mark.parametrize("name", SINGLES)
 def test_a_broken_function_is_caught_by_the_property_that_names_it(name, first_party, broken, violation):
     old, new, prop, words = SINGLES[name]
-    source = broken(first_party("slime_core/rollout/generate.py", SINGLE), old, new)
+    source = broken(first_party("plugins/slime-testing/tests/by_hand.py", SINGLE), old, new)
     assert words in violation(GenerateFunctionSuite, source, prop)
 
 
 @pytest.mark.parametrize("name", RESUMES)
 def test_a_function_that_says_that_it_resumes_and_does_not_is_caught(name, first_party, broken, violation):
     old, new, words = RESUMES[name]
-    source = first_party("slime_core/rollout/generate.py", SINGLE)
+    source = first_party("plugins/slime-testing/tests/by_hand.py", SINGLE)
     resuming = broken(source, 'GenerateTraits(scope="group")', 'GenerateTraits(scope="group", resumes=True)')
     found = violation(GenerateFunctionSuite, broken(resuming, old, new), "what_was_ended_goes_on_from_its_tokens")
     assert words in found
@@ -241,7 +241,7 @@ def test_a_broken_conversation_is_caught_by_the_property_that_names_it(name, bro
     ],
 )
 def test_a_function_that_draws_and_says_it_does_not_is_caught(prop, words, first_party, broken, violation):
-    source = first_party("slime_core/rollout/generate.py", SINGLE)
+    source = first_party("plugins/slime-testing/tests/by_hand.py", SINGLE)
     undrawn = broken(source, 'GenerateTraits(scope="group")', 'GenerateTraits(scope="group", draws=False)')
     assert words in violation(GenerateFunctionSuite, undrawn, prop)
 
@@ -250,6 +250,33 @@ def test_a_function_that_draws_and_says_it_does_not_is_caught(prop, words, first
 @pytest.mark.parametrize("talk", [{}, TALK], ids=["any tokens", "told what to say"])
 def test_the_right_conversation_holds_every_property(name, talk, suite_of):
     getattr(suite_of(GenerateFunctionSuite, TURNS, **talk)(), name)()
+
+
+CALCULATOR = """
+from slime_core import Component, GenerateTraits, hookimpl
+
+@hookimpl
+def slime_register_generate_functions():
+    yield Component("mine", target=f"{__name__}:Search", traits=GenerateTraits(scope="sample", resumes=True))
+
+class Search:
+    def __init__(self, options, run): pass
+
+    async def __call__(self, context, sample, sampling):
+        trajectory = context.start(sample)
+        while trajectory.num_turns < 3 and not trajectory.is_full:
+            turn = await trajectory.generate(sampling)
+            if "search" not in turn.text:
+                break
+            trajectory.append_text(" found it. ")
+        return trajectory.finish()
+"""
+
+
+@pytest.mark.parametrize("name", properties(GenerateFunctionSuite))
+@pytest.mark.parametrize("talk", [{}, TALK], ids=["any tokens", "told what to say"])
+def test_a_conversation_written_with_a_trajectory_holds_every_property_and_resumes(name, talk, suite_of):
+    getattr(suite_of(GenerateFunctionSuite, CALCULATOR, **talk)(), name)()
 
 
 def test_what_was_drawn_by_the_letter_is_encoded_in_pairs():

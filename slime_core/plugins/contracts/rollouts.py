@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slime_core.types import PromptGroup, Sample
+
+if TYPE_CHECKING:
+    from slime_core.generation import GenerateContext, SamplingParams
 
 __all__ = [
     "BufferRequest",
@@ -35,7 +38,9 @@ class RewardModel(Protocol):
 class GenerateFunction(Protocol):
     """Makes the response to one sample's prompt (scope ``sample``)."""
 
-    async def __call__(self, context: Any, sample: Sample, sampling: Any) -> Sample | list[Sample]:
+    async def __call__(
+        self, context: GenerateContext, sample: Sample, sampling: SamplingParams
+    ) -> Sample | list[Sample]:
         """The finished sample, or several that one generation fanned out into and that share a ``rollout_id``.
 
         A sample whose generation was ended from outside, in whichever turn, comes back as ``ABORTED``, with the tokens
@@ -48,7 +53,7 @@ class GenerateFunction(Protocol):
 class GroupGenerateFunction(Protocol):
     """Makes the responses to one prompt group (scope ``group``)."""
 
-    async def __call__(self, context: Any, samples: PromptGroup, sampling: Any) -> list[Sample]:
+    async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
         """The finished samples of the group.
 
         Aborted samples are as in :class:`GenerateFunction`; their finished siblings come with them, to be returned as

@@ -14,7 +14,7 @@
     served.py        one model: its engines and its router, started in parallel
     fleet.py         all models: the policy, those beside it, the policy for evaluations
     client.py        token ids in, token ids and log-probabilities out
-    generation.py    what is asked of an engine, and what it answers
+    generation.py    reads what an engine answers
     targets.py       which address a request goes to
     ending.py        ends requests before their time
     speculation.py   the counters of speculative decoding

@@ -19,8 +19,10 @@ from typing import Any
 import aiohttp
 
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
+from slime_core.generation import Generation, SamplingParams
+from slime_core.generation.response import NOTHING
 from slime_core.rollout.engines.ending import OK, Ending
-from slime_core.rollout.engines.generation import NOTHING, Generation, SamplingParams, read_generation
+from slime_core.rollout.engines.generation import read_generation
 from slime_core.rollout.engines.targets import Targets, session_headers
 from slime_core.rollout.nucleus import Cut
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from slime_core.types import Sample, SpecInfo
 
-__all__ = ["added", "spec_info", "spec_metrics"]
+__all__ = ["spec_info", "spec_metrics"]
 
 
 def spec_info(meta: Mapping[str, Any]) -> SpecInfo | None:
@@ -23,18 +23,6 @@ def spec_info(meta: Mapping[str, Any]) -> SpecInfo | None:
         spec_draft_token_num=int(meta.get("spec_num_proposed_drafts", 0)),
         spec_verify_ct=int(meta["spec_verify_ct"]),
         completion_token_num=int(meta.get("completion_tokens", 0)),
-    )
-
-
-def added(first: SpecInfo | None, second: SpecInfo | None) -> SpecInfo | None:
-    """The counters of both, for a sample that several answers make up."""
-    if first is None or second is None:
-        return first or second
-    return SpecInfo(
-        first.spec_accept_token_num + second.spec_accept_token_num,
-        first.spec_draft_token_num + second.spec_draft_token_num,
-        first.spec_verify_ct + second.spec_verify_ct,
-        first.completion_token_num + second.completion_token_num,
     )
 
 

@@ -12,14 +12,13 @@ import pytest
 from slime_core import PromptRequest, RunView, Sample
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.errors import CheckpointError, DataError
+from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.plugins.contracts import BufferRequest
 from slime_core.prompts.arrivals import screen_arrivals
 from slime_core.prompts.buffer import BufferedPrompts
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.trajectory import Fit
 from slime_core.rollout.buffered import FromBuffer
-from slime_core.rollout.engines.generation import SamplingParams
-from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.resuming import anew
 from slime_core.types import LogProbs, SpecInfo, Status, TokenIds
 

@@ -10,12 +10,11 @@ import pytest
 
 from slime_core.config.schema import RolloutConfig
 from slime_core.errors import EngineError, PluginError, RequestFailed, RequestRefused, RunError
+from slime_core.generation import GenerateContext, Interrupted, SamplingParams
 from slime_core.plugins.discovery import PluginIdentity
 from slime_core.rollout.choice import Chosen
 from slime_core.rollout.collect import Collector, missing_of
-from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.functions import NoFunctions
-from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.guard import GuardedSource
 from slime_core.rollout.resuming import anew
 from slime_core.types import PromptGroup, RewardFailure, Sample, Status
@@ -383,3 +382,33 @@ async def test_nothing_is_generated_any_more_once_an_engine_has_refused_a_reques
         await asyncio.sleep(0)
     assert ended == [0, 2]
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("takes_groups", [False, True])
+async def test_an_aborted_turn_leaves_its_sample_aborted_and_finished_ones_as_they_are(takes_groups):
+    def answer(sample: Sample) -> Sample:
+        sample.status = Status.ABORTED if sample.index == 1 else Status.COMPLETED
+        sample.response = str(sample.index)
+        if sample.index == 1:
+            raise Interrupted("aborted", sample)
+        return sample
+
+    found = await collect(generating(answer, takes_groups=takes_groups))
+    # A function of groups stops at the first abort: what comes behind has not begun.
+    last = (Status.ABORTED, "") if takes_groups else (Status.COMPLETED, "2")
+    assert [(one.status, one.response) for one in found] == [(Status.COMPLETED, "0"), (Status.ABORTED, "1"), last]
+
+
+async def test_a_response_has_as_many_tokens_as_its_row_allows():
+    seen: list[tuple[int | None, int]] = []
+
+    async def generate(context: Any, sample: Sample, sampling: Any) -> Sample:
+        seen.append((context.max_response_len, sampling.max_new_tokens))
+        sample.status = Status.COMPLETED
+        return sample
+
+    context = GenerateContext(None, None)  # type: ignore[arg-type]
+    collector = Collector(Only(generate), Only(Scores()), rollout=RolloutConfig())  # type: ignore[arg-type]
+    groups = [[Sample()], [Sample(metadata={"sampling_params": {"max_new_tokens": 3}})]]
+    await collector.collect(context, groups, SamplingParams(max_new_tokens=8))
+    assert seen == [(8, 8), (3, 3)]

@@ -10,10 +10,10 @@ import pytest
 from slime_core import RunView
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.errors import DataError, RequestRefused
+from slime_core.generation import GenerateContext, Generation, SamplingParams
+from slime_core.generation.trajectory import engine_inputs
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.conversations import FromMessages
-from slime_core.rollout.engines.generation import Generation, SamplingParams
-from slime_core.rollout.generate import GenerateContext, engine_inputs
 from slime_core.types import LogProbs, Sample, Status, TokenIds
 
 TURNS = [

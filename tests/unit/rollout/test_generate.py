@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from slime_core import RunView
+from slime_core.builtin.single_turn import SingleTurn
 from slime_core.errors import EngineError, RunError
+from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout.engines.generation import Generation, SamplingParams
-from slime_core.rollout.generate import GenerateContext, SingleTurn
 from slime_core.types import LogProbs, Sample, Status, TokenIds
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"

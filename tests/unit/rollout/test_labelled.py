@@ -8,9 +8,8 @@ import pytest
 from slime_core import RunView
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.errors import DataError
+from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout.engines.generation import Generation, SamplingParams
-from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.labelled import FromLabel
 from slime_core.types import LogProbs, Sample, Status, TokenIds
 

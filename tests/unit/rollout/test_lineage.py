@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from slime_core.config.schema import RolloutConfig
+from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.rollout.choice import Chosen
 from slime_core.rollout.collect import Collector, missing_of
-from slime_core.rollout.engines.generation import SamplingParams
-from slime_core.rollout.generate import GenerateContext
 from slime_core.rollout.lineage import Parents
 from slime_core.types import Sample, Status
 

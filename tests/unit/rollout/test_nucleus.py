@@ -18,12 +18,12 @@ from transformers import (
 )
 
 from slime_core.errors import EngineError
+from slime_core.generation import SamplingParams, joined, keep
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.packed.batches import cut as cut_batch
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.engines.generation import SamplingParams
-from slime_core.rollout.nucleus import Cut, joined, keep, kept_tokens
+from slime_core.rollout.nucleus import Cut, kept_tokens
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, TrainBatch
@@ -223,7 +223,7 @@ def test_a_token_that_does_not_train_may_come_from_anywhere() -> None:
 NOBODY_SAYS = (
     "sample 4: rollout_top_p and rollout_top_k leave tokens out, and place {} of the response does not say what it was "
     "drawn from, so its log-probability can mean nothing. A generate function takes answers of context.client and "
-    "hands each one's kept to slime_core.rollout.nucleus.keep, or leave --rollout-top-p and --rollout-top-k out"
+    "hands each one's kept to slime_core.generation.keep, or leave --rollout-top-p and --rollout-top-k out"
 )
 
 

@@ -20,11 +20,11 @@ from slime_core.config.schema import (
     RunConfig,
 )
 from slime_core.errors import EngineError, RunError
+from slime_core.generation import Generation
 from slime_core.plugins.registry import activate
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import parts
 from slime_core.rollout import sampler as module
-from slime_core.rollout.engines.generation import Generation
 from slime_core.rollout.recorded import RecordedSampler
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from slime_core import RunView
+from slime_core.builtin.single_turn import SingleTurn
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
+from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.rollout.choice import Chosen
-from slime_core.rollout.engines.generation import Generation, SamplingParams
-from slime_core.rollout.generate import GenerateContext, SingleTurn
-from slime_core.rollout.resuming import add, prepare
+from slime_core.rollout.resuming import prepare
 from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds
 
 
@@ -143,11 +143,11 @@ async def test_a_request_that_is_refused_is_nobodys_own_affair() -> None:
         await resumed(ended(), client=Faulty("qab", failure=RequestRefused("too long")))
 
 
-def test_routes_of_the_tokens_so_far_stay_as_they_were_taken() -> None:
+async def test_routes_of_the_tokens_so_far_stay_as_they_were_taken() -> None:
     before = np.zeros((2, 1, 1), np.int16)
     sample = ended(rollout_routed_experts=before)
     rest = Generation(array("i", [99]), array("f", [-0.5]), "stop", ("2",), routed_experts=np.ones((3, 1, 1), np.int16))
-    add(sample, rest, "abc", masks=False)
+    await resumed(sample, client=Client([rest]))
     assert sample.rollout_routed_experts.ravel().tolist() == [0, 0, 1]
 
 
@@ -222,7 +222,7 @@ def test_siblings_that_somebody_else_wrote_stay_as_they_were_given() -> None:
     assert [(sample.index, sample.rollout_id) for sample in group] == [(6, None), (7, 0), (7, 0), (8, None)]
 
 
-def test_an_answer_without_a_token_is_no_versions_work() -> None:
-    sample = ended()
-    add(sample, Generation(array("i"), array("f"), "abort", ("2",), weight_spans=(("2", 0, 0),)), "ab", masks=False)
+async def test_an_answer_without_a_token_is_no_versions_work() -> None:
+    nothing = Generation(array("i"), array("f"), "abort", ("2",), weight_spans=(("2", 0, 0),))
+    (sample,) = await resumed(ended(), client=Client([nothing]))
     assert (sample.weight_versions, sample.weight_spans, sample.status) == (["1"], [("1", 0, 2)], Status.ABORTED)

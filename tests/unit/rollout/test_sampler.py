@@ -15,6 +15,7 @@ import pytest
 from slime_core.config.measuring import EvalDataset
 from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, LearnerConfig, RolloutConfig, RunConfig
 from slime_core.errors import ConfigError, DataError, EngineError, PluginError, RequestRefused, RunError
+from slime_core.generation import GenerateContext, Generation, Kept, SamplingParams
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.plugins.component import Kind
 from slime_core.plugins.registry import Registry, activate
@@ -23,11 +24,8 @@ from slime_core.rollout import parts
 from slime_core.rollout import sampler as sampling
 from slime_core.rollout.choice import Choice, Chosen
 from slime_core.rollout.collect import Collector
-from slime_core.rollout.engines.generation import Generation, SamplingParams
 from slime_core.rollout.eval_sampler import EvalSampler
 from slime_core.rollout.evaluation import Evaluation
-from slime_core.rollout.generate import GenerateContext
-from slime_core.rollout.nucleus import Kept
 from slime_core.rollout.rewards.place import InSampler
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler

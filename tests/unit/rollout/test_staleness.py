@@ -14,14 +14,13 @@ import pytest
 
 from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, RolloutConfig, RunConfig
 from slime_core.errors import RequestRefused, RunError
+from slime_core.generation import Generation, keep
 from slime_core.plugins.contracts import DataSource
 from slime_core.plugins.registry import activate
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import parts
 from slime_core.rollout import sampler as module
-from slime_core.rollout.engines.generation import Generation
 from slime_core.rollout.functions import Made, NoFunctions
-from slime_core.rollout.generate import fill
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.staleness import Staleness, oldest_of, token_versions
@@ -224,14 +223,13 @@ class OwnRollout(NoFunctions):
         groups = source.next_groups(2)
         for group, version in zip(groups, ("3", "5"), strict=True):
             for sample in group:
-                fill(sample, [6, 15, 6], by(version)[0], Plain())  # type: ignore[arg-type]
+                answer = by(version)[0]
+                sample.tokens, sample.response_length = [6, 15, 6, *answer.token_ids], len(answer.token_ids)
+                sample.rollout_log_probs, sample.status = list(answer.log_probs), Status.COMPLETED
+                sample.weight_versions = list(answer.weight_versions)
+                keep(sample, answer.kept)
                 sample.reward = float(sample.index or 0)
         return Made(groups)
-
-
-class Plain:
-    def decode(self, ids: Any) -> str:
-        return ""
 
 
 @pytest.mark.parametrize(("choice", "returned"), [("requeue", [0]), ("evict", [])])

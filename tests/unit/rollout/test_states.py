@@ -28,10 +28,11 @@ from hypothesis import strategies as st
 from slime_core.builtin.rewards import Random
 from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, RolloutConfig, RunConfig
 from slime_core.errors import RequestFailed
+from slime_core.generation import Generation, SamplingParams
+from slime_core.generation.response import NOTHING
 from slime_core.plugins.registry import Registry, activate
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import parts, production
-from slime_core.rollout.engines.generation import NOTHING, Generation, SamplingParams
 from slime_core.rollout.rewards.pool import RewardFailure
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler

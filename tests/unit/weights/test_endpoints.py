@@ -10,9 +10,9 @@ from contextlib import nullcontext
 import pytest
 
 from slime_core.errors import EngineError, WeightSyncError
+from slime_core.generation import SamplingParams
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.weights.bucket import Bucket
 from slime_core.weights.endpoints import EngineControl, PauseMode, call
 from slime_core.weights.specs import WeightSpec

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 from slime_compat.inside import Answer, Conversation
 from slime_core.errors import PluginError
-from slime_core.rollout.engines.generation import Generation, SamplingParams
-from slime_core.rollout.engines.speculation import added
-from slime_core.rollout.generate import GenerateContext
-from slime_core.rollout.nucleus import Kept, joined, keep
-from slime_core.rollout.resuming import FINISHED
+from slime_core.generation import GenerateContext, Generation, Kept, SamplingParams, joined, keep
+from slime_core.generation.outcome import FINISHED
+from slime_core.generation.speculation import added
+from slime_core.prompts.chat import PromptEncoder
 from slime_core.types import LogProbs, Mask, Sample, SpecInfo, Status, TokenIds
 
 __all__ = ["Call", "Trajectory", "sampling_fields"]
@@ -110,12 +109,13 @@ class Call:
         self, context: GenerateContext, sampling: SamplingParams, *, tools: Sequence[Any] | None = None
     ) -> None:
         self._context, self._sampling, self._tools = context, sampling, tools
+        self._encoder = cast(PromptEncoder, context.encoder)
         self.trajectories: list[Trajectory] = []
 
     @property
     def tokenizer(self) -> Any:
         """The tokenizer of the model's folder."""
-        return self._context.encoder.tokenizer
+        return self._encoder.tokenizer
 
     @property
     def sampling_params(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class Call:
         if isinstance(messages, str):
             return messages[len(before) :]
         marked = [*messages[: len(before) - 1], {"role": "assistant", "content": MARK}, *messages[len(before) :]]
-        text = self._context.encoder.render(marked, tools=self._tools, asks=True)
+        text = self._encoder.render(marked, tools=self._tools, asks=True)
         return text.partition(MARK)[2].removeprefix(self._end_of(trajectory))
 
     def _end_of(self, trajectory: Trajectory) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from slime_core.config.model_urls import model_url
 from slime_core.errors import PluginError
+from slime_core.services import model_url
 from slime_core.types import SpecInfo
 
 __all__ = ["CALL", "Answer", "GenerateState", "InsideCall", "generate_single", "get_model_url", "post"]

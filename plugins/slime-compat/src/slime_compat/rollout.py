@@ -15,9 +15,9 @@ from slime_compat.forms import rollout_forms
 from slime_compat.options import PathOptions
 from slime_compat.train_data import converted, post_processed
 from slime_core.errors import PluginError, RunError
+from slime_core.generation import GenerateContext
 from slime_core.plugins.contracts import DataSource
 from slime_core.rollout.functions import EvalData, Made
-from slime_core.rollout.generate import GenerateContext
 from slime_core.types import PromptGroup, Sample
 
 __all__ = ["PathFunctions"]

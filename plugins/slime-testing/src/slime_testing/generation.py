@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from slime_core import Kind
+from slime_core.generation import Client, GenerateContext, Interrupted, SamplingParams
 from slime_core.harness.engines import connect
 from slime_core.harness.fake_engine import LOG_PROB, FakeEngine
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout.engines.generation import SamplingParams
-from slime_core.rollout.generate import GenerateContext
 from slime_core.types import PromptGroup, Sample, Status
 from slime_testing.pairs import DRAWN, END, letters, pairing_encoder
 from slime_testing.resumed import ended, require_left_alone, require_resumed
@@ -224,10 +223,13 @@ class GenerateFunctionSuite(ComponentSuite):
         encoder = pairing_encoder(apply_chat_template=self.apply_chat_template)
         generate = self.make()
         async with connect(engine.url, vocab_size=encoder.vocab_size) as client:
-            context = GenerateContext(client, encoder, evaluation)
+            context = _context(client, encoder, evaluation=evaluation)
 
             async def called(one: Any) -> list[Sample]:
-                made = await generate(context, one, SAMPLING)
+                try:
+                    made = await generate(context, one, SAMPLING)
+                except Interrupted as interrupted:
+                    made = one if self._takes_groups() else interrupted.sample
                 return list(made) if isinstance(made, list) else [made]
 
             async def grouped(group: PromptGroup) -> list[list[Sample]]:
@@ -243,7 +245,7 @@ class GenerateFunctionSuite(ComponentSuite):
         """One call, with nothing around it that would be cancelled in its place."""
         group = self._group(0)
         async with connect(engine.url, vocab_size=encoder.vocab_size) as client:
-            context = GenerateContext(client, encoder)
+            context = _context(client, encoder)
             return await self.make()(context, group if self._takes_groups() else group[0], SAMPLING)
 
     def _engine(self, *, version: str = VERSION) -> FakeEngine:
@@ -263,6 +265,12 @@ class GenerateFunctionSuite(ComponentSuite):
             )
             for position in range(self.group_size)
         ]
+
+
+def _context(client: Client, encoder: PromptEncoder, *, evaluation: bool = False) -> GenerateContext:
+    return GenerateContext(
+        client, encoder, evaluation, max_response_len=SAMPLING.max_new_tokens, context_length=CONTEXT_LENGTH
+    )
 
 
 def _require_drawn(sample: Sample, drawn: list[tuple[list[int], list[int]]]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from slime_compat import get_model_url
 from slime_core.errors import ConfigError
-from slime_core.rollout.generate import GenerateContext
+from slime_core.generation import GenerateContext
 
 URLS = {"judge": "http://127.0.0.1:4000/", "teacher": "http://127.0.0.1:4001"}
 

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 import pytest
 
 from slime_core.errors import EngineError
+from slime_core.generation import SamplingParams
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.engines.generation import SamplingParams
 from slime_core.rollout.engines.targets import Targets
 
 URLS = ["http://a", "http://b", "http://c"]

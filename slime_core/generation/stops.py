@@ -17,9 +17,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout.engines.generation import Generation, SamplingParams
+from slime_core.generation.response import Generation
+from slime_core.generation.sampling import SamplingParams
+from slime_core.types import JsonValue
+
+if TYPE_CHECKING:
+    from slime_core.generation.context import Encoder
 
 __all__ = ["until_stop"]
 
@@ -33,9 +38,7 @@ PATTERN_TOKENS = 256
 longest match has characters, which for most patterns is all of them, at each token once more."""
 
 
-def until_stop(
-    before: Sequence[int], answer: Generation, sampling: SamplingParams, encoder: PromptEncoder
-) -> Generation:
+def until_stop(before: Sequence[int], answer: Generation, sampling: SamplingParams, encoder: Encoder) -> Generation:
     """``answer`` up to where the response ends, as one that has stopped there; as it is where the engine has said all.
 
     Arguments:
@@ -47,7 +50,7 @@ def until_stop(
     # Each token is at least one byte of the text, so a stop text has no more tokens than bytes.
     reach = max([len(text.encode()) for text in texts] + [PATTERN_TOKENS] * bool(patterns), default=0)
     ids, was_ended = answer.token_ids, answer.finish_reason == "abort"
-    stop_ids = set(fields["stop_token_ids"]) if was_ended and not fields["ignore_eos"] else set()
+    stop_ids = set(_whole(fields["stop_token_ids"])) if was_ended and not fields["ignore_eos"] else set()
     unseen = len(ids) - LAST_STEP if was_ended else len(ids)
     tail = list(before[max(0, len(before) - reach) :])
     if not stop_ids and not (reach and (was_ended or tail)):
@@ -65,5 +68,11 @@ def _ends(seen: str, texts: Iterable[str], patterns: Iterable[str]) -> bool:
     return any(text in seen for text in texts) or any(re.search(one, seen) for one in patterns)
 
 
-def _listed(given: str | Iterable[str] | None) -> list[str]:
-    return [given] if isinstance(given, str) else list(given or ())
+def _listed(given: JsonValue) -> list[str]:
+    if isinstance(given, str):
+        return [given]
+    return [str(one) for one in given] if isinstance(given, Sequence) else []
+
+
+def _whole(given: JsonValue) -> list[int]:
+    return [one for one in given if isinstance(one, int)] if isinstance(given, Sequence) else []

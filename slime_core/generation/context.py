@@ -1,0 +1,176 @@
+"""What a generate function is given: the engines, the tokenizer, and where the run stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from slime_core.config.model_urls import model_url
+from slime_core.generation.response import Generation
+from slime_core.generation.sampling import SamplingParams
+from slime_core.generation.trajectory import Trajectory
+from slime_core.types import JsonValue, Sample
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Client", "Encoder", "GenerateContext", "InputProcessor", "ProcessedPrompt"]
+
+
+class Client(Protocol):
+    """Sends token ids to the engines."""
+
+    @property
+    def url(self) -> str:
+        """Of the router, or of one engine: for SGLang's other endpoints, such as ``/parse_function_call``."""
+        ...
+
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        *,
+        sampling: SamplingParams,
+        n: int = 1,
+        timeout_s: float | None = None,
+        extra: Mapping[str, JsonValue] | None = None,
+        session: str | None = None,
+    ) -> list[Generation]:
+        """``n`` responses to one prompt.
+
+        Arguments:
+            input_ids: the prompt.
+            sampling: how tokens are sampled.
+            n: number of responses.
+            timeout_s: seconds until there must be an answer; None: the client's own limit.
+            extra: further fields of SGLang's request (``image_data``, ``lora_path``).
+            session: of a conversation, whose turns stay with one engine where ``sglang_router_policy`` says so.
+
+        Raises:
+            RequestRefused: an id is out of range, or the engine refused the request.
+            RequestFailed: no engine answered in time.
+        """
+        ...
+
+
+class Encoder(Protocol):
+    """The checkpoint's tokenizer and chat template."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the model has an embedding for."""
+        ...
+
+    @property
+    def uses_template(self) -> bool:
+        """Whether prompts are rendered with the chat template (``--apply-chat-template``)."""
+        ...
+
+    def encode(
+        self, prompt: str | list[dict[str, JsonValue]], *, tools: Sequence[JsonValue] | None = None
+    ) -> list[int]:
+        """Token ids of a prompt, rendered by the chat template where the run uses it.
+
+        Raises:
+            DataError: chat messages without a template, a prompt of no tokens, or the template refuses the prompt.
+        """
+        ...
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of ``text`` as it stands: no chat template, no special tokens added."""
+        ...
+
+    def encode_response(self, text: str) -> list[int]:
+        """Token ids of a response: ``text`` and the end-of-sequence token, if there is one."""
+        ...
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of ids, special tokens left out."""
+        ...
+
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens included."""
+        ...
+
+
+class ProcessedPrompt(Protocol):
+    """A prompt with images as the trained model reads it."""
+
+    @property
+    def ids(self) -> list[int]:
+        """Token ids, each image with all its placeholders."""
+        ...
+
+    @property
+    def inputs(self) -> Mapping[str, torch.Tensor]:
+        """Tensors by name, such as ``pixel_values``."""
+        ...
+
+
+class InputProcessor(Protocol):
+    """The checkpoint's processor of images."""
+
+    async def __call__(
+        self,
+        prompt: str | list[dict[str, JsonValue]],
+        inputs: Mapping[str, JsonValue],
+        *,
+        tools: Sequence[JsonValue] | None = None,
+    ) -> ProcessedPrompt:
+        """``prompt`` with ``inputs``, as ``Sample.multimodal_inputs`` holds them.
+
+        Raises:
+            DataError: the images cannot be read, or the processor refuses them.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateContext:
+    """What a generate function works with.
+
+    Arguments:
+        client: sends token ids to the engines.
+        encoder: prompt to ids, ids to text.
+        evaluation: whether the samples are only measured.
+        rollout: number of the rollout; of an evaluation, the number of steps done.
+        masks_resumed: tokens of an aborted response are not trained after it resumes; those added are.
+        models: name -> URL of every auxiliary model.
+        processor: makes the trained model's inputs of a prompt's images; None: samples keep what they are given.
+        max_response_len: tokens that a response may have, all turns and appended text together; the core sets it to
+            ``sampling.max_new_tokens``. None: no limit besides the context length.
+        context_length: tokens that the model reads at most. None: unknown.
+    """
+
+    client: Client
+    encoder: Encoder
+    evaluation: bool = False
+    rollout: int = 0
+    masks_resumed: bool = False
+    models: Mapping[str, str] = field(default_factory=dict)
+    processor: InputProcessor | None = None
+    max_response_len: int | None = None
+    context_length: int | None = None
+
+    def start(self, sample: Sample, *, prompt_ids: Sequence[int] | None = None) -> Trajectory:
+        """The response to ``sample``, to be generated turn by turn.
+
+        An aborted sample continues with the tokens that it has: finished turns are restored, and the next
+        :meth:`Trajectory.generate` continues the turn that was aborted.
+
+        Arguments:
+            sample: changed by :meth:`Trajectory.finish` only.
+            prompt_ids: of its prompt; None: the encoder makes them.
+
+        Raises:
+            DataError: the encoder refuses the prompt.
+        """
+        return Trajectory(self, sample, prompt_ids=prompt_ids)
+
+    def model_url(self, name: str, endpoint: str = "") -> str:
+        """The address of auxiliary model ``name``, followed by ``endpoint``: a judge, say.
+
+        Raises:
+            ConfigError: the run serves no such model.
+        """
+        return model_url(self.models, name, endpoint)

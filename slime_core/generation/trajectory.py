@@ -1,0 +1,450 @@
+"""One response, generated turn by turn; and one turn for every sample of a prompt group.
+
+    Trajectory      prompt ids, then turns of the model and text that others add, in one list of ids
+    Turn            what ``Trajectory.generate`` returns
+    Interrupted     ends a generate function whose turn was aborted
+    generate_group  one response to each sample of a group; fresh samples share one request
+
+A position is trained (mask 1) with the engine's log-probability, or it is not (mask 0) and has log-probability 0.0. The
+one exception: tokens of an aborted response that a run does not train after a resume (``masks_resumed``) keep theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypedDict
+from uuid import uuid4
+
+from slime_core.errors import DataError, EngineError, RequestRefused, RunError
+from slime_core.generation.kept import Kept, joined, keep, kept_of
+from slime_core.generation.outcome import FINISHED, fail, is_finished
+from slime_core.generation.response import FinishReason, Generation
+from slime_core.generation.sampling import SamplingParams
+from slime_core.generation.speculation import added
+from slime_core.generation.stops import until_stop
+from slime_core.prompts.rows import tools_of
+from slime_core.types import JsonValue, LogProbs, Mask, PromptGroup, Sample, SpecInfo, Status, TokenIds
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from slime_core.generation.context import GenerateContext, ProcessedPrompt
+
+__all__ = ["Interrupted", "Trajectory", "Turn", "engine_inputs", "generate_group"]
+
+NO_ROOM = "too_long"
+"""Cause of a failure: the prompt leaves no room for a response."""
+
+NOT_GENERATED = "not_generated"
+"""Cause of a failure: the generate function finished a trajectory without a single token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of the model.
+
+    Example: ``Turn("72", [12, 7, 1], [-0.39, 0.0, 0.0], "stop")``.
+
+    Arguments:
+        text: decoded, special tokens left out; a matched stop text is included.
+        token_ids: as the engine returned them.
+        log_probs: natural, one a token.
+        finish_reason: ``stop``: an end token or stop text; ``length``: a budget was reached.
+    """
+
+    text: str
+    token_ids: list[int]
+    log_probs: list[float]
+    finish_reason: FinishReason
+
+
+class Interrupted(RunError):
+    """A turn was aborted: its request ended before the response did.
+
+    A generate function lets it pass. The core takes ``sample``, which is ``ABORTED`` and holds the tokens so far; it is
+    handed over again where the function's traits say ``resumes``, and else begins anew.
+    """
+
+    def __init__(self, message: str, sample: Sample) -> None:
+        super().__init__(message, sample)
+        self.sample = sample
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Trajectory:
+    """The response to one sample, made by :meth:`GenerateContext.start`; the sample is changed by :meth:`finish` only.
+
+    Example, a calculator that the model calls::
+
+        trajectory = context.start(sample)
+        while trajectory.num_turns < 4 and not trajectory.is_full:
+            turn = await trajectory.generate(sampling)
+            call = find_call(turn.text)
+            if call is None:
+                break
+            trajectory.append_text(f"= {compute(call)}\\n")
+        return trajectory.finish()
+
+    Raises:
+        DataError: the encoder refuses the prompt.
+    """
+
+    def __init__(self, context: GenerateContext, sample: Sample, *, prompt_ids: Sequence[int] | None = None) -> None:
+        self._context, self._sample = context, sample
+        have = sample.response_length
+        # What the engine is sent: it puts an image's further placeholders in by itself.
+        if prompt_ids is not None:
+            self._sent_prompt = list(prompt_ids)
+        elif have and not (context.processor is not None and sample.multimodal_train_inputs):
+            self._sent_prompt = list(sample.tokens[: sample.prompt_length])
+        else:
+            self._sent_prompt = context.encoder.encode(sample.prompt, tools=tools_of(sample.metadata))
+        # What is trained.
+        self._prompt = list(sample.tokens[: sample.prompt_length]) if have else self._sent_prompt
+        self._processed: ProcessedPrompt | None = None
+        self._ids: list[int] = list(sample.tokens[sample.prompt_length :]) if have else []
+        self._log_probs: list[float] = list(sample.rollout_log_probs or [0.0] * have) if have else []
+        # None: all positions are trained.
+        self._mask: list[int] | None = list(sample.loss_mask) if have and sample.loss_mask is not None else None
+        self._masks_restored = bool(have) and context.masks_resumed
+        self._kept: list[tuple[Kept | None, int]] = [(kept_of(sample), have)] if have else []
+        self._versions = list(sample.weight_versions) if have else []
+        self._spans = list(sample.weight_spans) if have else []
+        self._routes = sample.rollout_routed_experts if have else None
+        self._spec_info = sample.spec_info if have else None
+        self._turn_start, self._num_turns = self._restored_turns()
+        self._ending: FinishReason | None = None
+        self._is_changed = False
+        self._session = sample.session_id or uuid4().hex
+
+    @property
+    def num_turns(self) -> int:
+        """Finished turns of the model. After a resume, turns without text between them count as one."""
+        return self._num_turns
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that the response has left: of ``max_response_len`` and of the context length."""
+        return max(0, min(self._response_room, self._context_room))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the response has no token left."""
+        return self.remaining == 0
+
+    @property
+    def text(self) -> str:
+        """The response so far, special tokens left out."""
+        return self._context.encoder.decode(self._ids)
+
+    async def generate(self, sampling: SamplingParams) -> Turn:
+        """The model's next turn, or the rest of the one that was aborted; then the turn is returned whole.
+
+        ``sampling.max_new_tokens`` limits the turn, :attr:`remaining` the response. The first request of a response is
+        not shortened to the context length: an engine refuses a prompt that leaves too little room. Without room, the
+        turn ends with ``length`` and no engine is asked.
+
+        Raises:
+            Interrupted: the turn was aborted.
+            EngineError: no engine answered, or the engine refused the request.
+            DataError: the images of the prompt cannot be read.
+        """
+        limited = self._limited(sampling)
+        if limited is None:
+            turn = self._end_turn("length")
+            self._ending = "length" if self._ids else None
+            return turn
+        await self.read_inputs()
+        client = self._context.client
+        (answer,) = await client.generate(
+            self._sent(), sampling=limited, session=self._session, **engine_inputs(self._sample)
+        )
+        reason = self._take(answer, sampling)
+        if reason == "abort":
+            raise Interrupted(f"{_who(self._sample)}: the engine aborted a turn", self.finish())
+        return self._end_turn(reason)
+
+    def append_text(self, text: str) -> None:
+        """Add text that the model did not write, such as a tool's answer: mask 0, log-probability 0.0.
+
+        The text is encoded as it stands, without the chat template. Its tokens count against the budget: those beyond
+        :attr:`remaining` are left out, and the response is truncated.
+        """
+        ids = self._context.encoder.encode_text(text)
+        self.append_ids(ids, [0] * len(ids))
+
+    def append_ids(self, ids: Sequence[int], mask: Sequence[int]) -> None:
+        """Add tokens that no engine sampled, with log-probability 0.0.
+
+        Arguments:
+            ids: token ids; those beyond :attr:`remaining` are left out, and the response is truncated.
+            mask: one entry an id, 1 where it is trained, as in supervised fine-tuning.
+
+        Raises:
+            ValueError: ids and mask differ in length.
+        """
+        if len(ids) != len(mask):
+            raise ValueError(f"{len(ids)} ids with a mask of {len(mask)} entries; give one 0 or 1 for each id")
+        room = self.remaining
+        added = list(ids[:room])
+        self._extend(added, [0.0] * len(added), list(mask[:room]))
+        self._kept.append((None, len(added)))
+        self._turn_start = len(self._ids)
+        if len(ids) > room or (self.is_full and not all(mask)):
+            self._ending = "length"
+
+    async def read_inputs(self) -> None:
+        """Take the prompt and its images as the trained model reads them; :meth:`generate` does so by itself.
+
+        Raises:
+            DataError: the images cannot be read, or the processor refuses them.
+        """
+        if not self._ids and self._processed is None:
+            self._use(await _processed(self._context, self._sample))
+
+    def finish(self) -> Sample:
+        """The sample with this response, and its status.
+
+        ``COMPLETED``: the last turn ended by itself. ``TRUNCATED``: a budget ended the last turn, or added text fills
+        the response. ``ABORTED``: the last turn was aborted. ``FAILED``: there is no response.
+        """
+        sample = self._sample
+        if self._is_changed:
+            self._record()
+        if self._ids or self._ending is not None:
+            sample.status = FINISHED[self._ending or "stop"]
+        else:
+            sample.status = Status.FAILED
+            sample.failure_cause = NO_ROOM if self.is_full else NOT_GENERATED
+            room = f"{len(self._prompt)} prompt tokens leave no room in a context of {self._context.context_length}"
+            nothing = "the generate function finished it without a token"
+            sample.error = f"{_who(sample)}: {room if self.is_full else nothing}"
+        return sample
+
+    @property
+    def _response_room(self) -> int:
+        limit = self._context.max_response_len
+        return sys.maxsize if limit is None else limit - len(self._ids)
+
+    @property
+    def _context_room(self) -> int:
+        limit = self._context.context_length
+        return sys.maxsize if limit is None else limit - len(self._prompt) - len(self._ids)
+
+    def _limited(self, sampling: SamplingParams) -> SamplingParams | None:
+        """``sampling`` for the rest of the turn; None: there is no room."""
+        have = len(self._ids) - self._turn_start
+        room = min(sampling.max_new_tokens - have, self._response_room)
+        if self._ids:
+            room = min(room, self._context_room)
+        if room < 1:
+            return None
+        fewest = min(room, max(0, sampling.min_new_tokens - have))
+        return replace(sampling, max_new_tokens=room, min_new_tokens=fewest)
+
+    def _sent(self) -> list[int]:
+        return [*self._sent_prompt, *self._ids]
+
+    def _use(self, processed: ProcessedPrompt | None) -> None:
+        if processed is not None:
+            self._processed, self._prompt = processed, processed.ids
+
+    def _take(self, answer: Generation, sampling: SamplingParams) -> FinishReason:
+        """Add what an engine returned; why it ended."""
+        if self._processed is not None and not self._ids:
+            _refuse_another_prompt(self._sample, answer, len(self._prompt))
+        answer = until_stop(self._ids[self._turn_start :], answer, sampling, self._context.encoder)
+        have, more = len(self._ids), list(answer.token_ids)
+        if self._masks_restored:
+            self._mask, self._masks_restored = [0] * have, False
+        if more or not have:
+            self._versions = list(dict.fromkeys([*self._versions, *answer.weight_versions]))
+            self._spans += [(name, have + start, have + end) for name, start, end in answer.weight_spans]
+        self._extend(more, list(answer.log_probs), [1] * len(more))
+        self._kept.append((answer.kept, len(more)))
+        self._routes = _joined_routes(self._routes, answer.routed_experts)
+        self._spec_info = added(self._spec_info, answer.spec_info)
+        self._ending = answer.finish_reason
+        return answer.finish_reason
+
+    def _extend(self, ids: list[int], log_probs: list[float], mask: list[int]) -> None:
+        if self._mask is None and not all(mask):
+            self._mask = [1] * len(self._ids)
+        if self._mask is not None:
+            self._mask += mask
+        self._ids += ids
+        self._log_probs += log_probs
+        self._is_changed = True
+
+    def _end_turn(self, reason: FinishReason) -> Turn:
+        start = self._turn_start
+        ids, log_probs = self._ids[start:], self._log_probs[start:]
+        self._ending = reason
+        self._num_turns += bool(ids)
+        self._turn_start = len(self._ids)
+        return Turn(self._context.encoder.decode(ids), ids, log_probs, reason)
+
+    def _restored_turns(self) -> tuple[int, int]:
+        """Where the aborted turn begins in the response, and how many turns are finished."""
+        sampled = [False] * len(self._ids)
+        for _, start, end in self._spans:
+            sampled[start:end] = [True] * (end - start)
+        if not self._spans:  # not recorded: added text is what is not trained and has log-probability 0
+            mask = self._mask or [1] * len(self._ids)
+            sampled = [bool(mask[at]) or log_prob != 0 for at, log_prob in enumerate(self._log_probs)]
+        starts = [at for at, one in enumerate(sampled) if one and (at == 0 or not sampled[at - 1])]
+        is_in_turn = bool(sampled) and sampled[-1]
+        return (starts[-1], len(starts) - 1) if is_in_turn else (len(sampled), len(starts))
+
+    def _record(self) -> None:
+        sample = self._sample
+        sample.tokens = TokenIds([*self._prompt, *self._ids])
+        sample.response, sample.response_length = self.text, len(self._ids)
+        sample.rollout_log_probs = LogProbs(self._log_probs)
+        if self._mask is not None:
+            sample.loss_mask = Mask(self._mask)
+        sample.weight_versions, sample.weight_spans = list(self._versions), list(self._spans)
+        sample.rollout_routed_experts = _padded_routes(self._routes, len(sample.tokens) - 1)
+        sample.spec_info = self._spec_info or SpecInfo()
+        keep(sample, joined(self._kept))
+        if self._processed is not None:
+            sample.multimodal_train_inputs = dict(self._processed.inputs)
+
+
+async def generate_group(context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
+    """One turn for every sample of a prompt group that is not finished: fresh samples share one request, an aborted one
+    continues with a request of its own.
+
+    An engine that fails costs the samples of its request: they are ``FAILED``.
+
+    Returns:
+        ``samples``, finished or ``ABORTED`` or ``FAILED``.
+
+    Raises:
+        RequestRefused: an engine will never take such a request.
+        DataError: the encoder refuses the prompt, or its images cannot be read.
+    """
+    unfinished = [sample for sample in samples if not is_finished(sample)]
+    fresh = [sample for sample in unfinished if not sample.response_length]
+    requests = [_begin(context, fresh, sampling)] if fresh else []
+    requests += [_resume(context, sample, sampling) for sample in unfinished if sample.response_length]
+    await _all(requests)
+    return samples
+
+
+async def _begin(context: GenerateContext, samples: Sequence[Sample], sampling: SamplingParams) -> None:
+    # The samples of a group have one prompt: it is encoded once, and its images are read once.
+    first = context.start(samples[0])
+    others = [context.start(sample, prompt_ids=first._sent_prompt) for sample in samples[1:]]
+    trajectories = [first, *others]
+    try:
+        await first.read_inputs()
+        answers = await context.client.generate(
+            first._sent(), sampling=sampling, n=len(samples), **engine_inputs(samples[0])
+        )
+        if len(answers) != len(samples):
+            raise RunError(f"{len(samples)} responses were asked for, the engine returned {len(answers)}")
+        for trajectory, answer in zip(trajectories, answers, strict=True):
+            trajectory._use(first._processed)
+            trajectory._take(answer, sampling)
+            trajectory.finish()
+    except EngineError as failure:
+        _fail(samples, failure)
+
+
+async def _resume(context: GenerateContext, sample: Sample, sampling: SamplingParams) -> None:
+    trajectory = context.start(sample)
+    limited = trajectory._limited(sampling)
+    if limited is None:
+        sample.status = Status.TRUNCATED
+        return
+    try:
+        (answer,) = await context.client.generate(trajectory._sent(), sampling=limited, **engine_inputs(sample))
+        trajectory._take(answer, sampling)
+        trajectory.finish()
+    except EngineError as failure:
+        _fail([sample], failure)
+
+
+def _fail(samples: Sequence[Sample], failure: EngineError) -> None:
+    if isinstance(failure, RequestRefused):
+        raise failure
+    for sample in samples:
+        fail(sample, failure)
+
+
+async def _all(requests: Sequence[Coroutine[None, None, None]]) -> None:
+    """Wait for all; where one raises, the others are cancelled and its error is raised at once."""
+    tasks = [asyncio.ensure_future(request) for request in requests]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()  # without effect on a task that is done
+
+
+async def _processed(context: GenerateContext, sample: Sample) -> ProcessedPrompt | None:
+    """The sample's prompt with its images as the trained model reads it; None: no images, or it is not trained."""
+    inputs = sample.multimodal_inputs
+    if context.processor is None or context.evaluation or not isinstance(inputs, dict) or not inputs:
+        return None
+    try:
+        return await context.processor(sample.prompt, inputs, tools=tools_of(sample.metadata))
+    except DataError as problem:
+        raise DataError(f"{_who(sample)}: {problem}") from problem
+
+
+class EngineInputs(TypedDict, total=False):
+    """Arguments of :meth:`Client.generate` that a sample adds."""
+
+    extra: Mapping[str, JsonValue]
+
+
+def engine_inputs(sample: Sample) -> EngineInputs:
+    """Arguments of a request that carry the sample's inputs other than text, as its file holds them; empty: none.
+
+    Example: of ``multimodal_inputs = {"image": ["cat.png"]}``, ``{"extra": {"image_data": ["cat.png"]}}``, as SGLang
+    names it.
+    """
+    inputs = sample.multimodal_inputs
+    if not isinstance(inputs, dict) or not inputs:
+        return {}
+    return {"extra": {f"{kind}_data": value for kind, value in inputs.items()}}
+
+
+def _refuse_another_prompt(sample: Sample, answer: Generation, prompt_length: int) -> None:
+    found = answer.prompt_tokens
+    if found is not None and found != prompt_length:
+        raise RunError(
+            f"sample {sample.index}: the engine read {found} prompt tokens, and the checkpoint's processor makes "
+            f"{prompt_length} of the same prompt and images; log-probabilities would be of other places. Give "
+            "every image one placeholder in the prompt, as the model's chat template writes it"
+        )
+
+
+def _joined_routes(before: NDArray[np.int16] | None, routes: NDArray[np.int16] | None) -> NDArray[np.int16] | None:
+    """Tokens so far keep the experts that they took then; what was added since comes from the newest answer."""
+    if before is None or routes is None:
+        return routes if before is None else before
+    import numpy as np
+
+    return np.concatenate([before, routes[len(before) :]])
+
+
+def _padded_routes(routes: NDArray[np.int16] | None, count: int) -> NDArray[np.int16] | None:
+    """``routes`` with -1 for tokens that were added after the last turn, which no engine read."""
+    if routes is None or len(routes) >= count:
+        return routes
+    import numpy as np
+
+    return np.pad(routes, ((0, count - len(routes)), (0, 0), (0, 0)), constant_values=-1)
+
+
+def _who(sample: Sample) -> str:
+    return f"sample {sample.index} of group {sample.group_index}"

@@ -1,0 +1,287 @@
+"""One response of several turns: ids, masks, log-probabilities, budgets, and what an abort leaves."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slime_core.errors import EngineError
+from slime_core.generation import FinishReason, GenerateContext, Generation, Interrupted, Kept, SamplingParams
+from slime_core.harness.fake_engine import LOG_PROB, FakeEngine
+from slime_core.rollout.engines.client import GenerateClient
+from slime_core.types import Sample, SpecInfo, Status
+
+
+class Letters:
+    """A token is a character."""
+
+    def encode(self, prompt: Any, *, tools: Any = None) -> list[int]:
+        return [ord(one) for one in prompt]
+
+    def encode_text(self, text: str) -> list[int]:
+        return [ord(one) for one in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+    decode_all = decode
+
+
+class Engine:
+    """Gives the answers in their order, and writes down what was asked."""
+
+    def __init__(self, *answers: Generation) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[str, int, int]] = []
+        self.sessions: set[str | None] = set()
+
+    async def generate(
+        self, input_ids: Sequence[int], *, sampling: SamplingParams, session: str | None = None
+    ) -> list[Generation]:
+        self.asked.append(("".join(map(chr, input_ids)), sampling.max_new_tokens, sampling.min_new_tokens))
+        self.sessions.add(session)
+        if not self.answers:
+            raise EngineError("no engine answered")
+        return [self.answers.pop(0)]
+
+
+def answer(text: str, reason: FinishReason = "stop", version: str = "1", **more: Any) -> Generation:
+    ids = [ord(one) for one in text]
+    spans = ((version, 0, len(ids)),)
+    return Generation(array("i", ids), array("f", [-0.5] * len(ids)), reason, (version,), weight_spans=spans, **more)
+
+
+def context(engine: Engine, **more: Any) -> GenerateContext:
+    client: Any = engine
+    encoder: Any = Letters()
+    return GenerateContext(client, encoder, **more)
+
+
+SAMPLING = SamplingParams(max_new_tokens=6, min_new_tokens=2)
+
+
+async def calculate(given: GenerateContext, sample: Sample, sampling: SamplingParams = SAMPLING) -> Sample:
+    """Answers every turn that ends with a question mark; at most three turns."""
+    trajectory = given.start(sample)
+    while trajectory.num_turns < 3 and not trajectory.is_full:
+        turn = await trajectory.generate(sampling)
+        if not turn.text.endswith("?"):
+            break
+        trajectory.append_text("=7;")
+    return trajectory.finish()
+
+
+async def test_turns_are_trained_as_the_engine_returned_them_and_added_text_is_not() -> None:
+    engine = Engine(answer("3+4?"), answer("7.", version="2"))
+    sample = await calculate(context(engine), Sample(prompt="q"))
+    assert engine.asked == [("q", 6, 2), ("q3+4?=7;", 6, 2)]
+    assert "".join(map(chr, sample.tokens)) == "q3+4?=7;7."
+    assert (sample.response, sample.response_length, sample.status) == ("3+4?=7;7.", 9, Status.COMPLETED)
+    assert sample.loss_mask == [1, 1, 1, 1, 0, 0, 0, 1, 1]
+    assert sample.rollout_log_probs == [-0.5, -0.5, -0.5, -0.5, 0.0, 0.0, 0.0, -0.5, -0.5]
+    assert (sample.weight_versions, sample.weight_spans) == (["1", "2"], [("1", 0, 4), ("2", 7, 9)])
+
+
+async def test_the_turns_of_a_response_stay_in_one_session() -> None:
+    engine = Engine(answer("a?"), answer("b"), answer("c"))
+    await calculate(context(engine), Sample(prompt="q"))
+    assert len(engine.sessions) == 1
+    await calculate(context(engine), Sample(prompt="q", session_id="mine"))
+    assert "mine" in engine.sessions
+
+
+async def test_a_response_of_trained_tokens_alone_has_no_mask() -> None:
+    sample = await calculate(context(Engine(answer("7."))), Sample(prompt="q"))
+    assert (sample.loss_mask, sample.response) == (None, "7.")
+
+
+async def test_all_turns_and_added_text_share_the_response_budget() -> None:
+    engine = Engine(answer("3+4?"), answer("7", "length"))
+    sample = await calculate(context(engine, max_response_len=8), Sample(prompt="q"))
+    assert engine.asked == [("q", 6, 2), ("q3+4?=7;", 1, 1)]
+    assert (sample.response, sample.status) == ("3+4?=7;7", Status.TRUNCATED)
+
+
+async def test_added_text_beyond_the_budget_is_left_out_and_truncates_the_response() -> None:
+    engine = Engine(answer("3+4?"))
+    sample = await calculate(context(engine, max_response_len=6), Sample(prompt="q"))
+    assert (sample.response, sample.loss_mask, sample.status) == ("3+4?=7", [1, 1, 1, 1, 0, 0], Status.TRUNCATED)
+
+
+async def test_added_text_that_fills_the_response_leaves_it_without_an_answer() -> None:
+    sample = await calculate(context(Engine(answer("3+4?")), max_response_len=7), Sample(prompt="q"))
+    assert (sample.response, sample.status) == ("3+4?=7;", Status.TRUNCATED)
+
+
+async def test_a_turn_that_ends_by_itself_at_the_last_token_is_complete() -> None:
+    sample = await calculate(context(Engine(answer("7.")), max_response_len=2), Sample(prompt="q"))
+    assert sample.status is Status.COMPLETED
+
+
+async def test_later_turns_have_what_the_context_leaves() -> None:
+    engine = Engine(answer("3+4?"), answer("7.", "length"))
+    given = context(engine, context_length=10)
+    sample = await calculate(given, Sample(prompt="q"))
+    assert [asked[1] for asked in engine.asked] == [6, 2]
+    assert sample.status is Status.TRUNCATED
+
+
+async def test_what_remains_is_the_smaller_of_both_budgets() -> None:
+    given = context(Engine(answer("abc")), max_response_len=20, context_length=10)
+    trajectory = given.start(Sample(prompt="qq"))
+    assert (trajectory.remaining, trajectory.is_full) == (8, False)
+    await trajectory.generate(SAMPLING)
+    assert (trajectory.remaining, trajectory.text, trajectory.num_turns) == (5, "abc", 1)
+    trajectory.append_text("12345")
+    assert (trajectory.remaining, trajectory.is_full) == (0, True)
+
+
+async def test_without_room_a_turn_is_empty_and_no_engine_is_asked() -> None:
+    engine = Engine(answer("abcd"))
+    trajectory = context(engine, max_response_len=4).start(Sample(prompt="q"))
+    await trajectory.generate(SAMPLING)
+    turn = await trajectory.generate(SAMPLING)
+    assert (turn.text, turn.token_ids, turn.finish_reason, len(engine.asked)) == ("", [], "length", 1)
+    assert (trajectory.num_turns, trajectory.finish().status) == (1, Status.TRUNCATED)
+
+
+async def test_a_prompt_that_leaves_no_room_has_failed() -> None:
+    sample = await calculate(context(Engine(), context_length=3), Sample(prompt="qqq", index=5, group_index=2))
+    assert (sample.status, sample.failure_cause) == (Status.FAILED, "too_long")
+    assert sample.error == "sample 5 of group 2: 3 prompt tokens leave no room in a context of 3"
+
+
+def test_a_response_without_a_token_has_failed() -> None:
+    sample = context(Engine()).start(Sample(prompt="q", index=5, group_index=2)).finish()
+    assert (sample.status, sample.failure_cause) == (Status.FAILED, "not_generated")
+
+
+async def test_a_sample_stays_as_it_is_until_its_response_is_finished() -> None:
+    sample = Sample(prompt="q")
+    trajectory = context(Engine(answer("abc"))).start(sample)
+    await trajectory.generate(SAMPLING)
+    trajectory.append_text("d")
+    assert sample == Sample(prompt="q")
+    assert trajectory.finish() is sample
+    assert sample.response == "abcd"
+
+
+async def test_an_engine_that_fails_leaves_the_sample_alone() -> None:
+    sample = Sample(prompt="q")
+    with pytest.raises(EngineError, match="no engine answered"):
+        await calculate(context(Engine(answer("a?"))), sample)
+    assert sample == Sample(prompt="q")
+
+
+async def aborted(*answers: Generation, **more: Any) -> Sample:
+    sample = Sample(prompt="q", index=1, group_index=0)
+    with pytest.raises(Interrupted, match="sample 1 of group 0: the engine aborted a turn") as stop:
+        await calculate(context(Engine(*answers), **more), sample)
+    assert stop.value.sample is sample
+    return sample
+
+
+async def test_an_aborted_turn_leaves_the_tokens_so_far_and_continues_from_them() -> None:
+    sample = await aborted(answer("3+4?"), answer("7 o", "abort"))
+    assert (sample.response, sample.status) == ("3+4?=7;7 o", Status.ABORTED)
+    engine = Engine(answer("r?", version="2"), answer("8", version="2"))
+    sample = await calculate(context(engine), sample)
+    # The rest of the turn, its budget and the fewest tokens less what it has; then the third turn.
+    assert engine.asked == [("q3+4?=7;7 o", 3, 0), ("q3+4?=7;7 or?=7;", 6, 2)]
+    assert (sample.response, sample.status) == ("3+4?=7;7 or?=7;8", Status.COMPLETED)
+    assert sample.loss_mask == [1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 1]
+    assert sample.weight_spans == [("1", 0, 4), ("1", 7, 10), ("2", 10, 12), ("2", 15, 16)]
+    assert sample.weight_versions == ["1", "2"]
+
+
+async def test_a_turn_that_is_continued_is_returned_whole() -> None:
+    sample = await aborted(answer("3+4?"), answer("7 o", "abort"))
+    trajectory = context(Engine(answer("r 8", "length"))).start(sample)
+    assert trajectory.num_turns == 1
+    turn = await trajectory.generate(SAMPLING)
+    assert (turn.text, len(turn.token_ids), turn.finish_reason, trajectory.num_turns) == ("7 or 8", 6, "length", 2)
+
+
+async def test_an_abort_between_turns_continues_with_the_next_one() -> None:
+    sample = await aborted(answer("3+4?"), answer("", "abort"))
+    assert (sample.response, sample.loss_mask, sample.weight_versions) == ("3+4?=7;", [1] * 4 + [0] * 3, ["1"])
+    engine = Engine(answer("7.", version="2"))
+    sample = await calculate(context(engine), sample)
+    assert (engine.asked, sample.response) == ([("q3+4?=7;", 6, 2)], "3+4?=7;7.")
+
+
+async def test_tokens_before_a_resume_are_not_trained_where_the_run_says_so() -> None:
+    sample = await aborted(answer("a?"), answer("b", "abort"))
+    sample = await calculate(context(Engine(answer("c?"), answer("d")), masks_resumed=True), sample)
+    assert sample.response == "a?=7;bc?=7;d"
+    assert sample.loss_mask == [0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 1]
+    assert sample.rollout_log_probs == [-0.5, -0.5, 0, 0, 0, -0.5, -0.5, -0.5, 0, 0, 0, -0.5]
+
+
+async def test_where_no_versions_are_recorded_turns_are_told_apart_by_their_log_probs() -> None:
+    sample = await aborted(answer("a?"), answer("b", "abort"))
+    sample.weight_spans = []
+    trajectory = context(Engine(answer("c"))).start(sample)
+    assert trajectory.num_turns == 1
+    assert (await trajectory.generate(SAMPLING)).text == "bc"
+
+
+async def test_counters_and_kept_tokens_of_all_turns_are_added_up() -> None:
+    kept = Kept(array("i", [97, 98, 63]), array("i", [0, 2, 3]))
+    first = answer("a?", kept=kept, spec_info=SpecInfo(1, 2, 3, 4))
+    second = answer("b", kept=Kept(array("i", [98]), array("i", [0, 1])), spec_info=SpecInfo(10, 20, 30, 40))
+    sample = await calculate(context(Engine(first, second)), Sample(prompt="q"))
+    assert sample.spec_info == SpecInfo(11, 22, 33, 44)
+    assert sample.rollout_top_p_token_ids == [97, 98, 63, 98]
+    assert sample.rollout_top_p_token_offsets == [0, 2, 3, 3, 3, 3, 4]
+
+
+def routes(number: int, length: int) -> np.ndarray:
+    return np.full((length, 1, 1), number, np.int16)
+
+
+async def test_tokens_keep_the_experts_of_the_turn_that_read_them() -> None:
+    # The engine reads all tokens but the last: 2 in the first turn, 6 in the second, text in between included.
+    first, second = answer("a?", routed_experts=routes(1, 2)), answer("b", routed_experts=routes(2, 6))
+    sample = await calculate(context(Engine(first, second)), Sample(prompt="q"))
+    assert sample.rollout_routed_experts.ravel().tolist() == [1, 1, 2, 2, 2, 2]
+
+
+async def test_text_behind_the_last_turn_was_read_by_no_engine() -> None:
+    first = answer("a?", routed_experts=routes(1, 2))
+    sample = await calculate(context(Engine(first), max_response_len=5), Sample(prompt="q"))
+    assert len(sample.tokens) - 1 == 5
+    assert sample.rollout_routed_experts.ravel().tolist() == [1, 1, -1, -1, -1]
+
+
+def test_given_tokens_may_be_trained() -> None:
+    trajectory = context(Engine()).start(Sample(), prompt_ids=[5, 6])
+    trajectory.append_ids([7, 8], [1, 1])
+    sample = trajectory.finish()
+    assert (sample.tokens, sample.loss_mask, sample.status) == ([5, 6, 7, 8], None, Status.COMPLETED)
+    assert (sample.rollout_log_probs, sample.weight_versions) == ([0.0, 0.0], [])
+
+
+def test_a_mask_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^2 ids with a mask of 1 entries; give one 0 or 1 for each id$"):
+        context(Engine()).start(Sample(prompt="q")).append_ids([7, 8], [1])
+
+
+async def test_two_turns_on_an_engine_continue_each_others_ids() -> None:
+    encoder: Any = Letters()
+    with FakeEngine(vocab_size=200, version="7") as engine:
+        async with GenerateClient(engine.url, timeout_s=20) as client:
+            trajectory = GenerateContext(client, encoder, max_response_len=20).start(Sample(prompt="q"))
+            first = await trajectory.generate(SamplingParams(max_new_tokens=3))
+            trajectory.append_text("+")
+            second = await trajectory.generate(SamplingParams(max_new_tokens=4))
+            sample = trajectory.finish()
+        drawn = list(engine.drawn)
+    assert drawn == [([113], first.token_ids), ([113, *first.token_ids, 43], second.token_ids)]
+    assert list(sample.tokens) == [113, *first.token_ids, 43, *second.token_ids]
+    assert sample.loss_mask == [1, 1, 1, 0, 1, 1, 1, 1]
+    assert sample.rollout_log_probs == [LOG_PROB] * 3 + [0.0] + [LOG_PROB] * 4
