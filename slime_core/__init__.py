@@ -3,6 +3,7 @@
 These are the names that plugins and user code import; importing them loads neither torch nor Ray nor an engine.
 """
 
+from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.contracts import (
     AdvantageEstimator,
@@ -115,5 +116,6 @@ __all__ = [
     "TransformTraits",
     "Transformed",
     "__version__",
+    "boundary",
     "hookimpl",
 ]

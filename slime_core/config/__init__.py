@@ -25,7 +25,7 @@ How it is read:
 What it is compared with:
 
     tables, readers    the names that the installed Megatron and SGLang know
-    engine_flags, megatron_flags, model_args, slime_flags    what a name means that is no setting of the core
+    engine_flags, flag_advice, megatron_flags, model_args    what a name means that is no setting of the core
     described, flops    what a model's ``config.json`` says
     folders     whether a folder can be written
 

@@ -1,4 +1,5 @@
-"""Finds what a name means that is no setting of the core: one of Megatron's, SGLang's or slime's flags.
+"""Finds what a name means that is no setting of the core: one of Megatron's or SGLang's flags, or one that an installed
+distribution gives advice on.
 
 The engines' names become :class:`~slime_core.config.settings.Setting` objects, so that flags and TOML are read, checked
 and explained as for the core's own. The tables are opened only when a name asks for it.
@@ -17,10 +18,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator
 from pydantic.fields import FieldInfo
 
+from slime_core.config.flag_advice import flag_advice
 from slime_core.config.megatron_flags import MegatronFlag, megatron_flags
 from slime_core.config.settings import Setting, core_settings
 from slime_core.config.sglang import owned, rows_by_name
-from slime_core.config.slime_flags import slime_flags
 from slime_core.config.wording import InWords
 
 __all__ = ["ENGINES", "Refusal", "engine_settings", "find_flag", "find_key", "known_flags", "said"]
@@ -81,13 +82,13 @@ def engine_settings(section: str) -> Mapping[str, Setting]:
 def known_flags() -> list[str]:
     """Every flag that :func:`find_flag` knows, to find the nearest to a misspelt one."""
     engines = [*megatron_flags(), *(_SGLANG + name for name in rows_by_name())]
-    return [*slime_flags(), *("--" + name.replace("_", "-") for name in engines)]
+    return [*flag_advice(), *("--" + name.replace("_", "-") for name in engines)]
 
 
 def _find(name: str, shown: str) -> Setting | Refusal | None:
-    row = slime_flags().get("--" + name.replace("_", "-"))
-    if row is not None and row.verdict != "kept":
-        return Refusal(row.message)
+    advice = flag_advice().get("--" + name.replace("_", "-"))
+    if advice is not None:
+        return Refusal(advice)
     if name.startswith(_SGLANG):
         return _of_sglang(name.removeprefix(_SGLANG), shown)
     return _of_megatron(name, shown)

@@ -43,6 +43,11 @@ class FunctionSource:
     code: PluginSource
     attribute: str | None = None
 
+    @property
+    def content(self) -> bytes | None:
+        """The bytes of the file that the function is in; None: it is in an importable module."""
+        return self.code.content if self.code.source is Source.FILE else None
+
     def __str__(self) -> str:
         return f"--{self.setting.replace('_', '-')} {self.path}"
 

@@ -2,6 +2,7 @@
 
     plugin      one component for each path setting; active where a run gives a path
     options     what every adapter is made with: the settings and the code that they name
+    flags       what became of each of slime's flags, for messages and docs/flags.md
     arguments   ``args``, from which such functions read every setting
     forms, training    how the functions of each setting may be written, on either side
     signatures, check, reward_uses    whether a function takes what it will be passed, by its text

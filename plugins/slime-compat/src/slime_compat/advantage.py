@@ -10,10 +10,9 @@ from slime_compat.batches import joined
 from slime_compat.check import load_checked
 from slime_compat.options import PathOptions
 from slime_compat.training import TRAINING_FORMS
-from slime_core import Reductions, ResponseTokens, RunView, TokenAdvantages
+from slime_core import Reductions, ResponseTokens, RunView, TokenAdvantages, boundary
 from slime_core.errors import PluginError
 from slime_core.ops.kl import approximate_kl
-from slime_core.plugins.boundary import boundary
 
 __all__ = ["CustomAdvantage"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from slime_compat.flags import slime_flags
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_settings
-from slime_core.config.slime_flags import slime_flags
 
 __all__ = ["slime_arguments"]
 

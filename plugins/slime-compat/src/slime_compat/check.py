@@ -5,18 +5,18 @@ The driver reads the text and runs none of it: a function of the wrong form is r
 
 from __future__ import annotations
 
+import difflib
 import importlib.machinery
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slime_compat.options import PathOptions
 from slime_compat.signatures import Definition, Form, choose, defined, definitions, first_fit, mistake
+from slime_core import boundary
 from slime_core.errors import PluginError
-from slime_core.plugins.boundary import boundary
-from slime_core.plugins.discovery import Source, nearest
 from slime_core.plugins.functions import FunctionSource, load_function, own_definitions
 
 __all__ = ["Loaded", "check_texts", "chosen_text", "load_all_checked", "load_checked"]
@@ -118,7 +118,7 @@ def _check_text(source: FunctionSource, forms: Sequence[Form]) -> None:
         # A star import or a __getattr__ may still make it.
         if None not in found.values():
             names = ", ".join(sorted(found)) or "nothing"
-            near = nearest(source.attribute, found)
+            near = _nearest(source.attribute, found)
             raise PluginError(f"{source}: there is no {source.attribute!r} in it{near}; it defines {names}.")
     else:
         definition = found[source.attribute]
@@ -162,9 +162,13 @@ def _accepted(forms: Sequence[Form]) -> str:
     return f"accepted: {', or '.join(dict.fromkeys(form.text for form in forms))}"
 
 
+def _nearest(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
 def _text(source: FunctionSource) -> bytes | None:
-    code = source.code
-    return code.content if code.source is Source.FILE else _text_of_module(code.plugin.entry_point)
+    return source.content if source.content is not None else _text_of_module(source.code.plugin.entry_point)
 
 
 def _text_of_module(module: str) -> bytes | None:

@@ -7,8 +7,7 @@ from typing import Any
 from slime_compat.check import load_checked
 from slime_compat.options import PathOptions
 from slime_compat.training import TRAINING_FORMS
-from slime_core import LearnerInfo, TrainStep
-from slime_core.plugins.boundary import boundary
+from slime_core import LearnerInfo, TrainStep, boundary
 
 __all__ = ["before_log_probs", "before_train_step", "learner_start"]
 

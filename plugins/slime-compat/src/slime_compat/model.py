@@ -12,10 +12,9 @@ from typing import Any
 from slime_compat.check import load_checked
 from slime_compat.options import PathOptions
 from slime_compat.training import TRAINING_FORMS
-from slime_core import ModelSpec
+from slime_core import ModelSpec, boundary
 from slime_core.errors import PluginError
 from slime_core.learner.spec import MBridgeSpec
-from slime_core.plugins.boundary import boundary
 
 __all__ = ["CustomLayers", "CustomProvider", "change"]
 

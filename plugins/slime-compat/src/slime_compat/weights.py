@@ -11,7 +11,7 @@ import torch.distributed as dist
 from slime_compat.check import load_checked
 from slime_compat.options import PathOptions
 from slime_compat.training import TRAINING_FORMS
-from slime_core.plugins.boundary import boundary
+from slime_core import boundary
 
 __all__ = ["PostWrite"]
 

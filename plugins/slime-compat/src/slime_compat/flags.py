@@ -1,13 +1,13 @@
 """What became of every flag of slime, whose names its users know: for ``docs/flags.md`` and for error messages.
 
-The table is ``data/slime_flags.txt``; a row is ``flag | verdict | text``. Verdicts:
+The table is ``flags.txt``; a row is ``flag | verdict | text``. Verdicts:
 
     kept      the flag exists here under the same name; the text says where its values differ
     renamed   the text is the flag to write here, then why or how
     refused   the text says why there is no such flag
     later     the feature is not built yet; the text says which it is
 
-``python -m slime_core.config.slime_flags docs/flags.md`` writes the page.
+``python -m slime_compat.flags docs/flags.md`` writes the page.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-__all__ = ["BEYOND", "SlimeFlag", "groups", "page", "slime_flags"]
+__all__ = ["BEYOND", "SlimeFlag", "advice", "groups", "page", "slime_flags"]
 
 Verdict = Literal["kept", "renamed", "refused", "later"]
 
 BEYOND = ("parsed elsewhere", "named by users, not by slime's parser")
 """Groups beyond the 219 flags that slime's own parser has."""
 
-_TABLE = Path(__file__).resolve().parent / "data" / "slime_flags.txt"
+_TABLE = Path(__file__).resolve().parent / "flags.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,11 @@ def slime_flags() -> Mapping[str, SlimeFlag]:
     return {row.flag: row for rows in groups().values() for row in rows}
 
 
+def advice() -> Mapping[str, str]:
+    """What somebody is told who writes a flag of slime that is no setting here, by flag."""
+    return {row.flag: row.message for row in slime_flags().values() if row.verdict != "kept"}
+
+
 def page() -> str:
     """The text of ``docs/flags.md``."""
     counts = {verdict: sum(row.verdict == verdict for row in slime_flags().values()) for verdict in get_args(Verdict)}
@@ -88,9 +93,9 @@ What somebody who knows slime's command line finds here. {total} flags: {counts}
 - *refused*: there is no such flag, and why.
 - *later*: the feature is not built yet.
 
-Whoever writes a flag that is not kept is told the same by the error message. The table is
-`slime_core/config/data/slime_flags.txt`; `tests/guards/test_slime_flags.py` walks it, and
-`python -m slime_core.config.slime_flags docs/flags.md` makes this page of it.
+With `slime-compat` installed, the error message of a flag that is not kept says the same. The table is
+`plugins/slime-compat/src/slime_compat/flags.txt`, in the distribution `slime-compat`; its tests walk it, and
+`python -m slime_compat.flags docs/flags.md` makes this page of it.
 
 Megatron's own flags keep Megatron's names: `slime run --help megatron` lists those that a run may set. SGLang's are its
 own with `--sglang-` before them: `slime run --help sglang`.

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from slime_compat.flags import BEYOND, SlimeFlag, groups, page, slime_flags
 from slime_core.config.load import load
 from slime_core.config.settings import core_settings
-from slime_core.config.slime_flags import BEYOND, SlimeFlag, groups, page, slime_flags
 from slime_core.errors import ConfigError
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 PLUGIN_OPTIONS = {"--no-grpo.std-normalization"}
 
 flags = list(slime_flags().values())
@@ -76,6 +76,4 @@ def test_a_key_of_a_file_is_told_the_decision_too(tmp_path):
 
 
 def test_the_page_is_the_table():
-    assert (DOCS / "flags.md").read_text(encoding="utf-8") == page(), (
-        "run: python -m slime_core.config.slime_flags docs/flags.md"
-    )
+    assert (DOCS / "flags.md").read_text(encoding="utf-8") == page(), "run: python -m slime_compat.flags docs/flags.md"

@@ -1,0 +1,65 @@
+"""Installed distributions give advice on flags that the core does not have."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slime_core.config.flag_advice import flag_advice
+from slime_core.config.load import load
+from slime_core.errors import ConfigError
+
+Install = Callable[[str, str], None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """``install(name, code)``: a distribution of that name, whose ``advice`` is in ``code``."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(name: str, code: str) -> None:
+        (tmp_path / f"{name}_advice.py").write_text(code)
+        folder = tmp_path / f"{name}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (folder / "entry_points.txt").write_text(f"[slime.flag_advice]\n{name} = {name}_advice:advice\n")
+        sys.modules.pop(f"{name}_advice", None)
+        flag_advice.cache_clear()
+
+    yield make
+    flag_advice.cache_clear()
+
+
+def test_an_unknown_flag_gets_the_advice_of_a_distribution(install):
+    install("acme", "def advice():\n    return {'--acme-rate': '--acme-rate is called here --lr'}\n")
+    with pytest.raises(ConfigError, match=r"\n  - --acme-rate is called here --lr\n"):
+        load(["--acme-rate", "1"], check_rules=False)
+
+
+def test_the_first_of_two_distributions_is_heard(install):
+    install("zulu", "def advice():\n    return {'--rate': 'zulu'}\n")
+    install("acme", "def advice():\n    return {'--rate': 'acme'}\n")
+    assert flag_advice()["--rate"] == "acme"
+
+
+def test_a_setting_of_the_core_needs_no_advice(install):
+    install("acme", "raise RuntimeError('this must not be imported')\n")
+    assert load(["--lr", "0.5"], check_rules=False).config.optimizer.lr == 0.5
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("def advice():\n    return ['--rate']\n", "returned ['--rate']; accepted: texts by flag"),
+        ("def advice(): raise ValueError('no table')\n", "failed with ValueError: no table"),
+        ("", "failed with AttributeError"),
+    ],
+)
+def test_a_function_that_gives_no_advice_is_named(install, code, found):
+    install("acme", code)
+    with pytest.raises(ConfigError) as refused:
+        flag_advice()
+    assert str(refused.value).startswith("entry point acme = acme_advice:advice of slime.flag_advice " + found)
