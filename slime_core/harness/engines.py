@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Literal
 
+from slime_core.generation import Client
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 
 __all__ = ["connect", "real_engine"]
 
 
-def connect(url: str, *, vocab_size: int | None = None, timeout_s: float = 20.0) -> GenerateClient:
+def connect(url: str, *, vocab_size: int | None = None, timeout_s: float = 20.0) -> AbstractAsyncContextManager[Client]:
     """The client by which a run asks engines, to be entered with ``async with``.
 
     Arguments:

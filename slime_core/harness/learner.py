@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 from slime_core.config.load import load, peek
 from slime_core.errors import RunError, WaitTimeout
 from slime_core.learner.settings import LearnerSettings
-from slime_core.plugins.component import Kind
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.plugins.registry import activate
-from slime_core.plugins.traits import AdvantageTraits
+from slime_core.plugins.selection import policy_loss
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample
@@ -76,7 +75,7 @@ def train_step(
         samples: finished, with tokens and log-probabilities.
         advantages_B: float32, one a sample; None where the estimator's scope is ``token``.
         model: Hugging Face folder with the start weights.
-        flags: of ``slime run``: the plugins (``--plugin grpo``), the algorithm, the optimizer.
+        flags: of ``slime run``: plugins (``--plugin grpo``), algorithm, optimizer; they activate plugins as in a run.
         ranks: data-parallel ranks.
         limit_s: seconds until all ranks have ended.
 
@@ -87,18 +86,17 @@ def train_step(
         WaitTimeout: a rank was still running after ``limit_s``.
     """
     (architecture,) = json.loads((model / "config.json").read_text(encoding="utf-8"))["architectures"][:1]
-    active = activate(peek(flags).plugins, architecture=architecture)
-    resolved = load(
-        ["--device", "cpu", *flags], presets=active.presets, plugin_options=active.options, check_rules=False
+    flags = ["--device", "cpu", *flags]
+    seen = peek(flags)
+    active = activate(
+        seen.plugins, architecture=architecture, choices=seen.choices, flags=seen.flags, without=seen.no_plugins
     )
-    estimator = resolved.config.algorithm.advantage_estimator
-    traits = active.registry.find(Kind.ADVANTAGE_ESTIMATOR, str(estimator)).traits
-    assert isinstance(traits, AdvantageTraits)
+    resolved = load(flags, presets=active.presets, plugin_options=active.options, check_rules=False)
     settings = LearnerSettings(
         resolved.config,
         model.resolve(),
         architecture,
-        traits.policy_loss,
+        policy_loss(resolved.config, active.registry),
         dict(resolved.plugin_options),
         num_steps=1,
         world_size=ranks,

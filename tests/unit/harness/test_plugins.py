@@ -139,7 +139,7 @@ def test_what_hooks_are_handed_has_every_setting_at_its_default(tmp_path: Path):
 
 def test_the_client_of_a_run_asks_the_fake_engine():
     async def asked(url: str) -> list[int]:
-        from slime_core.rollout.engines.generation import SamplingParams
+        from slime_core.generation import SamplingParams
 
         async with connect(url, vocab_size=16) as client:
             (answer,) = await client.generate([3, 8], sampling=SamplingParams(max_new_tokens=2))
