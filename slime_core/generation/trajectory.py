@@ -116,7 +116,7 @@ class Trajectory:
         self._kept: list[tuple[Kept | None, int]] = [(kept_of(sample), have)] if have else []
         self._versions = list(sample.weight_versions) if have else []
         self._spans = list(sample.weight_spans) if have else []
-        self._routes = sample.rollout_routed_experts if have else None
+        self._routes = _routes_of(sample) if have else None
         self._spec_info = sample.spec_info if have else None
         self._turn_start, self._num_turns = self._restored_turns()
         self._ending: FinishReason | None = None
@@ -426,6 +426,14 @@ def _refuse_another_prompt(sample: Sample, answer: Generation, prompt_length: in
             f"{prompt_length} of the same prompt and images; log-probabilities would be of other places. Give "
             "every image one placeholder in the prompt, as the model's chat template writes it"
         )
+
+
+def _routes_of(sample: Sample) -> NDArray[np.int16] | None:
+    """The experts that the sample's tokens took; a file gives them as lists."""
+    import numpy as np
+
+    routes = sample.rollout_routed_experts
+    return np.asarray(routes, np.int16) if isinstance(routes, list) else routes
 
 
 def _joined_routes(before: NDArray[np.int16] | None, routes: NDArray[np.int16] | None) -> NDArray[np.int16] | None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_values
-from slime_core.plugins.contracts import LearnerInfo, RunInfo
+from slime_core.plugins.contracts import LearnerInfo, Optimizer, RunInfo
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["learner_info", "run_info"]
 
@@ -23,7 +27,9 @@ def run_info(folder: Path, *, step: int = 0, num_rollout: int = 2) -> RunInfo:
     return RunInfo(folder, core_values(RunConfig()), step=step, num_rollout=num_rollout)
 
 
-def learner_info(rank: int, world_size: int, *, model: Sequence[object] = (), optimizer: object = None) -> LearnerInfo:
+def learner_info(
+    rank: int, world_size: int, *, model: Sequence[torch.nn.Module] = (), optimizer: Optimizer | None = None
+) -> LearnerInfo:
     """What the hooks of learner rank ``rank`` of ``world_size`` get.
 
     Arguments:

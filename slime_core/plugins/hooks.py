@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import pluggy
 
@@ -133,12 +133,12 @@ def slime_options() -> type[BaseModel]:  # type: ignore[empty-body]
 
 
 @hookspec
-def slime_run_start(run: RunInfo, options: Any) -> None:
+def slime_run_start(run: RunInfo, options: object) -> None:
     """Everything has started; no state has been restored yet, and nothing has been sampled."""
 
 
 @hookspec
-def slime_run_end(run: RunInfo, error: BaseException | None, options: Any) -> None:
+def slime_run_end(run: RunInfo, error: BaseException | None, options: object) -> None:
     """The run is over; ``error`` is what ended it, None after its last rollout.
 
     Called wherever ``slime_run_start`` was, also where that failed.
@@ -146,7 +146,7 @@ def slime_run_end(run: RunInfo, error: BaseException | None, options: Any) -> No
 
 
 @hookspec
-def slime_before_rollout(rollout: int, groups: list[PromptGroup], options: Any) -> None:
+def slime_before_rollout(rollout: int, groups: list[PromptGroup], options: object) -> None:
     """Prompt groups are about to be generated; their samples may be changed in place.
 
     Called again, with the same ``rollout``, for the groups that take the place of those that sample transforms drop.
@@ -154,17 +154,17 @@ def slime_before_rollout(rollout: int, groups: list[PromptGroup], options: Any) 
 
 
 @hookspec
-def slime_after_rollout(rollout: int, samples: list[Sample], options: Any) -> None:
+def slime_after_rollout(rollout: int, samples: list[Sample], options: object) -> None:
     """The samples that will be trained on are rewarded and transformed; they may be changed in place."""
 
 
 @hookspec
-def slime_learner_start(learner: LearnerInfo, options: Any) -> None:
+def slime_learner_start(learner: LearnerInfo, options: object) -> None:
     """Process groups are up; ``learner.model`` is empty, because the model comes next."""
 
 
 @hookspec
-def slime_model_spec(spec: ModelSpec, options: Any) -> None:
+def slime_model_spec(spec: ModelSpec, options: object) -> None:
     """The model spec of the checkpoint is made and has built nothing; it may be changed in place.
 
     Called for every model that is trained: on ranks of a separate critic too. An ``MBridgeSpec`` has ``layers`` and
@@ -173,7 +173,7 @@ def slime_model_spec(spec: ModelSpec, options: Any) -> None:
 
 
 @hookspec
-def slime_loss_parts(learner: LearnerInfo, options: Any) -> LossParts | None:
+def slime_loss_parts(learner: LearnerInfo, options: object) -> LossParts | None:
     """Return what takes the place of parts of the actor's loss; None: nothing.
 
     Called once on each rank, when the model is built. Two plugins that replace the same part are an error.
@@ -181,33 +181,33 @@ def slime_loss_parts(learner: LearnerInfo, options: Any) -> LossParts | None:
 
 
 @hookspec
-def slime_before_training(shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]], options: Any) -> None:
+def slime_before_training(shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]], options: object) -> None:
     """The rank's shard is cut into the micro-batches of each optimizer step, and all columns are filled; those of the
     micro-batches may be changed in place. Not called on ranks of a separate critic."""
 
 
 @hookspec
-def slime_before_log_probs(role: str, learner: LearnerInfo, options: Any) -> None:
+def slime_before_log_probs(role: str, learner: LearnerInfo, options: object) -> None:
     """The model holds ``role`` (``actor``, ``old_actor``, ``reference``, ``teacher``); a forward pass follows."""
 
 
 @hookspec
-def slime_before_train_step(step: TrainStep, options: Any) -> None:
+def slime_before_train_step(step: TrainStep, options: object) -> None:
     """The gradients of an optimizer step are about to be computed."""
 
 
 @hookspec
-def slime_after_train_step(step: TrainStep, options: Any) -> None:
+def slime_after_train_step(step: TrainStep, options: object) -> None:
     """The weights have changed; ``step.metrics`` are those of the step, the same on every rank."""
 
 
 @hookspec
-def slime_after_weight_sync(version: int, options: Any) -> None:
+def slime_after_weight_sync(version: int, options: object) -> None:
     """Every engine serves the learner's weights, as ``version``."""
 
 
 @hookspec
-def slime_checkpoint_state(place: Place, options: Any) -> Mapping[str, object] | None:
+def slime_checkpoint_state(place: Place, options: object) -> Mapping[str, object] | None:
     """Return what :func:`slime_checkpoint_restore` needs at this place, as JSON-ready values; None: nothing.
 
     Of the learner's ranks, rank 0 is asked, and every rank gets its answer back.
@@ -215,7 +215,7 @@ def slime_checkpoint_state(place: Place, options: Any) -> Mapping[str, object] |
 
 
 @hookspec
-def slime_checkpoint_restore(place: Place, state: Mapping[str, object], options: Any) -> None:
+def slime_checkpoint_restore(place: Place, state: Mapping[str, object], options: object) -> None:
     """Continue from what :func:`slime_checkpoint_state` returned at this place; not called where it returned None."""
 
 

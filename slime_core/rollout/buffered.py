@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from slime_core.errors import DataError
 from slime_core.generation import GenerateContext, SamplingParams, generate_group
 from slime_core.plugins.contracts import RunView
@@ -37,7 +39,7 @@ def _is_given(sample: Sample) -> bool:
 
 
 def _take(sample: Sample, vocab_size: int) -> None:
-    given = dict(sample.train_metadata or {})
+    given: dict[str, Any] = dict(sample.train_metadata or {})
     largest = max(sample.tokens)
     if largest >= vocab_size:
         raise DataError(

@@ -49,7 +49,7 @@ class TrainInputs:
 
 
 def _named(sample: Sample) -> dict[str, Array]:
-    inputs = sample.multimodal_train_inputs
+    inputs: object = sample.multimodal_train_inputs
     if inputs is None:
         return {}
     if not isinstance(inputs, Mapping) or not all(isinstance(name, str) for name in inputs):

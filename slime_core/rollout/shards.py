@@ -254,7 +254,9 @@ def _cut(step: list[int], lengths: list[int], shared: Prompts | None, plan: Batc
 
 def _routes(sample: Sample, *, like: Sample) -> NDArray[np.int16]:
     """int16 [tokens, layers, k]: what the engine returned, and -1 for the last token, which it never read."""
-    found, others = np.shape(sample.rollout_routed_experts), np.shape(like.rollout_routed_experts)
+    given, others_given = sample.rollout_routed_experts, like.rollout_routed_experts
+    found = () if given is None else np.shape(given)
+    others = () if others_given is None else np.shape(others_given)
     count = len(sample.tokens)
     if len(found) != 3 or found != (count - 1, *others[1:]):
         raise ValueError(

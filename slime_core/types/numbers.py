@@ -15,7 +15,7 @@ class Numbers(array):  # type: ignore[type-arg]
     __slots__ = ()
     code = "i"
 
-    def __new__(cls, values: Iterable[Any] = ()) -> Numbers:
+    def __new__(cls, values: Iterable[float] = ()) -> Numbers:
         return super().__new__(cls, cls.code, values)
 
     def __add__(self, other: Iterable[Any]) -> Any:

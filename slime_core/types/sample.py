@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from slime_core.opaque import json_of, read_json
+from slime_core.types.json import JsonValue
 from slime_core.types.numbers import LogProbs, Mask, Numbers, TokenIds
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["REWARD_KEY", "PromptGroup", "Sample", "SpecInfo", "Status"]
 
@@ -24,6 +29,15 @@ class Status(StrEnum):
     TRUNCATED = "truncated"
     ABORTED = "aborted"
     FAILED = "failed"
+
+
+class RewardArguments(Protocol):
+    """What slime's functions pass to :meth:`Sample.get_reward_value`."""
+
+    @property
+    def reward_key(self) -> str | None:
+        """Which of several named rewards counts; None: rewards are plain numbers."""
+        ...
 
 
 @dataclass(slots=True)
@@ -84,7 +98,7 @@ class Sample:
     group_index: int | None = None
     index: int | None = None
     rollout_id: int | None = None
-    prompt: str | list[dict[str, Any]] = ""
+    prompt: str | list[dict[str, JsonValue]] = ""
     tokens: list[int] | TokenIds = field(default_factory=TokenIds)
     response: str = ""
     response_length: int = 0
@@ -92,26 +106,26 @@ class Sample:
     reward: float | dict[str, float] | None = None
     loss_mask: list[int] | Mask | None = None
     status: Status = Status.PENDING
-    metadata: dict[str, Any] = field(default_factory=dict)
-    multimodal_inputs: Any = None
-    multimodal_train_inputs: Any = field(default=None, compare=False)
+    metadata: dict[str, JsonValue] = field(default_factory=dict)
+    multimodal_inputs: JsonValue = None
+    multimodal_train_inputs: Mapping[str, object] | None = field(default=None, compare=False)
     weight_versions: list[str] = field(default_factory=list)
     weight_spans: list[tuple[str, int, int]] = field(default_factory=list)
     rollout_log_probs: list[float] | LogProbs | None = None
     rollout_top_p_token_ids: list[int] | TokenIds | None = None
     rollout_top_p_token_offsets: list[int] | TokenIds | None = None
-    rollout_routed_experts: Any = field(default=None, compare=False)
+    rollout_routed_experts: NDArray[np.int16] | list[list[list[int]]] | None = field(default=None, compare=False)
     remove_sample: bool = False
     generate_function_path: str | None = None
     custom_rm_path: str | None = None
     session_id: str | None = None
-    train_metadata: dict[str, Any] | None = None
+    train_metadata: dict[str, JsonValue] | None = None
     non_generation_time: float = 0.0
     spec_info: SpecInfo = field(default_factory=SpecInfo)
     error: str | None = None
     failure_cause: str | None = None
 
-    Status: ClassVar[Any] = Status
+    Status: ClassVar[type[StrEnum]] = Status
 
     @property
     def prompt_length(self) -> int:
@@ -140,7 +154,7 @@ class Sample:
             raise ValueError(f"sample {self.index} has no reward (status {self.status})")
         return float(self.reward)
 
-    def get_reward_value(self, args: Any) -> float:
+    def get_reward_value(self, args: RewardArguments) -> float:
         """The reward as one number: itself, or its entry ``args.reward_key``; raises like :meth:`reward_value`."""
         return self.reward_value(args.reward_key)
 
@@ -151,12 +165,12 @@ class Sample:
 
     def append_response_tokens(
         self,
-        args: Any = None,
+        args: object = None,
         *,
         tokens: Iterable[int],
         log_probs: Iterable[float] | None = None,
         trainable: bool = True,
-        meta_info: dict[str, Any] | None = None,
+        meta_info: Mapping[str, JsonValue] | None = None,
         text: str = "",
         update_terminal_info: bool = True,
     ) -> None:
@@ -193,7 +207,7 @@ class Sample:
     def _mask_so_far(self) -> Iterable[int]:
         return [1] * self.response_length if self.loss_mask is None else self.loss_mask
 
-    def _take_over(self, meta_info: dict[str, Any], added: int, *, is_last: bool) -> None:
+    def _take_over(self, meta_info: Mapping[str, Any], added: int, *, is_last: bool) -> None:
         spans = meta_info.get("weight_versions") or [{"version": meta_info.get("weight_version")}]
         self.weight_versions += [one["version"] for one in spans if one["version"] not in (None, *self.weight_versions)]
         begin = self.response_length - added
@@ -204,7 +218,7 @@ class Sample:
             reason = meta_info["finish_reason"]
             self.status = ends[reason["type"] if isinstance(reason, dict) else reason]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, JsonValue]:
         """Every field by name, for JSON: arrays as lists, opaque ones as objects; :meth:`from_dict` reads it again."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         plain = {name: list(value) if isinstance(value, Numbers) else value for name, value in values.items()}
@@ -215,18 +229,19 @@ class Sample:
         return {**plain, "status": self.status.value, "spec_info": counters}
 
     @staticmethod
-    def from_dict(values: dict[str, Any]) -> Sample:
+    def from_dict(values: Mapping[str, JsonValue]) -> Sample:
         """The sample that :meth:`to_dict` described.
 
         Raises:
             TypeError: an entry is no field of a sample.
         """
-        counters = SpecInfo(**values.get("spec_info", {}))
-        status = Status(values.get("status", Status.PENDING))
-        spans = [(version, start, end) for version, start, end in values.get("weight_spans", ())]
-        inputs = read_json(values.get("multimodal_train_inputs"))
+        given: dict[str, Any] = dict(values)
+        counters = SpecInfo(**given.get("spec_info", {}))
+        status = Status(given.get("status", Status.PENDING))
+        spans = [(version, start, end) for version, start, end in given.get("weight_spans", ())]
+        inputs = read_json(given.get("multimodal_train_inputs"))
         read = {"status": status, "spec_info": counters, "weight_spans": spans, "multimodal_train_inputs": inputs}
-        return Sample(**{**values, **read})
+        return Sample(**{**given, **read})
 
 
 def _nested(numbers: Any) -> Any:

@@ -53,7 +53,8 @@ def instructions_of(sample: Sample) -> list[Instruction]:
         DataError: the row has no instructions, names one that is not known, or its arguments do not fit.
     """
     where = f"sample {sample.index} of group {sample.group_index}"
-    names, arguments = sample.metadata.get(IDS), sample.metadata.get(ARGUMENTS)
+    metadata: Mapping[str, Any] = sample.metadata
+    names, arguments = metadata.get(IDS), metadata.get(ARGUMENTS)
     if not _is_list(names) or not names:
         raise DataError(
             f"{where}: metadata {IDS} = {names!r}; accepted is a list of instructions, such as "

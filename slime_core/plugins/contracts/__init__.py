@@ -15,7 +15,7 @@ from slime_core.plugins.contracts.advantages import (
     TokenAdvantages,
 )
 from slime_core.plugins.contracts.learning import LogitsLoss, LossCorrection, LossParts, LossReducer, MicroBatch
-from slime_core.plugins.contracts.lifecycle import LearnerInfo, Place, RunInfo, TrainStep
+from slime_core.plugins.contracts.lifecycle import LearnerInfo, Optimizer, Place, RunInfo, Schedule, TrainStep
 from slime_core.plugins.contracts.losses import (
     Correction,
     CorrectionOutput,
@@ -65,6 +65,7 @@ __all__ = [
     "LossTerms",
     "MicroBatch",
     "ModelSpec",
+    "Optimizer",
     "Place",
     "PolicyLoss",
     "PromptRequest",
@@ -75,6 +76,7 @@ __all__ = [
     "RunInfo",
     "RunPlan",
     "RunView",
+    "Schedule",
     "Segments",
     "TokenAdvantageEstimator",
     "TokenAdvantages",

@@ -1,5 +1,4 @@
-"""What the lifecycle hooks are handed: records of where a run stands. Objects of the engines are typed loosely, so that
-importing this loads none of them."""
+"""What the lifecycle hooks are given: records of where a run stands. Importing it loads no torch and no Megatron."""
 
 from __future__ import annotations
 
@@ -7,9 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
-__all__ = ["LearnerInfo", "Place", "RunInfo", "TrainStep"]
+from slime_core.types import JsonValue
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["LearnerInfo", "Optimizer", "Place", "RunInfo", "Schedule", "TrainStep"]
 
 
 class Place(StrEnum):
@@ -32,9 +36,35 @@ class RunInfo:
     """
 
     folder: Path
-    settings: Mapping[str, Any]
+    settings: Mapping[str, JsonValue]
     step: int = 0
     num_rollout: int = 0
+
+
+class Optimizer(Protocol):
+    """What a hook may read of Megatron's optimizer (``megatron.core.optimizer.MegatronOptimizer``)."""
+
+    @property
+    def param_groups(self) -> list[dict[str, object]]:
+        """Parameters with their settings, such as ``lr``, as torch's optimizers hold them."""
+        ...
+
+    def state_dict(self) -> Mapping[str, object]:
+        """The optimizer's state."""
+        ...
+
+
+class Schedule(Protocol):
+    """What a hook may read of Megatron's ``OptimizerParamScheduler``."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that it has counted."""
+        ...
+
+    def state_dict(self) -> Mapping[str, object]:
+        """The schedule's state."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +80,10 @@ class LearnerInfo:
 
     rank: int
     world_size: int
-    settings: Mapping[str, Any]
-    model: Sequence[Any] = ()
-    optimizer: Any = None
-    schedule: Any = None
+    settings: Mapping[str, JsonValue]
+    model: Sequence[torch.nn.Module] = ()
+    optimizer: Optimizer | None = None
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from slime_core.types import JsonValue
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PretrainedConfig
+
+    from slime_core.learner.layout import ParallelLayout
 
 __all__ = ["ModelSpec"]
 
@@ -19,7 +24,12 @@ class ModelSpec(Protocol):
     """
 
     def build(
-        self, hf_config: Any, *, dtype: torch.dtype, parallel: Any, overrides: Mapping[str, Any] | None = None
+        self,
+        hf_config: PretrainedConfig,
+        *,
+        dtype: torch.dtype,
+        parallel: ParallelLayout,
+        overrides: Mapping[str, JsonValue] | None = None,
     ) -> list[torch.nn.Module]:
         """This rank's part of the model, one module a chunk of layers that it holds.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from slime_core.types import PromptGroup, Sample
+from slime_core.types import JsonValue, PromptGroup, Reward, RewardFailure, Sample
 
 if TYPE_CHECKING:
     from slime_core.generation import GenerateContext, SamplingParams
@@ -24,13 +24,13 @@ __all__ = [
     "Transformed",
 ]
 
-Prompt = str | list[dict[str, Any]]
+Prompt = str | list[dict[str, JsonValue]]
 
 
 class RewardModel(Protocol):
     """Scores finished responses."""
 
-    async def score(self, samples: Sequence[Sample]) -> Sequence[float | dict[str, float]]:
+    async def score(self, samples: Sequence[Sample]) -> Sequence[Reward | RewardFailure]:
         """One reward a sample, in the order of ``samples``; changes none of them."""
         ...
 
@@ -121,7 +121,7 @@ class PromptRequest:
     seed: int = 0
     keeps: Callable[[Prompt], bool] | None = None
     tool_key: str | None = None
-    keeps_many: Callable[[Sequence[tuple[Prompt, list[Any] | None]]], Sequence[bool]] | None = None
+    keeps_many: Callable[[Sequence[tuple[Prompt, list[JsonValue] | None]]], Sequence[bool]] | None = None
     multimodal_keys: tuple[tuple[str, str], ...] = ()
     mix: tuple[tuple[Path, float], ...] = ()
     streams: bool = False
@@ -130,7 +130,7 @@ class PromptRequest:
     buffer: BufferRequest = field(default_factory=BufferRequest)
     tell: Callable[[str, int], None] = _nobody
     explain: Callable[[str], None] = _nobody
-    checks: Callable[[Mapping[str, Any], str], None] | None = None
+    checks: Callable[[Mapping[str, JsonValue], str], None] | None = None
 
 
 class DataSource(Protocol):
@@ -147,11 +147,11 @@ class DataSource(Protocol):
         """Take unfinished groups back; they are handed out first."""
         ...
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, JsonValue]:
         """What ``restore`` needs, as JSON-ready values."""
         ...
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, JsonValue]) -> None:
         """Continue from where ``state()`` was taken."""
         ...
 

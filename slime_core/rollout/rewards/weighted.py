@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import fmean
-from typing import Protocol
+from typing import Protocol, cast
 
 from slime_core.config.reward_sum import RewardTerm
 from slime_core.rollout.together import together
@@ -85,6 +85,7 @@ def part_metrics(samples: Sequence[Sample], prefix: str) -> dict[str, float]:
     """The mean reward of every part of a sum over the samples that have it, as ``prefix/PART``."""
     found: dict[str, list[float]] = defaultdict(list)
     for sample in samples:
-        for part, reward in (sample.metadata.get(PARTS) or {}).items():
+        parts = cast(dict[str, float], sample.metadata.get(PARTS) or {})
+        for part, reward in parts.items():
             found[part].append(reward)
     return {f"{prefix}/{part}": fmean(rewards) for part, rewards in sorted(found.items())}

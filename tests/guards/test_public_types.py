@@ -1,0 +1,85 @@
+"""No ``Any`` in what plugins import: public records, Protocols, hooks and functions say what they take and return."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel
+from transformers import PretrainedConfig
+
+from slime_core import generation
+from slime_core.generation import GenerateContext, ProcessedPrompt, SamplingParams
+from slime_core.learner.layout import ParallelLayout
+
+ROOMS = (
+    *("slime_core", "slime_core.plugins.contracts", "slime_core.plugins.hooks"),
+    *("slime_core.generation", "slime_core.services", "slime_core.types"),
+)
+
+FOR_CHECKERS: Mapping[str, object] = {
+    **{one.__name__: one for one in (BaseModel, GenerateContext, ParallelLayout, ProcessedPrompt)},
+    **{"Encoder": generation.Encoder, "NDArray": NDArray, "SamplingParams": SamplingParams, "np": np, "torch": torch},
+    "PretrainedConfig": PretrainedConfig,
+    "array": Sequence,  # array.array takes no type arguments before Python 3.12
+}
+"""What public modules import under ``TYPE_CHECKING`` only, so that importing them loads neither torch nor an engine."""
+
+PUBLIC_METHODS = ("__call__", "__init__", "__new__")
+
+
+def has_any(hint: object) -> bool:
+    """Whether ``Any`` stands in ``hint``; an array's shape, which numpy writes with ``Any``, does not count."""
+    arguments = get_args(hint)[1:] if get_origin(hint) is np.ndarray else get_args(hint)
+    inner = [one for part in arguments for one in (part if isinstance(part, list) else [part])]
+    return hint is Any or any(map(has_any, inner))
+
+
+def functions(owner: type) -> Iterator[tuple[str, Callable[..., object]]]:
+    """The public methods and properties that ``owner`` itself defines."""
+    for name, value in vars(owner).items():
+        found = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        if inspect.isfunction(found) and (not name.startswith("_") or name in PUBLIC_METHODS):
+            yield name, found
+
+
+def hints(room: str) -> Iterator[tuple[str, object]]:
+    """Each annotation of each public name of ``room``, with where it stands."""
+    module = importlib.import_module(room)
+    for name in module.__all__:
+        value = getattr(module, name)
+        if not inspect.isclass(value):
+            found = get_type_hints(value, localns=dict(FOR_CHECKERS)) if inspect.isfunction(value) else {"": value}
+            yield from ((f"{name}({key})", hint) for key, hint in found.items())
+            continue
+        for owner in (one for one in value.__mro__ if one.__module__.startswith("slime_core")):
+            fields = get_type_hints(owner, localns=dict(FOR_CHECKERS))
+            own = [key for key in inspect.get_annotations(owner) if not key.startswith("_")]
+            yield from ((f"{name}.{key}", fields[key]) for key in own)
+            for method, function in functions(owner):
+                found = get_type_hints(function, localns=dict(FOR_CHECKERS))
+                yield from ((f"{name}.{method}({key})", hint) for key, hint in found.items())
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_nothing_public_is_typed_as_any(room: str) -> None:
+    assert sorted({where for where, hint in hints(room) if has_any(hint)}) == []
+
+
+def test_any_is_found_wherever_it_stands() -> None:
+    assert has_any(Any)
+    assert has_any(Callable[[dict[str, Any]], bool])
+    assert has_any(list[int | Any])
+    assert not has_any(NDArray[np.float32])
+    assert not has_any(Callable[[dict[str, object]], bool])
+
+
+def test_fields_methods_and_hooks_are_looked_at() -> None:
+    found = {where for room in ROOMS for where, _ in hints(room)}
+    assert {"Sample.metadata", "GenerateContext.start(return)", "slime_run_start(run)"} <= found
