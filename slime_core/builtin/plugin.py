@@ -217,12 +217,22 @@ def slime_register_sample_transforms() -> Iterator[Component]:
 
 
 @hookimpl
+def slime_register_prompt_formats() -> Iterator[Component]:
+    for suffix in ("jsonl", "ndjson"):
+        yield Component(
+            suffix,
+            target="slime_core.prompts.tables:JsonLines",
+            summary="JSON Lines, one object a line; files of other suffixes are read so too",
+        )
+
+
+@hookimpl
 def slime_register_data_sources() -> Iterator[Component]:
     yield Component(
         "prompts",
         target="slime_core.prompts.prompts:PromptFiles",
         traits=DataTraits(reads_prompt_files=True),
-        summary="Prompts from JSON Lines, Parquet or saved data sets, shuffled anew each epoch",
+        summary="Prompts from JSON Lines or files of another format, shuffled anew each epoch",
     )
     yield Component(
         "buffered",

@@ -46,7 +46,8 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     config = resolved.config
     check_targets(config, active.registry, trains=True, architecture=architecture, heavy=True)
     resume = resumed(config, active.registry)
-    left_out = check_files(config, active.registry, trains=True, first=0 if resume is None else resume.state.step)
+    first = 0 if resume is None else resume.state.step
+    left_out = check_files(config, active.registry, trains=True, first=first, options=resolved.plugin_options)
     continued(active.manifest, resume, allowed=config.run.allow_plugin_change)
     options_of(resolved, active)
     written(resolved)

@@ -83,7 +83,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str, as_
     measuring = resolved.config.eval.model_copy(update=alone)
     resolved = replace(resolved, config=resolved.config.model_copy(update={"debug": DebugConfig(), "eval": measuring}))
     folder = _asked_folder(resolved)
-    preflight(resolved.config, active.registry, trains=False)
+    preflight(resolved.config, active.registry, trains=False, options=resolved.plugin_options)
     if held is not None:
         needs = Needs.of(resolved.config, trains=True, critic=has_critic(resolved.config, active.registry))
         check_machine(resolved.config, needs)

@@ -7,7 +7,7 @@ at. Estimates are lower bounds: what is refused here cannot work, what passes ma
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.config.mistakes import Mistake, report
 from slime_core.config.schema import RunConfig
 from slime_core.plugins.component import Kind
+from slime_core.plugins.construction import run_view
+from slime_core.plugins.formats import PromptFormats
 from slime_core.plugins.refusals import refusals
 from slime_core.plugins.selection import has_critic
 from slime_core.plugins.traits import DataTraits, GenerateTraits
@@ -40,12 +42,20 @@ if TYPE_CHECKING:
 __all__ = ["check_files", "check_machine", "joins_a_cluster", "machine_mistakes", "preflight"]
 
 
-def preflight(config: RunConfig, registry: Registry, *, trains: bool, first: int = 0) -> None:
+def preflight(
+    config: RunConfig,
+    registry: Registry,
+    *,
+    trains: bool,
+    first: int = 0,
+    options: Mapping[str, object] | None = None,
+) -> None:
     """Returns if nothing was found that would end the run before its first step.
 
     Arguments:
         trains: False: an evaluation, without learner and training prompts.
         first: the rollout that comes next; those before it were trained before a resume.
+        options: plugin -> its options object, for prompt formats; None: they are made without.
 
     Raises:
         DataError: a prompt file, or a saved rollout, with file and line.
@@ -53,11 +63,18 @@ def preflight(config: RunConfig, registry: Registry, *, trains: bool, first: int
         ConfigError: the start weights cannot be read, the model spec does not build all that they ask for, or this
             machine is too small; lists all that it has too little of.
     """
-    check_files(config, registry, trains=trains, first=first)
+    check_files(config, registry, trains=trains, first=first, options=options)
     check_machine(config, Needs.of(config, trains=trains, critic=trains and has_critic(config, registry)))
 
 
-def check_files(config: RunConfig, registry: Registry, *, trains: bool, first: int = 0) -> list[str]:
+def check_files(
+    config: RunConfig,
+    registry: Registry,
+    *,
+    trains: bool,
+    first: int = 0,
+    options: Mapping[str, object] | None = None,
+) -> list[str]:
     """Returns if the model can be built, and prompts, or rollouts that are read in their place, are fit for it.
 
     Returns:
@@ -74,7 +91,9 @@ def check_files(config: RunConfig, registry: Registry, *, trains: bool, first: i
     if trains and recorded is not None:
         _screen_rollouts(config, RolloutFiles(recorded, "load_debug_rollout_data"), first=first)
         return []
-    return _screen_prompts(config, registry, trains=trains)
+    return _screen_prompts(
+        config, registry, PromptFormats(registry, options or {}, run_view(config, options)), trains=trains
+    )
 
 
 def _check_model(config: RunConfig, registry: Registry) -> None:
@@ -195,10 +214,10 @@ def _screen_rollouts(config: RunConfig, files: RolloutFiles, *, first: int) -> N
     )
 
 
-def _screen_prompts(config: RunConfig, registry: Registry, *, trains: bool) -> list[str]:
+def _screen_prompts(config: RunConfig, registry: Registry, formats: PromptFormats, *, trains: bool) -> list[str]:
     bad: list[str] = []
     embedded = config.model.hf_checkpoint is None
-    rows = reading_of(config.data)
+    rows = reading_of(config.data, formats)
     offered = offered_to_rows(config, registry)
     response = config.rollout.rollout_max_response_len
     source = registry.find(Kind.DATA_SOURCE, config.data.data_source).traits if trains else None

@@ -65,7 +65,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     resume = resumed(config, active.registry)
     manifest = continued(active.manifest, resume, allowed=config.run.allow_plugin_change)
     step = 0 if resume is None else resume.state.step
-    preflight(config, active.registry, trains=True, first=step)
+    preflight(config, active.registry, trains=True, first=step, options=resolved.plugin_options)
     options = options_of(resolved, active)
     stood = standing(config.run.output_dir or OUTPUTS)
     settings = written(resolved)

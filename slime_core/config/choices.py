@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.prompt_paths import PromptPath, is_saved_dataset
+from slime_core.config.prompt_paths import PromptPath
 from slime_core.config.reward_sum import reward_names
 from slime_core.errors import DataError
 
-__all__ = ["KIND_NAMED_BY", "PROMPT_FORMAT", "SAVED_FORMAT", "Choice", "choices", "prompt_formats"]
+__all__ = ["KIND_NAMED_BY", "PROMPT_FORMAT", "Choice", "choices", "prompt_formats"]
 
 KIND_NAMED_BY = {
     "generate_function": "generate_function",
@@ -26,8 +26,6 @@ KIND_NAMED_BY = {
 """Setting -> the kind of component that it names."""
 
 PROMPT_FORMAT = "prompt_format"
-SAVED_FORMAT = "saved"
-"""Format of a folder that the datasets library saved; that of a file is its suffix without the dot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +64,14 @@ def choices(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[C
 
 
 def prompt_formats(path: Path) -> list[str]:
-    """The formats of the files that ``path`` means, each once; empty where it means none.
+    """The formats that what ``path`` means could be of, each once; empty where it means nothing.
 
-    Example: ``data/*.parquet@[:100]`` has the format ``parquet``.
+    Example: ``train.parquet@[:100]`` has the format ``parquet``.
     """
     try:
-        files = PromptPath.read(path).files()
-    except DataError:
+        return PromptPath.read(path).formats()
+    except (DataError, OSError):
         return []
-    found = (SAVED_FORMAT if is_saved_dataset(file) else file.suffix.removeprefix(".") for file in files)
-    return [name for name in dict.fromkeys(found) if name]
 
 
 def _names(setting: str, value: Any) -> tuple[str, ...]:

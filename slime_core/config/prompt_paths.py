@@ -1,15 +1,18 @@
 """What may stand where a prompt file is named: a file, a folder, a pattern, and a slice of their rows.
 
-    train.jsonl            JSON Lines, one object a line; a file of any other ending is read so too
-    train.parquet          Parquet
-    data/                  every .jsonl, .ndjson and .parquet file in the folder, by name
-    saved/                 a folder that the datasets library saved (save_to_disk): one split of it
+    train.jsonl            JSON Lines, one object a line; a file whose suffix names no format is read so too
+    train.SUFFIX           a file of the format that is named by this suffix
+    data/                  every .jsonl and .ndjson file in the folder, and every file of another format, by name
+    data/                  with a file in it that marks a format: a folder of that format, read as one
     data/*.jsonl           what the pattern matches, by name; ** reaches into folders, but for those behind links
     train.jsonl@[100:200]  rows 100 to 199 of any of these, counted from 0; either end may be left out
 
+A *format* is named by the suffix of its files, without the dot, or by the name of the file that marks a folder of it,
+which has a dot. JSON Lines is always there; plugins have others (kind ``prompt_format``).
+
 Names that begin with . or _ are passed over, of files and of folders on the way to them, as Spark and the datasets
 library do: such are drafts, markers and caches. A file, or a pattern, that spells such a name has it. A pattern whose
-last part says nothing of an ending (``data/*``) takes files of the endings above and those without one.
+last part says nothing of a suffix (``data/*``) takes files of the formats above and those without a suffix.
 
 An empty line is a row for a slice, so that a slice means the same however a file is read.
 """
@@ -19,23 +22,19 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from slime_core.errors import DataError
 
-__all__ = ["PromptPath", "is_saved_dataset", "unreadable"]
+__all__ = ["JSON_LINES", "PromptPath", "format_of", "unreadable"]
 
-ENDINGS = (".jsonl", ".ndjson", ".parquet")
-"""Of the files that a folder is looked through for."""
+JSON_LINES = ("jsonl", "ndjson")
+"""Formats that are always there."""
 
 HIDDEN = (".", "_")
 """How names of files begin that nobody means unless he spells them."""
-
-SAVED = "state.json"
-SAVED_SPLITS = "dataset_dict.json"
-"""What the datasets library writes into a folder of one split, and into a folder of several."""
 
 ACCEPTED = "accepted: a prompt file"
 
@@ -77,29 +76,61 @@ class PromptPath:
             raise DataError(f"{text}: the slice holds no rows; accepted: @[a:b] with 0 <= a < b")
         return cls(Path(pattern), *ends)
 
-    def files(self) -> list[Path]:
-        """The files, and folders of the datasets library, in the order in which they are read.
+    def files(self, formats: Collection[str] = ()) -> list[Path]:
+        """The files, and the folders of a format, in the order in which they are read.
+
+        Arguments:
+            formats: that can be read, besides JSON Lines.
 
         Raises:
             DataError: there are none.
         """
-        if self.pattern.exists() or not glob.has_magic(str(self.pattern)):
-            return _of_one(self.pattern)
-        files = [file for path in _matches(self.pattern) for file in _of_one(path)]
+        known = tuple(dict.fromkeys((*JSON_LINES, *formats)))
+        if self.is_one:
+            return _of_one(self.pattern, known)
+        files = [file for path in _matches(self.pattern, known) for file in _of_one(path, known)]
         if not files:
             raise DataError(f"{self.pattern} matches no file; {ACCEPTED}, or a pattern that matches some")
         return files
 
+    def formats(self) -> list[str]:
+        """The formats that what it names could be of, as far as the names of files say; empty where it names nothing.
 
-def is_saved_dataset(path: Path) -> bool:
-    """Whether the datasets library saved one split there."""
-    return (path / SAVED).is_file()
+        Example: ``PromptPath(Path("data/*.parquet")).formats()`` is ``["parquet"]`` where the pattern matches a file.
+        """
+        found = [self.pattern] if self.is_one else _matches(self.pattern, None)
+        inside = [file for path in found if path.is_dir() for file in path.iterdir()]
+        marks = [file.name for file in inside if "." in file.name[1:]]
+        suffixes = [path.suffix.removeprefix(".") for path in (*found, *inside) if not path.is_dir()]
+        return sorted({name for name in (*suffixes, *marks) if name})
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it names one file or folder, and is no pattern."""
+        return self.pattern.exists() or not glob.has_magic(str(self.pattern))
+
+
+def format_of(path: Path, formats: Collection[str]) -> str | None:
+    """Which of ``formats`` a file or a folder is of; None: none, so a file is read as JSON Lines.
+
+    Example: ``format_of(Path("a.jsonl"), ["jsonl"])`` is ``"jsonl"``.
+    """
+    if path.is_dir():
+        return next((name for name in formats if "." in name and (path / name).is_file()), None)
+    suffix = path.suffix.removeprefix(".")
+    return suffix if suffix in formats else None
 
 
 def unreadable(path: Path) -> Iterator[str]:
-    """What keeps this user from reading the prompts that ``path`` names."""
+    """What keeps this user from reading the prompts that ``path`` names, whatever their formats: nothing is there, or
+    it may not be read."""
     try:
-        files = PromptPath.read(path).files()
+        where = PromptPath.read(path)
+        files = [where.pattern] if where.is_one else _matches(where.pattern, None)
+        if not files:
+            raise DataError(f"{where.pattern} matches no file; {ACCEPTED}, or a pattern that matches some")
+        for file in files:
+            _refuse_no_file(file)
     except DataError as problem:
         yield str(problem)
         return
@@ -108,42 +139,43 @@ def unreadable(path: Path) -> Iterator[str]:
             yield f"{file} may not be read by this user"
 
 
-def _matches(pattern: Path) -> list[Path]:
-    """Files and saved data sets that ``pattern`` matches, by name. Folders behind links are not gone into by ``**``, so
-    that a link to a folder above ends nothing."""
+def _matches(pattern: Path, formats: Collection[str] | None) -> list[Path]:
+    """Files, and folders of a format, that ``pattern`` matches, by name; of any format where ``formats`` is None.
+    Folders behind links are not gone into by ``**``, so that a link to a folder above ends nothing."""
     parts = pattern.parts
     first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
     base, asked = Path(*parts[:first]), [part if part == "**" else part.replace("**", "*") for part in parts[first:]]
     asked += ["*"] * (asked[-1] == "**")
-    found = (path for path in base.glob("/".join(asked)) if _is_meant(path.relative_to(base).parts, asked))
-    return [path for path in sorted(found, key=str) if path.is_file() or is_saved_dataset(path)]
+    found = (path for path in base.glob("/".join(asked)) if _is_meant(path.relative_to(base).parts, asked, formats))
+    return [path for path in sorted(found, key=str) if path.is_file() or _may_be_read(path, formats)]
 
 
-def _is_meant(names: tuple[str, ...], asked: Sequence[str]) -> bool:
+def _may_be_read(folder: Path, formats: Collection[str] | None) -> bool:
+    return folder.is_dir() and (formats is None or format_of(folder, formats) is not None)
+
+
+def _is_meant(names: tuple[str, ...], asked: Sequence[str], formats: Collection[str] | None) -> bool:
     """Whether a pattern of the parts ``asked``, which matches, means it."""
     hides = {name[0] for name in names if name.startswith(HIDDEN)}
-    ending = Path(names[-1]).suffix
-    return hides <= {part[0] for part in asked} and ("." in asked[-1] or ending in ("", *ENDINGS))
+    suffix = Path(names[-1]).suffix.removeprefix(".")
+    return hides <= {part[0] for part in asked} and (
+        "." in asked[-1] or not suffix or formats is None or suffix in formats
+    )
 
 
-def _of_one(path: Path) -> list[Path]:
-    if not path.is_dir():
-        if not path.exists():
-            raise DataError(f"{path} does not exist; {ACCEPTED}")
-        if not path.is_file():
-            raise DataError(f"{path} is no file but a pipe or a device, whose rows come once; {ACCEPTED}")
+def _of_one(path: Path, formats: Collection[str]) -> list[Path]:
+    _refuse_no_file(path)
+    if not path.is_dir() or format_of(path, formats) is not None:
         return [path]
-    if is_saved_dataset(path):
-        return [path]
-    if (path / SAVED_SPLITS).is_file():
-        splits = sorted(each.name for each in path.iterdir() if is_saved_dataset(each))
-        raise DataError(
-            f"{path} holds a data set of several splits, {', '.join(splits) or 'none of which is there'}; name one, "
-            f"such as {path / (splits or ['train'])[0]}"
-        )
-    files = [each for each in sorted(path.iterdir()) if each.suffix in ENDINGS and not each.name.startswith(HIDDEN)]
+    known = tuple(f".{name}" for name in formats if "." not in name)
+    files = [each for each in sorted(path.iterdir()) if each.suffix in known and not each.name.startswith(HIDDEN)]
     if not files:
-        raise DataError(
-            f"{path} is a folder without {', '.join(ENDINGS)} files; {ACCEPTED}, or a folder that holds some"
-        )
+        raise DataError(f"{path} is a folder without {', '.join(known)} files; {ACCEPTED}, or a folder that holds some")
     return files
+
+
+def _refuse_no_file(path: Path) -> None:
+    if not path.exists():
+        raise DataError(f"{path} does not exist; {ACCEPTED}")
+    if not (path.is_file() or path.is_dir()):
+        raise DataError(f"{path} is no file but a pipe or a device, whose rows come once; {ACCEPTED}")

@@ -14,6 +14,7 @@ from slime_core.plugins.traits import (
     GenerateTraits,
     ModelSpecTraits,
     PolicyLossTraits,
+    PromptFormatTraits,
     RewardTraits,
     TrackerTraits,
     Traits,
@@ -35,6 +36,7 @@ class Kind(StrEnum):
     SAMPLE_TRANSFORM = "sample_transform"
     GENERATE_FUNCTION = "generate_function"
     DATA_SOURCE = "data_source"
+    PROMPT_FORMAT = "prompt_format"
     MODEL_SPEC = "model_spec"
     TRACKER = "tracker"
 
@@ -57,6 +59,7 @@ _TRAITS: dict[Kind, type[Traits]] = {
     Kind.SAMPLE_TRANSFORM: TransformTraits,
     Kind.GENERATE_FUNCTION: GenerateTraits,
     Kind.DATA_SOURCE: DataTraits,
+    Kind.PROMPT_FORMAT: PromptFormatTraits,
     Kind.MODEL_SPEC: ModelSpecTraits,
     Kind.TRACKER: TrackerTraits,
 }

@@ -11,6 +11,10 @@ __all__ = ["OUR_DISTRIBUTIONS", "distribution_of"]
 
 OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "slime-compat": {"slime": ("compat",)},
+    "slime-datasets": {
+        "slime": ("datasets",),
+        "slime.prompt_formats": ("dataset_dict.json", "parquet", "state.json"),
+    },
     "slime-grpo": {
         "slime": ("grpo",),
         "slime.advantage_estimators": ("cispo", "dr_grpo", "grpo", "gspo", "rloo"),

@@ -26,6 +26,7 @@ _CONTRACTS: dict[Kind, type] = {
     Kind.CORRECTION: contracts.Correction,
     Kind.REWARD_MODEL: contracts.RewardModel,
     Kind.DATA_SOURCE: contracts.DataSource,
+    Kind.PROMPT_FORMAT: contracts.PromptFormat,
     Kind.MODEL_SPEC: contracts.ModelSpec,
     Kind.TRACKER: contracts.Tracker,
 }

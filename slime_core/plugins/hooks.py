@@ -58,6 +58,7 @@ __all__ = [
     "slime_register_generate_functions",
     "slime_register_model_specs",
     "slime_register_policy_losses",
+    "slime_register_prompt_formats",
     "slime_register_reward_models",
     "slime_register_sample_transforms",
     "slime_register_trackers",
@@ -105,6 +106,11 @@ def slime_register_generate_functions() -> Iterable[Component]:  # type: ignore[
 @hookspec
 def slime_register_data_sources() -> Iterable[Component]:  # type: ignore[empty-body]
     """Yield data sources: where prompts come from (contract ``DataSource``)."""
+
+
+@hookspec
+def slime_register_prompt_formats() -> Iterable[Component]:  # type: ignore[empty-body]
+    """Yield prompt formats, named by the suffix of their files: how rows are read (contract ``PromptFormat``)."""
 
 
 @hookspec
@@ -261,6 +267,7 @@ REGISTRATION_HOOKS: dict[str, Kind] = {
     "slime_register_sample_transforms": Kind.SAMPLE_TRANSFORM,
     "slime_register_generate_functions": Kind.GENERATE_FUNCTION,
     "slime_register_data_sources": Kind.DATA_SOURCE,
+    "slime_register_prompt_formats": Kind.PROMPT_FORMAT,
     "slime_register_model_specs": Kind.MODEL_SPEC,
     "slime_register_trackers": Kind.TRACKER,
 }

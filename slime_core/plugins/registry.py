@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel
 
-from slime_core.config.choices import PROMPT_FORMAT, Choice
+from slime_core.config.choices import Choice
 from slime_core.errors import PluginError
 from slime_core.plugins.bounds import check_bounds
 from slime_core.plugins.claims import claimed_by, flag_needs, inactive_flags
@@ -165,7 +165,7 @@ class _Start:
     def claimed(self, choices: Iterable[Choice], registry: Registry) -> Iterator[Need]:
         """The plugins that claim what is chosen and not offered."""
         for choice in choices:
-            if choice.kind == PROMPT_FORMAT or not registry.offers(Kind(choice.kind), choice.name):
+            if not registry.offers(Kind(choice.kind), choice.name):
                 need = claimed_by(choice, withheld=self.withheld, declared=self.declared)
                 if need is not None:
                     yield need

@@ -14,6 +14,7 @@ __all__ = [
     "GenerateTraits",
     "ModelSpecTraits",
     "PolicyLossTraits",
+    "PromptFormatTraits",
     "RewardTraits",
     "TrackerTraits",
     "Traits",
@@ -252,6 +253,11 @@ class ModelSpecTraits:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptFormatTraits:
+    """A prompt format has no traits: its name says which files it reads."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrackerTraits:
     """A tracker has no traits yet; the class keeps the place typed."""
 
@@ -264,6 +270,7 @@ Traits = (
     | TransformTraits
     | GenerateTraits
     | DataTraits
+    | PromptFormatTraits
     | ModelSpecTraits
     | TrackerTraits
 )

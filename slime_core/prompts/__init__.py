@@ -2,7 +2,7 @@
 
 From files to rows:
 
-    raw, tables, columnar    a row before anyone has looked into it, by its number, from lines or from columns
+    tables      rows by their number: of JSON Lines, and of what the prompt formats open
     line_index  where the lines of a file begin
     sizes       that a file stays as it was found
     cells       values of rows as a run takes them

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import DataError
-from slime_core.plugins.contracts import PromptRequest
+from slime_core.plugins.contracts import PromptRequest, RawRow
 from slime_core.prompts.left_out import BAD, tell
-from slime_core.prompts.raw import Raw
 from slime_core.prompts.rows import content_of
 from slime_core.prompts.tables import Joined, LineTable
 from slime_core.prompts.trajectory import Fit, read_trajectories
@@ -105,13 +104,13 @@ def _files(path: Path) -> list[Path]:
     return [file for file in sorted(path.glob("*.jsonl")) if not file.name.startswith((".", "_"))]
 
 
-def _groups(rows: Iterable[Raw]) -> Iterator[list[Raw]]:
+def _groups(rows: Iterable[RawRow]) -> Iterator[list[RawRow]]:
     """Lines that stand together with one ``group_index``."""
     for _, lines in groupby((raw for raw in rows if not raw.is_blank), key=_group_of):
         yield list(lines)
 
 
-def _group_of(raw: Raw) -> tuple[str, Any]:
+def _group_of(raw: RawRow) -> tuple[str, Any]:
     """What lines of one group have in common; a line that cannot be read, or that names none, stands alone."""
     try:
         number = content_of(raw).get("group_index")

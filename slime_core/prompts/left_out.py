@@ -22,6 +22,7 @@ def reading_of(request: PromptRequest) -> Reading:
         metadata_key=request.metadata_key,
         tool_key=request.tool_key,
         multimodal_keys=request.multimodal_keys,
+        formats=request.formats,
         checks=request.checks,
     )
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from slime_core.config.prompting import DataConfig
 from slime_core.config.schema import RunConfig
-from slime_core.plugins.contracts import BufferRequest, PromptRequest
+from slime_core.plugins.contracts import BufferRequest, PromptFormat, PromptRequest
 from slime_core.prompts.bad_rows import BadRows
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.left_out import BAD, TOO_LONG
@@ -59,7 +60,7 @@ class LeftOut:
         return f"{self._counts[reason]} {SAID.get(reason, f'rows are left out: {reason}')}"
 
 
-def reading_of(data: DataConfig) -> Reading:
+def reading_of(data: DataConfig, formats: Mapping[str, PromptFormat]) -> Reading:
     """How the rows of prompt files are read."""
     return Reading(
         input_key=data.input_key,
@@ -67,6 +68,7 @@ def reading_of(data: DataConfig) -> Reading:
         metadata_key=data.metadata_key,
         tool_key=data.tool_key,
         multimodal_keys=_multimodal_keys(data),
+        formats=formats,
     )
 
 
@@ -82,7 +84,12 @@ def training_paths(data: DataConfig) -> list[tuple[str, Path]]:
 
 
 def training_request(
-    config: RunConfig, path: Path, encoder: PromptEncoder, left_out: LeftOut, checks: RowCheck
+    config: RunConfig,
+    path: Path,
+    encoder: PromptEncoder,
+    left_out: LeftOut,
+    checks: RowCheck,
+    formats: Mapping[str, PromptFormat],
 ) -> PromptRequest:
     """What the run's data source is asked for.
 
@@ -90,8 +97,9 @@ def training_request(
         path: of the prompts, where they are not of several paths.
         left_out: is told of rows that are left out.
         checks: refuses rows that ask for what the run cannot do.
+        formats: name -> how prompt files are read, besides JSON Lines.
     """
-    data, reading = config.data, reading_of(config.data)
+    data, reading = config.data, reading_of(config.data, formats)
     short = _short_enough(config, encoder)
     return PromptRequest(
         path=data.prompt_mix[0][0] if data.prompt_mix else path,
@@ -109,6 +117,7 @@ def training_request(
         streams=data.streaming_data,
         window=data.shuffle_window,
         skips_bad=data.on_bad_data == "skip",
+        formats=formats,
         buffer=BufferRequest(
             filter=data.buffer_filter,
             key=data.buffer_key,

@@ -10,8 +10,8 @@ from typing import Any
 
 from slime_core.config.prompt_paths import PromptPath
 from slime_core.errors import DataError
+from slime_core.plugins.contracts import PromptFormat, RawRow
 from slime_core.prompts.cells import fields_of, input_of, label_of, message_of, without_gaps
-from slime_core.prompts.raw import Raw
 from slime_core.prompts.tables import Joined, open_rows
 
 __all__ = [
@@ -45,6 +45,7 @@ class Reading:
         label_key: None: rows have no ground truth.
         tool_key: None: rows have no tools.
         multimodal_keys: name of a kind of input, such as ``image`` -> field of a row.
+        formats: name -> how its files are read, besides JSON Lines.
         checks: called with a row's metadata and where it stands; raises a DataError, as of a row that cannot be read.
     """
 
@@ -53,6 +54,7 @@ class Reading:
     metadata_key: str = "metadata"
     tool_key: str | None = None
     multimodal_keys: tuple[tuple[str, str], ...] = ()
+    formats: Mapping[str, PromptFormat] = field(default_factory=dict)
     checks: Callable[[Mapping[str, Any], str], None] | None = None
 
 
@@ -102,7 +104,7 @@ def read_prompts(path: Path, reading: Reading) -> list[PromptRow]:
 
 def numbered_prompts(
     path: Path, reading: Reading, *, most_bytes: int | None = None, bad: list[str] | None = None
-) -> Iterator[tuple[Raw, PromptRow]]:
+) -> Iterator[tuple[RawRow, PromptRow]]:
     """As :func:`read_prompts`, each with where it stands.
 
     Arguments:
@@ -110,7 +112,7 @@ def numbered_prompts(
         bad: takes the mistakes of rows that cannot be read, which are passed over; None: they are raised.
     """
     rows = seen = 0
-    opened = open_rows(path)
+    opened = open_rows(path, reading.formats)
     for raw in opened.read(0):
         if most_bytes is not None and seen > most_bytes:
             break
@@ -136,17 +138,16 @@ def no_rows(path: Path, rows: Joined) -> DataError:
     if start and start >= found:
         return DataError(f"{path}: the slice begins at row {start}, and there are {found} rows, counted from 0")
     return DataError(
-        f"{path} holds no rows. Give a file that holds some: Parquet, or JSON Lines, one object a line, such as "
-        f"{EXAMPLE}"
+        f"{path} holds no rows. Give a file that holds some, such as JSON Lines, one object a line: {EXAMPLE}"
     )
 
 
-def size_of(raw: Raw) -> int:
+def size_of(raw: RawRow) -> int:
     """Bytes of the row, in JSON."""
     return len(raw.content) if isinstance(raw.content, bytes) else len(json.dumps(raw.content, default=str))
 
 
-def prompt_of(raw: Raw, reading: Reading) -> PromptRow:
+def prompt_of(raw: RawRow, reading: Reading) -> PromptRow:
     """The prompt that a row holds.
 
     Raises:
@@ -162,14 +163,14 @@ def prompt_of(raw: Raw, reading: Reading) -> PromptRow:
     return PromptRow(prompt, _label(raw, row, reading.label_key), metadata, _inputs(raw, row, reading))
 
 
-def content_of(raw: Raw) -> dict[str, Any]:
+def content_of(raw: RawRow) -> dict[str, Any]:
     """The object that a row is.
 
     Raises:
         DataError: it is none.
     """
-    if isinstance(raw.content, dict):
-        return raw.content
+    if not isinstance(raw.content, bytes):
+        return dict(raw.content)
     line = raw.line
     try:
         row = json.loads(line.decode("utf-8").rstrip("\r\n"))
@@ -184,7 +185,7 @@ def content_of(raw: Raw) -> dict[str, Any]:
     return row
 
 
-def _unreadable(raw: Raw, line: bytes, problem: Exception) -> str:
+def _unreadable(raw: RawRow, line: bytes, problem: Exception) -> str:
     """What is wrong with a line that is no JSON."""
     if raw.number == 1 and (found := _of_another_form(raw, line)):
         return found
@@ -204,24 +205,28 @@ def _unreadable(raw: Raw, line: bytes, problem: Exception) -> str:
     return f"{raw.place}: a number too long to be read. Write numbers of more than 4,300 digits as text."
 
 
-def _of_another_form(raw: Raw, line: bytes) -> str | None:
+def _of_another_form(raw: RawRow, line: bytes) -> str | None:
     """What is to be done with a file that is no JSON Lines, by its beginning; None: it may be."""
     if line.startswith(PARQUET):
+        if raw.file.suffix == ".parquet":
+            return (
+                f"{raw.file} is Parquet, which plugin datasets reads; install slime-datasets, or add --plugin datasets"
+            )
         return f"{raw.file} is Parquet, and its name does not end in .parquet; give it a name that does"
     packed = next((name for mark, name in PACKED.items() if line.startswith(mark)), None)
     if packed is not None:
-        return f"{raw.file} is compressed ({packed}); accepted: JSON Lines and Parquet as they are, so unpack it first"
+        return f"{raw.file} is compressed ({packed}); unpack it first"
     return _array(raw) if line.lstrip().startswith(b"[") else None
 
 
-def _array(raw: Raw) -> str:
+def _array(raw: RawRow) -> str:
     return (
         f"{raw.file} is one JSON list; accepted: JSON Lines, one object a line, such as {EXAMPLE}. "
         f"jq -c '.[]' {raw.file} writes them so"
     )
 
 
-def _prompt(raw: Raw, row: dict[str, Any], key: str) -> Prompt:
+def _prompt(raw: RawRow, row: dict[str, Any], key: str) -> Prompt:
     if key not in row:
         raise DataError(f"{raw.place}: no field {key!r}, found {fields_of(row)}. Name the right one with --input-key.")
     prompt = row[key]
@@ -238,17 +243,17 @@ def _prompt(raw: Raw, row: dict[str, Any], key: str) -> Prompt:
     return prompt if isinstance(prompt, str) or isinstance(raw.content, bytes) else list(map(message_of, prompt))
 
 
-def _metadata(raw: Raw, row: dict[str, Any], key: str) -> dict[str, Any]:
+def _metadata(raw: RawRow, row: dict[str, Any], key: str) -> dict[str, Any]:
     found = row.get(key)
     metadata: Any = {} if found is None else found
-    if isinstance(raw.content, dict):  # of columns: there may be dates, which JSON has not
+    if not isinstance(raw.content, bytes):  # of columns: there may be dates, which JSON has not
         metadata = json.loads(json.dumps(metadata, default=str))
     if not isinstance(metadata, dict):
         raise DataError(f"{raw.place}: field {key!r} is {type(metadata).__name__}, expected an object (--metadata-key)")
     return metadata
 
 
-def _label(raw: Raw, row: dict[str, Any], key: str | None) -> str | None:
+def _label(raw: RawRow, row: dict[str, Any], key: str | None) -> str | None:
     if key is None:
         return None
     if key not in row:
@@ -265,7 +270,7 @@ def _label(raw: Raw, row: dict[str, Any], key: str | None) -> str | None:
         ) from None
 
 
-def _tools(raw: Raw, row: dict[str, Any], key: str | None) -> list[Any] | None:
+def _tools(raw: RawRow, row: dict[str, Any], key: str | None) -> list[Any] | None:
     """The row's tools; text is JSON of them, since columns cannot hold objects of different forms."""
     tools = None if key is None else row.get(key)
     if isinstance(tools, str):
@@ -281,7 +286,7 @@ def _tools(raw: Raw, row: dict[str, Any], key: str | None) -> list[Any] | None:
     return (tools if isinstance(raw.content, bytes) else without_gaps(tools)) or None
 
 
-def _inputs(raw: Raw, row: dict[str, Any], reading: Reading) -> dict[str, Any] | None:
+def _inputs(raw: RawRow, row: dict[str, Any], reading: Reading) -> dict[str, Any] | None:
     for kind, key in reading.multimodal_keys:
         if key not in row:
             raise DataError(

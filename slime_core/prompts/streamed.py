@@ -31,8 +31,7 @@ class Streamed:
 
     def __init__(self, request: PromptRequest) -> None:
         self._request, self._reading = request, reading_of(request)
-        draws = request.shuffle and request.window is None
-        self._rows = open_rows(request.path, draws=draws, window=request.window or 0)
+        self._rows = open_rows(request.path, request.formats, window=request.window if request.shuffle else 0)
         self._size = self._rows.total() if request.shuffle and request.window is None else None
         self._seen = 0
         """Places that were looked at."""

@@ -2,29 +2,44 @@
 
     LineTable  JSON Lines; knows where every 64th line begins, as far as it was read or indexed
     Joined     several tables, and a slice, as one
+    open_rows  the rows that a path names, each file read by its format
 
 Rows are numbered from 0. A table says whether it reaches a row before it says how many it has: to count the lines of a
-large file takes long, to read on does not. Files of columns are in :mod:`slime_core.prompts.columnar`.
+large file takes long, to read on does not.
 """
 
 from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.prompt_paths import PromptPath, is_saved_dataset
+from slime_core.config.prompt_paths import PromptPath, format_of
 from slime_core.errors import DataError
-from slime_core.prompts.columnar import BATCH, ArrowTable, ParquetTable
+from slime_core.plugins.contracts import PromptFormat, PromptTable, RawRow, RunView
 from slime_core.prompts.line_index import EVERY, LineIndex, indexed, stamp_of
-from slime_core.prompts.raw import Raw, Table
 from slime_core.prompts.sizes import Sizes
 
-__all__ = ["Joined", "LineTable", "open_rows"]
+__all__ = ["Joined", "JsonLines", "LineTable", "open_rows"]
+
+AT_ONCE = 256
+"""Rows that are asked of a table at once."""
+
+
+class JsonLines:
+    """The prompt format of JSON Lines, one object a line."""
+
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
+
+    def open(self, path: Path, *, window: int | None) -> PromptTable:
+        """See :class:`~slime_core.PromptFormat`; lines are found in any order alike."""
+        del window
+        return LineTable(path)
 
 
 class LineTable:
@@ -56,8 +71,8 @@ class LineTable:
             self.index = indexed(self.path)
         return self.index.frontier[0]
 
-    def read(self, start: int, stop: int) -> Iterator[Raw]:
-        """See :class:`~slime_core.prompts.raw.Table`; finds the beginning by the nearest line that is known."""
+    def read(self, start: int, stop: int) -> Iterator[RawRow]:
+        """See :class:`~slime_core.PromptTable`; finds the beginning by the nearest line that is known."""
         line, offset = self.index.nearest(start)
         self._sizes.check()
         stream = self._stream
@@ -69,11 +84,11 @@ class LineTable:
             if not content:
                 return
             place = stream.tell()
-            yield Raw(self.path, number + 1, content)
+            yield RawRow(self.path, number + 1, content)
             stream.seek(place)  # whoever took the row may have read elsewhere
 
     def stamp(self) -> str:
-        """See :class:`~slime_core.prompts.raw.Table`."""
+        """See :class:`~slime_core.PromptTable`."""
         return stamp_of(self.path)
 
     def _read_on(self) -> None:
@@ -94,33 +109,33 @@ class Joined:
         stop: None: to the end.
     """
 
-    def __init__(self, tables: Sequence[Table], *, start: int = 0, stop: int | None = None) -> None:
+    def __init__(self, tables: Sequence[PromptTable], *, start: int = 0, stop: int | None = None) -> None:
         self.tables, self._start, self._stop = list(tables), start, stop
         self._starts = [0]
         """Of the tables whose beginning is known."""
 
     def reaches(self, row: int) -> bool:
-        """See :class:`~slime_core.prompts.raw.Table`."""
+        """See :class:`~slime_core.PromptTable`."""
         inside = self._stop is None or self._start + row < self._stop
         return inside and self._find(self._start + row) is not None
 
     def total(self) -> int:
-        """See :class:`~slime_core.prompts.raw.Table`."""
+        """See :class:`~slime_core.PromptTable`."""
         rows = sum(table.total() for table in self.tables)
         return max(0, min(rows, rows if self._stop is None else self._stop) - self._start)
 
-    def read(self, start: int, stop: int | None = None) -> Iterator[Raw]:
-        """See :class:`~slime_core.prompts.raw.Table`; ``stop`` None: to the end."""
+    def read(self, start: int, stop: int | None = None) -> Iterator[RawRow]:
+        """See :class:`~slime_core.PromptTable`; ``stop`` None: to the end."""
         ends = [end for end in (self._stop, None if stop is None else self._start + stop) if end is not None]
         row, end = self._start + start, min(ends, default=None)
         while (end is None or row < end) and (found := self._find(row)) is not None:
             table, inner = found
-            last = inner + BATCH if end is None else min(inner + BATCH, inner + end - row)
+            last = inner + AT_ONCE if end is None else min(inner + AT_ONCE, inner + end - row)
             for raw in table.read(inner, last):
                 row += 1
                 yield raw
 
-    def row(self, row: int) -> Raw:
+    def row(self, row: int) -> RawRow:
         """One row, which there has to be."""
         return next(self.read(row, row + 1))
 
@@ -143,7 +158,7 @@ class Joined:
             if isinstance(table, LineTable):
                 table.index.know(line, offset)
 
-    def _find(self, row: int) -> tuple[Table, int] | None:
+    def _find(self, row: int) -> tuple[PromptTable, int] | None:
         """The table that holds ``row``, and the row's number in it; None: there is no such row."""
         number = bisect_right(self._starts, row) - 1
         while number < len(self.tables):
@@ -156,32 +171,27 @@ class Joined:
         return None
 
 
-def _lines(found: Sequence[tuple[Table, int] | None]) -> Iterator[tuple[LineTable, int]]:
+def _lines(found: Sequence[tuple[PromptTable, int] | None]) -> Iterator[tuple[LineTable, int]]:
     for each in found:
         if each is not None and isinstance(each[0], LineTable):
             yield each[0], each[1]
 
 
-def open_rows(path: Path, *, draws: bool = False, window: int = 0) -> Joined:
+def open_rows(path: Path, formats: Mapping[str, PromptFormat], *, window: int | None = 0) -> Joined:
     """The rows that ``path`` names; see :mod:`slime_core.config.prompt_paths`.
 
     Arguments:
-        draws: rows will be read one by one from everywhere. To read one of a Parquet file, many have to be decoded;
-            such files are copied as Arrow files into the cache folder, once.
-        window: rows that will be read in any order, before others.
+        formats: name -> how its files are read; a file of none of them is read as JSON Lines.
+        window: how far from file order rows will be asked for; see :class:`~slime_core.PromptFormat`.
 
     Raises:
         DataError: there are no such files, or one cannot be read.
     """
     where = PromptPath.read(path)
-    return Joined(
-        [_open(file, draws=draws, window=window) for file in where.files()], start=where.start, stop=where.stop
-    )
+    tables = [_open(file, formats, window=window) for file in where.files(formats)]
+    return Joined(tables, start=where.start, stop=where.stop)
 
 
-def _open(file: Path, *, draws: bool, window: int) -> Table:
-    if is_saved_dataset(file):
-        return ArrowTable.saved(file)
-    if file.suffix != ".parquet":
-        return LineTable(file)
-    return ArrowTable.copied(file) if draws else ParquetTable(file, window=window)
+def _open(file: Path, formats: Mapping[str, PromptFormat], *, window: int | None) -> PromptTable:
+    name = format_of(file, formats)
+    return LineTable(file) if name is None else formats[name].open(file, window=window)

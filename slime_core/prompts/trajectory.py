@@ -14,9 +14,9 @@ from typing import Any
 from slime_core.config.mistakes import nearest
 from slime_core.errors import DataError
 from slime_core.opaque import array_of, from_json
+from slime_core.plugins.contracts import RawRow
 from slime_core.prompts.cells import fields_of
 from slime_core.prompts.named import GENERATE_FUNCTION, Offered, refuse_unknown
-from slime_core.prompts.raw import Raw
 from slime_core.prompts.rows import content_of, is_chat
 from slime_core.types import LogProbs, Mask, PromptGroup, Sample, SpecInfo, Status, TokenIds
 
@@ -51,7 +51,7 @@ class Fit:
     offered: Offered = field(default_factory=dict)
 
 
-def read_trajectories(lines: Sequence[Raw], fit: Fit) -> PromptGroup:
+def read_trajectories(lines: Sequence[RawRow], fit: Fit) -> PromptGroup:
     """The group that ``lines`` hold, pending, with what it was given under :data:`GIVEN`.
 
     Raises:
@@ -68,7 +68,7 @@ def read_trajectories(lines: Sequence[Raw], fit: Fit) -> PromptGroup:
     return group
 
 
-def _sample(raw: Raw, fit: Fit) -> Sample:
+def _sample(raw: RawRow, fit: Fit) -> Sample:
     values = content_of(raw)
     for wrong in _of_no_kind(values):
         raise DataError(f"{raw.place}: {wrong}")

@@ -17,6 +17,7 @@ from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct
 from slime_core.plugins.contracts import GroupedRewards, RunView
+from slime_core.plugins.formats import PromptFormats
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.named import GENERATE_FUNCTION, REWARD_MODEL, offered_to_rows
@@ -38,7 +39,9 @@ class Components:
         run: what every component is made with.
         bad_rows: a file for what is wrong with rows that are left out because they cannot be read; None: there is none.
 
-    ``left_out`` counts rows of the training prompts that are left out.
+    Attributes:
+        left_out: counts rows of the training prompts that are left out.
+        formats: of prompt files.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Components:
     ) -> None:
         self._config, self._registry, self._options, self._run = config, registry, options, run
         self.left_out = LeftOut(bad_rows)
+        self.formats = PromptFormats(registry, options, run)
 
     def make(self, kind: Kind, name: str) -> Any:
         """One component; raises as :func:`~slime_core.plugins.construction.construct` does."""
@@ -99,7 +103,7 @@ class Components:
     def prompts(self, path: Path, encoder: PromptEncoder) -> GuardedSource:
         """The data source of the training prompts."""
         name = self._config.data.data_source
-        request = training_request(self._config, path, encoder, self.left_out, self.checks(trains=True))
+        request = training_request(self._config, path, encoder, self.left_out, self.checks(trains=True), self.formats)
         run = replace(self._run, prompts=request)
         source = construct(self._registry, Kind.DATA_SOURCE, name, self._options, run)
         return GuardedSource(source, name=name, plugin=self._registry.owner(Kind.DATA_SOURCE, name))

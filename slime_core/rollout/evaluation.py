@@ -16,7 +16,7 @@ from slime_core.config.mistakes import nearest
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, RunError
 from slime_core.generation import GenerateContext
-from slime_core.plugins.contracts import DataSource, PromptRequest, RunView
+from slime_core.plugins.contracts import DataSource, PromptFormat, PromptRequest, RunView
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.prompts import PromptFiles
 from slime_core.prompts.row_checks import RowCheck
@@ -46,6 +46,7 @@ class Measures:
         writer: receives the samples.
         checks: refuses rows that ask for what the run cannot do.
         models: name -> URL of every model that the run serves beside the policy.
+        formats: name -> how prompt files are read, besides JSON Lines.
     """
 
     encoder: Callable[[bool], PromptEncoder]
@@ -54,6 +55,7 @@ class Measures:
     writer: SampleWriter
     checks: RowCheck
     models: Mapping[str, str] = field(default_factory=dict)
+    formats: Mapping[str, PromptFormat] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -162,6 +164,7 @@ class Evaluation:
             shuffle=False,
             keeps=None if one.longest_prompt is None else keeps,
             keeps_many=None if one.longest_prompt is None else keeps_many,
+            formats=self._measures.formats,
             checks=self._measures.checks,
         )
         source = PromptFiles(None, RunView(prompts=request))

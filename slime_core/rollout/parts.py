@@ -87,6 +87,7 @@ class Parts:
             writer=self.writer,
             checks=self.components.checks(trains=False),
             models=self._settings.model_urls,
+            formats=self.components.formats,
         )
         return Evaluation(self._config, measures)
 

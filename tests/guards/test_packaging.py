@@ -26,7 +26,15 @@ from slime_core.plugins.distributions import OUR_DISTRIBUTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = "slime-rl"
-PLUGINS = {"slime-compat", "slime-grpo", "slime-models", "slime-ppo", "slime-searchr1", "slime-testing"}
+PLUGINS = {
+    "slime-compat",
+    "slime-datasets",
+    "slime-grpo",
+    "slime-models",
+    "slime-ppo",
+    "slime-searchr1",
+    "slime-testing",
+}
 CLAIMS = {ARCHITECTURE_GROUP, FLAG_GROUP, FORMAT_GROUP, *KIND_GROUPS.values()}
 PROJECTS = {
     path.parent.name if path.parent != ROOT else CORE: path

@@ -36,6 +36,7 @@ NOUNS = {
     "lifecycle": "penalty",
     "model-spec": "model",
     "policy-loss": "loss",
+    "prompt-format": "prompt_format",
     "reward-model": "reward",
     "sample-transform": "transform",
     "token-advantage-estimator": "token_advantage",

@@ -14,6 +14,7 @@ from slime_core.plugins.contracts.advantages import (
     TokenAdvantageEstimator,
     TokenAdvantages,
 )
+from slime_core.plugins.contracts.formats import PromptFormat, PromptTable, RawRow
 from slime_core.plugins.contracts.learning import LogitsLoss, LossCorrection, LossParts, LossReducer, MicroBatch
 from slime_core.plugins.contracts.lifecycle import LearnerInfo, Optimizer, Place, RunInfo, Schedule, TrainStep
 from slime_core.plugins.contracts.losses import (
@@ -68,7 +69,10 @@ __all__ = [
     "Optimizer",
     "Place",
     "PolicyLoss",
+    "PromptFormat",
     "PromptRequest",
+    "PromptTable",
+    "RawRow",
     "Reductions",
     "ResponseTokens",
     "RewardModel",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from slime_core.plugins.contracts.formats import PromptFormat
 from slime_core.types import JsonValue, PromptGroup, Reward, RewardFailure, Sample
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ class PromptRequest:
         window: with ``streams`` and ``shuffle``, shuffle only among so many neighbours; None: among all.
         skips_bad: leave rows out that cannot be read; False: they are an error.
         buffer: for data sources that hold groups; see :class:`BufferRequest`.
+        formats: name -> how prompt files of the format are read; a file of none of them is read as JSON Lines.
         tell: called with a reason and a number of rows that were left out for it.
         explain: called with what is wrong with a row that is left out because it cannot be read, file and line first.
         checks: called with a row's metadata and where it stands; raises a DataError where the row asks for what the run
@@ -127,6 +129,7 @@ class PromptRequest:
     streams: bool = False
     window: int | None = None
     skips_bad: bool = False
+    formats: Mapping[str, PromptFormat] = field(default_factory=dict)
     buffer: BufferRequest = field(default_factory=BufferRequest)
     tell: Callable[[str, int], None] = _nobody
     explain: Callable[[str], None] = _nobody

@@ -171,6 +171,41 @@ def test_an_evaluation_looks_at_its_own_prompts_only(tmp_path: Path) -> None:
         preflight(config(f"--eval-prompt-data mine {file} {short}"), registry, trains=False)
 
 
+def test_prompt_files_are_read_by_the_formats_of_the_plugins(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SHOUTED)
+    registry = activate(["grpo", str(tmp_path / "mine.py")]).registry
+    (tmp_path / "sums").mkdir()
+    run = config(f"--prompt-data {tmp_path / 'sums'} --rollout-max-response-len 8 --label-key none")
+    with pytest.raises(DataError, match=r"sums is a folder without \.jsonl, \.ndjson, \.shouted files"):
+        check_files(run, registry, trains=True)
+    (tmp_path / "sums" / "a.shouted").write_text("1+1=\n\n")
+    with pytest.raises(DataError, match=r"a\.shouted, row 2: the prompt in field 'prompt' is empty"):
+        check_files(run, registry, trains=True)
+    (tmp_path / "sums" / "a.shouted").write_text("1+1=\n2+2=\n")
+    assert check_files(run, registry, trains=True) == []
+
+
+SHOUTED = """
+from slime_core import Component, RawRow, hookimpl
+
+@hookimpl
+def slime_register_prompt_formats():
+    yield Component("shouted", target=f"{__name__}:Shouted")
+
+class Shouted:
+    def __init__(self, options, run): pass
+    def open(self, path, *, window): return Lines(path)
+
+class Lines:
+    def __init__(self, path): self.path, self.rows = path, path.read_text().splitlines()
+    def reaches(self, row): return row < len(self.rows)
+    def total(self): return len(self.rows)
+    def stamp(self): return self.path.read_text()
+    def read(self, start, stop):
+        for number, row in enumerate(self.rows[start:stop], start + 1):
+            yield RawRow(self.path, number, {"prompt": row.upper()})
+"""
+
 OTHER_WAYS = """
 from slime_core import Component, DataTraits, GenerateTraits, hookimpl
 

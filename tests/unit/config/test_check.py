@@ -57,7 +57,6 @@ def test_the_embedded_run_breaks_no_rule() -> None:
             "--rollout-max-response-len 8 --prompt-data missing.jsonl",
             f"prompt_data: {HERE}/missing.jsonl does not exist; accepted: a prompt file",
         ),
-        ("--rollout-max-response-len 8 --prompt-data .", f"prompt_data: {HERE} is a folder without .jsonl, "),
         ("--eval-prompt-data aime missing.jsonl", f"eval_prompt_data aime: {HERE}/missing.jsonl does not exist"),
         ("--hf-checkpoint missing", f"hf_checkpoint: {HERE}/missing is no folder; accepted: a Hugging Face"),
         ("--use-kl-loss --ref-load .", f"ref_load: {HERE} holds no config.json; accepted: a Hugging Face folder"),

@@ -21,7 +21,7 @@ def prompts(path: Path, *, label_key: str | None = "label") -> list[PromptRow]:
 
 
 def read_rows(path: Path) -> list[tuple[int, dict]]:
-    return [(raw.number, content_of(raw)) for raw in open_rows(path).read(0) if not raw.is_blank]
+    return [(raw.number, content_of(raw)) for raw in open_rows(path, {}).read(0) if not raw.is_blank]
 
 
 def test_rows_come_with_their_line_numbers_and_empty_lines_are_passed_over(tmp_path):
@@ -206,8 +206,8 @@ def test_metadata_may_be_null(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\x1f\x8b\x08\x00\x00", "is compressed (gzip); accepted: JSON Lines and Parquet as they are, so unpack it"),
-        (b"\x28\xb5\x2f\xfd\x00", "is compressed (zstd); accepted"),
+        (b"\x1f\x8b\x08\x00\x00", "is compressed (gzip); unpack it first"),
+        (b"\x28\xb5\x2f\xfd\x00", "is compressed (zstd); unpack it first"),
         (b"PAR1\x15\x04", "is Parquet, and its name does not end in .parquet; give it a name that does"),
         (b'[{"prompt": "q"}]', "is one JSON list; accepted: JSON Lines, one object a line, such as {"),
         (b'[\n{"prompt": "q"}\n]', "is one JSON list; accepted: JSON Lines"),
@@ -219,6 +219,15 @@ def test_files_of_other_forms_are_told_by_their_beginning(tmp_path, content, mes
     with pytest.raises(DataError) as caught:
         prompts(path)
     assert str(caught.value).startswith(f"{path} {message}")
+
+
+def test_a_parquet_file_without_the_plugin_that_reads_it_says_which_that_is(tmp_path):
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(b"PAR1\x15\x04")
+    with pytest.raises(
+        DataError, match=r"rows\.parquet is Parquet, which plugin datasets reads; install slime-datasets"
+    ):
+        prompts(path)
 
 
 def test_a_slice_behind_the_last_row_says_how_many_there_are(tmp_path):

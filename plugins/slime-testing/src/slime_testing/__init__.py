@@ -7,8 +7,8 @@
 
 Parts, each importing only those above it: ``subject`` finds the component as a run would; ``suite`` is the class under
 all suites; ``estimators``, ``token_estimators``, ``losses``, ``corrections``, ``rewards``, ``transforms``,
-``generation``, ``sources``, ``models``, ``trackers`` and ``lifecycle`` hold one suite each; ``conformance`` runs them
-without pytest; ``pytest_plugin`` has the fixtures.
+``generation``, ``sources``, ``formats``, ``models``, ``trackers`` and ``lifecycle`` hold one suite each;
+``conformance`` runs them without pytest; ``pytest_plugin`` has the fixtures.
 
 Behind the suites: ``resumed`` (responses that go on), ``rank_hooks`` and ``ranks`` (hooks in real processes),
 ``model_process`` (a model spec against Hugging Face's model), ``packed`` (examples of tokens), ``waiting`` (time
@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from slime_testing.corrections import CorrectionSuite
     from slime_testing.estimators import AdvantageEstimatorSuite
+    from slime_testing.formats import PromptFormatSuite
     from slime_testing.generation import GenerateFunctionSuite
     from slime_testing.lifecycle import LifecycleSuite
     from slime_testing.losses import PolicyLossSuite
@@ -49,6 +50,7 @@ __all__ = [
     "LifecycleSuite",
     "ModelSpecSuite",
     "PolicyLossSuite",
+    "PromptFormatSuite",
     "RewardModelSuite",
     "SampleTransformSuite",
     "TokenAdvantageEstimatorSuite",
@@ -63,6 +65,7 @@ _PLACES = {
     "LifecycleSuite": "lifecycle",
     "ModelSpecSuite": "models",
     "PolicyLossSuite": "losses",
+    "PromptFormatSuite": "formats",
     "RewardModelSuite": "rewards",
     "SampleTransformSuite": "transforms",
     "TokenAdvantageEstimatorSuite": "token_estimators",

@@ -22,6 +22,7 @@ _SUITES = {
     Kind.GENERATE_FUNCTION: "GenerateFunctionSuite",
     Kind.MODEL_SPEC: "ModelSpecSuite",
     Kind.POLICY_LOSS: "PolicyLossSuite",
+    Kind.PROMPT_FORMAT: "PromptFormatSuite",
     Kind.REWARD_MODEL: "RewardModelSuite",
     Kind.SAMPLE_TRANSFORM: "SampleTransformSuite",
     Kind.TRACKER: "TrackerSuite",

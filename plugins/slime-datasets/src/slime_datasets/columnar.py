@@ -17,9 +17,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from slime_core import RawRow
 from slime_core.errors import DataError
 from slime_core.prompts.line_index import cache_folder, key_of, stamp_of
-from slime_core.prompts.raw import Raw
 from slime_core.prompts.sizes import Sizes
 
 __all__ = ["BATCH", "ArrowTable", "ParquetTable"]
@@ -46,22 +46,22 @@ class _Counted:
         self._starts: list[int] = [0, *accumulate(sizes)]
 
     def reaches(self, row: int) -> bool:
-        """See :class:`~slime_core.prompts.raw.Table`."""
+        """See :class:`~slime_core.PromptTable`."""
         return row < self._starts[-1]
 
     def total(self) -> int:
-        """See :class:`~slime_core.prompts.raw.Table`; the file says it."""
+        """See :class:`~slime_core.PromptTable`; the file says it."""
         return self._starts[-1]
 
-    def read(self, start: int, stop: int) -> Iterator[Raw]:
-        """See :class:`~slime_core.prompts.raw.Table`."""
+    def read(self, start: int, stop: int) -> Iterator[RawRow]:
+        """See :class:`~slime_core.PromptTable`."""
         self._bytes.check()
         for row in range(start, min(stop, self._starts[-1])):
             part = bisect_right(self._starts, row) - 1
-            yield Raw(self.path, row + 1, self._row(part, row - self._starts[part]))
+            yield RawRow(self.path, row + 1, self._row(part, row - self._starts[part]))
 
     def stamp(self) -> str:
-        """See :class:`~slime_core.prompts.raw.Table`."""
+        """See :class:`~slime_core.PromptTable`."""
         return stamp_of(self.path)
 
     def _row(self, part: int, row: int) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class ArrowTable(_Counted):
         return _Copied(path)
 
     def stamp(self) -> str:
-        """See :class:`~slime_core.prompts.raw.Table`."""
+        """See :class:`~slime_core.PromptTable`."""
         return "+".join(map(stamp_of, self._files))
 
     def _row(self, part: int, row: int) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""The prompt formats: Parquet files, and folders that the datasets library saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slime_core import PromptTable, RunView
+from slime_core.errors import DataError
+from slime_datasets.columnar import ArrowTable, ParquetTable
+
+__all__ = ["Parquet", "SavedDataset", "SavedSplits"]
+
+
+class Parquet:
+    """Parquet files. To read one row, the batch around it is decoded; rows that are asked for from everywhere are
+    read from a copy of the file in Arrow's format, which is made in the cache folder once."""
+
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
+
+    def open(self, path: Path, *, window: int | None) -> PromptTable:
+        """See :class:`~slime_core.PromptFormat`."""
+        return ArrowTable.copied(path) if window is None else ParquetTable(path, window=window)
+
+
+class SavedDataset:
+    """Folders that hold one split of a data set, as ``Dataset.save_to_disk`` of the datasets library writes it."""
+
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
+
+    def open(self, path: Path, *, window: int | None) -> PromptTable:
+        """See :class:`~slime_core.PromptFormat`; rows are found in any order alike."""
+        del window
+        return ArrowTable.saved(path)
+
+
+class SavedSplits:
+    """Folders of ``DatasetDict.save_to_disk``: refused, with the splits that can be named instead."""
+
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
+
+    def open(self, path: Path, *, window: int | None) -> PromptTable:
+        """Never returns.
+
+        Raises:
+            DataError: names the splits.
+        """
+        del window
+        splits = sorted(each.name for each in path.iterdir() if (each / "state.json").is_file())
+        raise DataError(
+            f"{path} holds a data set of several splits, {', '.join(splits) or 'none of which is there'}; name one, "
+            f"such as {path / (splits or ['train'])[0]}"
+        )

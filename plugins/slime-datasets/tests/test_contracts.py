@@ -1,0 +1,37 @@
+"""The prompt formats of this plugin, held to the contract by the kit that plugin authors use."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from slime_testing import PromptFormatSuite
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of Parquet files stay in the test's own folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+class TestParquet(PromptFormatSuite):
+    component = "parquet"
+
+    def write(self, path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+        parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path, row_group_size=4)
+
+
+class TestSaved(PromptFormatSuite):
+    component = "state.json"
+
+    def write(self, path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+        from datasets import Dataset, disable_progress_bars
+
+        disable_progress_bars()
+        shutil.rmtree(path, ignore_errors=True)
+        Dataset.from_list(list(rows)).save_to_disk(path, num_shards=2)
