@@ -28,6 +28,20 @@ OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "slime": ("ppo",),
         "slime.advantage_estimators": ("ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
     },
+    "slime-rewards": {
+        "slime": ("rewards",),
+        "slime.reward_models": (
+            "boxed_math",
+            "dapo",
+            "deepscaler",
+            "f1",
+            "gpqa",
+            "ifbench",
+            "ifeval",
+            "instructions",
+            "math",
+        ),
+    },
     "slime-searchr1": {"slime": ("searchr1",), "slime.reward_models": ("search_r1",)},
 }
 """Distribution -> group of its entry points -> their names."""

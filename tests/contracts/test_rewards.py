@@ -44,53 +44,6 @@ class TestSearchR1(RewardModelSuite):
     responses = ("<answer>42</answer>", "<answer>Forty two</answer>", "<answer>7</answer>", "42", "<answer>42", "")
 
 
-class TestBoxedMath(RewardModelSuite):
-    component = "boxed_math"
-
-
-class TestDapo(RewardModelSuite):
-    component = "dapo"
-
-
-class TestDeepScaler(RewardModelSuite):
-    component = "deepscaler"
-
-
-class TestF1(RewardModelSuite):
-    component = "f1"
-
-
-class TestGpqa(RewardModelSuite):
-    component = "gpqa"
-    label = "B"
-
-
-ASKED = {"instruction_id_list": ["punctuation:no_comma", "startend:quotation"], "kwargs": [{}, {}]}
-ANSWERS = ('"Yes"', '"Yes, no"', "Yes", 'So:\n"Yes"', "")
-
-
-class TestIfBench(RewardModelSuite):
-    component = "ifbench"
-    metadata = ASKED
-    responses = ANSWERS
-
-
-class TestIfEval(RewardModelSuite):
-    component = "ifeval"
-    metadata = ASKED
-    responses = ANSWERS
-
-
-class TestInstructions(RewardModelSuite):
-    component = "instructions"
-    metadata = ASKED
-    responses = ANSWERS
-
-
-class TestMath(RewardModelSuite):
-    component = "math"
-
-
 class TestRemoteRm(RewardModelSuite):
     component = "remote_rm"
 

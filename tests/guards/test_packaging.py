@@ -32,6 +32,7 @@ PLUGINS = {
     "slime-grpo",
     "slime-models",
     "slime-ppo",
+    "slime-rewards",
     "slime-searchr1",
     "slime-testing",
 }

@@ -15,7 +15,7 @@ from slime_core import Kind, RunView, Sample, loop
 from slime_core.cli import activation, evaluate, run
 from slime_core.cli.main import main
 from slime_core.config.explain import to_toml
-from slime_core.config.load import Resolved, load, named_plugins
+from slime_core.config.load import Resolved, load, peek
 from slime_core.config.reward_sum import reward_names
 from slime_core.errors import ConfigError
 from slime_core.plugins.registry import activate
@@ -57,7 +57,8 @@ COMMANDS = sorted(set(commands()))
 
 def resolve(argv: list[str], *, check_rules: bool = False) -> Resolved:
     by_path = ["compat"] if any(re.fullmatch("--custom-.*-path", word) for word in argv) else []
-    active = activate([*named_plugins(argv), *by_path])
+    seen = peek(argv)
+    active = activate([*seen.plugins, *by_path], choices=seen.choices, flags=seen.flags)
     resolved = load(argv, presets=active.presets, plugin_options=active.options, check_rules=check_rules)
     for kind, names in COMPONENTS.items():
         for name in names(resolved.config):

@@ -288,7 +288,7 @@ def test_claims_and_declarations_are_compared_both_ways(install):
     ]
 
 
-@pytest.mark.parametrize("name", ["grpo", "models", "ppo", "searchr1"])
+@pytest.mark.parametrize("name", ["grpo", "models", "ppo", "rewards", "searchr1"])
 def test_our_own_plugins_claim_what_they_declare(name):
     registry = activate([name]).registry
     plugin = next(plugin for plugin in registry.plugins if plugin.name == name)
@@ -299,6 +299,11 @@ def test_our_own_plugins_claim_what_they_declare(name):
 def test_an_estimator_alone_activates_its_plugin():
     active = activated("--advantage-estimator", "ppo")
     assert [str(need) for need in active.by_need] == ["ppo is active because --advantage-estimator names ppo"]
+
+
+def test_the_parts_of_a_sum_of_rewards_activate_their_plugin():
+    active = activated("--rm-type", "0.7*math+0.3*dapo:acc")
+    assert [str(need) for need in active.by_need] == ["rewards is active because --rm-type names math"]
 
 
 def test_inactive_flags_know_our_distributions_that_are_not_installed(monkeypatch):

@@ -14,15 +14,15 @@ from slime_core.plugins.numbers import check_numbers
 from slime_core.plugins.registry import activate
 
 DAPO = (
-    "reward model 'dapo' of plugin 'core' (slime-rl 0.1.0, entry point slime_core.builtin.plugin) returns acc, score "
-    "for each response, and of these "
+    "reward model 'dapo' of plugin 'rewards' (slime-rewards 0.1.0, entry point slime_rewards.plugin) returns acc, "
+    "score for each response, and of these "
 )
 
 
 def check(rm_type: str, key: str | None = None, *, of_set: EvalDataset | None = None, trains: bool = True) -> None:
     rollout = RolloutConfig(rm_type=rm_type, reward_key=key)
     run = RunConfig(rollout=rollout, eval=EvalConfig(eval_datasets=() if of_set is None else (of_set,)))
-    check_numbers(run, activate([]).registry, trains=trains)
+    check_numbers(run, activate(["rewards"]).registry, trains=trains)
 
 
 def of_set(rm_type: str, key: str | None = None) -> EvalDataset:

@@ -95,7 +95,7 @@ def test_an_evaluation_uses_no_estimator_and_the_architecture_brings_the_model_s
 def test_every_part_of_a_sum_is_used_by_a_run_and_by_its_evaluation_sets(of_run, of_set, wanted):
     dataset = EvalDataset(name="aime", path=Path("aime.jsonl"), rm_type=of_set)
     run = RunConfig(rollout=RolloutConfig(rm_type=of_run), eval=EvalConfig(eval_datasets=(dataset,)))
-    found = selected(run, activate([]).registry, trains=False, architecture=None)
+    found = selected(run, activate(["rewards"]).registry, trains=False, architecture=None)
     assert {one.component.name: one.by for one in found if one.kind is Kind.REWARD_MODEL} == wanted
 
 

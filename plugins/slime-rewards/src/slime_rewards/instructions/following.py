@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from slime_core.builtin.instructions.counting import COUNTING
-from slime_core.builtin.instructions.forming import FORMING
-from slime_core.builtin.instructions.ifeval import IFEVAL
 from slime_core.errors import DataError
 from slime_core.types import Sample
+from slime_rewards.instructions.counting import COUNTING
+from slime_rewards.instructions.forming import FORMING
+from slime_rewards.instructions.ifeval import IFEVAL
 
 __all__ = ["KNOWN", "Instruction", "instructions_of", "variants"]
 

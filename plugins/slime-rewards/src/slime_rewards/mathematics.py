@@ -15,9 +15,9 @@ from functools import cache
 from typing import Any
 
 from slime_core import RunView
-from slime_core.builtin.answers import after_thinking, answer_line, last_boxed
-from slime_core.builtin.rewards import label_of
 from slime_core.types import Sample
+from slime_rewards.answers import after_thinking, answer_line, last_boxed
+from slime_rewards.labels import label_of
 
 __all__ = ["BoxedMathematics", "Dapo", "DeepScaleR", "Mathematics", "equal"]
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from slime_core import RunView
-from slime_core.builtin.instructions.following import instructions_of, variants
 from slime_core.types import Sample
+from slime_rewards.instructions.following import instructions_of, variants
 
 __all__ = ["IfBench", "IfEval", "Instructions", "measured"]
 
@@ -21,11 +21,11 @@ def measured(sample: Sample) -> dict[str, float]:
 
     Returns:
         ``strict``: 1.0 where it does everything, else 0.0; ``loose``: the same where each instruction may hold for a
-        variant of the response (see :func:`~slime_core.builtin.instructions.following.variants`); ``strict_share`` and
+        variant of the response (see :func:`~slime_rewards.instructions.following.variants`); ``strict_share`` and
         ``loose_share``: the share of the instructions, 0 to 1.
 
     Raises:
-        DataError: see :func:`~slime_core.builtin.instructions.following.instructions_of`.
+        DataError: see :func:`~slime_rewards.instructions.following.instructions_of`.
     """
     asked, texts = instructions_of(sample), variants(sample.response)
     strict = [one.holds(texts[0]) for one in asked]

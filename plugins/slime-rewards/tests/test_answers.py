@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from slime_core import RunView
-from slime_core.builtin.answers import after_thinking, answer_line, last_boxed
-from slime_core.builtin.mathematics import BoxedMathematics, Dapo, DeepScaleR, Mathematics
-from slime_core.builtin.rewards import ExactMatch
-from slime_core.builtin.texts import MultipleChoice, WordOverlap, choice, word_f1
 from slime_core.errors import DataError
 from slime_core.types import Sample
+from slime_rewards.answers import after_thinking, answer_line, last_boxed
+from slime_rewards.mathematics import BoxedMathematics, Dapo, DeepScaleR, Mathematics
+from slime_rewards.texts import MultipleChoice, WordOverlap, choice, word_f1
 
 
 def test_the_last_complete_box_counts_with_its_braces_balanced() -> None:
@@ -85,7 +84,7 @@ async def test_dapo_reads_an_answer_in_any_form(answer: str) -> None:
 
 
 async def test_a_label_may_be_a_number() -> None:
-    assert [await score(reward, "4", 4) for reward in (ExactMatch, Mathematics, WordOverlap)] == [1.0, 1.0, 1.0]
+    assert [await score(reward, "4", 4) for reward in (Mathematics, WordOverlap)] == [1.0, 1.0]
 
 
 async def test_dapo_names_its_two_numbers() -> None:

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from slime_core import RunView
-from slime_core.builtin.answers import after_thinking, answer_line, last_boxed
-from slime_core.builtin.rewards import label_of
 from slime_core.errors import DataError
 from slime_core.types import Sample
+from slime_rewards.answers import after_thinking, answer_line, last_boxed
+from slime_rewards.labels import label_of
 
 __all__ = ["MultipleChoice", "WordOverlap", "choice", "word_f1"]
 

@@ -6,13 +6,13 @@ from string import ascii_uppercase
 import pytest
 
 from slime_core import RunView, Sample
-from slime_core.builtin.instructions.counting import COUNTING
-from slime_core.builtin.instructions.following import KNOWN, Instruction, instructions_of, variants
-from slime_core.builtin.instructions.forming import FORMING
-from slime_core.builtin.instructions.ifeval import IFEVAL
-from slime_core.builtin.instructions.rewards import IfBench, IfEval, Instructions, measured
-from slime_core.builtin.instructions.texts import sentences
 from slime_core.errors import DataError
+from slime_rewards.instructions.counting import COUNTING
+from slime_rewards.instructions.following import KNOWN, Instruction, instructions_of, variants
+from slime_rewards.instructions.forming import FORMING
+from slime_rewards.instructions.ifeval import IFEVAL
+from slime_rewards.instructions.rewards import IfBench, IfEval, Instructions, measured
+from slime_rewards.instructions.texts import sentences
 
 ENGLISH = "the cat and the dog are good friends, and they like to play in the garden every day"
 PARAGRAPHS = {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "second"}

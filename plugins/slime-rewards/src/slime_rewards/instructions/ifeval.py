@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from slime_core.builtin.instructions.texts import compare, detected, fenced, require_language, sentences, words
+from slime_rewards.instructions.texts import compare, detected, fenced, require_language, sentences, words
 
 __all__ = ["IFEVAL"]
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import syllapy
 
-from slime_core.builtin.instructions.texts import bare_words, one_of, paragraphs, sentences, words
+from slime_rewards.instructions.texts import bare_words, one_of, paragraphs, sentences, words
 
 __all__ = ["COUNTING"]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from itertools import pairwise
 
-from slime_core.builtin.instructions.texts import bare_words, fenced, one_of, sentences
+from slime_rewards.instructions.texts import bare_words, fenced, one_of, sentences
 
 __all__ = ["FORMING"]
 

@@ -1,0 +1,9 @@
+"""Reward models by rules.
+
+plugin         what the plugin declares
+labels         the label that a reward compares with
+answers        where the final answer stands in a response
+mathematics    answers that are equal as mathematical expressions
+texts          how many words are right, and which choice was taken
+instructions   whether a response does what a program can check
+"""

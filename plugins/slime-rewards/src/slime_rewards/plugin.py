@@ -1,0 +1,48 @@
+"""The hooks of plugin ``rewards``; imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slime_core import Component, RewardTraits, hookimpl
+
+__all__: list[str] = []
+
+RULES = (
+    ("math", "mathematics:Mathematics", "1 where the answer equals the label as a mathematical expression, else 0"),
+    ("boxed_math", "mathematics:BoxedMathematics", "As math, of what stands in the last boxed expression"),
+    ("deepscaler", "mathematics:DeepScaleR", "1 where the boxed answer after the thinking equals the label, else 0"),
+    (
+        "dapo",
+        "mathematics:Dapo",
+        "score 1 or -1, acc 1 or 0, by the line 'Answer: ...' (DAPO, 2503.14476); needs --reward-key",
+    ),
+    ("f1", "texts:WordOverlap", "F1 of the response's words against the label's"),
+    ("gpqa", "texts:MultipleChoice", "1 where the response takes the label's letter, else 0 (GPQA, 2311.12022)"),
+    (
+        "ifeval",
+        "instructions.rewards:IfEval",
+        "1 where the response does all that the row's instruction_id_list asks, else 0 (IFEval, 2311.07911)",
+    ),
+    (
+        "ifbench",
+        "instructions.rewards:IfBench",
+        "As ifeval, asterisks and outer lines aside (IFBench, 2507.02833); either knows both benchmarks' instructions",
+    ),
+    (
+        "instructions",
+        "instructions.rewards:Instructions",
+        "strict and loose as ifeval and ifbench, and strict_share and loose_share; needs --reward-key",
+    ),
+)
+"""Reward models that follow rules: name, target, summary. They run in processes of their own."""
+
+NUMBERS = {"dapo": {"score", "acc"}, "instructions": {"strict", "loose", "strict_share", "loose_share"}}
+"""Of these, the numbers of those that give a response several."""
+
+
+@hookimpl
+def slime_register_reward_models() -> Iterator[Component]:
+    for name, target, summary in RULES:
+        traits = RewardTraits(numbers=NUMBERS.get(name, frozenset()))
+        yield Component(name, target=f"slime_rewards.{target}", traits=traits, summary=summary)
