@@ -20,10 +20,12 @@ from pydantic import BaseModel
 
 from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError
+from slime_core.harness.runs import default_run_view
 from slime_core.plugins import discovery, hooks
 from slime_core.plugins.claims import broken_claims, unclaimed
 from slime_core.plugins.component import Component, Kind
-from slime_core.plugins.contracts import Place
+from slime_core.plugins.construction import construct
+from slime_core.plugins.contracts import Place, RunView
 from slime_core.plugins.declared import Declared
 from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, resolve
 from slime_core.plugins.hooks import LIFECYCLE_HOOKS
@@ -52,9 +54,8 @@ class ActivePlugin:
     Example::
 
         grpo = activate("grpo")
-        grpo.offers                                        # ((Kind.ADVANTAGE_ESTIMATOR, "grpo"), ...)
-        target = grpo.load(Kind.ADVANTAGE_ESTIMATOR, "grpo")
-        estimator = target(grpo.default_options(), run)    # as a run makes it
+        grpo.offers                                                  # ((Kind.ADVANTAGE_ESTIMATOR, "grpo"), ...)
+        estimator = grpo.build(Kind.ADVANTAGE_ESTIMATOR, "grpo")     # as a run makes it
 
     Arguments:
         source: the plugin, as another process can load it again.
@@ -106,6 +107,20 @@ class ActivePlugin:
         """
         loaded: object = self._registry.load(kind, name)
         return loaded
+
+    def build(self, kind: Kind, name: str, *, options: BaseModel | None = None, run: RunView | None = None) -> object:
+        """An object of the component, made as a run makes it.
+
+        Arguments:
+            options: of this plugin; None: their defaults.
+            run: None: a run of the built-in model with every setting at its default.
+
+        Raises:
+            PluginError: as :meth:`load`, or its constructor failed.
+        """
+        given = {} if options is None else {self.identity.name: options}
+        built: object = construct(self._registry, kind, name, given, run or default_run_view(given))
+        return built
 
     def default_options(self) -> BaseModel | None:
         """The plugin's options with their defaults; None: it has none."""

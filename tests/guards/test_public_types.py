@@ -21,6 +21,7 @@ from slime_core.learner.layout import ParallelLayout
 ROOMS = (
     *("slime_core", "slime_core.plugins.contracts", "slime_core.plugins.hooks"),
     *("slime_core.generation", "slime_core.services", "slime_core.types"),
+    *(f"slime_core.harness.{name}" for name in ("engines", "learner", "lifecycle", "megatron", "plugins", "runs")),
 )
 
 FOR_CHECKERS: Mapping[str, object] = {

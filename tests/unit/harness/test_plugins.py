@@ -8,11 +8,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 
-from slime_core import Kind, Place, harness
+from slime_core import Kind, Place, RunView, harness
 from slime_core.errors import ManifestMismatch, PluginError
 from slime_core.harness import (
     LIFECYCLE_HOOKS,
@@ -26,8 +25,9 @@ from slime_core.harness import (
     only_core_installed,
     run_info,
 )
-from slime_core.harness.engines import connect
+from slime_core.harness.engines import connect, real_engine
 from slime_core.harness.fake_engine import FakeEngine
+from slime_core.harness.learner import train_step
 
 SOURCE = """
 from pydantic import BaseModel, ConfigDict, Field
@@ -38,8 +38,9 @@ class Options(BaseModel):
     factor: float = Field(2.0, description="What a letter counts.")
 
 class Length:
-    def __init__(self, options, run=None):
+    def __init__(self, options, run):
         self.factor = options.factor
+        self.seed = run.seed
     async def score(self, samples):
         return [self.factor * len(sample.response) for sample in samples]
 
@@ -79,6 +80,23 @@ def test_an_active_plugin_offers_what_is_its_own_and_finds_what_core_offers(mine
     assert plugin.load(Kind.REWARD_MODEL, "length").__name__ == "Length"  # type: ignore[attr-defined]
     with pytest.raises(PluginError, match="no active plugin offers a reward model called 'width'"):
         plugin.load(Kind.REWARD_MODEL, "width")
+
+
+def test_a_component_is_made_with_options_and_run_as_in_a_run(mine: Path):
+    plugin = activate(str(mine))
+    options = plugin.default_options()
+    assert options is not None
+    default = plugin.build(Kind.REWARD_MODEL, "length")
+    given = plugin.build(
+        Kind.REWARD_MODEL, "length", options=options.model_copy(update={"factor": 0.5}), run=RunView(seed=7)
+    )
+    assert (default.factor, default.seed, given.factor, given.seed) == (2.0, 1234, 0.5, 7)  # type: ignore[attr-defined]
+
+
+def test_a_constructor_that_fails_is_the_plugin_s(mine: Path):
+    mine.write_text(SOURCE.replace("self.factor = options.factor", "raise KeyError('factor')"))
+    with pytest.raises(PluginError, match=r"plugin 'mine' .* making reward model 'length' failed with KeyError"):
+        activate(str(mine)).build(Kind.REWARD_MODEL, "length")
 
 
 def test_core_is_a_plugin_like_any_other():
@@ -150,9 +168,12 @@ def test_the_client_of_a_run_asks_the_fake_engine():
 
 
 def test_every_name_of_the_room_is_described_and_typed():
-    assert sorted(harness.__all__) == sorted(set(harness.__all__))
-    for name in harness.__all__:
-        found = getattr(harness, name)
-        if inspect.isfunction(found):
-            assert inspect.getdoc(found), name
-            assert "return" in get_type_hints(found), name
+    named = {name: getattr(harness, name) for name in harness.__all__}
+    functions = {name: found for name, found in named.items() if inspect.isfunction(found)}
+    functions |= {f"ActivePlugin.{name}": one for name, one in inspect.getmembers(ActivePlugin, inspect.isfunction)}
+    functions |= {"connect": connect, "real_engine": real_engine, "train_step": train_step}
+    public = {name: one for name, one in functions.items() if name.rpartition(".")[2][0] != "_"}
+    assert len(public) > 15
+    for name, function in public.items():
+        assert inspect.getdoc(function), name
+        assert "return" in inspect.get_annotations(inspect.unwrap(function)), name

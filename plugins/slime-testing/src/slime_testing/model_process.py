@@ -58,16 +58,16 @@ def main(task: Path, report: Path) -> None:
     """Read the task, test every variant of every architecture, write property -> what breaks it."""
     given = json.loads(task.read_text(encoding="utf-8"))
     plugin, options = ActivePlugin.from_json(given["plugin"])
-    target: Any = plugin.load(Kind.MODEL_SPEC, given["component"])
     run = RunView.from_json(given["run"])
     layout = start_single_rank()
     traits: Any = plugin.component(Kind.MODEL_SPEC, given["component"]).traits
+    make = partial(plugin.build, Kind.MODEL_SPEC, given["component"], options=options, run=run)
     findings: dict[str, str] = {}
     for architecture in sorted(traits.architectures):
         for variant in given["variants"]:
             fields = {**TINY, **given["tiny"], **variant}
             refuses = partial(plugin.refusals, architecture)
-            found = _tested(lambda: target(options, run), architecture, fields, refuses, layout)
+            found = _tested(make, architecture, fields, refuses, layout)
             what = f"{architecture} with {variant}: " if variant else f"{architecture}: "
             findings = {name: what + message for name, message in found.items()} | findings
     report.write_text(json.dumps(findings), encoding="utf-8")
