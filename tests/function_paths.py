@@ -6,6 +6,7 @@ from pathlib import Path
 
 from slime_compat.options import PathOptions
 from slime_core.config.load import load
+from slime_core.plugins.construction import run_plan
 from slime_core.plugins.functions import find_function
 
 
@@ -14,4 +15,4 @@ def options_for(folder: Path, code: str, *, settings: tuple[str, ...] = (), **pa
     file = folder / "mine.py"
     file.write_text(code)
     sources = {name: (find_function(f"{file}:{function}", setting=name),) for name, function in paths.items()}
-    return PathOptions(config=load(settings, check_rules=False).config, sources=sources)
+    return PathOptions(plan=run_plan(load(settings, check_rules=False).config), sources=sources)

@@ -218,7 +218,9 @@ def _resolve(argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run") ->
     if active.functions:
         import importlib
 
-        importlib.import_module("slime_compat.forms").check_rollout_functions(active.functions, resolved.config)
+        importlib.import_module("slime_compat.forms").check_rollout_functions(
+            active.functions, group_rm=resolved.config.custom.group_rm
+        )
         importlib.import_module("slime_compat.training").check_training_functions(active.functions)
     return resolved, active
 

@@ -25,7 +25,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_settings
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import construct, run_view
+from slime_core.plugins.construction import construct, run_plan, run_view
 from slime_core.plugins.discovery import COMPAT
 from slime_core.plugins.entries import listed
 from slime_core.plugins.selection import has_critic
@@ -124,10 +124,9 @@ def options_of(resolved: Resolved, active: ActivePlugins) -> dict[str, Any]:
     options: dict[str, Any] = dict(resolved.plugin_options)
     if active.functions:
         module = importlib.import_module("slime_compat.options")
-        config = resolved.config
-        options[COMPAT] = module.PathOptions(
-            config=config, sources=active.functions, extra=module.read_extra(config.custom.custom_config_path)
-        )
+        plan = run_plan(resolved.config, options)
+        extra = module.read_extra(resolved.config.custom.custom_config_path, plan)
+        options[COMPAT] = module.PathOptions(plan=plan, sources=active.functions, extra=extra)
     return options
 
 

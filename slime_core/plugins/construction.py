@@ -84,6 +84,10 @@ def _planned(config: RunConfig, options: Mapping[str, Any]) -> dict[str, Any]:
         "max_response_len": rollout.rollout_max_response_len,
         "temperature": rollout.rollout_temperature,
         "reward_key": rollout.reward_key,
+        "samples_per_step": config.samples_per_step,
+        "steps_per_rollout": config.steps_per_rollout,
+        "num_data_ranks": config.num_data_ranks,
+        "num_engines": config.num_engines,
         "settings": without_secrets({**core_values(config), **_option_values(options)}),
     }
 

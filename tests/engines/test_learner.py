@@ -96,11 +96,12 @@ def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
     from slime_core.config.custom import function_paths
     from slime_core.learner.layout import ParallelLayout
     from slime_core.learner.rank import Learner, LearnerSettings
+    from slime_core.plugins.construction import run_plan
     from slime_core.plugins.registry import activate
 
     paths = function_paths(dict(job.config.custom))
     active = activate(job.plugins, architecture=job.architecture, paths=paths)
-    options = {"compat": PathOptions(config=job.config, sources=active.functions)} if active.functions else {}
+    options = {"compat": PathOptions(plan=run_plan(job.config), sources=active.functions)} if active.functions else {}
     settings = LearnerSettings(
         job.config,
         job.folder,

@@ -11,6 +11,7 @@ import pytest
 from slime_compat.forms import check_rollout_functions
 from slime_compat.options import PathOptions
 from slime_core.config.load import load, peek
+from slime_core.plugins.construction import run_plan
 from slime_core.plugins.functions import find_function
 
 Write = Callable[..., PathOptions]
@@ -27,9 +28,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         sources = {
             key: tuple(find_function(path, setting=key) for path in paths) for key, paths in peek(argv).paths.items()
         }
-        options = PathOptions(config=load(argv, check_rules=False).config, sources=sources)
+        options = PathOptions(plan=run_plan(load(argv, check_rules=False).config), sources=sources)
         if checked:
-            check_rollout_functions(sources, options.config)
+            check_rollout_functions(sources, group_rm=options.group_rm)
         return options
 
     return make

@@ -12,14 +12,15 @@ from slime_compat.arguments import slime_arguments
 from slime_compat.options import PathOptions, read_extra
 from slime_core.config.load import load, peek
 from slime_core.errors import ConfigError
+from slime_core.plugins.construction import run_plan
 
 
 def options(*argv: str, **extra: object) -> PathOptions:
-    return PathOptions(config=load(argv, check_rules=False).config, sources={}, extra=extra)
+    return PathOptions(plan=run_plan(load(argv, check_rules=False).config), sources={}, extra=extra)
 
 
 def arguments(found: PathOptions, **derived: object) -> SimpleNamespace:
-    return slime_arguments(found.config, found.extra, **derived)
+    return slime_arguments(found.plan, found.extra, **derived)
 
 
 def test_settings_have_their_names_and_those_of_slime() -> None:
@@ -43,7 +44,7 @@ def test_what_is_written_to_args_stays_in_its_process() -> None:
 def test_entries_of_the_custom_config_are_attributes(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("search_url: http://localhost\ntop: 3\n")
-    args = arguments(options(**read_extra(path)))
+    args = arguments(options(**read_extra(path, options().plan)))
     assert (args.search_url, args.top) == ("http://localhost", 3)
 
 
@@ -59,7 +60,7 @@ def test_a_custom_config_that_is_no_table_of_new_names_is_refused(tmp_path: Path
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
-        read_extra(path)
+        read_extra(path, options().plan)
 
 
 def test_a_path_selects_the_component_of_its_name() -> None:

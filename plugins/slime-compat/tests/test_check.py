@@ -73,7 +73,7 @@ def test_the_same_is_refused_where_it_is_imported(write, case: str) -> None:
     setting, text, _ = WRONG[case]
     options = write(setting, text, name=":f" if "def f" in text else ":Mine", checked=False)
     with pytest.raises(PluginError, match="cannot be called"):
-        load_checked(options, setting, rollout_forms(options.config))
+        load_checked(options, setting, rollout_forms(group_rm=options.group_rm))
 
 
 def test_a_name_that_is_not_there_is_refused_with_the_nearest(write) -> None:
@@ -88,7 +88,7 @@ def test_a_name_that_is_not_there_is_refused_with_the_nearest(write) -> None:
 def test_of_several_functions_the_one_with_the_known_names_is_taken(write) -> None:
     text = "def near(left, right): return 9.0\n\nasync def mine(args, sample, **kwargs): return 1.0\n"
     options = write("custom_rm_path", text)
-    assert load_checked(options, "custom_rm_path", rollout_forms(options.config)).function.__name__ == "mine"
+    assert load_checked(options, "custom_rm_path", rollout_forms(group_rm=options.group_rm)).function.__name__ == "mine"
 
 
 def test_several_functions_that_fit_are_refused(write) -> None:
@@ -133,10 +133,10 @@ def test_a_decorated_function_is_judged_where_it_is_imported(write) -> None:
             return 1.0
         """
     options = write("custom_rm_path", text, name=":reward")
-    assert load_checked(options, "custom_rm_path", rollout_forms(options.config)).function(None, None) == 2.0
+    assert load_checked(options, "custom_rm_path", rollout_forms(group_rm=options.group_rm)).function(None, None) == 2.0
     options = write("custom_rm_path", text, name=":narrow")
     with pytest.raises(PluginError, match="it takes 1 of the 2 arguments"):
-        load_checked(options, "custom_rm_path", rollout_forms(options.config))
+        load_checked(options, "custom_rm_path", rollout_forms(group_rm=options.group_rm))
 
 
 def test_a_module_of_a_package_is_read_without_importing_it(tmp_path, write, monkeypatch) -> None:
@@ -151,7 +151,7 @@ def test_a_module_of_a_package_is_read_without_importing_it(tmp_path, write, mon
     source = find_function("lab.rewards.reward", setting="custom_rm_path")
     options = write("custom_rm_path", "def f(args, sample): ...")
     with pytest.raises(PluginError, match=r"--custom-rm-path lab.rewards.reward: def reward\(args\) cannot be called"):
-        check_texts({"custom_rm_path": (source,)}, rollout_forms(options.config))
+        check_texts({"custom_rm_path": (source,)}, rollout_forms(group_rm=options.group_rm))
 
 
 def test_what_slime_ships_is_refused_with_what_to_write_instead(write) -> None:

@@ -68,6 +68,10 @@ class RunPlan:
         max_response_len: tokens.
         temperature: of sampling in training.
         reward_key: which of several rewards trains; None: rewards are plain numbers.
+        samples_per_step: of one optimizer step, over all ranks.
+        steps_per_rollout: optimizer steps of one rollout.
+        num_data_ranks: copies of the model that train, each on samples of its own.
+        num_engines: inference servers of the policy, whoever started them; 0 where rollouts are read.
         settings: read-only; every setting of the core by its name, and every option of the active plugins by its name
             in ``config.toml`` (``grpo.std_normalization``). Paths are text, and what holds a secret is left out.
     """
@@ -80,6 +84,10 @@ class RunPlan:
     max_response_len: int = 1024
     temperature: float = 1.0
     reward_key: str | None = None
+    samples_per_step: int = 256
+    steps_per_rollout: int = 1
+    num_data_ranks: int = 1
+    num_engines: int = 1
     settings: Mapping[str, JsonValue] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -85,7 +85,7 @@ class BufferedSource:
     """
 
     def __init__(self, options: PathOptions, run: RunView) -> None:
-        self._loaded = load_checked(options, "buffer_filter_path", rollout_forms(options.config))
+        self._loaded = load_checked(options, "buffer_filter_path", rollout_forms(group_rm=options.group_rm))
         self._source = _Chosen(_arguments(options, requested(run)), self._choose)
 
     def next_groups(self, n: int) -> list[PromptGroup]:
@@ -140,7 +140,7 @@ class PathSource:
     """
 
     def __init__(self, options: PathOptions, run: RunView) -> None:
-        self._loaded = load_checked(options, "data_source_path", rollout_forms(options.config))
+        self._loaded = load_checked(options, "data_source_path", rollout_forms(group_rm=options.group_rm))
         self._request = requested(run)
         self._args = _arguments(options, self._request)
         dataset = [self._dataset()] if "dataset" in self._loaded.form.passed else []

@@ -26,7 +26,7 @@ class PathGroupFilter:
 
     def __init__(self, options: PathOptions, run: RunView) -> None:
         del run
-        self._loaded = load_checked(options, "dynamic_sampling_filter_path", rollout_forms(options.config))
+        self._loaded = load_checked(options, "dynamic_sampling_filter_path", rollout_forms(group_rm=options.group_rm))
         self._args = options.arguments
 
     def __call__(self, samples: PromptGroup) -> Transformed:
@@ -57,7 +57,7 @@ class PathRolloutFilter:
 
     def __init__(self, options: PathOptions, run: RunView) -> None:
         del run
-        self._loaded = load_checked(options, "rollout_sample_filter_path", rollout_forms(options.config))
+        self._loaded = load_checked(options, "rollout_sample_filter_path", rollout_forms(group_rm=options.group_rm))
         self._args = options.arguments
 
     def __call__(self, groups: Sequence[PromptGroup]) -> list[Transformed]:

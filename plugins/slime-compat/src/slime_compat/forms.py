@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from slime_compat.check import check_texts
 from slime_compat.reward_uses import check_reward_uses
 from slime_compat.signatures import Form
-from slime_core.config.schema import RunConfig
 from slime_core.plugins.functions import FunctionSource
 
 __all__ = ["check_rollout_functions", "rollout_forms"]
@@ -91,20 +90,20 @@ _FORMS: Mapping[str, tuple[Form, ...]] = {
 }
 
 
-def check_rollout_functions(functions: Mapping[str, Sequence[FunctionSource]], config: RunConfig) -> None:
+def check_rollout_functions(functions: Mapping[str, Sequence[FunctionSource]], *, group_rm: bool) -> None:
     """Returns if nothing in the text of the functions keeps the rollout from calling them; runs none of it.
 
     Raises:
         PluginError: see :func:`slime_compat.check.check_texts` and
             :func:`slime_compat.reward_uses.check_reward_uses`.
     """
-    forms = rollout_forms(config)
+    forms = rollout_forms(group_rm=group_rm)
     check_texts(functions, forms)
     rewards = functions.get("custom_rm_path", ())
-    check_reward_uses(rewards, forms["custom_rm_path"], group_rm=config.custom.group_rm)
+    check_reward_uses(rewards, forms["custom_rm_path"], group_rm=group_rm)
 
 
-def rollout_forms(config: RunConfig) -> dict[str, Sequence[Form]]:
+def rollout_forms(*, group_rm: bool) -> dict[str, Sequence[Form]]:
     """Setting -> the forms that its function may have in this run, the preferred one first."""
-    rewards = (_REWARDS, _REWARDS_AS_SAMPLE) if config.custom.group_rm else (_ONE_REWARD, _REWARDS)
+    rewards = (_REWARDS, _REWARDS_AS_SAMPLE) if group_rm else (_ONE_REWARD, _REWARDS)
     return {**_FORMS, "custom_rm_path": (*rewards, _REWARD_CLASS)}

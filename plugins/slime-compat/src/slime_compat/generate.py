@@ -62,12 +62,12 @@ class PathGenerate:
 
     def __init__(self, options: PathOptions, run: RunView) -> None:
         del run
-        config = options.config
-        self._loaded = load_checked(options, "custom_generate_function_path", rollout_forms(config))
+        plan = options.plan
+        self._loaded = load_checked(options, "custom_generate_function_path", rollout_forms(group_rm=options.group_rm))
         self._args = options.arguments
         self._takes_one = "sample" in self._loaded.form.passed
-        at_once = config.rollout.sglang_server_concurrency * config.num_engines
-        size = 1 if self._takes_one else config.rollout.n_samples_per_prompt
+        at_once = int(options.arguments.sglang_server_concurrency) * plan.num_engines
+        size = 1 if self._takes_one else plan.n_samples_per_prompt
         self._room = asyncio.Semaphore(max(1, at_once // size))
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:

@@ -3,49 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict
 
 from slime_compat.arguments import slime_arguments
-from slime_core.config.schema import RunConfig
-from slime_core.config.settings import core_settings
+from slime_core import RunPlan
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.functions import FunctionSource, load_function
 
 __all__ = ["PathOptions", "read_extra"]
 
 
-class PathOptions(BaseModel):
+@dataclass(frozen=True)
+class PathOptions:
     """The options of plugin ``compat``; no flag of its own, since ``[custom]`` is the core's section.
 
     Arguments:
-        config: all settings of the run.
+        plan: the run, with all its settings.
         sources: path setting -> the functions it names, in order.
         extra: what ``custom_config_path`` holds.
         derived: entries of ``args`` that became known in the sampler, for the processes that it starts.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-
-    config: RunConfig
+    plan: RunPlan
     sources: Mapping[str, tuple[FunctionSource, ...]]
-    extra: Mapping[str, Any] = {}
-    derived: dict[str, Any] = {}
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    derived: dict[str, Any] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[Any, Any]:
         # Each process makes its own args: what functions and adapters write there need not travel.
-        state = super().__getstate__()
-        return {**state, "__dict__": {name: state["__dict__"][name] for name in type(self).model_fields}}
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @cached_property
     def arguments(self) -> SimpleNamespace:
         """The ``args`` that all functions of this process share; what one of them writes there, the others read."""
-        return slime_arguments(self.config, self.extra, **self.derived)
+        return slime_arguments(self.plan, self.extra, **self.derived)
+
+    @property
+    def group_rm(self) -> bool:
+        """Whether a reward function is called with all samples of a group at once."""
+        return self.plan.settings.get("group_rm") is True
 
     def load(self, setting: str, *, fits: Callable[[Any], bool] = callable) -> Any:
         """The function that ``setting`` names; imported now, in this process.
@@ -62,7 +64,7 @@ class PathOptions(BaseModel):
         return self.sources[setting][0]
 
 
-def read_extra(path: Path | None) -> dict[str, Any]:
+def read_extra(path: Path | None, plan: RunPlan) -> dict[str, Any]:
     """The entries of a YAML file, for ``args``; None: none.
 
     Raises:
@@ -77,7 +79,7 @@ def read_extra(path: Path | None) -> dict[str, Any]:
         raise ConfigError(f"{flag}: cannot be read: {error}. Give a YAML file of names and values.") from error
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ConfigError(f"{flag}: found {type(found).__name__}; accepted is a table of names and values.")
-    taken = sorted(found.keys() & core_settings().keys())
+    taken = sorted(found.keys() & plan.settings.keys())
     if taken:
         raise ConfigError(
             f"{flag}: {', '.join(taken)} are settings of the run; give them as flags or in --config FILE."

@@ -27,7 +27,7 @@ class CustomReducer:
     def __init__(self, options: PathOptions) -> None:
         loaded = load_checked(options, SETTING, TRAINING_FORMS)
         self._source, self._function = loaded.source, loaded.function
-        self._per_token = options.config.algorithm.calculate_per_token_loss
+        self._per_token = options.plan.settings.get("calculate_per_token_loss") is True
 
     def __call__(self, loss_U: torch.Tensor, mask_U: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
         """See the protocol. An idle micro-batch makes 0, without the function: there is nothing to divide by.

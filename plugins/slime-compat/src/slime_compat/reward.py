@@ -39,9 +39,9 @@ class PathReward:
 
     def __init__(self, options: PathOptions, run: RunView) -> None:
         del run
-        self._loaded = load_checked(options, "custom_rm_path", rollout_forms(options.config))
+        self._loaded = load_checked(options, "custom_rm_path", rollout_forms(group_rm=options.group_rm))
         self._args = options.arguments
-        self.scores_each = self._loaded.form.passed == ("args", "sample") and not options.config.custom.group_rm
+        self.scores_each = self._loaded.form.passed == ("args", "sample") and not options.group_rm
         self._scorer = _made(self._loaded, options) if self._loaded.form.methods else None
         self._turn = asyncio.Lock()
 
@@ -80,8 +80,7 @@ class PathReward:
 
 
 def _made(loaded: Loaded, options: PathOptions) -> Any:
-    folder = options.config.custom.rm_model_path
-    path = None if folder is None else str(folder)
+    path = options.plan.settings.get("rm_model_path")
     with blamed(loaded.source, "making the class"):
         return loaded.function(**loaded.named(args=options.arguments, model_path=path))
 

@@ -38,7 +38,7 @@ class PathFunctions:
     """
 
     def __init__(self, options: PathOptions, *, router_url: str, model_urls: Mapping[str, str] | None = None) -> None:
-        self._forms = rollout_forms(options.config)
+        self._forms = rollout_forms(group_rm=options.group_rm)
         router = urlsplit(router_url)
         options.derived.update(sglang_router_ip=router.hostname, sglang_router_port=router.port)
         options.derived.update(sglang_model_routers=_addresses(model_urls or {}))
@@ -108,7 +108,7 @@ class PathFunctions:
 
     def _values(self, loaded: Loaded, name: str, rewards: Sequence[Any]) -> list[float]:
         """The rewards of one evaluation set as numbers, whether named or not."""
-        key = self._options.config.rollout.reward_key
+        key = self._options.plan.reward_key
         found: list[Any] = [reward.get(key) if isinstance(reward, Mapping) else reward for reward in rewards]
         values: list[Any] = [
             one.item() if hasattr(one, "item") and getattr(one, "ndim", 0) == 0 else one for one in found
@@ -165,8 +165,8 @@ class PathFunctions:
         return None
 
     def _require_enough(self, rows: list[Sample], samples: list[Sample], convert: Loaded) -> None:
-        config = self._options.config
-        needed = config.steps_per_rollout * config.num_data_ranks
+        plan = self._options.plan
+        needed = plan.steps_per_rollout * plan.num_data_ranks
         if len(rows) < needed:
             raise RunError(
                 f"{convert.source}: it returned {len(rows)} rows for {len(samples)} samples; {needed} are needed, one "
