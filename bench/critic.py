@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from slime_core.learner.layout import ParallelLayout
+from slime_core.modeling.layout import ParallelLayout
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.critic_by_hand import Outcome, in_plain_torch, make_models

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from bench.critic_by_hand import GAMMA, LAMBD, NUM_STEPS, Outcome, head_weights, shards
 from bench.ranks import free_address, learner_of, run_ranks
 from slime_core.config.schema import AlgorithmConfig, ClusterConfig, CriticConfig, OptimizerConfig, RunConfig
-from slime_core.learner.layout import ParallelLayout
+from slime_core.modeling.layout import ParallelLayout
 from slime_core.types import TrainBatch
 
 ARCHITECTURE = "Qwen3ForCausalLM"

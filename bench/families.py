@@ -30,7 +30,7 @@ import torch
 
 from slime_core.config.learning import LearnerConfig
 from slime_core.config.schema import ClusterConfig, OptimizerConfig, RunConfig
-from slime_core.learner.layout import ParallelLayout
+from slime_core.modeling.layout import ParallelLayout
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, TrainBatch
@@ -139,7 +139,7 @@ def build(case: Case, rank: int, address: str, folder: Path) -> Any:
 @contextmanager
 def overridden(overrides: tuple[tuple[str, Any], ...]) -> Iterator[None]:
     """Inside, models are built with these fields of Megatron's config, which a run gives by flags."""
-    from slime_core.learner.spec import MBridgeSpec
+    from slime_core.modeling.spec import MBridgeSpec
 
     whole = MBridgeSpec.build
 

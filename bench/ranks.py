@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from slime_core.config.schema import RunConfig
-from slime_core.learner.layout import ParallelLayout
+from slime_core.modeling.layout import ParallelLayout
 from slime_core.weights.group import reserve
 
 __all__ = ["distance", "free_address", "learner_of", "prepare", "relative", "run_ranks"]
@@ -41,7 +41,7 @@ def prepare() -> None:
     import slime_core.learner.gradients
     import slime_core.learner.passes
     import slime_core.learner.rank
-    import slime_core.learner.spec  # noqa: F401
+    import slime_core.modeling.spec  # noqa: F401
 
     transformers.utils.logging.disable_progress_bar()
 

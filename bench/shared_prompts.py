@@ -24,7 +24,8 @@ import torch
 
 from slime_core import RunView
 from slime_core.cpu.megatron import install
-from slime_core.learner.layout import ParallelLayout, initialize
+from slime_core.learner.layout import initialize
+from slime_core.modeling.layout import ParallelLayout
 from slime_core.types import StepPlan, TrainBatch
 
 BOUND = 1e-5
@@ -128,7 +129,7 @@ def build(shape: dict[str, Any]) -> Any:
     """A Megatron GPTModel with random weights."""
     from transformers import Qwen3Config
 
-    from slime_core.learner.spec import MBridgeSpec
+    from slime_core.modeling.spec import MBridgeSpec
 
     torch.manual_seed(0)
     config = Qwen3Config(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from slime_core.learner.layout import ParallelLayout
+from slime_core.modeling.layout import ParallelLayout
 
 __all__ = ["LAYOUTS", "ONE", "PLAIN", "SMALL", "WHOLE", "Layout"]
 

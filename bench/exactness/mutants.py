@@ -63,7 +63,7 @@ def _dropped_rank() -> None:
 
 
 def _norms_not_reduced() -> None:
-    from slime_core.learner.model.norm import RMSNorm
+    from slime_core.modeling.norm import RMSNorm
 
     build = RMSNorm.__init__
 
@@ -160,7 +160,7 @@ def _late_old_log_probs() -> None:
 
 def _no_key_gather() -> None:
     """A context-parallel rank takes its own keys for those of every rank."""
-    from slime_core.learner.packed import attention
+    from slime_core.modeling import attention
 
     class Alone:
         def __getattr__(self, name: str) -> Any:

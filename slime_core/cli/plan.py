@@ -17,7 +17,7 @@ from slime_core.cluster.asked import asked_layout
 from slime_core.cluster.layout import Assignment, Capacity, Device, Layout, Plan, Seat, assign, plan
 from slime_core.cluster.machine import Machine
 from slime_core.config.schema import RunConfig
-from slime_core.learner.layout import ParallelLayout
+from slime_core.modeling.layout import ParallelLayout
 
 __all__ = ["Machines", "expected_machines", "half_of", "layout_of", "placement_plan"]
 

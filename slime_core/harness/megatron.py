@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 
 from slime_core.cpu.megatron import install
-from slime_core.learner.layout import ParallelLayout, initialize
+from slime_core.learner.layout import initialize
+from slime_core.modeling.layout import ParallelLayout
 
 __all__ = ["prepare_megatron", "start_single_rank"]
 

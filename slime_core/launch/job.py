@@ -11,8 +11,8 @@ from typing import Any
 from slime_core.cluster.layout import Device
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import RunConfig
-from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.settings import LearnerSettings
+from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import policy_loss

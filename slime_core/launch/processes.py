@@ -24,7 +24,7 @@ from slime_core.launch.job import Job, cpu_environment, learner_settings, publis
 from slime_core.learner.absent import AbsentLearner, UnpublishedLearner
 from slime_core.learner.actor import LearnerActor, LearnerHandle, Saving
 from slime_core.learner.critic.actor import CriticActor, CriticGroup
-from slime_core.learner.layout import ParallelLayout
+from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.lifecycle import Failures
 from slime_core.rollout.actor import SamplerActor, SamplerHandle
 from slime_core.rollout.beside import BesideSampler, Evaluations, beside_settings

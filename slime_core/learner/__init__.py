@@ -1,13 +1,11 @@
-"""Trains the actor with Megatron-core; the only room, with weights and checkpoint, that imports it.
+"""Trains the actor with Megatron-core; the only room, with modeling, weights and checkpoint, that imports it.
 
-    packed/      samples as rows: micro-batches, and attention over them
-    model/       what stands behind spec.py: norm, routers, what mbridge is shown; which parameters train
+    packed/      samples as rows: micro-batches
+    model/       which parameters train, and which experts a mixture's routers take
     loss/        from log-probabilities to one number to minimise; corrections, metrics, the parity gate
     critic/      the model of values, on the actor's ranks or apart
 
-    layout       how the model is cut over ranks, and Megatron's parallel state
-    spec         builds a model from a Hugging Face config and maps its weights both ways (public: model specs use it)
-    unsupported  what of a config.json spec does not build, found without torch (public, like spec)
+    layout       Megatron's parallel state, as the model is cut over ranks
     passes       micro-batches through Megatron's schedule, forward only or with gradients
     optimizer    Megatron's DDP, optimizer and schedule
     trained      a model with both: what takes optimizer steps, is saved and is loaded
@@ -26,7 +24,7 @@
     actor        the ranks as Ray actors, and the driver's handle
     absent       the learner of a run that goes with one half alone, as the loop calls it
 
-The rules between them: everything below spec sees model chunks and packed micro-batches, never a family's name. What
+The rules between them: it sees model chunks and packed micro-batches, never a family's name. What
 imports Megatron is imported inside functions, after ``slime_core.cpu.megatron.install()``; once it is imported, nothing
 can be installed any more.
 """

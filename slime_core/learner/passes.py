@@ -12,13 +12,13 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 
-from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.loss.log_probs import response_log_probs
 from slime_core.learner.loss.objective import Objective
 from slime_core.learner.loss.totals import Sums, total
 from slime_core.learner.packed.batches import MicroBatch, idle
 from slime_core.learner.packed.inputs import handed
 from slime_core.learner.refusals import refuse_no_gradient
+from slime_core.modeling.layout import ParallelLayout
 
 __all__ = ["backward", "collect", "descend", "fill_up", "log_probs"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.config.schema import RunConfig
-from slime_core.learner.layout import ParallelLayout
+from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.construction import run_view
 from slime_core.plugins.contracts import RunView
 

@@ -10,7 +10,7 @@ import pytest
 
 import slime_core
 from slime_core.cluster.session import Session
-from slime_core.learner.layout import ParallelLayout
+from slime_core.modeling.layout import ParallelLayout
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.router import Router, RouterSettings
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from slime_core import RunView
 from slime_core.config.embedded import ARITHMETIC
-from slime_core.learner.layout import ParallelLayout
+from slime_core.modeling.layout import ParallelLayout
 
 ROLLOUTS = 3
 LIVE = (
@@ -90,7 +91,7 @@ def spec_of(name: str) -> Any:
     import importlib
 
     family = FAMILIES[name][0]
-    return getattr(importlib.import_module(f"slime_models.{MODULES[family]}"), family)()
+    return getattr(importlib.import_module(f"slime_models.{MODULES[family]}"), family)(None, RunView())
 
 
 def build(name: str, folder: Path, layout: ParallelLayout, **overrides: Any) -> tuple[Any, list[Any]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from slime_core import Component, ModelSpecTraits, hookimpl
-from slime_core.learner.spec import MBridgeSpec
+from slime_core.modeling.spec import MBridgeSpec
 
 PLACEHOLDER = 47
 PATCH = 3

@@ -89,7 +89,7 @@ def reject_everything(*, pg_loss, loss_masks, **_):
 def provider(pre_process, post_process, vp_stage=None, config=None):
     from megatron.core.models.gpt.gpt_model import GPTModel
 
-    from slime_core.learner.spec import local_layers
+    from slime_core.modeling.spec import local_layers
 
     return GPTModel(
         config=config, transformer_layer_spec=local_layers(config, vp_stage=vp_stage), vocab_size=48,
@@ -99,7 +99,7 @@ def provider(pre_process, post_process, vp_stage=None, config=None):
 
 
 def layers(args, config, vp_stage):
-    from slime_core.learner.spec import local_layers
+    from slime_core.modeling.spec import local_layers
 
     assert args.hf_checkpoint is None
     return local_layers(config, vp_stage=vp_stage)

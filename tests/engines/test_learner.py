@@ -94,8 +94,8 @@ def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
     """Runs in a child."""
     from slime_compat.options import PathOptions
     from slime_core.config.custom import function_paths
-    from slime_core.learner.layout import ParallelLayout
     from slime_core.learner.rank import Learner, LearnerSettings
+    from slime_core.modeling.layout import ParallelLayout
     from slime_core.plugins.construction import run_plan
     from slime_core.plugins.registry import activate
 

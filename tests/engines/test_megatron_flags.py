@@ -10,7 +10,7 @@ import torch
 from slime_core import RunView
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
-from slime_core.learner.spec import MBridgeSpec
+from slime_core.modeling.spec import MBridgeSpec
 
 MODEL = ARITHMETIC / "model"
 

@@ -12,8 +12,8 @@ import torch
 
 from slime_core import RunView
 from slime_core.errors import CheckpointError, ConfigError, RunError
-from slime_core.learner.layout import ParallelLayout
-from slime_core.learner.spec import MBridgeSpec
+from slime_core.modeling.layout import ParallelLayout
+from slime_core.modeling.spec import MBridgeSpec
 from slime_core.opaque import column
 
 # Megatron warns about its own calls between its own modules.
@@ -212,7 +212,7 @@ def test_another_layout_than_the_initialised_one_is_refused(megatron, folder):
 def test_context_parallelism_with_multi_latent_attention_is_refused(megatron, folder):
     from megatron.core.transformer.enums import AttnMaskType
 
-    from slime_core.learner.packed.attention import PackedAttention
+    from slime_core.modeling.attention import PackedAttention
 
     _, (chunk,) = build(folder, megatron)
     chunk.config.context_parallel_size, chunk.config.multi_latent_attention = 2, True

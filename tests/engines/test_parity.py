@@ -64,8 +64,8 @@ def carry_out(
     folder: Path, rollouts: Sequence[Rollout], lr: float, layout: dict[str, int], rank: int, ranks: int, address: str
 ) -> Outcome:
     """Runs in a child."""
-    from slime_core.learner.layout import ParallelLayout
     from slime_core.learner.rank import Learner, LearnerSettings
+    from slime_core.modeling.layout import ParallelLayout
     from slime_core.plugins.registry import activate
 
     name = "Qwen3ForCausalLM"

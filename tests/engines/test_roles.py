@@ -57,8 +57,8 @@ class Maker:
     def __call__(
         self, *, folder: Path | None = None, model: Any = None, optimizer: Any = None, **algorithm: Any
     ) -> Any:
-        from slime_core.learner.layout import ParallelLayout
         from slime_core.learner.rank import Learner, LearnerSettings
+        from slime_core.modeling.layout import ParallelLayout
         from slime_core.plugins.registry import activate
 
         self.close()

@@ -16,11 +16,11 @@ from transformers import PretrainedConfig
 
 from slime_core import generation
 from slime_core.generation import GenerateContext, ProcessedPrompt, SamplingParams
-from slime_core.learner.layout import ParallelLayout
+from slime_core.modeling.layout import ParallelLayout
 
 ROOMS = (
     *("slime_core", "slime_core.plugins.contracts", "slime_core.plugins.hooks"),
-    *("slime_core.generation", "slime_core.services", "slime_core.types"),
+    *("slime_core.generation", "slime_core.modeling", "slime_core.services", "slime_core.types"),
     *(f"slime_core.harness.{name}" for name in ("engines", "learner", "lifecycle", "megatron", "plugins", "runs")),
 )
 
@@ -28,6 +28,8 @@ FOR_CHECKERS: Mapping[str, object] = {
     **{one.__name__: one for one in (BaseModel, GenerateContext, ParallelLayout, ProcessedPrompt)},
     **{"Encoder": generation.Encoder, "NDArray": NDArray, "SamplingParams": SamplingParams, "np": np, "torch": torch},
     "PretrainedConfig": PretrainedConfig,
+    "TransformerBlockSubmodules": object,  # Megatron warns where it is imported
+    "TransformerConfig": object,
     "array": Sequence,  # array.array takes no type arguments before Python 3.12
 }
 """What public modules import under ``TYPE_CHECKING`` only, so that importing them loads neither torch nor an engine."""

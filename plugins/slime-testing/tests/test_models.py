@@ -11,7 +11,7 @@ from slime_testing.suite import PropertyViolation, properties
 
 SOURCE = """
 from slime_core import Component, ModelSpecTraits, hookimpl
-from slime_core.learner.spec import MBridgeSpec
+from slime_core.modeling import MBridgeSpec
 
 @hookimpl
 def slime_register_model_specs():

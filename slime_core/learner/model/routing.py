@@ -4,7 +4,6 @@ Two passes over the same tokens may choose other experts where scores nearly tie
 order, and a step moves the weights. An importance ratio then compares two different networks (2510.11370, R3). Replay
 keeps the *choice*; the weights of the chosen experts are computed from the current router, so gradients reach it.
 
-    KeepingRouter   Megatron's router with a place for the choice; stands in every layer spec of ours
     Routing         hands the routes of a pass's micro-batches to the routers, and keeps what they chose
 
 Routes live in ``MicroBatch.routes``. What is there is replayed; what is not is taken from the engine where it told,
@@ -16,32 +15,18 @@ take the micro-batches of a chunk in the same order both ways, so each router co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from megatron.core import parallel_state
-from megatron.core.transformer.moe.router import Router, TopKRouter
+from megatron.core.transformer.moe.router import Router
 
 from slime_core.errors import ConfigError, RunError
 from slime_core.learner.packed.batches import MicroBatch
+from slime_core.modeling.router import KeepingRouter
 from slime_core.types import TrainBatch
 
-__all__ = ["KeepingRouter", "Routing"]
-
-
-class KeepingRouter(TopKRouter):  # type: ignore[misc]
-    """Megatron's router, whose choice of experts can be given; takes its place in the layer spec.
-
-    Attributes:
-        choice: in the place of Megatron's own RouterReplay (moe/router_replay.py), which keeps one list for all models
-            of a process.
-    """
-
-    def __init__(self, config: Any, pg_collection: Any = None) -> None:
-        super().__init__(config=config, pg_collection=pg_collection)
-        self.router_replay = self.choice = _Choice()
+__all__ = ["Routing"]
 
 
 class Routing:
@@ -60,7 +45,7 @@ class Routing:
         if len(all_of_them) > len(self._routers):
             raise ConfigError(
                 "routing replay was asked for, but the layers of this model choose experts with a router of their own; "
-                "build them with slime_core.learner.spec.local_layers, or leave use_routing_replay and "
+                "build them with slime_core.modeling.local_layers, or leave use_routing_replay and "
                 "use_rollout_routing_replay out"
             )
 
@@ -98,56 +83,3 @@ class Routing:
                 f"number {largest}; the learner's model has {wanted[0]} layers with {wanted[1]} experts a token of "
                 f"{config.num_moe_experts}. Engine and learner must run the same model"
             )
-
-
-class _Choice:
-    """Which experts one router takes; what ``topk_routing_with_score_function`` calls in place of its own top-k."""
-
-    def __init__(self) -> None:
-        self._layer = 0
-        self._micro_batches: Sequence[MicroBatch] | None = None
-        self._calls = [0, 0]
-
-    def begin(self, layer: int, micro_batches: Sequence[MicroBatch]) -> None:
-        self._layer, self._micro_batches, self._calls = layer, micro_batches, [0, 0]
-
-    def end(self) -> None:
-        self._micro_batches = None
-
-    def get_replay_topk(
-        self,
-        scores: torch.Tensor,
-        topk: int,
-        num_groups: int | None = None,
-        group_topk: int | None = None,
-        default_compute_topk: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores and numbers of the experts of every token: float [n, topk], int64 [n, topk].
-
-        Arguments: those of Megatron's ``RouterReplay.get_replay_topk``.
-        """
-        assert default_compute_topk is not None
-        if self._micro_batches is None:
-            return default_compute_topk(scores, topk, num_groups, group_topk)
-        micro = self._next()
-        if self._layer not in micro.routes:
-            _, own = default_compute_topk(scores.detach(), topk, num_groups, group_topk)
-            if micro.given_routes_TLK is not None:
-                own = _completed(micro.given_routes_TLK[:, self._layer - 1], own)
-            micro.routes[self._layer] = own.to(torch.int16)
-        chosen = micro.routes[self._layer].long()
-        return scores.gather(1, chosen), chosen
-
-    def _next(self) -> MicroBatch:
-        assert self._micro_batches is not None
-        kind = torch.is_grad_enabled()
-        self._calls[kind] += 1
-        return self._micro_batches[self._calls[kind] - 1]
-
-
-def _completed(given: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """``given`` for the tokens that this router sees, with ``own`` where nobody told the route of a token."""
-    if given.size(0) != own.size(0):  # sequence parallelism shares them out
-        parts = given.tensor_split(parallel_state.get_tensor_model_parallel_world_size())
-        given = parts[parallel_state.get_tensor_model_parallel_rank()]
-    return torch.where(given < 0, own, given.long())

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.packed.inputs import RowInputs
 from slime_core.learner.packed.sequences import Sequences, lay_out, ranges
-from slime_core.learner.packed.shares import zigzag
+from slime_core.modeling.layout import ParallelLayout
+from slime_core.modeling.shares import zigzag
 from slime_core.ops.kept import KeptTokens
 from slime_core.ops.packing import pack, row_budget
 from slime_core.types import StepPlan, TrainBatch
@@ -130,7 +130,7 @@ class MicroBatch:
     @property
     def packed_sequence(self) -> Any:
         """Megatron's description of the row: sequences in THD layout, and which of them continue others."""
-        from slime_core.learner.packed.attention import PackedRow
+        from slime_core.modeling.attention import PackedRow
 
         return PackedRow(
             qkv_format="thd",

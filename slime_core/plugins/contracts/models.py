@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig
 
-    from slime_core.learner.layout import ParallelLayout
+    from slime_core.modeling.layout import ParallelLayout
 
 __all__ = ["ModelSpec"]
 
@@ -20,7 +20,7 @@ __all__ = ["ModelSpec"]
 class ModelSpec(Protocol):
     """Describes one family of models: builds it in Megatron, and knows its weights by their Hugging Face names.
 
-    ``slime_core.learner.spec.MBridgeSpec`` is this for every family that mbridge maps.
+    ``slime_core.modeling.MBridgeSpec`` is this for every family that mbridge maps.
     """
 
     def build(
@@ -35,7 +35,7 @@ class ModelSpec(Protocol):
 
         Arguments:
             hf_config: the checkpoint's ``config.json``, as transformers reads it.
-            parallel: a :class:`slime_core.learner.layout.ParallelLayout`.
+            parallel: a :class:`slime_core.modeling.ParallelLayout`.
             overrides: fields of Megatron's ``TransformerConfig`` that the run sets.
         """
         ...

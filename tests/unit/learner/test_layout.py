@@ -4,7 +4,7 @@ import pytest
 
 from slime_core.config.schema import ParallelConfig
 from slime_core.errors import ConfigError
-from slime_core.learner.layout import ParallelLayout
+from slime_core.modeling.layout import ParallelLayout
 
 
 def test_the_settings_of_a_run_become_a_layout():

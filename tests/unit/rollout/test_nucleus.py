@@ -20,8 +20,8 @@ from transformers import (
 from slime_core.errors import EngineError
 from slime_core.generation import SamplingParams, joined, keep
 from slime_core.harness.fake_engine import FakeEngine
-from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.packed.batches import cut as cut_batch
+from slime_core.modeling.layout import ParallelLayout
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.nucleus import Cut, kept_tokens
 from slime_core.rollout.plan import BatchPlan

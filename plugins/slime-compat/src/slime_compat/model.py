@@ -14,7 +14,7 @@ from slime_compat.options import PathOptions
 from slime_compat.training import TRAINING_FORMS
 from slime_core import ModelSpec, boundary
 from slime_core.errors import PluginError
-from slime_core.learner.spec import MBridgeSpec
+from slime_core.modeling import MBridgeSpec
 
 __all__ = ["CustomLayers", "CustomProvider", "change"]
 

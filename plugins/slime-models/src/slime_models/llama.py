@@ -5,7 +5,7 @@ Left out: scaled rotary positions (Llama 3.1 and later, 2407.21783), which :clas
 
 from __future__ import annotations
 
-from slime_core.learner.spec import MBridgeSpec
+from slime_core.modeling import MBridgeSpec
 from slime_models import refusals
 
 __all__ = ["Llama"]

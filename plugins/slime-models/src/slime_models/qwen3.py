@@ -5,7 +5,7 @@ Left out: YaRN positions beyond the trained length and the sliding windows that 
 
 from __future__ import annotations
 
-from slime_core.learner.spec import MBridgeSpec
+from slime_core.modeling import MBridgeSpec
 from slime_models import refusals
 
 __all__ = ["Qwen3"]

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from slime_core.learner.spec import MBridgeSpec, ParallelLayout
+from slime_core.modeling import MBridgeSpec, ParallelLayout
+from slime_core.types import JsonValue
 from slime_models import refusals
 
 __all__ = ["Qwen3Moe"]
@@ -32,10 +33,10 @@ class Qwen3Moe(MBridgeSpec):
         *,
         dtype: torch.dtype,
         parallel: ParallelLayout,
-        overrides: Mapping[str, Any] | None = None,
+        overrides: Mapping[str, JsonValue] | None = None,
     ) -> list[torch.nn.Module]:
         """As :meth:`MBridgeSpec.build`."""
-        router = {
+        router: dict[str, JsonValue] = {
             "moe_router_pre_softmax": not hf_config.norm_topk_prob,
             "moe_router_dtype": "fp32",
             "moe_aux_loss_coeff": 0.0,

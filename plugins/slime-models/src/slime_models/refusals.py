@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slime_core.learner.unsupported import unsupported
+from slime_core.modeling import unsupported
 
 __all__ = ["llama", "qwen2", "qwen3", "qwen3_moe"]
 

@@ -14,8 +14,8 @@ from slime_core.config.schema import ClusterConfig, LearnerConfig, RunConfig
 from slime_core.errors import RunError
 from slime_core.learner.critic.rank import recut_for
 from slime_core.learner.critic.recut import Column, put_together, recut, taken
-from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.settings import LearnerSettings
+from slime_core.modeling.layout import ParallelLayout
 from slime_core.opaque import part
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from slime_core.errors import RunError
-from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.loss import advantages
 from slime_core.learner.loss.advantages import TokenEstimation, response_tokens
 from slime_core.learner.packed.batches import MicroBatch, cut, idle
+from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.contracts import AdvantageSettings, ResponseTokens, TokenAdvantages
 from slime_core.types import StepPlan, TrainBatch
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.packed.batches import cut, idle
+from slime_core.modeling.layout import ParallelLayout
 from slime_core.types import StepPlan, TrainBatch
 
 

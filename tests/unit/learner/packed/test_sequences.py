@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slime_core.learner.layout import ParallelLayout
 from slime_core.learner.packed.batches import MicroBatch, cut
+from slime_core.modeling.layout import ParallelLayout
 from slime_core.types import StepPlan, TrainBatch
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from slime_core.learner.packed.rows import Packing
+from slime_core.modeling.rows import Packing
 
 
 def test_lengths_up_to_the_same_power_of_two_share_a_batch():

@@ -1,6 +1,6 @@
 """What of a ``config.json`` the layers of this room do not build, found without torch or Megatron.
 
-Public: the ``refuses`` of a model spec that subclasses ``MBridgeSpec`` starts here, so that a run is refused before
+The ``refuses`` of a model spec that subclasses ``MBridgeSpec`` starts here, so that a run is refused before
 anything has started; the ranks say the same of the config that they build.
 """
 
@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slime_core.types import JsonValue
+
 __all__ = ["unsupported"]
 
 
-def unsupported(config: Mapping[str, Any]) -> Iterator[str]:
-    """Each field that :class:`slime_core.learner.spec.MBridgeSpec` builds none of: ``asks for ...; only ... is built``.
+def unsupported(config: Mapping[str, JsonValue]) -> Iterator[str]:
+    """Each field that :class:`~slime_core.modeling.MBridgeSpec` builds none of: ``asks for ...; only ... is built``.
 
     Arguments:
         config: the object of a Hugging Face ``config.json``, in the form of transformers 4 or 5; what it leaves out has

@@ -1,6 +1,5 @@
 """Builds a Megatron model from a Hugging Face config and maps its weights both ways.
 
-Public: model-spec components start here.
 A family that mbridge knows takes three lines::
 
     class Qwen3(MBridgeSpec):
@@ -18,18 +17,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from slime_core.cpu.accelerator import accelerator
 from slime_core.errors import CheckpointError, ConfigError, RunError
-from slime_core.learner.layout import ParallelLayout
-from slime_core.learner.model.bridge import NamedForMBridge, classic_config, local_bridge, share_embedding
-from slime_core.learner.unsupported import unsupported
+from slime_core.modeling.bridge import NamedForMBridge, classic_config, local_bridge, share_embedding
+from slime_core.modeling.layout import ParallelLayout
+from slime_core.modeling.unsupported import unsupported
 from slime_core.plugins.contracts import RunView
+from slime_core.types import JsonValue
 
-__all__ = ["MBridgeSpec", "ParallelLayout", "local_layers"]
+if TYPE_CHECKING:
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from transformers import PretrainedConfig
+
+__all__ = ["MBridgeSpec", "local_layers"]
 
 #: Fused kernels that the local layers lack, and dropout, which would make two passes over the same tokens differ.
 PLAIN_LAYERS: Mapping[str, Any] = {
@@ -66,9 +71,9 @@ class MBridgeSpec:
             so here, and its component names the same function as ``ModelSpecTraits.refuses``.
     """
 
-    unsupported: Callable[[Mapping[str, Any]], Iterator[str]] = staticmethod(unsupported)
-    layers: Callable[..., Any] | None = None
-    provider: Callable[..., Any] | None = None
+    unsupported: Callable[[Mapping[str, JsonValue]], Iterator[str]] = staticmethod(unsupported)
+    layers: Callable[..., object] | None = None
+    provider: Callable[..., torch.nn.Module] | None = None
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
@@ -76,11 +81,11 @@ class MBridgeSpec:
 
     def build(
         self,
-        hf_config: Any,
+        hf_config: PretrainedConfig,
         *,
         dtype: torch.dtype,
         parallel: ParallelLayout,
-        overrides: Mapping[str, Any] | None = None,
+        overrides: Mapping[str, JsonValue] | None = None,
     ) -> list[torch.nn.Module]:
         """The chunks of the model that this rank holds, with random weights, wrapped neither in DDP nor Float16Module.
 
@@ -153,7 +158,7 @@ class MBridgeSpec:
 
 
 def _build_chunk(
-    bridge: Any, stage: int, parallel: ParallelLayout, *, provider: Callable[..., Any] | None
+    bridge: Any, stage: int, parallel: ParallelLayout, *, provider: Callable[..., torch.nn.Module] | None
 ) -> torch.nn.Module:
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_parallel_attributes
@@ -271,7 +276,7 @@ def _hf_names(bridge: Any, view: NamedForMBridge) -> Iterator[str]:
 # --- Layers -----------------------------------------------------------------------------------------------------------
 
 
-def local_layers(config: Any, *, vp_stage: int | None = None) -> Any:
+def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> TransformerBlockSubmodules:
     """Megatron's local layers for this pipeline stage, with our norm and attention over packed sequences.
 
     Arguments:
@@ -283,9 +288,9 @@ def local_layers(config: Any, *, vp_stage: int | None = None) -> Any:
     from megatron.core.transformer.identity_op import IdentityOp
     from megatron.core.transformer.moe.moe_layer import MoESubmodules
 
-    from slime_core.learner.model.norm import RMSNorm
-    from slime_core.learner.model.routing import KeepingRouter
-    from slime_core.learner.packed.attention import PackedAttention, PackedSelfAttention
+    from slime_core.modeling.attention import PackedAttention, PackedSelfAttention
+    from slime_core.modeling.norm import RMSNorm
+    from slime_core.modeling.router import KeepingRouter
 
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage)
     block.layer_norm = RMSNorm

@@ -3,7 +3,7 @@
     Packing      the sequences of a row as right-padded batches; computed once for a row, shared by all layers
     SharedKeys   the keys of a row in which sequences continue others; part of its packing
 
-Which part of a row a context-parallel rank computes is in :mod:`slime_core.learner.packed.shares`.
+Which part of a row a context-parallel rank computes is in :mod:`slime_core.modeling.shares`.
 
 A sequence may *continue* another one of its row: a response whose prompt stands there once for its whole group. Its
 queries see the keys of both. Such sequences share a batch if what they continue is equally long, so that one mask

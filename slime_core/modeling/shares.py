@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from slime_core.learner.packed.rows import Packing
+from slime_core.modeling.rows import Packing
 
 __all__ = ["Share", "zigzag"]
 

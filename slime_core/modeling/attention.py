@@ -17,13 +17,13 @@ its length (:211). So the layer looks the entries up by position and hands them 
 itself cuts to what a context-parallel rank holds. Multi-latent attention asks for its own table and keeps Megatron's
 path.
 
-Under context parallelism a rank holds two stretches of the row (:mod:`slime_core.learner.packed.shares`). Most of its
+Under context parallelism a rank holds two stretches of the row (:mod:`slime_core.modeling.shares`). Most of its
 tokens belong to sequences that start there, and are computed as above. Only the sequences that enter a stretch from
 before need keys and values of other ranks; those are gathered, and their gradients go back by a reduce-scatter. The
 sums of softmax are never split, so that the result is that of one rank up to the order of additions.
 
 In a row that holds the prompt of several responses once, the responses continue it: they see its keys, and their rotary
-positions go on behind it (:mod:`slime_core.learner.packed.rows`, ``docs/shared-prompts.md``).
+positions go on behind it (:mod:`slime_core.modeling.rows`, ``docs/shared-prompts.md``).
 
 Left out: sliding windows, attention that is not causal, and context parallelism for multi-latent attention or padded
 batches. All are refused.
@@ -45,8 +45,8 @@ from megatron.core.transformer.module import MegatronModule
 from torch.nn.functional import scaled_dot_product_attention
 
 from slime_core.errors import ConfigError
-from slime_core.learner.packed.rows import Packing
-from slime_core.learner.packed.shares import Share
+from slime_core.modeling.rows import Packing
+from slime_core.modeling.shares import Share
 
 __all__ = ["PackedAttention", "PackedRow", "PackedSelfAttention"]
 
@@ -56,7 +56,7 @@ class PackedRow(PackedSeqParams):  # type: ignore[misc]
     """A row of which sequences may continue others.
 
     Arguments:
-        continues: as :meth:`slime_core.learner.packed.rows.Packing.of` takes it. None: no sequence continues another.
+        continues: as :meth:`slime_core.modeling.rows.Packing.of` takes it. None: no sequence continues another.
     """
 
     continues: torch.Tensor | None = None

@@ -1,0 +1,36 @@
+"""PUBLIC. What model specs are written with: a Megatron model from a Hugging Face config, and its weights both ways.
+
+    spec         MBridgeSpec, the base class of families that mbridge maps; local_layers, its layers
+    unsupported  what of a config.json they do not build, found without torch
+    layout       ParallelLayout: how a model is cut over ranks
+    bridge       what mbridge is shown of a config, of weights and of layers
+    norm         the norm of every layer
+    router       routers of a mixture that keep the experts they chose, or take those of the engine
+    attention    core attention and rotary positions over a packed row, without a loop over sequences
+    rows         the sequences of a row as padded batches, for attention
+    shares       which tokens of a row each context-parallel rank holds, and what it needs of the others
+
+The rule between them: they see model chunks, a config and packed rows, never a family's name. ``MBridgeSpec`` and
+``local_layers`` load torch when they are first asked for; the rest of the names below loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slime_core.modeling.layout import ParallelLayout
+from slime_core.modeling.unsupported import unsupported
+
+if TYPE_CHECKING:
+    from slime_core.modeling.spec import MBridgeSpec as MBridgeSpec
+    from slime_core.modeling.spec import local_layers as local_layers
+
+__all__ = ["MBridgeSpec", "ParallelLayout", "local_layers", "unsupported"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in ("MBridgeSpec", "local_layers"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from slime_core.modeling import spec
+
+    return getattr(spec, name)

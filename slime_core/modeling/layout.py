@@ -1,0 +1,145 @@
+"""How a model is cut over ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slime_core.config.schema import ParallelConfig
+from slime_core.errors import ConfigError
+
+__all__ = ["ParallelLayout"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelLayout:
+    """Sizes of the axes a model is cut along; what is left of the world is data parallel.
+
+    Example: ``ParallelLayout(tensor=2, pipeline=2)`` on 8 ranks leaves 2 data-parallel replicas.
+
+    Arguments:
+        tensor: ranks that share every matrix.
+        pipeline: ranks that share the stack of layers.
+        context: ranks that share every sequence.
+        expert: ranks that share the experts of a mixture; they lie inside the data-parallel axis.
+        virtual_pipeline: chunks of layers a pipeline rank holds, interleaved; 1: not interleaved.
+        sequence: tensor-parallel ranks also share the tokens between matrices (sequence parallelism).
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    virtual_pipeline: int = 1
+    sequence: bool = False
+
+    @classmethod
+    def of(cls, settings: ParallelConfig) -> ParallelLayout:
+        """The layout that the settings of a run ask for.
+
+        Raises:
+            ConfigError: interleaving without pipeline ranks, or sequence parallelism without tensor-parallel ones.
+        """
+        return cls(
+            tensor=settings.tensor_model_parallel_size,
+            pipeline=settings.pipeline_model_parallel_size,
+            context=settings.context_parallel_size,
+            expert=settings.expert_model_parallel_size,
+            virtual_pipeline=settings.num_virtual_stages_per_pipeline_rank,
+            sequence=settings.sequence_parallel,
+        )
+
+    def __post_init__(self) -> None:
+        wrong = {name: size for name, size in self._sizes().items() if size < 1}
+        if wrong:
+            raise ConfigError(f"parallel sizes must be at least 1, not {wrong}")
+        if self.virtual_pipeline > 1 and self.pipeline == 1:
+            raise ConfigError(
+                f"virtual pipeline size {self.virtual_pipeline} was asked for with pipeline size 1; "
+                "interleaving needs at least 2 pipeline ranks"
+            )
+        if self.sequence and self.tensor == 1:
+            raise ConfigError(
+                "sequence parallelism was asked for with tensor size 1; it needs at least 2 tensor-parallel ranks"
+            )
+
+    @property
+    def model_size(self) -> int:
+        """Ranks that hold one copy of the model."""
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def row_multiple(self) -> int:
+        """What the number of tokens of a packed row has to be a multiple of, so that it can be shared out."""
+        chunks = 2 * self.context if self.context > 1 else 1
+        return chunks * (self.tensor if self.sequence else 1)
+
+    def stages(self, num_layers: int) -> list[list[str]]:
+        """What each chunk of a pipeline holds, as Megatron's ``pipeline_model_parallel_layout`` wants it.
+
+        Chunk ``i`` belongs to pipeline rank ``i % pipeline``. Layers are spread evenly; what is left over goes to the
+        first chunks, since the last one has the logits to compute.
+
+        Example: 3 layers over 2 ranks: ``[["embedding", "decoder", "decoder"], ["decoder", "loss"]]``.
+
+        Raises:
+            ConfigError: a chunk other than the last would have no layer.
+        """
+        count = self.pipeline * self.virtual_pipeline
+        base, more = divmod(num_layers, count)
+        if num_layers < max(count - 1, 1):
+            raise ConfigError(
+                f"pipeline size {self.pipeline} with {self.virtual_pipeline} chunks a rank was asked for, but the "
+                f"model has only {num_layers} layers; at most {num_layers + 1} chunks altogether are accepted"
+            )
+        chunks = [["decoder"] * (base + (number < more)) for number in range(count)]
+        chunks[0].insert(0, "embedding")
+        chunks[-1].append("loss")
+        return chunks
+
+    def data_rank(self, rank: int, *, world_size: int) -> int:
+        """Which data-parallel replica process ``rank`` belongs to; all ranks of one replica train the same shard.
+
+        Megatron numbers tensor ranks first, then context, data and pipeline ranks (parallel_state.py, order
+        "tp-cp-ep-dp-pp").
+        """
+        return self.coordinates(rank, world_size=world_size)["data"]
+
+    def coordinates(self, rank: int, *, world_size: int) -> dict[str, int]:
+        """Where process ``rank`` stands on each axis, in the order in which Megatron counts (see :meth:`data_rank`).
+
+        Example: with 2 tensor and 2 pipeline ranks, rank 5 of 8 is ``{"tensor": 1, "context": 0, "data": 0,
+        "pipeline": 1}``.
+        """
+        sizes = {"tensor": self.tensor, "context": self.context, "data": self.data_size(world_size)}
+        found = {}
+        for axis, size in sizes.items():
+            rank, found[axis] = divmod(rank, size)
+        return {**found, "pipeline": rank}
+
+    def data_size(self, world_size: int) -> int:
+        """Data-parallel replicas on ``world_size`` ranks.
+
+        Raises:
+            ConfigError: the ranks do not divide into whole copies of the model, or the experts not over the replicas.
+        """
+        data, rest = divmod(world_size, self.model_size)
+        if rest or data == 0:
+            raise ConfigError(
+                f"tensor {self.tensor} x pipeline {self.pipeline} x context {self.context} was asked for on "
+                f"{world_size} ranks; the number of ranks must be a multiple of {self.model_size}"
+            )
+        if (data * self.tensor * self.context) % (self.expert * self.tensor):
+            raise ConfigError(
+                f"expert size {self.expert} was asked for with {data * self.context} data- and context-parallel ranks; "
+                "the former must divide the latter"
+            )
+        return data
+
+    def _sizes(self) -> dict[str, int]:
+        return {
+            "tensor": self.tensor,
+            "pipeline": self.pipeline,
+            "context": self.context,
+            "expert": self.expert,
+            "virtual_pipeline": self.virtual_pipeline,
+        }
