@@ -18,28 +18,6 @@ from slime_core import (
 
 __all__: list[str] = []
 
-ASKED = (
-    (
-        "remote_rm",
-        "RemoteReward",
-        RewardTraits(runs_in="sampler", needs={"rm_url"}),
-        "What a service answers that gets prompt, response and label by HTTP (--rm-url)",
-    ),
-    (
-        "served_rm",
-        "ServedReward",
-        RewardTraits(runs_in="sampler", needs={"rm_model"}, asks_for="scores"),
-        "The output of a neural reward model that the run serves beside the policy (--rm-model)",
-    ),
-    (
-        "judge",
-        "JudgeReward",
-        RewardTraits(runs_in="sampler", needs={"rm_model"}, asks_for="texts"),
-        "The number that a language model beside the policy writes about a response (--rm-model)",
-    ),
-)
-"""Reward models that ask somebody else: name, target, traits, summary. They wait in the sampler, with a time limit."""
-
 CORRECTIONS = (
     (
         "tis",
@@ -95,8 +73,6 @@ def slime_register_reward_models() -> Iterator[Component]:
         traits=RewardTraits(runs_in="sampler", judges=False),
         summary="0 for every sample, for runs that learn from a teacher or from labels alone",
     )
-    for name, target, traits, summary in ASKED:
-        yield Component(name, target=f"slime_core.rollout.rewards.models:{target}", traits=traits, summary=summary)
 
 
 @hookimpl

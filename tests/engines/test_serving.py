@@ -28,9 +28,9 @@ from slime_core.rollout.engines.external import External, Needs, discover
 from slime_core.rollout.engines.heads import with_head_bias
 from slime_core.rollout.engines.router import Router, RouterSettings, Worker
 from slime_core.rollout.plan import BatchPlan
-from slime_core.rollout.rewards.models import ServedReward
 from slime_core.rollout.shards import make_shards
 from slime_core.types import RewardFailure, Sample
+from slime_rewards.services import ServedReward
 from tests.engines.families import build, write
 
 # Megatron warns about its own calls between its own modules.

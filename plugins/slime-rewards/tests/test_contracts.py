@@ -1,6 +1,33 @@
 """Every reward model, held to the contract by the kit that plugin authors use."""
 
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from slime_core import RunView
 from slime_testing import RewardModelSuite
+from tests.answering import Answering, chat, embedding
+
+URLS: list[str] = []
+"""Where services and models answer while these tests run."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def answering() -> Iterator[None]:
+    """A service, a reward model and a judge that find responses right which hold 42."""
+    with Answering(answer) as service:
+        URLS.append(service.url)
+        yield
+
+
+def answer(body: dict[str, Any]) -> Any:
+    if "messages" in body:
+        asked = body["messages"][0]["content"].partition("Answer to judge:\n")[2].partition("Correct answer")[0]
+        return chat(f"Score: {10 * ('42' in asked)}")
+    if "input" in body:
+        return embedding(float("42" in body["input"]))
+    return float("42" in body["response"])
 
 
 class TestBoxedMath(RewardModelSuite):
@@ -48,3 +75,30 @@ class TestInstructions(RewardModelSuite):
 
 class TestMath(RewardModelSuite):
     component = "math"
+
+
+class TestRemoteRm(RewardModelSuite):
+    component = "remote_rm"
+
+    @classmethod
+    def make(cls, run: RunView | None = None) -> Any:
+        del run
+        return super().make(RunView(settings={"rm_url": URLS[0]}))
+
+
+class TestServedRm(RewardModelSuite):
+    component = "served_rm"
+
+    @classmethod
+    def make(cls, run: RunView | None = None) -> Any:
+        del run
+        return super().make(RunView(settings={"rm_model": "helper"}, models={"helper": URLS[0]}))
+
+
+class TestJudge(RewardModelSuite):
+    component = "judge"
+
+    @classmethod
+    def make(cls, run: RunView | None = None) -> Any:
+        del run
+        return super().make(RunView(settings={"rm_model": "helper"}, models={"helper": URLS[0]}))

@@ -4,6 +4,5 @@ place.py     where each reward model runs: in a process that can be killed, or i
 pool.py      the processes, and who is asked again when one of them ends
 process.py   one such process, as the sampler sees it
 worker.py    the program in it
-models.py    reward models that ask somebody else: a service, a reward model beside the policy, a judge
 weighted.py  sums of several reward models
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from slime_core import RunView
 from slime_core.builtin.transforms import PunishOverlong
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.plugins.construction import run_view
@@ -14,7 +13,7 @@ from slime_core.types import Sample
 def punished(length: int, reward=1.0, **settings):
     rollout = RolloutConfig(rollout_max_response_len=20, **settings)
     sample = Sample(reward=reward, response_length=length)
-    found = PunishOverlong(None, run_view(RunConfig(rollout=rollout)), RunView())([sample])
+    found = PunishOverlong(None, run_view(RunConfig(rollout=rollout)))([sample])
     return sample.reward, found.changed
 
 

@@ -1,4 +1,4 @@
-"""Reward models by rules.
+"""Reward models by rules, and by services and models that a run asks.
 
 plugin         what the plugin declares
 labels         the label that a reward compares with

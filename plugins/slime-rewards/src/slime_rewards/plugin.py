@@ -40,9 +40,33 @@ RULES = (
 NUMBERS = {"dapo": {"score", "acc"}, "instructions": {"strict", "loose", "strict_share", "loose_share"}}
 """Of these, the numbers of those that give a response several."""
 
+ASKED = (
+    (
+        "remote_rm",
+        "RemoteReward",
+        RewardTraits(runs_in="sampler", needs={"rm_url"}),
+        "What a service answers that gets prompt, response and label by HTTP (--rm-url)",
+    ),
+    (
+        "served_rm",
+        "ServedReward",
+        RewardTraits(runs_in="sampler", needs={"rm_model"}, asks_for="scores"),
+        "The output of a neural reward model that the run serves beside the policy (--rm-model)",
+    ),
+    (
+        "judge",
+        "JudgeReward",
+        RewardTraits(runs_in="sampler", needs={"rm_model"}, asks_for="texts"),
+        "The number that a language model beside the policy writes about a response (--rm-model)",
+    ),
+)
+"""Reward models that ask somebody else: name, target, traits, summary. They wait in the sampler, with a time limit."""
+
 
 @hookimpl
 def slime_register_reward_models() -> Iterator[Component]:
     for name, target, summary in RULES:
         traits = RewardTraits(numbers=NUMBERS.get(name, frozenset()))
         yield Component(name, target=f"slime_rewards.{target}", traits=traits, summary=summary)
+    for name, target, traits, summary in ASKED:
+        yield Component(name, target=f"slime_rewards.services:{target}", traits=traits, summary=summary)

@@ -106,7 +106,7 @@ def test_a_password_may_come_from_the_environment(url):
 
 @pytest.mark.parametrize(("rewards", "setting"), [("remote_rm", "rm_url"), ("1*judge+1*math", "rm_model")])
 def test_a_reward_model_that_asks_nobody_is_refused_before_the_run(rewards, setting):
-    config, registry = RunConfig(rollout=RolloutConfig(rm_type=rewards)), activate([]).registry
+    config, registry = RunConfig(rollout=RolloutConfig(rm_type=rewards)), activate(["rewards"]).registry
     name = {"rm_url": "remote_rm", "rm_model": "judge"}[setting]
     refused(config, registry, f"rm_type = {rewards}", name, setting)
 
@@ -114,7 +114,7 @@ def test_a_reward_model_that_asks_nobody_is_refused_before_the_run(rewards, sett
 def test_one_of_an_evaluation_set_that_asks_nobody_is_refused_before_the_run():
     dataset = EvalDataset(name="aime", path=Path("aime.jsonl"), rm_type="1*judge+1*math")
     config = RunConfig(eval=EvalConfig(eval_datasets=(dataset,)))
-    refused(config, activate([]).registry, "evaluation set aime", "judge", "rm_model")
+    refused(config, activate(["rewards"]).registry, "evaluation set aime", "judge", "rm_model")
 
 
 def refused(config, registry, by, name, setting):
@@ -159,7 +159,7 @@ ADVICE = "is_embedding = {} in its table [[engine.engine_models]], name another 
     ],
 )
 def test_a_model_that_is_not_served_as_it_is_asked_is_refused_before_the_run(name, model, said):
-    registry = activate([]).registry
+    registry = activate(["rewards"]).registry
     with pytest.raises(PluginError) as failure:
         check_selection(asking(name, model), registry, trains=False)
     owner = registry.owner("reward_model", name)
@@ -168,7 +168,7 @@ def test_a_model_that_is_not_served_as_it_is_asked_is_refused_before_the_run(nam
 
 @pytest.mark.parametrize(("name", "model"), [("judge", "helper"), ("served_rm", "scorer")])
 def test_a_model_that_is_served_as_it_is_asked_passes(name, model):
-    check_selection(asking(name, model), activate([]).registry, trains=False)
+    check_selection(asking(name, model), activate(["rewards"]).registry, trains=False)
 
 
 def asking(name, model):
@@ -182,7 +182,7 @@ def asking(name, model):
 def test_a_secret_that_is_not_there_is_missed_before_the_run(settings, setting):
     rollout = RolloutConfig(**{"rm_type": "remote_rm", "rm_url": "http://host", **settings})
     with pytest.raises(PluginError) as failure:
-        check_selection(RunConfig(rollout=rollout), activate([]).registry, trains=False)
+        check_selection(RunConfig(rollout=rollout), activate(["rewards"]).registry, trains=False)
     assert str(failure.value).endswith(
         f"is asked with the secret that {setting} names, the environment variable NOT_SET, and it is not set. Export "
         "it before the run, on a cluster in the runtime environment of the job."

@@ -21,9 +21,8 @@ from typing import Any, TypeGuard
 import regex
 from pydantic import BaseModel, ConfigDict
 
-from slime_core.errors import ConfigError, PluginError, ServiceError
-from slime_core.plugins.boundary import boundary
-from slime_core.plugins.contracts import RunView
+from slime_core import RunView
+from slime_core.errors import ConfigError, ServiceError
 from slime_core.prompts.named import RM_URL, not_allowed
 from slime_core.services import Service, model_url
 from slime_core.types import JsonValue, Reward, RewardFailure, Sample
@@ -181,10 +180,10 @@ class ServedReward:
     async def _one(self, sample: Sample) -> Reward | RewardFailure:
         # SGLang answers here with what the model's head gives, which is the reward; the router passes it on.
         try:
-            with boundary(f"the chat template of {self._folder}", "making one text of prompt and response"):
-                text = self._text(sample)
-        except PluginError as error:
-            return RewardFailure("invalid", str(error))
+            text = self._text(sample)
+        except Exception as error:  # a chat template is a program of the model's author
+            said = f"making one text of prompt and response failed with {type(error).__name__}: {error}"
+            return RewardFailure("invalid", f"the chat template of {self._folder}: {said}")
         try:
             answer = await self._service.ask({"model": self._name, "input": text})
         except ServiceError as error:

@@ -13,10 +13,10 @@ import pytest
 from slime_core import RunView
 from slime_core.config.secrets import shown
 from slime_core.errors import ConfigError
-from slime_core.rollout.rewards import models
-from slime_core.rollout.rewards.models import JudgeReward, RemoteReward, ServedReward
 from slime_core.services import http, with_secrets
 from slime_core.types import JsonValue, RewardFailure, Sample
+from slime_rewards import services
+from slime_rewards.services import JudgeReward, RemoteReward, ServedReward
 from tests.answering import Answering, chat, embedding
 from tests.clock import only_pauses_take_time
 
@@ -306,7 +306,7 @@ async def test_a_judge_that_gives_no_number_costs_the_sample(text):
 
 
 async def test_a_pattern_that_never_ends_costs_its_sample(monkeypatch):
-    monkeypatch.setattr(models, "PATTERN_LIMIT_S", 0.05)
+    monkeypatch.setattr(services, "PATTERN_LIMIT_S", 0.05)
     text = "1" * 60 + "!"
     with Answering(lambda body: chat(text)) as service:
         found = await served(JudgeReward, service, rm_judge_pattern=r"(?:1|11)+$").score(samples("x"))
