@@ -3,6 +3,9 @@
 These are the names that plugins and user code import; importing them loads neither torch nor Ray nor an engine.
 """
 
+import typing as _typing
+
+from slime_core.config.options import Conflicts, Flag, Needs, UsedBy
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.contracts import (
@@ -65,6 +68,9 @@ from slime_core.plugins.traits import (
 )
 from slime_core.types import PromptGroup, Sample, SpecInfo, Status
 
+if _typing.TYPE_CHECKING:
+    from slime_core.config.section import PluginOptions
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -72,6 +78,7 @@ __all__ = [
     "AdvantageSettings",
     "AdvantageTraits",
     "Component",
+    "Conflicts",
     "Correction",
     "CorrectionOutput",
     "CorrectionSettings",
@@ -79,6 +86,7 @@ __all__ = [
     "CorrectionTraits",
     "DataSource",
     "DataTraits",
+    "Flag",
     "GenerateFunction",
     "GenerateTraits",
     "GroupGenerateFunction",
@@ -96,8 +104,10 @@ __all__ = [
     "MicroBatch",
     "ModelSpec",
     "ModelSpecTraits",
+    "Needs",
     "Optimizer",
     "Place",
+    "PluginOptions",
     "PolicyLoss",
     "PolicyLossTraits",
     "PromptFormat",
@@ -127,7 +137,17 @@ __all__ = [
     "TrainStep",
     "TransformTraits",
     "Transformed",
+    "UsedBy",
     "__version__",
     "boundary",
     "hookimpl",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # Listing plugins imports this package, and need not wait for pydantic.
+    if name == "PluginOptions":
+        from slime_core.config.section import PluginOptions
+
+        return PluginOptions
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -207,6 +207,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
 def _resolve(argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run") -> tuple[Resolved, ActivePlugins]:
     from slime_core.cli import run
     from slime_core.config.load import load, peek
+    from slime_core.plugins.conditions import check_settings
     from slime_core.plugins.selection import check_selection
 
     argv = run.expand(argv) if purpose == "run" else argv
@@ -215,6 +216,8 @@ def _resolve(argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run") ->
         argv, presets=active.presets, plugin_options=active.options, inactive=active.inactive, purpose=purpose
     )
     check_selection(resolved.config, active.registry, trains=purpose == "run")
+    if purpose == "run":
+        check_settings(resolved, active.registry)
     if active.functions:
         import importlib
 

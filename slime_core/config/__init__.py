@@ -3,6 +3,7 @@
 What there is:
 
     section, bounded    what every section is; numbers and texts within bounds
+    options     what the annotation of a setting may say besides
     running, prompting, sampling, measuring, serving, learning, publishing, custom    the sections of a subject
     megatron, sglang    what a run says to the engines under their own names
     schema      all sections as one ``RunConfig``, and what follows from several of them

@@ -41,23 +41,36 @@ class Document:
 
     def values(
         self, settings: Mapping[str, Setting], mistakes: list[Mistake], inactive: Mapping[str, str] | None = None
-    ) -> Iterator[tuple[Setting, object]]:
-        """Every setting in the file with its TOML value; keys and tables that are none are added to ``mistakes``.
+    ) -> Iterator[tuple[Setting, object, str]]:
+        """Every setting in the file with its TOML value, and where it stands; keys and tables that are none are added
+        to ``mistakes``, and so is a setting that stands in its old section too.
 
         Arguments:
             inactive: flag without dashes, or plugin in brackets -> what to say of it, for plugins that are not active.
         """
         by_place = {(setting.section, setting.name): setting for setting in settings.values()}
+        for setting in settings.values():
+            if setting.old_section is not None:
+                by_place.setdefault((setting.old_section, setting.name), setting)
+        seen: dict[str, str] = {}
+        for setting, value, place in self._every(by_place, mistakes, inactive or {}):
+            if (first := seen.setdefault(setting.key, place)) != place:
+                mistakes.append(Mistake(f"{place}: stands there and at {first}; keep one of them", setting.key))
+            yield setting, value, place
+
+    def _every(
+        self, by_place: Places, mistakes: list[Mistake], inactive: Mapping[str, str]
+    ) -> Iterator[tuple[Setting, object, str]]:
         for table, entries in self.tables.items():
             if not isinstance(entries, dict):
                 mistakes.append(Mistake(f"{self.place('', table)}: stands in no section{_home(table, by_place)}"))
             elif table in ENGINES:
                 yield from self._of_engine(table, entries, mistakes)
             elif not any(section == table for section, _ in by_place):
-                said = (inactive or {}).get(f"[{table}]") or _no_table(table, by_place)
+                said = inactive.get(f"[{table}]") or _no_table(table, by_place)
                 mistakes.append(Mistake(f"{self.place(table)}: {said}"))
             else:
-                yield from self._of_table(table, entries, by_place, mistakes, inactive or {})
+                yield from self._of_table(table, entries, by_place, mistakes, inactive)
 
     def _of_table(
         self,
@@ -66,22 +79,22 @@ class Document:
         by_place: Places,
         mistakes: list[Mistake],
         inactive: Mapping[str, str],
-    ) -> Iterator[tuple[Setting, object]]:
+    ) -> Iterator[tuple[Setting, object, str]]:
         for key, value in entries.items():
             setting = by_place.get((table, key))
             if setting is not None:
-                yield setting, value
+                yield setting, value, self.place(table, key)
             else:
                 said = inactive.get(key.replace("_", "-")) or f"no such setting{_home(key, by_place)}"
                 mistakes.append(Mistake(f"{self.place(table, key)}: {said}"))
 
     def _of_engine(
         self, table: str, entries: Mapping[str, object], mistakes: list[Mistake]
-    ) -> Iterator[tuple[Setting, object]]:
+    ) -> Iterator[tuple[Setting, object, str]]:
         for key, value in entries.items():
             match find_key(table, key):
                 case Setting() as setting:
-                    yield setting, value
+                    yield setting, value, self.place(table, key)
                 case Refusal(message):
                     mistakes.append(Mistake(f"{self.place(table, key)}: {message}"))
                 case _:

@@ -204,7 +204,9 @@ class _Reading:
         return frozenset(mistake.key for mistake in self.mistakes if mistake.key)
 
     def read_presets(self, presets: Presets) -> None:
-        for key, (value, plugin) in presets.items():
+        flags = {setting.flag: key for key, setting in self.settings.items()}
+        for name, (value, plugin) in presets.items():
+            key = flags.get(f"--{name.replace('_', '-')}", name)  # a plugin's setting may have a flag of its own
             if isinstance(value, Contested):
                 continue
             if key not in self.settings:
@@ -219,10 +221,9 @@ class _Reading:
     def read_file(self, document: Document | None, *, only: Mapping[str, Setting] | None = None) -> None:
         if document is None:
             return
-        for setting, value in document.values(self.settings, self.mistakes, self.inactive):
+        for setting, value, place in document.values(self.settings, self.mistakes, self.inactive):
             if only is None or setting.key in only:
                 self.settings[setting.key] = setting
-                place = document.place(setting.section, setting.name)
                 origin = Provenance("file", place.split(" ")[0])
                 read = partial(setting.read_toml, value, base=document.path.parent)
                 self._put(setting, origin, read, place)
@@ -276,9 +277,10 @@ class _Reading:
         self.provenance |= dict.fromkeys(found.keys() - {"sglang_config"}, origin)
 
     def refuse_contested(self, presets: Presets) -> None:
+        flags = {setting.flag: key for key, setting in self.settings.items()}
         for key, (value, _) in presets.items():
-            if isinstance(value, Contested) and key not in self.values:
-                flag = "--" + key.replace("_", "-")
+            flag = "--" + key.replace("_", "-")
+            if isinstance(value, Contested) and flags.get(flag, key) not in self.values:
                 message = f"{key} is preset by {' and by '.join(value.by)}; say what it is to be with {flag}"
                 self.mistakes.append(Mistake(f"{message}, or take one of them away with --no-plugin NAME", key))
 

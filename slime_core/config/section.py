@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["TOLD", "EngineSection", "Once", "Section", "Value"]
+__all__ = ["TOLD", "EngineSection", "Once", "PluginOptions", "Section", "Value"]
 
 TOLD = "told"
 """Type of a pydantic error whose message says all there is to say about a value: what was found, what is accepted."""
@@ -19,6 +19,19 @@ class Section(BaseModel):
     """A frozen group of settings; unknown names are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+class PluginOptions(Section):
+    """The settings of a plugin; docstrings under attributes are their help.
+
+    Example::
+
+        class LengthOptions(PluginOptions):
+            limit: Annotated[int, Field(gt=0), Flag("--length-limit"), UsedBy("length")] = 100
+            \"\"\"Tokens up to which a response costs nothing.\"\"\"
+
+    Without ``Flag`` the flag is ``--PLUGIN.limit``; in files a setting stands in ``[PLUGIN]``.
+    """
 
 
 @dataclass(frozen=True, slots=True)

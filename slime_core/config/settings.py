@@ -1,7 +1,7 @@
 """One setting: its names, what it accepts, and how a value is read from a flag or from TOML.
 
 The settings of the core come from ``schema``; those of a plugin from its options class, as ``--grpo.std-normalization``
-and ``[grpo] std_normalization``. Both are read by the same code.
+and ``[grpo] std_normalization``, or with a flag of their own. Both are read by the same code.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from slime_core.config.options import Flag
 from slime_core.config.schema import RunConfig
 from slime_core.config.section import TOLD, EngineSection, Once
 from slime_core.config.table_mistakes import table_mistakes
@@ -62,9 +63,10 @@ class Setting:
     """One field of a section, of a plugin's options class, or one flag of an engine.
 
     Example: ``Setting("optimizer", "lr", ...)`` has the flag ``--lr`` and the key ``lr``; the plugin's
-    ``Setting("grpo", "std_normalization", ..., owner="plugin")`` has ``--grpo.std-normalization`` and
-    ``grpo.std_normalization``; the engine's ``Setting("sglang", "log_level", ..., owner="engine")`` has
-    ``--sglang-log-level`` and ``sglang.log_level``. Megatron's flags stand on the command line without a prefix.
+    ``Setting("grpo", "std_normalization", ..., owner="plugin")`` has ``--grpo.std-normalization`` (where its annotation
+    holds a ``Flag``, that one) and ``grpo.std_normalization``; the engine's ``Setting("sglang", "log_level", ...,
+    owner="engine")`` has ``--sglang-log-level`` and ``sglang.log_level``. Megatron's flags stand on the command line
+    without a prefix.
     """
 
     section: str
@@ -82,8 +84,20 @@ class Setting:
         """How the command line spells it."""
         if self.key in _OWN_FLAGS:
             return _OWN_FLAGS[self.key]
+        if (own := self._own_flag) is not None:
+            return own.name
         prefix = {"plugin": f"{self.section}.", "engine": "sglang-" if self.section == "sglang" else ""}
         return "--" + prefix.get(self.owner, "") + self.name.replace("_", "-")
+
+    @property
+    def old_section(self) -> str | None:
+        """The section of files in which it stood before it belonged to a plugin; None: there is none."""
+        return None if (own := self._own_flag) is None else own.section
+
+    @property
+    def _own_flag(self) -> Flag | None:
+        found = (entry for entry in self.info.metadata if isinstance(entry, Flag))
+        return next(found, None) if self.of_plugin else None
 
     @property
     def of_plugin(self) -> bool:

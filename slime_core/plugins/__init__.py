@@ -17,6 +17,7 @@ From metadata to a registry:
 
 In a run:
 
+    conditions  whether every setting takes effect, and what plugins say of the settings
     selection, pairings, numbers    whether the components that a run names exist and go together
     formats     the prompt formats of a run, each made when the first file of it is opened
     refusals, asked    what a model spec refuses of a checkpoint; whether somebody is there whom a reward model asks

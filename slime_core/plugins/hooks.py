@@ -1,6 +1,6 @@
 """The calls that a plugin may implement: declarations, each made once, at start; and the lifecycle of a run.
 
-Declarations are plain functions without parameters::
+Declarations are plain functions without parameters, but for ``slime_check``, which is handed the settings::
 
     from slime_core import Component, hookimpl
 
@@ -23,12 +23,14 @@ from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.contracts.learning import LossParts, MicroBatch
 from slime_core.plugins.contracts.lifecycle import LearnerInfo, Place, RunInfo, TrainStep
 from slime_core.plugins.contracts.models import ModelSpec
+from slime_core.plugins.contracts.run import RunPlan
 from slime_core.types import PromptGroup, Sample, TrainBatch
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 __all__ = [
+    "CHECK",
     "DECLARATIONS",
     "LIFECYCLE_HOOKS",
     "PROJECT",
@@ -45,6 +47,7 @@ __all__ = [
     "slime_before_rollout",
     "slime_before_train_step",
     "slime_before_training",
+    "slime_check",
     "slime_checkpoint_restore",
     "slime_checkpoint_state",
     "slime_learner_start",
@@ -131,6 +134,15 @@ def slime_presets() -> Mapping[str, object]:  # type: ignore[empty-body]
 @hookspec
 def slime_options() -> type[BaseModel]:  # type: ignore[empty-body]
     """Return the frozen pydantic model of the plugin's own settings; every field has a default and a description."""
+
+
+@hookspec
+def slime_check(plan: RunPlan, options: object) -> Iterable[str] | None:
+    """Yield what is wrong with the settings of a training run, as messages for its user; None: nothing is.
+
+    Called once, before anything starts, also by ``slime check``. What one annotation can say (``UsedBy``, ``Needs``,
+    ``Conflicts``) needs no check.
+    """
 
 
 # --- Lifecycle -------------------------------------------------------------------------------------------------------
@@ -272,5 +284,7 @@ REGISTRATION_HOOKS: dict[str, Kind] = {
     "slime_register_trackers": Kind.TRACKER,
 }
 
-DECLARATIONS = (*REGISTRATION_HOOKS, "slime_presets", "slime_options")
+CHECK = "slime_check"
+
+DECLARATIONS = (*REGISTRATION_HOOKS, "slime_presets", "slime_options", CHECK)
 """The hooks that are called once, at start, in this order."""

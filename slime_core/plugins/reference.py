@@ -45,12 +45,14 @@ def page() -> str:
         "Called once, at start, without parameters.",
         "\n".join(["| hook | |", "|---|---|", *declared]),
         "\n".join([_LIFECYCLE, *called]),
+        "## Checks",
+        f"`{hooks.CHECK}{_parameters(vars(hooks)[hooks.CHECK])}`",
+        _text(vars(hooks)[hooks.CHECK]),
         "## Kinds and their traits",
         *(block for kind in Kind for block in _described(kind.words, kind.traits)),
         "## Contracts",
         "Every target is called once, as `Target(options, run)`: with the options object of its plugin (None without "
-        "one) "
-        "and a `RunView`.",
+        "one) and a `RunView`.",
         *(block for name in contracts.__all__ for block in _described(name, vars(contracts)[name])),
     ]
     return "\n\n".join(block.strip() for block in blocks if block) + "\n"

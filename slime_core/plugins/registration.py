@@ -10,8 +10,9 @@ from typing import Any
 import pluggy
 from pydantic import BaseModel
 
+from slime_core.config.flags import CONFIG_FLAG
 from slime_core.config.schema import RunConfig
-from slime_core.config.settings import Contested
+from slime_core.config.settings import Contested, core_settings, plugin_settings
 from slime_core.errors import PluginError
 from slime_core.plugins import hooks
 from slime_core.plugins.boundary import boundary
@@ -277,7 +278,20 @@ def _options(manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]) -
     for one in _implementations(manager, "slime_options", who):
         with boundary(one.plugin, "calling slime_options"):
             options[one.plugin.name] = checked_options(one.function())
+    _refuse_shared_flags(options, who)
     return options
+
+
+def _refuse_shared_flags(options: Mapping[str, type[BaseModel]], who: Mapping[str, PluginIdentity]) -> None:
+    """Returns if no setting of a plugin has the flag of another setting, of the core or of a plugin."""
+    owners: dict[str, str] = {setting.flag: "the core" for setting in core_settings().values()}
+    for setting in plugin_settings(options).values():
+        plugin = who[setting.section]
+        if (owner := owners.setdefault(setting.flag, str(plugin))) != str(plugin) or setting.flag == CONFIG_FLAG:
+            raise PluginError(
+                f"{plugin}: its setting {setting.name} has the flag {setting.flag}, which is one of {owner}.\n"
+                f"Name only one of these plugins, or report it to the author of {plugin.distribution}."
+            )
 
 
 def _lifecycle(

@@ -68,7 +68,7 @@ def checked_options(options: Any) -> type[BaseModel]:
             be written to a run's file of settings and read from there.
     """
     if not (isinstance(options, type) and issubclass(options, BaseModel)):
-        raise TypeError(f"it returned {options!r}; return a pydantic BaseModel class")
+        raise TypeError(f"it returned {options!r}; return a subclass of slime_core.PluginOptions")
     if not options.model_config.get("frozen"):
         raise ValueError(f"{options.__name__} is not frozen; give it model_config = ConfigDict(frozen=True)")
     for name, info in options.model_fields.items():

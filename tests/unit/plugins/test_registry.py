@@ -173,7 +173,7 @@ def test_a_preset_of_two_plugins_is_neither_of_theirs_even_if_they_agree(install
             "    yield Component('t', target='a:b', traits=DataTraits())",
             "component 't' carries DataTraits; a tracker carries TrackerTraits",
         ),
-        (f"{HEAD}@hookimpl\ndef slime_options():\n    return dict", "return a pydantic BaseModel class"),
+        (f"{HEAD}@hookimpl\ndef slime_options():\n    return dict", "return a subclass of slime_core.PluginOptions"),
         (
             f"{HEAD}from pydantic import BaseModel\nclass O(BaseModel): x: int = 1\n"
             "@hookimpl\ndef slime_options():\n    return O",

@@ -1,0 +1,177 @@
+"""Whether every setting that a run gives takes effect, and what its plugins say of the settings together.
+
+A setting is judged by what its annotation says (:mod:`slime_core.config.options`) where it has another value than its
+default. What no annotation can say, such as an order between two numbers, a plugin says in ``slime_check``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime_core.config.custom import function_paths
+from slime_core.config.load import Resolved
+from slime_core.config.mistakes import Mistake, report
+from slime_core.config.options import Conflicts, Needs, UsedBy
+from slime_core.config.settings import Setting
+from slime_core.errors import PluginError
+from slime_core.plugins import hooks
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.component import Kind
+from slime_core.plugins.construction import run_plan
+from slime_core.plugins.discovery import CORE
+from slime_core.plugins.registration import Registry
+from slime_core.plugins.selection import SELECTED_BY, selected
+
+__all__ = ["check_settings"]
+
+
+def check_settings(resolved: Resolved, registry: Registry) -> None:
+    """Returns if every setting that a training run gives takes effect, and no plugin finds fault with them.
+
+    Raises:
+        ConfigError: lists what has no effect, what excludes each other, and what plugins say.
+        PluginError: a plugin's ``slime_check`` failed, or an annotation names what is not there.
+    """
+    found = [*_Settings.of(resolved, registry).mistakes(), *_said_by_plugins(resolved, registry)]
+    if found:
+        raise report([Mistake(message) for message in found])
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """Every setting with its value, and the components that the run uses."""
+
+    values: Mapping[str, tuple[Setting, Any]]
+    by_flag: Mapping[str, tuple[Setting, Any]]
+    registry: Registry
+    used: frozenset[tuple[Kind, str]]
+    runs_functions: bool
+
+    @classmethod
+    def of(cls, resolved: Resolved, registry: Registry) -> _Settings:
+        values = resolved.values()
+        chosen = selected(resolved.config, registry, trains=True, architecture=None)
+        return cls(
+            values,
+            {pair[0].flag: pair for pair in values.values()},
+            registry,
+            frozenset((one.kind, one.component.name) for one in chosen),
+            bool(function_paths(dict(resolved.config.custom))),
+        )
+
+    def mistakes(self) -> Iterator[str]:
+        given = [(setting, value) for setting, value in self.values.values() if value != setting.default]
+        for setting, value in given:
+            for condition in setting.info.metadata:
+                # A function that is named by path reads every setting.
+                if isinstance(condition, UsedBy) and not self.runs_functions:
+                    yield from self._unused(setting, value, condition)
+                elif isinstance(condition, Needs):
+                    yield from self._unmet(setting, value, condition)
+                elif isinstance(condition, Conflicts):
+                    yield from self._conflicting(setting, value, condition)
+        for setting, value in given:
+            says_itself = any(isinstance(condition, UsedBy) for condition in setting.info.metadata)
+            if setting.of_plugin and not says_itself and self._is_idle(setting.section):
+                yield (
+                    f"{_called(setting)} = {_shown(value)} has no effect: the run uses no component of plugin "
+                    f"{setting.section!r}. Leave {setting.flag} out, or name one: {self._offered(setting.section)}"
+                )
+
+    def _unused(self, setting: Setting, value: Any, condition: UsedBy) -> Iterator[str]:
+        kinds = [kind for kind in Kind if set(condition.components) & set(self.registry.names(kind))]
+        if not kinds:
+            names = ", ".join(condition.components)
+            raise PluginError(f"setting {setting.key}: UsedBy names {names}, which no active plugin offers.")
+        if any((kind, name) in self.used for kind in kinds for name in condition.components):
+            return
+        yield (
+            f"{_called(setting)} = {_shown(value)} has no effect: {self._chosen(kinds[0])} reads it. Leave "
+            f"{setting.flag} out, or name a {kinds[0].words} that reads it: {', '.join(condition.components)}"
+        )
+
+    def _chosen(self, kind: Kind) -> str:
+        """``none of corrections = icepop``; where the run names none, ``no correction``."""
+        by = next((setting for setting, named in SELECTED_BY.items() if named is kind), kind.value)
+        names = [name for used, name in sorted(self.used) if used is kind]
+        return f"none of {by} = {' '.join(names)}" if names else f"{by} names no {kind.words}, and none"
+
+    def _unmet(self, setting: Setting, value: Any, condition: Needs) -> Iterator[str]:
+        other, found = self._other(setting, condition.setting)
+        if condition.equals is None and found == other.default:
+            yield (
+                f"{_called(setting)} = {_shown(value)} has no effect without {_called(other)}. Add {other.flag}, or "
+                f"leave {setting.flag} out"
+            )
+        elif condition.equals is not None and found != condition.equals:
+            yield (
+                f"{_called(setting)} = {_shown(value)} has no effect with {_called(other)} = {_shown(found)}. Give "
+                f"{other.flag} {_shown(condition.equals)}, or leave {setting.flag} out"
+            )
+
+    def _conflicting(self, setting: Setting, value: Any, condition: Conflicts) -> Iterator[str]:
+        other, found = self._other(setting, condition.setting)
+        if found != other.default:
+            yield (
+                f"{_called(setting)} = {_shown(value)} and {_called(other)} = {_shown(found)} exclude each other. "
+                f"Leave {setting.flag} or {other.flag} out"
+            )
+
+    def _other(self, setting: Setting, name: str) -> tuple[Setting, Any]:
+        """The setting of that name, of the same plugin or with a flag of its own."""
+        own = self.values.get(f"{setting.section}.{name}") if setting.of_plugin else None
+        other = own or self.by_flag.get(f"--{name.replace('_', '-')}")
+        if other is None:
+            raise PluginError(f"setting {setting.key}: its condition names {name}, and there is no such setting.")
+        return other
+
+    def _is_idle(self, plugin: str) -> bool:
+        """Whether the plugin takes part in the run by components alone, and the run uses none of them."""
+        offered = [
+            (kind, name) for kind in Kind for name in self.registry.names(kind) if self._owns(plugin, kind, name)
+        ]
+        hooked = any(one.plugin.name == plugin for found in self.registry.lifecycle.values() for one in found)
+        return bool(offered) and not hooked and not self.runs_functions and self.used.isdisjoint(offered)
+
+    def _offered(self, plugin: str) -> str:
+        names = (name for kind in Kind for name in self.registry.names(kind) if self._owns(plugin, kind, name))
+        return ", ".join(dict.fromkeys(names))
+
+    def _owns(self, plugin: str, kind: Kind, name: str) -> bool:
+        return self.registry.owner(kind, name).name == plugin
+
+
+def _said_by_plugins(resolved: Resolved, registry: Registry) -> Iterator[str]:
+    plan = run_plan(resolved.config, resolved.plugin_options)
+    for one in registry.declarations.get(hooks.CHECK, ()):
+        given = {"plan": plan, "options": resolved.plugin_options.get(one.plugin.name)}
+        with boundary(one.plugin, f"calling {hooks.CHECK}", locate=True):
+            found = one.function(**{name: given[name] for name in one.wants})
+            messages = list(_messages(found))
+        yield from (message if one.plugin == CORE else f"{message} (plugin {one.plugin.name})" for message in messages)
+
+
+def _messages(found: object) -> Sequence[str]:
+    if found is None:
+        return ()
+    if isinstance(found, str) or not hasattr(found, "__iter__"):
+        raise TypeError(f"it returned {found!r:.80}; yield messages, or return None")
+    messages = list(found)
+    if wrong := [message for message in messages if not isinstance(message, str) or not message]:
+        raise TypeError(f"it yielded {wrong[0]!r:.80}; yield messages")
+    return messages
+
+
+def _called(setting: Setting) -> str:
+    """How messages name it: as its flag does, without dashes."""
+    return setting.flag.removeprefix("--").replace("-", "_")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return " ".join(map(_shown, value)) if isinstance(value, tuple | list) else str(value)

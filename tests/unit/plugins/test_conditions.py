@@ -1,0 +1,197 @@
+"""Settings that belong to a plugin: their flags and sections, and what is said of one that has no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from slime_core.config.explain import explain, help_page, help_topic, to_toml
+from slime_core.config.load import Resolved, load
+from slime_core.config.schema import RunConfig
+from slime_core.errors import ConfigError, PluginError
+from slime_core.plugins.conditions import check_settings
+from slime_core.plugins.discovery import CORE, PluginSource, installed, local_file
+from slime_core.plugins.registration import Registry, register
+
+PLUGIN = """
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from slime_core import Component, Conflicts, Flag, Needs, PluginOptions, UsedBy, hookimpl
+
+
+Limit = Annotated[int, Field(gt=0), Flag("--length-limit", section="rollout"), UsedBy("a")]
+
+class Options(PluginOptions):
+    limit: Limit = Field(5, description="Tokens.")
+    mode: Annotated[Literal["hard", "soft"], Field(description="How."), UsedBy("a", "b")] = "hard"
+    slope: Annotated[float, Field(description="Soft."), Needs("mode", equals="soft")] = 1.0
+    floor: Annotated[float, Field(description="Low."), Needs("limit")] = 0.0
+    words: Annotated[Path | None, Field(description="File."), Conflicts("reward_key")] = None
+    plain: Annotated[bool, Field(description="Any.")] = False
+
+
+@hookimpl
+def slime_options():
+    return Options
+
+
+@hookimpl
+def slime_register_sample_transforms():
+    for name in ("a", "b", "c"):
+        yield Component(name, target="nowhere:Nothing")
+
+
+@hookimpl
+def slime_check(options, plan):
+    if options.limit > plan.max_response_len:
+        yield f"length_limit = {options.limit} is above rollout_max_response_len = {plan.max_response_len}"
+"""
+
+
+def registry_of(text: str = PLUGIN) -> Registry:
+    return register([PluginSource(CORE), local_file(text.encode(), path="mine.py")])
+
+
+def resolved(*argv: str, registry: Registry | None = None) -> Resolved:
+    registry = registry or registry_of()
+    return load(argv, presets=registry.presets, plugin_options=registry.options, check_rules=False)
+
+
+def checked(*argv: str) -> None:
+    registry = registry_of()
+    check_settings(resolved("--advantage-estimator", "sft", *argv, registry=registry), registry)
+
+
+def mistake(*argv: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        checked(*argv)
+    first, *middle, last = str(refused.value).splitlines()
+    assert (first, last.split(" ")[0]) == ("1 mistake in the settings:", "slime")
+    return "".join(middle).removeprefix("  - ")
+
+
+def test_a_flag_of_its_own_sets_the_setting_and_the_plugins_name_another() -> None:
+    found = resolved("--length-limit", "7", "--mine.mode", "soft").plugin_options["mine"]
+    assert dict(found) == {"limit": 7, "mode": "soft", "slope": 1.0, "floor": 0.0, "words": None, "plain": False}
+
+
+@pytest.mark.parametrize("section", ["mine", "rollout"])
+def test_both_sections_are_read_and_the_new_one_is_written(tmp_path: Path, section: str) -> None:
+    (tmp_path / "run.toml").write_text(
+        f'[{section}]\nlimit = 7\n[mine]\nwords = "w.txt"\n'
+        if section != "mine"
+        else '[mine]\nlimit = 7\nwords = "w.txt"\n'
+    )
+    found = resolved("--config", str(tmp_path / "run.toml"))
+    assert found.plugin_options["mine"].model_dump()["limit"] == 7
+    (tmp_path / "again.toml").write_text(to_toml(found))
+    written = (tmp_path / "again.toml").read_text()
+    assert written.count("limit = 7") == 1
+    assert written.index("[mine]") < written.index("limit = 7")
+    assert f'words = "{tmp_path}/w.txt"' in written
+    assert resolved("--config", str(tmp_path / "again.toml")).plugin_options == found.plugin_options
+
+
+def test_a_setting_stands_in_one_of_its_sections(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[rollout]\nlimit = 7\n[mine]\nlimit = 8\n")
+    with pytest.raises(ConfigError, match=r"run.toml:4 \[mine\] limit: stands there and at run.toml:2 \[rollout\]"):
+        resolved("--config", str(tmp_path / "run.toml"))
+
+
+def test_help_and_explanations_show_it_under_the_plugin() -> None:
+    options = registry_of().options
+    assert "--length-limit N" in help_page("run", options).split("[mine] options of plugin mine")[1]
+    assert "--length-limit N" in help_topic("mine", options)
+    told = explain("length-limit", resolved("--length-limit", "7"))
+    assert told.startswith("mine.limit = 7\n")
+    assert "[mine] limit" in told
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--sample-transforms", "a", "--length-limit", "7"),
+        ("--sample-transforms", "b", "--mine.mode", "soft", "--mine.slope", "2"),
+        ("--sample-transforms", "a", "--length-limit", "7", "--mine.floor", "1"),
+        ("--sample-transforms", "c", "--mine.plain"),
+        ("--length-limit", "5"),
+    ],
+)
+def test_what_takes_effect_is_accepted(argv: Sequence[str]) -> None:
+    checked(*argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            ("--sample-transforms", "b", "c", "--length-limit", "7"),
+            "length_limit = 7 has no effect: none of sample_transforms = b c reads it. Leave --length-limit out, or "
+            "name a sample transform that reads it: a",
+        ),
+        (
+            ("--sample-transforms", "c", "--mine.mode", "soft"),
+            "mine.mode = soft has no effect: none of sample_transforms = c reads it. Leave --mine.mode out, or name a "
+            "sample transform that reads it: a, b",
+        ),
+        (
+            ("--sample-transforms", "a", "--mine.slope", "2"),
+            "mine.slope = 2 has no effect with mine.mode = hard. Give --mine.mode soft, or leave --mine.slope out",
+        ),
+        (
+            ("--sample-transforms", "a", "--mine.floor", "2"),
+            "mine.floor = 2 has no effect without length_limit. Add --length-limit, or leave --mine.floor out",
+        ),
+        (
+            ("--sample-transforms", "a", "--mine.words", "/w", "--reward-key", "score"),
+            "mine.words = /w and reward_key = score exclude each other. Leave --mine.words or --reward-key out",
+        ),
+        (
+            ("--mine.plain",),
+            "mine.plain = true has no effect: the run uses no component of plugin 'mine'. Leave --mine.plain out, or "
+            "name one: a, b, c",
+        ),
+        (
+            ("--sample-transforms", "a", "--length-limit", "70", "--rollout-max-response-len", "60"),
+            "length_limit = 70 is above rollout_max_response_len = 60 (plugin mine)",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_refused(argv: Sequence[str], message: str) -> None:
+    assert mistake(*argv) == message
+
+
+def test_two_settings_cannot_share_a_flag() -> None:
+    with pytest.raises(PluginError, match=r"its setting limit has the flag --lr, which is one of the core"):
+        registry_of(PLUGIN.replace("--length-limit", "--lr"))
+
+
+def test_a_check_that_fails_is_its_plugins() -> None:
+    registry = registry_of(PLUGIN.replace("options.limit >", "options.absent >"))
+    with pytest.raises(PluginError, match=r"plugin 'mine' .*: calling slime_check failed with AttributeError"):
+        check_settings(resolved("--advantage-estimator", "sft", registry=registry), registry)
+
+
+@pytest.mark.parametrize(("name", "given"), [("x", "yield 3"), ("x", "return 'text'")])
+def test_a_check_yields_messages(name: str, given: str) -> None:
+    text = PLUGIN[: PLUGIN.index("    if options.limit >")] + f"    {given}\n"
+    registry = registry_of(text)
+    with pytest.raises(PluginError, match="calling slime_check failed with TypeError"):
+        check_settings(resolved("--advantage-estimator", "sft", registry=registry), registry)
+
+
+def test_a_condition_that_names_nothing_is_its_plugins_mistake() -> None:
+    registry = registry_of(PLUGIN.replace('UsedBy("a")', 'UsedBy("absent")'))
+    with pytest.raises(PluginError, match=r"setting mine.limit: UsedBy names absent, which no active plugin offers"):
+        check_settings(resolved("--length-limit", "7", "--advantage-estimator", "sft", registry=registry), registry)
+
+
+def test_no_section_of_the_core_has_the_name_of_a_plugin_that_ships() -> None:
+    names = {"agents", "compat", "datasets", "grpo", "models", "offpolicy", "ppo", "rewards", "searchr1", "testing"}
+    assert not names & RunConfig.model_fields.keys()
+    assert not {plugin.name for plugin in installed() if plugin != CORE} & RunConfig.model_fields.keys()
