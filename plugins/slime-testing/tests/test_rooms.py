@@ -23,9 +23,7 @@ def files() -> Iterator[Path]:
 
 def test_only_public_rooms_are_named() -> None:
     found = {str(path.relative_to(SOURCE)): named(path.read_text("utf-8")) - PUBLIC for path in files()}
-    # Until the base classes of model specs are slime_core.modeling.
-    passing = {"templates/model-spec/src/package/model.py.tmpl": {"learner"}}
-    assert {name: rooms for name, rooms in found.items() if rooms} == passing
+    assert {name: rooms for name, rooms in found.items() if rooms} == {}
 
 
 def test_a_private_room_would_be_seen() -> None:
