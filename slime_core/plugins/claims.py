@@ -119,16 +119,19 @@ def inactive_flags(active: Collection[PluginIdentity], declared: Declared | None
 
 
 def how_to_get(kind: str, name: str, *, declared: Declared | None = None) -> str | None:
-    """How to get a component, or a prompt format, that no active plugin offers; None: nothing is known of it."""
+    """The next step for a component, or a prompt format, that no active plugin offers; None: nothing is known of it.
+
+    Example: ``install slime-rewards, which has it``.
+    """
     if kind != PROMPT_FORMAT and kind not in KIND_GROUPS:
         return None
     group = _group_of(kind)
     declared = declared or scan()
     plugins = list(_own_plugins(claimants(name, declared, group=group), declared))
     if plugins:
-        return f"{plugins[0]} has it: add --plugin {plugins[0].name}"
+        return f"add --plugin {plugins[0].name}: {plugins[0]} has it"
     distribution = distribution_of(group, name)
-    return None if distribution is None else f"{distribution} has it and is not installed: install {distribution}"
+    return None if distribution is None else f"install {distribution}, which has it"
 
 
 def claimed_names(kind: str) -> list[str]:

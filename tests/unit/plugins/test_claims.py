@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from slime_core.cli.activation import activate_unlocked
 from slime_core.config.choices import Choice
 from slime_core.config.load import load, peek
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.claims import broken_claims, how_to_get, inactive_flags, unclaimed
 from slime_core.plugins.component import Kind
+from slime_core.plugins.declared import Declared, scan
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.plugins.registry import ActivePlugins, activate
 
@@ -225,7 +227,7 @@ def test_a_component_that_nobody_has_is_answered_with_what_is_claimed(install):
 
 def test_a_component_of_an_uninstalled_distribution_of_ours_says_what_to_install(monkeypatch):
     monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(PluginError, match="Slime-grpo has it and is not installed: install slime-grpo"):
+    with pytest.raises(PluginError, match="Install slime-grpo, which has it"):
         activate([]).registry.find(Kind.ADVANTAGE_ESTIMATOR, "grpo")
 
 
@@ -304,6 +306,36 @@ def test_an_estimator_alone_activates_its_plugin():
 def test_the_parts_of_a_sum_of_rewards_activate_their_plugin():
     active = activated("--rm-type", "0.7*math+0.3*dapo:acc")
     assert [str(need) for need in active.by_need] == ["rewards is active because --rm-type names math"]
+
+
+@pytest.fixture
+def only(monkeypatch):
+    """As if no distributions of ours were installed but the core and these."""
+
+    def hide(*distributions: str) -> None:
+        found = scan()
+        left = tuple(one for one in found.entries if one.distribution in ("slime-rl", *distributions))
+        for module in ("registry", "claims", "discovery"):
+            monkeypatch.setattr(f"slime_core.plugins.{module}.scan", lambda: Declared(left))
+
+    return hide
+
+
+def test_the_demo_trains_with_the_core_slime_grpo_and_slime_models_alone(only):
+    only("slime-grpo", "slime-models")
+    assert names(activate_unlocked(peek(["--plugin", "grpo"]))) == ["core", "grpo", "models"]
+
+
+def test_without_slime_models_the_demo_says_what_to_install(only):
+    only("slime-grpo")
+    with pytest.raises(PluginError, match="Install slime-models, or name one that has a model spec"):
+        activate_unlocked(peek(["--plugin", "grpo"]))
+
+
+def test_a_reward_of_a_distribution_that_is_not_installed_says_what_to_install(only):
+    only("slime-grpo")
+    with pytest.raises(PluginError, match="Install slime-rewards, which has it"):
+        activated("--plugin", "grpo", "--rm-type", "math").registry.find(Kind.REWARD_MODEL, "math")
 
 
 def test_inactive_flags_know_our_distributions_that_are_not_installed(monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 from slime_core import PromptRequest, RunView
 from slime_core.errors import DataError
 from slime_core.prompts.bad_rows import BadRows
+from slime_core.prompts.named import refuse_unknown
 from slime_core.prompts.prompts import PromptFiles
 from slime_core.prompts.requests import LeftOut
 from slime_core.prompts.row_checks import row_check
@@ -94,3 +95,10 @@ def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
     assert [group[0].prompt for group in skipping] == ["a"] * 61
     assert left_out.metrics() == {"data/left_out/bad": 1.0}
     assert (tmp_path / "bad-rows.log").read_text().startswith(f"{path}, line 61: {told}")
+
+
+def test_a_row_activates_no_plugin_and_says_which_one_to_add() -> None:
+    with pytest.raises(DataError) as failure:
+        refuse_unknown({"rm_type": "f1"}, {"rm_type": {"exact_match": ""}}, where="train.jsonl:3")
+    assert "add --plugin rewards: plugin 'rewards' (slime-rewards " in str(failure.value)
+    assert "rows do not activate plugins" in str(failure.value)
