@@ -2,7 +2,7 @@
 
     plugin      the hooks
     advantages, losses, corrections, sequence_corrections, transforms    what is made of rewards and log-probabilities
-    single_turn  the default generate function
+    single_turn, from_label    generate functions: one response, and the label as the response
     rewards     equal to the label, a coin, nothing
     arithmetic  the embedded model, its task and its prompts
 

@@ -117,15 +117,9 @@ def slime_register_generate_functions() -> Iterator[Component]:
     )
     yield Component(
         "from_label",
-        target="slime_core.rollout.labelled:FromLabel",
+        target="slime_core.builtin.from_label:FromLabel",
         traits=GenerateTraits(scope="group", sends_prompts_whole=True, draws=False),
         summary="The label of each prompt as its response, for supervised fine-tuning; engines answer evaluations",
-    )
-    yield Component(
-        "from_messages",
-        target="slime_core.rollout.conversations:FromMessages",
-        traits=GenerateTraits(scope="group", draws=False, masks_turns=True),
-        summary="The assistant's turns of each conversation, for supervised fine-tuning (--loss-mask-type)",
     )
     yield Component(
         "from_buffer",

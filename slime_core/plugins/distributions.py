@@ -13,6 +13,7 @@ OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "slime-compat": {"slime": ("compat",)},
     "slime-datasets": {
         "slime": ("datasets",),
+        "slime.generate_functions": ("from_messages",),
         "slime.prompt_formats": ("dataset_dict.json", "parquet", "state.json"),
     },
     "slime-grpo": {

@@ -60,10 +60,9 @@ def _require_generate(registry: Registry, name: str, trait: str, asked: str, lac
         return
     names = registry.names(Kind.GENERATE_FUNCTION)
     able = [one for one in names if getattr(_traits(registry, Kind.GENERATE_FUNCTION, one), trait)]
-    raise PluginError(
-        f"{asked}: {_named(registry, Kind.GENERATE_FUNCTION, name)} {lacks}. Choose one that does, --generate-function "
-        f"{' or '.join(able)}, or leave it out."
-    )
+    way = f"--generate-function {' or '.join(able)}" if able else "of a plugin that is not active"
+    who = _named(registry, Kind.GENERATE_FUNCTION, name)
+    raise PluginError(f"{asked}: {who} {lacks}. Choose one that does, {way}, or leave it out.")
 
 
 # --- What no engine has drawn -----------------------------------------------------------------------------------------

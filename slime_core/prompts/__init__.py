@@ -11,7 +11,7 @@ From files to rows:
 From rows to prompts:
 
     rows        a prompt of a row; every mistake names file and line
-    named, row_sampling, masks    what a row says for itself: reward and generate function, sampling, trained tokens
+    named, row_sampling    what a row says for itself: reward and generate function, sampling
     row_checks  what a row asks for, looked at where it is read
     lengths     which prompts are short enough
     bad_rows, left_out    rows that are left out: which, why, and who is told

@@ -19,7 +19,6 @@ class PromptEncoder:
         folder: Hugging Face folder that holds the tokenizer.
         apply_chat_template: render prompts with the tokenizer's template; a text prompt becomes one user message.
         template_arguments: further arguments of the template, such as ``{"enable_thinking": False}``.
-        loss_mask_type: the family of the template; see :mod:`slime_core.prompts.masks`.
         trust_remote_code: let transformers run Python code that the folder carries.
     """
 
@@ -29,7 +28,6 @@ class PromptEncoder:
         *,
         apply_chat_template: bool,
         template_arguments: Mapping[str, Any] | None = None,
-        loss_mask_type: str = "prefix",
         trust_remote_code: bool = False,
     ) -> None:
         from transformers import AutoConfig, AutoTokenizer
@@ -39,7 +37,6 @@ class PromptEncoder:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
         self._end_ids = _end_ids(folder, config, self.tokenizer)
         self._folder, self._uses_template = folder, apply_chat_template
-        self.loss_mask_type = loss_mask_type
         self._arguments = dict(template_arguments or {})
         if apply_chat_template and not self.tokenizer.chat_template:
             raise DataError(f"--apply-chat-template was asked for, but the tokenizer in {folder} has no chat template")

@@ -16,7 +16,7 @@
     held.py          groups in flight as text, for checkpoints
     staleness.py     how old a sample is when it is trained, and what becomes of one that is too old
     generate.py      the default generate function
-    labelled.py, conversations.py, buffered.py    those that draw nothing
+    buffered.py      the generate function of trajectories that the data source gives
     choice.py        which component a sample asks for
     sampling.py      how responses are sampled: for training, for an evaluation set, for a row
     lineage.py       whose samples those are that a generate function returned

@@ -128,7 +128,6 @@ class Parts:
             self._settings.folder,
             apply_chat_template=templated,
             template_arguments=template_arguments(self._config.data),
-            loss_mask_type=self._config.data.loss_mask_type,
             trust_remote_code=self._config.model.trust_remote_code,
         )
 

@@ -17,14 +17,5 @@ class TestFromLabel(GenerateFunctionSuite):
     component = "from_label"
 
 
-class TestFromMessages(GenerateFunctionSuite):
-    component = "from_messages"
-    apply_chat_template = True
-    prompts = tuple(
-        [{"role": "user", "content": text}, {"role": "assistant", "content": f"about {text}"}]
-        for text in ("12", "ab c")
-    )
-
-
 class TestFromBuffer(GenerateFunctionSuite):
     component = "from_buffer"

@@ -29,7 +29,6 @@ OTHER_MEANINGS = {
     ("config/serving.py", "random"): "a policy of sglang-router",
     ("prompts/buffer.py", "prompts"): "key of the data source's own state",
     ("prompts/held.py", "prompts"): "key of the data source's own state",
-    ("prompts/masks.py", "qwen3"): "a family of chat templates, loss_mask_type",
 }
 """(file, word) -> what the word means there, where it is no component's name."""
 

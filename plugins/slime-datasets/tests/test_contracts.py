@@ -1,4 +1,4 @@
-"""The prompt formats of this plugin, held to the contract by the kit that plugin authors use."""
+"""The components of this plugin, held to the contract by the kit that plugin authors use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from slime_testing import PromptFormatSuite
+from slime_testing import GenerateFunctionSuite, PromptFormatSuite
 
 
 @pytest.fixture(autouse=True)
@@ -35,3 +35,12 @@ class TestSaved(PromptFormatSuite):
         disable_progress_bars()
         shutil.rmtree(path, ignore_errors=True)
         Dataset.from_list(list(rows)).save_to_disk(path, num_shards=2)
+
+
+class TestFromMessages(GenerateFunctionSuite):
+    component = "from_messages"
+    apply_chat_template = True
+    prompts = tuple(
+        [{"role": "user", "content": text}, {"role": "assistant", "content": f"about {text}"}]
+        for text in ("12", "ab c")
+    )

@@ -16,13 +16,13 @@ import torch
 from PIL import Image
 
 from slime_core import RunView
+from slime_core.builtin.from_label import FromLabel
 from slime_core.builtin.single_turn import SingleTurn
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.errors import DataError, RunError
 from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.processing import InputProcessor, has_processor
-from slime_core.rollout.labelled import FromLabel
 from slime_core.rollout.parts import Parts
 from slime_core.types import Sample, Status
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from slime_core import RunView
+from slime_core.builtin.from_label import FromLabel
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.errors import DataError
 from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout.labelled import FromLabel
 from slime_core.types import LogProbs, Sample, Status, TokenIds
 
 

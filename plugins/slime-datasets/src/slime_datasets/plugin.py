@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slime_core import Component, hookimpl
+from slime_core import Component, GenerateTraits, hookimpl
 
 __all__: list[str] = []
 
@@ -20,3 +20,13 @@ FORMATS = (
 def slime_register_prompt_formats() -> Iterator[Component]:
     for name, target, summary in FORMATS:
         yield Component(name, target=f"slime_datasets.formats:{target}", summary=summary)
+
+
+@hookimpl
+def slime_register_generate_functions() -> Iterator[Component]:
+    yield Component(
+        "from_messages",
+        target="slime_datasets.conversations:FromMessages",
+        traits=GenerateTraits(scope="group", draws=False, masks_turns=True),
+        summary="The assistant's turns of each conversation, for supervised fine-tuning (--loss-mask-type)",
+    )

@@ -142,7 +142,7 @@ def test_a_mix_has_paths_and_weights_from_flags_and_from_a_file(tmp_path: Path) 
     ],
 )
 def test_what_the_components_do_not_read_is_refused(line: str, message: str) -> None:
-    registry = activate(["grpo"]).registry
+    registry = activate(["grpo", "datasets"]).registry
     config = load(["--advantage-estimator", "grpo", *line.split()], check_rules=False).config
     with pytest.raises(PluginError, match=message):
         check_pairings(config, registry)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.errors import DataError
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.masks import conversation
+from slime_datasets.masks import conversation
 
 TURN = "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
 ASKS = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"

@@ -13,8 +13,8 @@ from slime_core.errors import DataError, RequestRefused
 from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.generation.trajectory import engine_inputs
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout.conversations import FromMessages
 from slime_core.types import LogProbs, Sample, Status, TokenIds
+from slime_datasets.conversations import FromMessages
 
 TURNS = [
     {"role": "user", "content": "1+1"},

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import cast
 
+from slime_core import RunView
 from slime_core.errors import DataError
 from slime_core.generation import GenerateContext, SamplingParams, generate_group
-from slime_core.plugins.contracts import RunView
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.masks import ASSISTANT, Conversation, Family, conversation
 from slime_core.prompts.rows import tools_of
 from slime_core.types import Mask, PromptGroup, Sample, Status
+from slime_datasets.masks import ASSISTANT, Conversation, Family, conversation
 
 __all__ = ["FromMessages"]
 
@@ -24,7 +24,8 @@ class FromMessages:
     """
 
     def __init__(self, options: object, run: RunView) -> None:
-        del options, run
+        del options
+        self._family = cast(Family, run.settings.get("loss_mask_type", "prefix"))
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
         """The same samples, finished; responses longer than ``sampling`` allows are cut and count as truncated.
@@ -34,7 +35,7 @@ class FromMessages:
         """
         if context.evaluation:
             return await self._asked(context, samples, sampling)
-        found = _conversation(context, samples[0])
+        found = _conversation(context, samples[0], self._family)
         for sample in samples:
             _fill(sample, found, context, sampling.max_new_tokens)
         return samples
@@ -49,7 +50,7 @@ class FromMessages:
             samples[0].prompt = whole
 
 
-def _conversation(context: GenerateContext, sample: Sample) -> Conversation:
+def _conversation(context: GenerateContext, sample: Sample, family: Family) -> Conversation:
     who = f"generate function 'from_messages': sample {sample.index} of group {sample.group_index}"
     if isinstance(sample.prompt, str):
         raise DataError(
@@ -60,7 +61,6 @@ def _conversation(context: GenerateContext, sample: Sample) -> Conversation:
         raise DataError(f"{who}: only a chat template turns messages into tokens; add --apply-chat-template")
     try:
         encoder = cast(PromptEncoder, context.encoder)
-        family = cast(Family, encoder.loss_mask_type)
         return conversation(encoder, sample.prompt, family=family, tools=tools_of(sample.metadata))
     except DataError as problem:
         raise DataError(f"{who}: {problem}") from None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from slime_core import RunView
 from slime_core.errors import DataError
 from slime_core.generation import GenerateContext, SamplingParams, generate_group
-from slime_core.plugins.contracts import RunView
 from slime_core.types import PromptGroup, Sample, Status
 
 __all__ = ["FromLabel"]
