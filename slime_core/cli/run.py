@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from slime_core.checkpoint.folder import Checkpoint, critic_part, find, set_aside
 from slime_core.cli.changes import continued
@@ -26,6 +26,7 @@ from slime_core.config.settings import core_settings
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct, run_plan, run_view
+from slime_core.plugins.contracts import RunView, Tracker
 from slime_core.plugins.discovery import COMPAT
 from slime_core.plugins.entries import listed
 from slime_core.plugins.selection import has_critic
@@ -212,7 +213,24 @@ def _trackers(job: Job) -> dict[str, Sink]:
     """Every tracker that an active plugin offers: naming the plugin is asking for it."""
     seen = run_view(job.config, job.options, model_folder=job.model, folder=job.folder, resumed_step=job.resumed_step)
     names = job.registry.names(Kind.TRACKER)
-    return {name: construct(job.registry, Kind.TRACKER, name, job.options, seen) for name in names}
+    made = {name: construct(job.registry, Kind.TRACKER, name, job.options, seen) for name in names}
+    return {name: _PluginTracker(cast(Tracker, tracker), seen) for name, tracker in made.items()}
+
+
+class _PluginTracker:
+    """A tracker with the run that it is started with."""
+
+    def __init__(self, tracker: Tracker, run: RunView) -> None:
+        self._tracker, self._run = tracker, run
+
+    def start(self) -> None:
+        self._tracker.start(self._run)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self._tracker.log(step, metrics)
+
+    def close(self, error: BaseException | None) -> None:
+        self._tracker.close(error)
 
 
 def _progress(config: RunConfig) -> Progress:

@@ -26,12 +26,16 @@ class TensorBoard:
             started = SessionLog(status=SessionLog.START)
             self._writer.add_event(Event(wall_time=time.time(), step=resumed_step, session_log=started))
 
+    def start(self) -> None:
+        """The event file was opened when this was made."""
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one event and flush it: a step takes long enough for its row to be worth seeing."""
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
         self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """No event may follow."""
+        del error
         self._writer.close()

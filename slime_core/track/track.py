@@ -31,13 +31,16 @@ __all__ = ["Sink", "Track"]
 
 
 class Sink(Protocol):
-    """Where rows go: the shape of a tracker."""
+    """Where rows go."""
+
+    def start(self) -> None:
+        """Rows will follow."""
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Receive the row of ``step``, or what is added to it later; steps rise but for the latter."""
 
-    def close(self) -> None:
-        """No row follows."""
+    def close(self, error: BaseException | None) -> None:
+        """No row follows; ``error`` is what ended the run, None where nothing did."""
 
 
 class Track:
@@ -75,10 +78,13 @@ class Track:
             self._evaluations[record.resumed_step] = dict(record.pending_evaluation)
 
     def __enter__(self) -> Track:
+        for sink, observer in self._sinks:
+            with observer:
+                sink.start()
         return self
 
-    def __exit__(self, *reason: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close(error)
 
     @contextmanager
     def step(self, step: int) -> Iterator[Metrics]:
@@ -131,13 +137,13 @@ class Track:
                 with observer:
                     listener(event)
 
-    def close(self) -> None:
-        """Evaluations that still wait get rows of their own; all trackers are closed."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Evaluations that still wait get rows of their own; all trackers are closed, and get ``error``."""
         self._flush_evaluations(before=None)
         self._rows.close()
         for sink, observer in self._sinks:
             with observer:
-                sink.close()
+                sink.close(error)
         self.emit(RunFinished(time.monotonic() - self._begun_s))
 
     def _flush_evaluations(self, *, before: int | None) -> None:

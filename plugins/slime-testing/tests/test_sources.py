@@ -101,10 +101,13 @@ class Lines:
     def __init__(self, options, run):
         self.file = open("lines.txt", "a")
 
+    def start(self, run):
+        self.run = run
+
     def log(self, step, metrics):
         self.file.write(f"{step} {dict(metrics)}\\n")
 
-    def close(self):
+    def close(self, error):
         self.file.close()
 """
 WRITTEN = 'self.file.write(f"{step} {dict(metrics)}\\n")'
@@ -137,7 +140,7 @@ TRACKERS = {
         'self.file = open("lines.txt", "a")',
         "self.file = None",
         "it_closes_without_a_step",
-        "close() failed with AttributeError",
+        "close(None) failed with AttributeError",
     ),
 }
 

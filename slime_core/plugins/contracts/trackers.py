@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from slime_core.plugins.contracts.run import RunView
+
 __all__ = ["Tracker"]
 
 
 class Tracker(Protocol):
-    """Sends metrics somewhere."""
+    """Sends metrics somewhere: an observer, whose failure never ends a run; after three it is called no more."""
+
+    def start(self, run: RunView) -> None:
+        """The run begins, or resumes (``run.resumed_step``); its folder exists. Called once, before any metrics."""
+        ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record metrics of one step.
@@ -19,6 +25,10 @@ class Tracker(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Flush and let go; called once, also when the run failed."""
+    def close(self, error: BaseException | None) -> None:
+        """Flush and let go; called once, also when the run failed.
+
+        Arguments:
+            error: what ended the run; None: it reached its last rollout.
+        """
         ...

@@ -26,7 +26,8 @@ class Broken:
         raise KeyError("no account")
 
     def log(self, step, metrics): ...
-    def close(self): ...
+    def start(self, run): pass
+    def close(self, error): ...
 """
 
 

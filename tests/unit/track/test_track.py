@@ -23,6 +23,11 @@ class Memory:
         self.failures = failures
         self.calls = 0
         self.closed = False
+        self.started = 0
+        self.error: BaseException | None = None
+
+    def start(self) -> None:
+        self.started += 1
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         self.calls += 1
@@ -30,8 +35,8 @@ class Memory:
             raise ConnectionError("no such host")
         self.rows.append((step, metrics))
 
-    def close(self) -> None:
-        self.closed = True
+    def close(self, error: BaseException | None) -> None:
+        self.closed, self.error = True, error
 
 
 def rows(record: RunRecord) -> list[dict[str, float]]:
@@ -172,6 +177,34 @@ def test_a_tracker_that_fails_three_times_is_off_and_reported_once(tmp_path: Pat
     assert "Tracker 'broken' failed 3 times and is off for the rest of the run: ConnectionError: no such" in warning
     assert broken.closed
     assert sound.closed
+
+
+def test_a_tracker_is_started_before_it_logs_and_closed_with_what_ended_the_run(tmp_path: Path) -> None:
+    watching, failure = Memory(), NonFiniteError("loss is NaN")
+    track = Track(RunRecord(tmp_path), tensorboard=False, trackers={"one": watching})
+
+    def fail() -> None:
+        with track, track.step(0):
+            assert (watching.started, watching.calls) == (1, 0)
+            raise failure
+
+    with pytest.raises(NonFiniteError):
+        fail()
+    assert (watching.started, watching.error is failure) == (1, True)
+    with Track(RunRecord(tmp_path / "other"), tensorboard=False, trackers={"one": watching}):
+        pass
+    assert watching.error is None
+
+
+def test_a_tracker_that_cannot_start_ends_no_run(tmp_path: Path) -> None:
+    class Refusing(Memory):
+        def start(self) -> None:
+            raise ConnectionError("no such host")
+
+    watching = Refusing()
+    with Track(RunRecord(tmp_path), tensorboard=False, trackers={"one": watching}) as it, it.step(0):
+        pass
+    assert [step for step, _ in watching.rows] == [0]
 
 
 def test_a_tracker_that_recovers_stays(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from slime_core import Kind
-from slime_core.errors import PluginError
+from slime_core import Kind, RunView
+from slime_core.errors import PluginError, RunError
 from slime_core.harness import boundary
 from slime_testing.suite import ComponentSuite, PropertyViolation, given, require
 
@@ -56,8 +57,12 @@ class TrackerSuite(ComponentSuite):
         with self._tracker():
             pass
 
+    def test_it_closes_after_a_failure_of_the_run(self) -> None:
+        with self._tracker(RunError("an engine died")) as tracker:
+            tracker.log(0, {"train/loss": 0.5})
+
     @contextmanager
-    def _tracker(self) -> Iterator[_Tried]:
+    def _tracker(self, error: BaseException | None = None) -> Iterator[_Tried]:
         """A tracker that is closed behind the block, whatever happens in it."""
         before = os.getcwd()
         with tempfile.TemporaryDirectory() as folder:
@@ -65,9 +70,10 @@ class TrackerSuite(ComponentSuite):
             try:
                 tracker = _Tried(self.make())
                 try:
+                    tracker.start(RunView(folder=Path(folder)))
                     yield tracker
                 finally:
-                    tracker.close()
+                    tracker.close(error)
             finally:
                 os.chdir(before)
 
@@ -81,8 +87,11 @@ class _Tried:
     def log(self, step: int, metrics: dict[str, float]) -> None:
         self._called(f"log({step}, {metrics})", lambda: self.tracker.log(step, metrics))
 
-    def close(self) -> None:
-        self._called("close()", self.tracker.close)
+    def start(self, run: RunView) -> None:
+        self._called("start(run)", lambda: self.tracker.start(run))
+
+    def close(self, error: BaseException | None) -> None:
+        self._called(f"close({error!r})", lambda: self.tracker.close(error))
 
     def _called(self, what: str, run: Callable[[], Any]) -> None:
         try:
