@@ -3,6 +3,8 @@
 These are the names that plugins and user code import; importing them loads neither torch nor Ray nor an engine.
 """
 
+__version__ = "0.1.0"
+
 import typing as _typing
 
 from slime_core.config.options import Conflicts, Flag, Needs, UsedBy
@@ -53,6 +55,7 @@ from slime_core.plugins.contracts import (
     TrainStep,
     Transformed,
 )
+from slime_core.plugins.functions import FunctionSource, load_function, own_definitions
 from slime_core.plugins.hooks import hookimpl
 from slime_core.plugins.traits import (
     AdvantageTraits,
@@ -71,8 +74,6 @@ from slime_core.types import PromptGroup, Sample, SpecInfo, Status
 if _typing.TYPE_CHECKING:
     from slime_core.config.section import PluginOptions
 
-__version__ = "0.1.0"
-
 __all__ = [
     "AdvantageEstimator",
     "AdvantageSettings",
@@ -87,6 +88,7 @@ __all__ = [
     "DataSource",
     "DataTraits",
     "Flag",
+    "FunctionSource",
     "GenerateFunction",
     "GenerateTraits",
     "GroupGenerateFunction",
@@ -141,6 +143,8 @@ __all__ = [
     "__version__",
     "boundary",
     "hookimpl",
+    "load_function",
+    "own_definitions",
 ]
 
 

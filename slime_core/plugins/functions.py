@@ -79,7 +79,7 @@ def find_function(path: str, *, setting: str) -> FunctionSource:
     return FunctionSource(setting, path, PluginSource(identity, Source.MODULE), attribute or None)
 
 
-def load_function(source: FunctionSource, *, fits: Callable[[Any], bool] = callable) -> Any:
+def load_function(source: FunctionSource, *, fits: Callable[[object], bool] = callable) -> object:
     """Import the module and return what ``source`` names.
 
     Arguments:
@@ -91,15 +91,16 @@ def load_function(source: FunctionSource, *, fits: Callable[[Any], bool] = calla
     module = load_plugin(source.code)
     if source.attribute is not None:
         with boundary(source, f"looking up {source.attribute!r}", next_step=f"Accepted are {FORMS}."):
-            return getattr(module, source.attribute)
-    found = {name: value for name, value in own_definitions(source).items() if fits(value)}
-    if len(found) != 1:
-        names = ", ".join(sorted(found)) or "none"
+            found: object = getattr(module, source.attribute)
+            return found
+    fitting = {name: value for name, value in own_definitions(source).items() if fits(value)}
+    if len(fitting) != 1:
+        names = ", ".join(sorted(fitting)) or "none"
         raise PluginError(f"{source}: exactly one function there has to fit; found {names}. Write {source.path}:NAME.")
-    return next(iter(found.values()))
+    return next(iter(fitting.values()))
 
 
-def own_definitions(source: FunctionSource) -> dict[str, Any]:
+def own_definitions(source: FunctionSource) -> dict[str, object]:
     """The public functions and classes that the module of ``source`` itself defines, by name; imports it.
 
     Raises:

@@ -12,9 +12,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from slime_compat.check import Loaded
-from slime_core import boundary
+from slime_core import FunctionSource, boundary
 from slime_core.errors import SlimeError
-from slime_core.plugins.functions import FunctionSource
 
 __all__ = ["blamed", "call", "call_here"]
 

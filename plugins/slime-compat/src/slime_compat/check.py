@@ -15,9 +15,8 @@ from typing import Any
 
 from slime_compat.options import PathOptions
 from slime_compat.signatures import Definition, Form, choose, defined, definitions, first_fit, mistake
-from slime_core import boundary
+from slime_core import FunctionSource, boundary, load_function, own_definitions
 from slime_core.errors import PluginError
-from slime_core.plugins.functions import FunctionSource, load_function, own_definitions
 
 __all__ = ["Loaded", "check_texts", "chosen_text", "load_all_checked", "load_checked"]
 

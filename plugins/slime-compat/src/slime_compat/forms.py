@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from slime_compat.check import check_texts
 from slime_compat.reward_uses import check_reward_uses
 from slime_compat.signatures import Form
-from slime_core.plugins.functions import FunctionSource
+from slime_core import FunctionSource
 
 __all__ = ["check_rollout_functions", "rollout_forms"]
 

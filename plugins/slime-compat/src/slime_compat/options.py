@@ -12,9 +12,8 @@ from typing import Any
 import yaml
 
 from slime_compat.arguments import slime_arguments
-from slime_core import RunPlan
+from slime_core import FunctionSource, RunPlan, load_function
 from slime_core.errors import ConfigError, PluginError
-from slime_core.plugins.functions import FunctionSource, load_function
 
 __all__ = ["PathOptions", "read_extra"]
 
