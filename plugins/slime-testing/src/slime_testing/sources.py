@@ -123,7 +123,8 @@ class DataSourceSuite(ComponentSuite):
             path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
             # The same name in every source: a source may hold its place against the file that it was given.
             request = PromptRequest(path, n_samples_per_prompt=of_a_prompt, seed=5)
-            yield self.make(replace(default_run(self.subject()), prompts=request))
+            run = replace(default_run(self.subject()), seed=5, n_samples_per_prompt=of_a_prompt, prompts=request)
+            yield self.make(run)
 
 
 def _drain(source: Any, sizes: Sequence[int]) -> list[Any]:

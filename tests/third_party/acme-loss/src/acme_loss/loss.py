@@ -1,0 +1,24 @@
+"""The loss itself, in a file of its own because it imports torch."""
+
+from __future__ import annotations
+
+import torch
+
+from acme_loss import SoftLossOptions
+from slime_core import LossOutput, LossTerms, RunView
+
+
+class SoftClip:
+    """``-A * exp(width * tanh(log_ratio / width))``, a token."""
+
+    def __init__(self, options: SoftLossOptions, run: RunView) -> None:
+        del run
+        self._width = options.width
+
+    def __call__(self, terms: LossTerms) -> LossOutput:
+        """The loss of each token, float32 [T]."""
+        trained_T = terms.mask_T != 0
+        log_ratio_T = (terms.log_probs_T - terms.old_log_probs_T).where(trained_T, 0.0)
+        ratio_T = torch.exp(self._width * torch.tanh(log_ratio_T / self._width))
+        loss_T = -ratio_T * terms.advantages_T.where(trained_T, 0.0)
+        return LossOutput(loss_T, {"soft_ratio": ratio_T.detach()})

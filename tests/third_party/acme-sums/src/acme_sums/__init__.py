@@ -1,0 +1,62 @@
+"""An endless data source: sums of two digits, each decided by its number, with exact resume."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+
+from slime_core import Component, DataTraits, PromptGroup, RunView, Sample, hookimpl
+from slime_core.types import JsonValue
+
+
+@hookimpl
+def slime_register_data_sources() -> Iterator[Component]:
+    yield Component(
+        "endless_sums",
+        target=f"{__name__}:EndlessSums",
+        traits=DataTraits(reads_prompt_files=False),
+        summary="Sums of two digits without end",
+    )
+
+
+class EndlessSums:
+    """Group n is the same in every run of one seed."""
+
+    def __init__(self, options: None, run: RunView) -> None:
+        del options
+        self._seed, self._count = run.seed, run.n_samples_per_prompt
+        self._next = 0
+        self._returned: list[int] = []
+
+    def next_groups(self, n: int) -> list[PromptGroup]:
+        """Those that were put back, then new ones."""
+        again, self._returned = self._returned[:n], self._returned[n:]
+        fresh = range(self._next, self._next + n - len(again))
+        self._next = fresh.stop
+        return [self._group(number) for number in [*again, *fresh]]
+
+    def put_back(self, groups: Sequence[PromptGroup]) -> None:
+        """They come first."""
+        self._returned += [group[0].group_index for group in groups if group[0].group_index is not None]
+
+    def state(self) -> dict[str, JsonValue]:
+        """All that :meth:`restore` needs."""
+        return {"next": self._next, "returned": list[JsonValue](self._returned)}
+
+    def restore(self, state: Mapping[str, JsonValue]) -> None:
+        """Continue where :meth:`state` was taken."""
+        place, returned = state["next"], state["returned"]
+        assert isinstance(place, int)
+        assert isinstance(returned, list)
+        self._next, self._returned = place, [number for number in returned if isinstance(number, int)]
+
+    def __len__(self) -> int:
+        """Sums that there are; they come again and again."""
+        return 100
+
+    def _group(self, number: int) -> PromptGroup:
+        draw = random.Random(f"{self._seed} {number}")
+        first, second = draw.randrange(10), draw.randrange(10)
+        indices = range(number * self._count, (number + 1) * self._count)
+        prompt, label = f"{first}+{second}", str(first + second)
+        return [Sample(group_index=number, index=index, prompt=prompt, label=label) for index in indices]
