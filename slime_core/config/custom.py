@@ -83,6 +83,7 @@ NO_CODE = frozenset({"custom_config_path", "max_turns", "group_rm", "rm_model_pa
 """Settings of the section that name no code."""
 
 STANDS_IN_FOR = {
+    "rollout_function_path": "rollout_source",
     "custom_generate_function_path": "generate_function",
     "custom_rm_path": "rm_type",
     "data_source_path": "data_source",

@@ -41,6 +41,8 @@ class RolloutConfig(Section):
     """Texts that end a response. Empty: only the end-of-sequence token does."""
     rollout_stop_token_ids: tuple[CountOrZero, ...] = ()
     """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
+    rollout_source: Name | None = None
+    """Component that makes whole rollouts; of kind rollout_source. None: generate_function makes every group."""
     generate_function: Name = "single_turn"
     """Component that turns a prompt into a response; of kind generate_function."""
     rm_type: RewardSum = "exact_match"

@@ -14,7 +14,6 @@
     roles, cast  sets of weights that take turns in one model, and when in a run they do
     replay       whose passes keep the routes of a mixture
     components   the components of the run that work on a rank, built and held to their contracts
-    custom       the function that a run names by path to look at written weights
     refusals, finite    what ends a run before anything that it spoilt is published
     gradients    gradients under Hugging Face names, to compare layouts
     train_data   what a rank trained, on disk, to look into a run

@@ -101,16 +101,19 @@ class LearnerActor(Meeting):
 
     def _publishes_to(self, engine_urls: list[str], settings: PublisherSettings) -> Publisher:
         learner = self._learner
-        written = learner.written
+        watched = settings.transport == "disk" and learner.hooks.implementers("slime_after_weight_write")
         publisher = Publisher(
             engine_urls,
             settings=settings,
             weights=learner.export_weights(),
             sends=learner.is_sender,
-            written=None if written is None else partial(written, engine_urls=engine_urls),
+            written=partial(self._written, engine_urls) if watched else None,
         )
         self._publishers.append(publisher)
         return publisher
+
+    def _written(self, engine_urls: list[str], folder: Path | None) -> None:
+        self._learner.hooks.call("slime_after_weight_write", folder=folder, engine_urls=engine_urls)
 
     def train(self, shards: list[Ref[TrainBatch]], values: Sequence[Ref[Column]] = (), *, number: int = 0) -> Trained:
         """Train this rank's shard, a reference in a list of one.

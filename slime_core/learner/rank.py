@@ -20,7 +20,6 @@ from slime_core.learner.cast import Cast
 from slime_core.learner.columns import Columns
 from slime_core.learner.components import accepted_inputs, build_learning, build_model_spec, loss_parts, who_builds
 from slime_core.learner.critic.critic import Critic
-from slime_core.learner.custom import written_function
 from slime_core.learner.finite import refuse_non_finite_weights
 from slime_core.learner.loss.parity import ParityGate
 from slime_core.learner.process import prepare_process
@@ -78,7 +77,6 @@ class Learner:
         self.returns_U: torch.Tensor | None = None
         self._replay = Replay.of(config.learner, self.actor.chunks)
         self._annotator = self._annotates()
-        self.written = written_function(settings.options)
 
     # --- Building ----------------------------------------------------------------------------------------------------
 

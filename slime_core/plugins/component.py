@@ -16,6 +16,7 @@ from slime_core.plugins.traits import (
     PolicyLossTraits,
     PromptFormatTraits,
     RewardTraits,
+    RolloutSourceTraits,
     TrackerTraits,
     Traits,
     TransformTraits,
@@ -37,6 +38,7 @@ class Kind(StrEnum):
     GENERATE_FUNCTION = "generate_function"
     DATA_SOURCE = "data_source"
     PROMPT_FORMAT = "prompt_format"
+    ROLLOUT_SOURCE = "rollout_source"
     MODEL_SPEC = "model_spec"
     TRACKER = "tracker"
 
@@ -60,6 +62,7 @@ _TRAITS: dict[Kind, type[Traits]] = {
     Kind.GENERATE_FUNCTION: GenerateTraits,
     Kind.DATA_SOURCE: DataTraits,
     Kind.PROMPT_FORMAT: PromptFormatTraits,
+    Kind.ROLLOUT_SOURCE: RolloutSourceTraits,
     Kind.MODEL_SPEC: ModelSpecTraits,
     Kind.TRACKER: TrackerTraits,
 }

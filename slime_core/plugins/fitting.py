@@ -27,6 +27,7 @@ _CONTRACTS: dict[Kind, type] = {
     Kind.REWARD_MODEL: contracts.RewardModel,
     Kind.DATA_SOURCE: contracts.DataSource,
     Kind.PROMPT_FORMAT: contracts.PromptFormat,
+    Kind.ROLLOUT_SOURCE: contracts.RolloutSource,
     Kind.MODEL_SPEC: contracts.ModelSpec,
     Kind.TRACKER: contracts.Tracker,
 }

@@ -15,19 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pluggy
 
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.contracts.learning import LossParts, MicroBatch
-from slime_core.plugins.contracts.lifecycle import LearnerInfo, Place, RunInfo, TrainStep
+from slime_core.plugins.contracts.lifecycle import EvalSamples, LearnerInfo, Place, RunInfo, SamplerInfo, TrainStep
 from slime_core.plugins.contracts.models import ModelSpec
+from slime_core.plugins.contracts.rollouts import DataSource, TrainSamples
 from slime_core.plugins.contracts.run import RunPlan
 from slime_core.types import PromptGroup, Sample, TrainBatch
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+    from slime_core.generation import GenerateContext
 
 __all__ = [
     "CHECK",
@@ -40,17 +44,24 @@ __all__ = [
     "Lifecycle",
     "hookimpl",
     "hookspec",
+    "slime_after_collect",
+    "slime_after_generate",
     "slime_after_rollout",
     "slime_after_train_step",
     "slime_after_weight_sync",
+    "slime_after_weight_write",
     "slime_before_log_probs",
     "slime_before_rollout",
+    "slime_before_shards",
     "slime_before_train_step",
     "slime_before_training",
     "slime_check",
     "slime_checkpoint_restore",
     "slime_checkpoint_state",
+    "slime_evaluate",
     "slime_learner_start",
+    "slime_log_evaluation",
+    "slime_log_rollout",
     "slime_loss_parts",
     "slime_model_spec",
     "slime_options",
@@ -63,10 +74,12 @@ __all__ = [
     "slime_register_policy_losses",
     "slime_register_prompt_formats",
     "slime_register_reward_models",
+    "slime_register_rollout_sources",
     "slime_register_sample_transforms",
     "slime_register_trackers",
     "slime_run_end",
     "slime_run_start",
+    "slime_sampler_start",
 ]
 
 PROJECT = "slime"
@@ -117,6 +130,11 @@ def slime_register_prompt_formats() -> Iterable[Component]:  # type: ignore[empt
 
 
 @hookspec
+def slime_register_rollout_sources() -> Iterable[Component]:  # type: ignore[empty-body]
+    """Yield rollout sources: what makes whole rollouts (contract ``RolloutSource``)."""
+
+
+@hookspec
 def slime_register_model_specs() -> Iterable[Component]:  # type: ignore[empty-body]
     """Yield model specs: what a model looks like in Megatron (contract ``ModelSpec``)."""
 
@@ -164,6 +182,11 @@ def slime_run_end(run: RunInfo, error: BaseException | None, options: object) ->
 
 
 @hookspec
+def slime_sampler_start(sampler: SamplerInfo, options: object) -> None:
+    """The engines' addresses are known, and no component of the sampler is made yet."""
+
+
+@hookspec
 def slime_before_rollout(rollout: int, groups: list[PromptGroup], options: object) -> None:
     """Prompt groups are about to be generated; their samples may be changed in place.
 
@@ -172,8 +195,51 @@ def slime_before_rollout(rollout: int, groups: list[PromptGroup], options: objec
 
 
 @hookspec
+async def slime_after_generate(sample: Sample, context: GenerateContext, options: object) -> Sample | None:
+    """A sample was generated, completed or truncated, and has no reward from a reward model yet; ``async``.
+
+    It may be changed in place. A sample that is returned takes its place.
+    """
+
+
+@hookspec
 def slime_after_rollout(rollout: int, samples: list[Sample], options: object) -> None:
     """The samples that will be trained on are rewarded and transformed; they may be changed in place."""
+
+
+@hookspec
+def slime_after_collect(rollout: int, groups: list[PromptGroup], prompts: DataSource, options: object) -> None:
+    """Every group of a rollout has come; ``groups`` has also those that are not trained on. After
+    ``slime_after_rollout``."""
+
+
+@hookspec
+def slime_before_shards(rollout: int, samples: list[Sample], options: object) -> TrainSamples | None:
+    """A batch is ready and not yet cut into shards. What is returned is trained in its place; None: ``samples``."""
+
+
+@hookspec
+def slime_log_rollout(
+    rollout: int, samples: list[Sample], metrics: dict[str, float], seconds: float, options: object
+) -> bool | None:
+    """The metrics of a rollout are complete; ``samples`` is everything that was generated. True: they are not logged by
+    the core. They may be changed in place."""
+
+
+@hookspec
+def slime_log_evaluation(
+    step: int, sets: Mapping[str, EvalSamples], metrics: dict[str, float], options: object
+) -> bool | None:
+    """The same for an evaluation after ``step`` steps; ``sets`` has what was measured, by evaluation set."""
+
+
+@hookspec
+async def slime_evaluate(step: int, prompts: DataSource | None, options: object) -> Mapping[str, float] | None:
+    """An evaluation after ``step`` steps is due; ``async``. Metrics that are returned are its result, and the core
+    evaluates nothing and calls no ``slime_log_evaluation``; None: somebody else evaluates.
+
+    ``prompts`` is the data source of the training prompts; None where the process only evaluates.
+    """
 
 
 @hookspec
@@ -220,6 +286,12 @@ def slime_after_train_step(step: TrainStep, options: object) -> None:
 
 
 @hookspec
+def slime_after_weight_write(folder: Path | None, engine_urls: Sequence[str], options: object) -> None:
+    """A version of the weights lies in ``folder`` (transport ``disk``), and no engine has read it. Called on every
+    rank; ``folder`` is None on ranks that did not write."""
+
+
+@hookspec
 def slime_after_weight_sync(version: int, options: object) -> None:
     """Every engine serves the learner's weights, as ``version``."""
 
@@ -245,17 +317,26 @@ class Lifecycle:
         places: the processes that call it.
         policy: ``participant``: an exception ends the run. ``observer``: it is logged and counted, and after three the
             plugin is not called there again.
+        is_async: implementations are ``async def``; the others are called without await.
     """
 
     places: tuple[Place, ...]
     policy: Literal["participant", "observer"]
+    is_async: bool = False
 
 
 LIFECYCLE_HOOKS: dict[str, Lifecycle] = {
     "slime_run_start": Lifecycle((Place.DRIVER,), "participant"),
     "slime_run_end": Lifecycle((Place.DRIVER,), "observer"),
+    "slime_sampler_start": Lifecycle((Place.SAMPLER,), "participant"),
     "slime_before_rollout": Lifecycle((Place.SAMPLER,), "participant"),
+    "slime_after_generate": Lifecycle((Place.SAMPLER,), "participant", is_async=True),
     "slime_after_rollout": Lifecycle((Place.SAMPLER,), "participant"),
+    "slime_after_collect": Lifecycle((Place.SAMPLER,), "participant"),
+    "slime_before_shards": Lifecycle((Place.SAMPLER,), "participant"),
+    "slime_log_rollout": Lifecycle((Place.SAMPLER,), "participant"),
+    "slime_evaluate": Lifecycle((Place.SAMPLER,), "participant", is_async=True),
+    "slime_log_evaluation": Lifecycle((Place.SAMPLER,), "participant"),
     "slime_learner_start": Lifecycle((Place.RANK,), "participant"),
     "slime_model_spec": Lifecycle((Place.RANK,), "participant"),
     "slime_loss_parts": Lifecycle((Place.RANK,), "participant"),
@@ -263,6 +344,7 @@ LIFECYCLE_HOOKS: dict[str, Lifecycle] = {
     "slime_before_log_probs": Lifecycle((Place.RANK,), "participant"),
     "slime_before_train_step": Lifecycle((Place.RANK,), "participant"),
     "slime_after_train_step": Lifecycle((Place.RANK,), "observer"),
+    "slime_after_weight_write": Lifecycle((Place.RANK,), "participant"),
     "slime_after_weight_sync": Lifecycle((Place.DRIVER,), "observer"),
     "slime_checkpoint_state": Lifecycle((Place.DRIVER, Place.SAMPLER, Place.RANK), "participant"),
     "slime_checkpoint_restore": Lifecycle((Place.DRIVER, Place.SAMPLER, Place.RANK), "participant"),
@@ -280,6 +362,7 @@ REGISTRATION_HOOKS: dict[str, Kind] = {
     "slime_register_generate_functions": Kind.GENERATE_FUNCTION,
     "slime_register_data_sources": Kind.DATA_SOURCE,
     "slime_register_prompt_formats": Kind.PROMPT_FORMAT,
+    "slime_register_rollout_sources": Kind.ROLLOUT_SOURCE,
     "slime_register_model_specs": Kind.MODEL_SPEC,
     "slime_register_trackers": Kind.TRACKER,
 }

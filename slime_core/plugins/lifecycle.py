@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.boundary import boundary
@@ -24,8 +24,14 @@ from slime_core.plugins.discovery import PluginIdentity
 from slime_core.plugins.hooks import LIFECYCLE_HOOKS, RESTORE, STATE
 from slime_core.plugins.registration import Implementation, Registry
 from slime_core.track.observers import PATIENCE
+from slime_core.types import Sample
+
+if TYPE_CHECKING:
+    from slime_core.generation import GenerateContext
 
 __all__ = ["Failures", "LifecycleHooks", "PlaceStates", "lifetime", "unclaimed_states"]
+
+GENERATED = "slime_after_generate"
 
 PlaceStates = Mapping[str, Any]
 """Plugin name -> what its ``slime_checkpoint_state`` returned at one place, JSON-ready: ``{"mine": {"seen": 7}}``."""
@@ -130,9 +136,38 @@ class LifecycleHooks:
         """
         found = []
         for one in self._frozen[hook]:
-            with boundary(one.of.plugin, f"{hook} on {self._where}", locate=True, passes=(SlimeError,)):
+            with self._blamed(hook, one):
                 found.append(one(arguments))
         return [answer for answer in found if answer is not None]
+
+    async def first(self, hook: str, **arguments: Any) -> Any:
+        """What the first implementation of an ``async`` hook returned that did not return None; None: none did.
+
+        Raises:
+            SlimeError: one that an implementation raised, as it is.
+            PluginError: an implementation failed otherwise.
+        """
+        for one in self._frozen[hook]:
+            with self._blamed(hook, one):
+                answer = await one(arguments)
+            if answer is not None:
+                return answer
+        return None
+
+    async def after_generate(self, sample: Sample, context: GenerateContext) -> Sample:
+        """``sample`` as the implementations of ``slime_after_generate`` leave it, each handed what the one before left.
+
+        Raises:
+            SlimeError: one that an implementation raised, as it is.
+            PluginError: an implementation failed otherwise, or returned something else than a sample or None.
+        """
+        for one in self._frozen[GENERATED]:
+            with self._blamed(GENERATED, one):
+                answer = await one({"sample": sample, "context": context})
+                if not (answer is None or isinstance(answer, Sample)):
+                    raise TypeError(f"it returned {answer!r:.80}; accepted: a slime_core.Sample, or None")
+            sample = sample if answer is None else answer
+        return sample
 
     def implementers(self, hook: str) -> str:
         """The names of the plugins that implement ``hook``, in the order of calls; empty if none does."""
@@ -179,6 +214,10 @@ class LifecycleHooks:
         )
         with boundary(plugin, f"{hook} on {self._where}", next_step=step, locate=True):
             return one(arguments)
+
+    def _blamed(self, hook: str, one: _Called) -> AbstractContextManager[None]:
+        """What the block raises comes out as a ``PluginError`` that names the plugin; slime's own errors pass."""
+        return boundary(one.of.plugin, f"{hook} on {self._where}", locate=True, passes=(SlimeError,))
 
     def _observe(self, hook: str, one: _Called, arguments: Mapping[str, Any]) -> None:
         if one.failures >= PATIENCE:

@@ -20,7 +20,7 @@ def check_pairings(config: RunConfig, registry: Registry) -> None:
     Raises:
         PluginError: one needs what another does not make; names the settings, the components and the next step.
     """
-    if config.custom.rollout_function_path is not None:
+    if config.rollout.rollout_source is not None:
         return
     _refuse_unknown_log_probs(config, registry)
     _refuse_uncorrected(config, registry)

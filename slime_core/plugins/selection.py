@@ -35,12 +35,13 @@ SELECTED_BY: dict[str, Kind] = {
     "rm_type": Kind.REWARD_MODEL,
     "sample_transforms": Kind.SAMPLE_TRANSFORM,
     "data_source": Kind.DATA_SOURCE,
+    "rollout_source": Kind.ROLLOUT_SOURCE,
     "advantage_estimator": Kind.ADVANTAGE_ESTIMATOR,
     "corrections": Kind.CORRECTION,
 }
 """Setting -> the kind whose components it names."""
 
-FOR_TRAINING = frozenset({"sample_transforms", "data_source", "advantage_estimator", "corrections"})
+FOR_TRAINING = frozenset({"sample_transforms", "data_source", "rollout_source", "advantage_estimator", "corrections"})
 """Of these settings, those that an evaluation has no use for."""
 
 HEAVY = frozenset({Kind.POLICY_LOSS, Kind.CORRECTION, Kind.MODEL_SPEC})
@@ -284,6 +285,8 @@ def check_targets(
 def _named(config: RunConfig, setting: str) -> tuple[str, ...]:
     """The names that a setting holds, wherever among the sections it stands."""
     value = next(dict(section)[setting] for _, section in config if setting in type(section).model_fields)
+    if value is None:
+        return ()
     return value if isinstance(value, tuple) else _names(SELECTED_BY[setting], str(value))
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "PolicyLossTraits",
     "PromptFormatTraits",
     "RewardTraits",
+    "RolloutSourceTraits",
     "TrackerTraits",
     "Traits",
     "TransformTraits",
@@ -221,6 +222,11 @@ class DataTraits:
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutSourceTraits:
+    """A rollout source has no traits yet; the class keeps the place typed."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpecTraits:
     """Which checkpoints a model spec fits, and what of them it does not build.
 
@@ -271,6 +277,7 @@ Traits = (
     | GenerateTraits
     | DataTraits
     | PromptFormatTraits
+    | RolloutSourceTraits
     | ModelSpecTraits
     | TrackerTraits
 )

@@ -1,7 +1,8 @@
 """Refuses what pluggy would accept in silence, so that a hook which never runs is an error and not a mystery.
 
-Nine mistakes: a class registered in place of an instance, something else than a function where a hook should be, a
-forgotten ``@hookimpl``, another project's marker, a misspelt hook, ``async def``, a lifecycle hook with ``yield``,
+Ten mistakes: a class registered in place of an instance, something else than a function where a hook should be, a
+forgotten ``@hookimpl``, another project's marker, a misspelt hook, ``async def`` where a hook is not awaited and plain
+``def`` where it is, a lifecycle hook with ``yield``,
 parameters that are never passed (positional-only, keyword-only, ``*args``, ``**kwargs``), and parameters with defaults.
 """
 
@@ -33,7 +34,7 @@ def check_hooks(plugin: PluginIdentity, holder: Any) -> None:
     """Every hook that ``holder`` (a module or an instance) means to implement will be called.
 
     Raises:
-        PluginError: one of the nine mistakes above, naming the plugin, the function and the correction; or looking at
+        PluginError: one of the ten mistakes above, naming the plugin, the function and the correction; or looking at
             ``holder`` raised.
     """
     with boundary(plugin, "looking for its hooks"):
@@ -81,8 +82,12 @@ def _mistake(name: str, function: Callable[..., Any]) -> str | None:
     hook = options["specname"] or name
     if hook not in _HOOKS:
         return f"implements no hook of slime{nearest(hook, _HOOKS)}.\nHooks are: {', '.join(sorted(_HOOKS))}."
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        when = "without await" if hook in hooks.LIFECYCLE_HOOKS else "once, at start"
+    lifecycle = hooks.LIFECYCLE_HOOKS.get(hook)
+    if lifecycle is not None and lifecycle.is_async and not inspect.iscoroutinefunction(function):
+        return "is not async; this hook is awaited.\nWrite it with async def, and return."
+    is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+    if is_async and not (lifecycle is not None and lifecycle.is_async):
+        when = "without await" if lifecycle is not None else "once, at start"
         return f"is async; hooks are called {when}.\nWrite it with plain def; targets may be async."
     if options["wrapper"] or options["hookwrapper"]:
         return "is a hook wrapper; a plugin speaks for itself and sees nobody else's calls.\nUse plain @hookimpl."

@@ -3,7 +3,9 @@
     engines/         inference servers: started, found, watched, and asked
     rewards/         what judges a response, in processes that can be killed
     supply.py        prompts as the sampler takes them
-    recorded.py      the sampler of a run that only trains: rollouts are read
+    rollouts.py      where the groups of a rollout come from: one Protocol, and the rollout sources of plugins
+    live.py          groups that are generated now, the default
+    recorded.py      groups of a run that only trains: they are read
     eval_sampler.py  the sampler of one that only measures
     production.py    prompt groups in flight, for the rollout that is asked for and those after it
     pace.py          how far generation may run ahead of training
@@ -29,7 +31,6 @@
     shards.py        finished groups become one shard a data-parallel rank; inputs.py and kept.py make columns of theirs
     components.py    the components of a run that a sampler works with, by name
     guard.py         what these raise names whose they are, and what they return is looked at
-    functions.py     functions by path, besides those that stand in for components
     parts.py         what a sampler generates and rewards with, made from its settings
     sampler.py       generate, reward, estimate, pack; sampled.py says what it is handed and hands out
     actor.py         the sampler as a Ray actor, and the driver's handle

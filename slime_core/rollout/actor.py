@@ -14,7 +14,6 @@ from slime_core.cluster.waiting import Wait
 from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.rollout.eval_sampler import EvalSampler
-from slime_core.rollout.recorded import RecordedSampler
 from slime_core.rollout.sampled import SamplerSettings, SamplerState
 from slime_core.rollout.sampler import Sampler
 from slime_core.types import TrainBatch
@@ -33,51 +32,48 @@ class SampledShards:
 
 
 class SamplerActor(Watched):
-    """Runs a :class:`~slime_core.rollout.sampler.Sampler`, or what stands for it in a run that samples nothing, with
-    exactly the driver's plugins; shards go into the object store, references come back."""
+    """Runs a :class:`~slime_core.rollout.sampler.Sampler`, or what only evaluates, with exactly the driver's plugins;
+    shards go into the object store, references come back."""
+
+    _sampler: Sampler | EvalSampler  # once setup() has returned
+    _train_sampler: Sampler  # the same, of a process whose rollouts are trained
 
     def __init__(self, manifest: Manifest) -> None:
         # Here, because the options that setup() is handed are objects of the plugins' classes.
         self._manifest, self._registry = manifest, attach(manifest)
-        self._sampler: Any = None
 
     async def setup(self, settings: SamplerSettings) -> None:
         """Load data, tokenizer and components."""
-        recorded = settings.config.debug.load_debug_rollout_data
         with uncollected():
-            if not settings.trains:
-                self._sampler = EvalSampler(settings, self._registry, manifest=self._manifest)
-            elif recorded is not None:
-                self._sampler = RecordedSampler(settings, self._registry, recorded=recorded, manifest=self._manifest)
+            if settings.trains:
+                self._sampler = self._train_sampler = Sampler(settings, self._registry, manifest=self._manifest)
             else:
-                self._sampler = Sampler(settings, self._registry, manifest=self._manifest)
+                self._sampler = EvalSampler(settings, self._registry, manifest=self._manifest)
 
     async def sample(self, rollout: int) -> SampledShards:
         """Collect and pack one rollout."""
-        sampled = await self._sampler.sample(rollout)
+        sampled = await self._train_sampler.sample(rollout)
         # Wrapped in a list, a reference is passed on as it is; bare, Ray would fetch the shard into the driver.
         refs = [ray.put(shard) for shard in sampled.shards]
-        failures = self._sampler.hooks.failures.take()
+        failures = self._train_sampler.hooks.failures.take()
         return SampledShards(refs, sampled.metrics, sampled.warnings, failures)
 
     async def evaluate(self, step: int) -> dict[str, float]:
         """Measure every evaluation set."""
-        metrics: dict[str, float] = await self._sampler.evaluate(step)
-        return metrics
+        return await self._sampler.evaluate(step)
 
     async def published(self, version: int) -> None:
         """The engines serve ``version``."""
-        self._sampler.published(version)
+        self._train_sampler.published(version)
 
     async def state(self) -> SamplerState:
         """What a checkpoint holds of the sampler; one call, so that nothing moves between its parts."""
-        state: SamplerState = self._sampler.state()
-        return state
+        return self._train_sampler.state()
 
     async def restore(self, cursor: dict[str, Any], states: PlaceStates) -> None:
         """Continue the data where ``cursor`` was taken, and the plugins with their states."""
-        self._sampler.restore(cursor)
-        self._sampler.hooks.restore(states)
+        self._train_sampler.restore(cursor)
+        self._train_sampler.hooks.restore(states)
 
     async def close(self) -> None:
         """End what is in flight, and close connections."""

@@ -19,10 +19,10 @@ from dataclasses import replace
 from slime_core.config.schema import RolloutConfig
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.generation.outcome import UNANSWERED
+from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.rollout.choice import Choice, Chosen
 from slime_core.rollout.engines.client import OVERLOADED
 from slime_core.rollout.engines.ending import PAUSE_S
-from slime_core.rollout.functions import NoFunctions, RolloutFunctions
 from slime_core.rollout.making import Making
 from slime_core.rollout.resuming import anew, prepare
 from slime_core.rollout.sampling import of_row
@@ -45,7 +45,7 @@ class Collector:
     Arguments:
         generators, rewards: the components to choose from.
         rollout: says which of several rewards trains, and what a failed sample does.
-        functions: those of the run that see samples before they are rewarded; None: there are none.
+        hooks: of plugins that see samples before they are rewarded; None: there are none.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Collector:
         rewards: Choice,
         *,
         rollout: RolloutConfig,
-        functions: RolloutFunctions | None = None,
+        hooks: LifecycleHooks | None = None,
     ) -> None:
         self._generators, self._rewards, self._rollout = generators, rewards, rollout
-        self._functions, self._scoring = functions or NoFunctions(), Scoring(rollout)
+        self._hooks, self._scoring = hooks, Scoring(rollout)
         self._num_retries = rollout.failed_sample_retries if rollout.failed_samples == "retry" else 0
         self._retries: Counter[str] = Counter()
 
@@ -115,7 +115,7 @@ class Collector:
             reward=None if reward.takes_groups else reward,
             context=replace(context, max_response_len=sampling.max_new_tokens),
             sampling=sampling,
-            functions=self._functions,
+            hooks=self._hooks,
             scoring=self._scoring,
         )
         samples = await making.made(group)

@@ -25,8 +25,17 @@ from slime_core.prompts.requests import LeftOut, training_request
 from slime_core.prompts.row_checks import RowCheck, check_of
 from slime_core.rollout.choice import Choice
 from slime_core.rollout.guard import GuardedSource
+from slime_core.rollout.rollouts import Rollouts, SourceRollouts
 
-__all__ = ["Components"]
+__all__ = ["AsRewarded", "Components"]
+
+
+class AsRewarded:
+    """The advantage estimator of rewards that are advantages; see :class:`~slime_core.TrainSamples`."""
+
+    def estimate(self, batch: GroupedRewards) -> NDArray[np.float32]:
+        """The rewards, float32 [B]."""
+        return batch.rewards_B
 
 
 class Components:
@@ -107,6 +116,15 @@ class Components:
         run = replace(self._run, prompts=request)
         source = construct(self._registry, Kind.DATA_SOURCE, name, self._options, run)
         return GuardedSource(source, name=name, plugin=self._registry.owner(Kind.DATA_SOURCE, name))
+
+    def rollout_source(self, name: str, live: Rollouts) -> SourceRollouts:
+        """The rollouts of a plugin's source.
+
+        Arguments:
+            live: of the run, which have its prompts.
+        """
+        source = self.make(Kind.ROLLOUT_SOURCE, name)
+        return SourceRollouts(source, name=name, plugin=self._registry.owner(Kind.ROLLOUT_SOURCE, name), live=live)
 
     def _choice(self, kind: Kind, key: str, default: str, *, make: Callable[[str], Any]) -> Choice:
         return Choice(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from slime_core.plugins.contracts import Place
-from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.parts import Parts
 from slime_core.rollout.sampled import SamplerSettings
+from slime_core.rollout.sampler import sampler_hooks
 
 __all__ = ["EvalSampler"]
 
@@ -25,8 +24,8 @@ class EvalSampler:
             DataError: evaluation prompts cannot be read.
             PluginError: a component cannot be loaded.
         """
-        self.hooks = LifecycleHooks(registry, place=Place.SAMPLER, options=settings.options)
-        self._parts = Parts(settings, registry, manifest=manifest)
+        self.hooks = sampler_hooks(settings, registry)
+        self._parts = Parts(settings, registry, hooks=self.hooks, manifest=manifest)
         self.evaluation = self._parts.evaluation()
 
     async def evaluate(self, step: int) -> dict[str, float]:

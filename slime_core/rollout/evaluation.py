@@ -16,21 +16,21 @@ from slime_core.config.mistakes import nearest
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, RunError
 from slime_core.generation import GenerateContext
-from slime_core.plugins.contracts import DataSource, PromptFormat, PromptRequest, RunView
+from slime_core.plugins.contracts import DataSource, EvalSamples, PromptFormat, PromptRequest, RunView
+from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.prompts import PromptFiles
 from slime_core.prompts.row_checks import RowCheck
 from slime_core.prompts.rows import Prompt, tools_of
 from slime_core.rollout.collect import Collector
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.functions import RolloutFunctions, eval_columns
 from slime_core.rollout.harvest import causes
 from slime_core.rollout.rewards.weighted import part_metrics
 from slime_core.rollout.sampling import eval_sampling
 from slime_core.rollout.scores import EvalScores, score
 from slime_core.rollout.together import together
 from slime_core.track.samples import SampleWriter
-from slime_core.types import PromptGroup, Sample
+from slime_core.types import PromptGroup, Sample, Status
 
 __all__ = ["Evaluation", "Measures"]
 
@@ -42,7 +42,7 @@ class Measures:
     Arguments:
         encoder: prompt to ids, by whether prompts are rendered with the chat template.
         collector: generates and rewards a set.
-        functions: those of the run, which may take its place.
+        hooks: of plugins, which may evaluate in its place, or log.
         writer: receives the samples.
         checks: refuses rows that ask for what the run cannot do.
         models: name -> URL of every model that the run serves beside the policy.
@@ -51,7 +51,7 @@ class Measures:
 
     encoder: Callable[[bool], PromptEncoder]
     collector: Callable[[EvalSet], Collector]
-    functions: RolloutFunctions
+    hooks: LifecycleHooks
     writer: SampleWriter
     checks: RowCheck
     models: Mapping[str, str] = field(default_factory=dict)
@@ -95,24 +95,27 @@ class Evaluation:
 
         Arguments:
             context: of an evaluation; its number is the step's.
-            source: of the training prompts, for functions of the run; None: there is none.
+            source: of the training prompts, for plugins that evaluate; None: there is none.
 
         Raises:
             RunError: no sample of a set was answered.
+            PluginError: a plugin that evaluates, or logs, failed.
         """
-        own = await self._measures.functions.evaluation(context.rollout, source)
+        hooks = self._measures.hooks
+        own = await hooks.first("slime_evaluate", step=context.rollout, prompts=source)
         if own is not None:
-            return own
+            return {str(name): float(value) for name, value in own.items()}
         metrics: dict[str, float] = {}
-        data = {}
+        sets: dict[str, EvalSamples] = {}
         for name, one in self._loaded.items():
             samples = await self._measured(one, context)
             metrics |= _score(one, samples).metrics(f"eval/{name}")
             metrics |= {f"eval/{name}-failed/{cause}": n for cause, n in one.collector.take_failures().items()}
             metrics |= part_metrics(samples, f"eval/{name}/reward_parts")
             metrics |= {f"eval/{name}-left_out": float(one.left_out)} if one.settings.longest_prompt else {}
-            data[name] = eval_columns(samples, key=one.settings.reward_key)
-        return {} if self._measures.functions.log_evaluation(context.rollout, data, metrics) else metrics
+            sets[name] = _eval_samples(samples, key=one.settings.reward_key)
+        logged = hooks.answers("slime_log_evaluation", step=context.rollout, sets=sets, metrics=metrics)
+        return {} if any(logged) else metrics
 
     async def close(self) -> None:
         """Close connections to other models."""
@@ -186,6 +189,14 @@ class Evaluation:
             )
         at_once, timeout_s = rollout.sglang_server_concurrency, rollout.rollout_request_timeout_s
         return GenerateClient(url, max_in_flight=at_once, timeout_s=timeout_s)
+
+
+def _eval_samples(samples: Sequence[Sample], *, key: str | None) -> EvalSamples:
+    return EvalSamples(
+        list(samples),
+        rewards=[sample.reward_value(key) for sample in samples],
+        truncated=[sample.status is Status.TRUNCATED for sample in samples],
+    )
 
 
 def _score(one: _Loaded, samples: Sequence[Sample]) -> EvalScores:

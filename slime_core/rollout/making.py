@@ -12,8 +12,8 @@ from itertools import compress
 from slime_core.errors import EngineError, RequestRefused
 from slime_core.generation import GenerateContext, Interrupted, SamplingParams
 from slime_core.generation.outcome import fail, is_finished
+from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.rollout.choice import Chosen
-from slime_core.rollout.functions import RolloutFunctions
 from slime_core.rollout.guard import guarded, made_by
 from slime_core.rollout.lineage import Parents
 from slime_core.rollout.scoring import Scoring
@@ -31,7 +31,7 @@ class Making:
         generator: makes them.
         reward: scores each as soon as it is there; None: they are scored as a group, later.
         context, sampling: what ``generator`` is handed beside them.
-        functions: of the run, which see samples before they are rewarded.
+        hooks: of plugins that see samples before they are rewarded; None: there are none.
         scoring: asks ``reward``.
     """
 
@@ -39,7 +39,7 @@ class Making:
     reward: Chosen | None
     context: GenerateContext
     sampling: SamplingParams
-    functions: RolloutFunctions
+    hooks: LifecycleHooks | None
     scoring: Scoring
 
     async def made(self, group: PromptGroup) -> list[Sample]:
@@ -82,9 +82,12 @@ class Making:
         return made
 
     async def _hooked(self, samples: list[Sample]) -> list[Sample]:
-        """Samples after the functions of the run, which see those that have an answer."""
+        """Samples after the plugins that see those that have an answer."""
+        hooks = self.hooks
+        if hooks is None or not hooks.implementers("slime_after_generate"):
+            return samples
         answered = list(map(is_finished, samples))
-        hooked = iter(await self.functions.generated(list(compress(samples, answered)), self.context))
+        hooked = iter(await together(hooks.after_generate(one, self.context) for one in compress(samples, answered)))
         return [next(hooked) if is_seen else one for one, is_seen in zip(samples, answered, strict=True)]
 
     async def _rewarded(self, samples: list[Sample]) -> list[Sample]:

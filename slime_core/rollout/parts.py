@@ -9,7 +9,7 @@ from slime_core.config.eval_sets import EvalSet
 from slime_core.config.schema import RolloutConfig
 from slime_core.generation import GenerateContext
 from slime_core.plugins.component import Kind
-from slime_core.plugins.discovery import COMPAT
+from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import PromptEncoder
@@ -19,7 +19,6 @@ from slime_core.rollout.collect import Collector
 from slime_core.rollout.components import Components
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.evaluation import Evaluation, Measures
-from slime_core.rollout.functions import rollout_functions
 from slime_core.rollout.rewards.place import Rewarding, pool_of
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.track.samples import SampleWriter
@@ -31,13 +30,13 @@ class Parts:
     """See the module.
 
     Arguments:
+        hooks: of plugins, which see samples, and may evaluate.
         manifest: of the plugins in ``registry``, for reward models in processes of their own; None: they run here.
 
     Attributes:
         encoder: prompts to ids, ids to text.
         client: asks the engines.
         components: of the run, by name.
-        functions: of the run, by path.
         writer: of readable samples.
 
     Raises:
@@ -45,15 +44,14 @@ class Parts:
         PluginError: a component cannot be loaded.
     """
 
-    def __init__(self, settings: SamplerSettings, registry: Registry, *, manifest: Manifest | None = None) -> None:
+    def __init__(
+        self, settings: SamplerSettings, registry: Registry, *, hooks: LifecycleHooks, manifest: Manifest | None = None
+    ) -> None:
         config = settings.config
-        self._settings, self._config = settings, config
+        self._settings, self._config, self._hooks = settings, config, hooks
         self.encoder = self._encodes(templated=config.data.apply_chat_template)
         self._processor = self._processes()
         self.client = self._asks()
-        self.functions = rollout_functions(
-            settings.options.get(COMPAT), router_url=settings.router_url, model_urls=settings.model_urls
-        )
         self.components = Components(config, registry, settings.options, settings.run, bad_rows=settings.bad_rows)
         self._rewarding = Rewarding(
             registry,
@@ -75,7 +73,7 @@ class Parts:
             self._generators(settings.generate_function),
             self._rewards(settings.rm_type),
             rollout=settings,
-            functions=self.functions,
+            hooks=self._hooks,
         )
 
     def evaluation(self) -> Evaluation:
@@ -83,7 +81,7 @@ class Parts:
         measures = Measures(
             encoder=self._encoder_of,
             collector=self._collector_of,
-            functions=self.functions,
+            hooks=self._hooks,
             writer=self.writer,
             checks=self.components.checks(trains=False),
             models=self._settings.model_urls,

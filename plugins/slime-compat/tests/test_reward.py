@@ -10,8 +10,8 @@ import pytest
 
 from slime_compat.calling import THREADS
 from slime_compat.reward import PathReward
-from slime_compat.rollout import PathFunctions
-from slime_core import RunView
+from slime_compat.rollout import reach
+from slime_core import RunView, SamplerInfo
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import activate
 from slime_core.rollout.rewards.pool import RewardFailure, RewardPool, RewardPoolSettings
@@ -266,7 +266,7 @@ async def test_a_function_of_a_file_scores_in_a_process_of_its_own(write) -> Non
     pool = RewardPool(RewardPoolSettings(manifest.to_json(), {"compat": options}, num_workers=1))
     with Answering(lambda body: 7) as judge:
         # As the sampler hands on where the models beside the policy answer.
-        PathFunctions(options, router_url="http://127.0.0.1:3", model_urls={"judge": judge.url})
+        reach(options, SamplerInfo("http://127.0.0.1:3", {"judge": judge.url}))
         try:
             (reward, _) = await pool.score("custom_rm_path", SAMPLES, together=True)
             (failure,) = await pool.score("custom_rm_path", [Sample(index=9)], together=True)

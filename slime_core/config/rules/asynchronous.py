@@ -31,6 +31,11 @@ def _both_sides_work_at_once(config: RunConfig) -> Iterator[str]:
             f"{ahead} begins single groups ahead, and rollout_function_path = {path} makes whole rollouts when it is "
             "called; give 0 (the function may keep generating by itself), or leave the function out"
         )
+    elif (name := config.rollout.rollout_source) is not None:
+        yield (
+            f"{ahead} begins single groups ahead, and rollout_source = {name} makes whole rollouts when it is asked; "
+            "give 0 (it may keep generating by itself), or leave --rollout-source out"
+        )
 
 
 def _what_is_ahead_is_off_policy(config: RunConfig) -> Iterator[str]:
@@ -168,7 +173,7 @@ def _failed_samples_are_tried_again(config: RunConfig) -> Iterator[str]:
 _HALVES = "debug_rollout_only debug_train_only load_debug_rollout_data"
 
 ASYNC: dict[Rule, str] = {
-    _both_sides_work_at_once: f"async_buffer_size colocate rollout_function_path {_HALVES}",
+    _both_sides_work_at_once: f"async_buffer_size colocate rollout_function_path rollout_source {_HALVES}",
     _what_is_ahead_is_off_policy: "async_buffer_size true_on_policy_mode keep_old_actor",
     _what_is_kept_is_off_policy: "over_sampling_batch_size max_staleness true_on_policy_mode keep_old_actor",
     _the_bound_can_be_kept: f"max_staleness async_buffer_size update_weights_interval num_rollout {_HALVES}",

@@ -67,6 +67,15 @@ def _training_alone_has_rollouts(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _rollouts_have_one_source(config: RunConfig) -> Iterator[str]:
+    path, name = config.debug.load_debug_rollout_data, config.rollout.rollout_source
+    if path is not None and name is not None and config.custom.rollout_function_path is None:
+        yield (
+            f"rollout_source = {name} has no effect with load_debug_rollout_data = {path}, which says where rollouts "
+            "are read; leave one of the two out"
+        )
+
+
 def _placeholders_are_known(config: RunConfig) -> Iterator[str]:
     for name, accepted in FILES.items():
         path = dict(config.debug)[name]
@@ -252,6 +261,7 @@ _HALVES = "debug_rollout_only debug_train_only load_debug_rollout_data"
 DEBUG: dict[Rule, str] = {
     _one_half_is_left: _HALVES,
     _training_alone_has_rollouts: f"{_HALVES} load_debug_rollout_data_subsample",
+    _rollouts_have_one_source: "load_debug_rollout_data rollout_source rollout_function_path",
     _placeholders_are_known: " ".join(FILES),
     _every_rollout_has_a_file: f"num_rollout {' '.join(FILES)}",
     _every_rank_has_a_file: "save_debug_train_data actor_num_nodes actor_num_gpus_per_node",

@@ -16,7 +16,16 @@ from slime_core.plugins.contracts.advantages import (
 )
 from slime_core.plugins.contracts.formats import PromptFormat, PromptTable, RawRow
 from slime_core.plugins.contracts.learning import LogitsLoss, LossCorrection, LossParts, LossReducer, MicroBatch
-from slime_core.plugins.contracts.lifecycle import LearnerInfo, Optimizer, Place, RunInfo, Schedule, TrainStep
+from slime_core.plugins.contracts.lifecycle import (
+    EvalSamples,
+    LearnerInfo,
+    Optimizer,
+    Place,
+    RunInfo,
+    SamplerInfo,
+    Schedule,
+    TrainStep,
+)
 from slime_core.plugins.contracts.losses import (
     Correction,
     CorrectionOutput,
@@ -37,7 +46,10 @@ from slime_core.plugins.contracts.rollouts import (
     GroupTransform,
     PromptRequest,
     RewardModel,
+    RolloutBatch,
+    RolloutSource,
     RolloutTransform,
+    TrainSamples,
     Transformed,
 )
 from slime_core.plugins.contracts.run import RunPlan, RunView, Tokenizer
@@ -52,6 +64,7 @@ __all__ = [
     "CorrectionSettings",
     "CorrectionTerms",
     "DataSource",
+    "EvalSamples",
     "GenerateFunction",
     "GroupGenerateFunction",
     "GroupTransform",
@@ -76,16 +89,20 @@ __all__ = [
     "Reductions",
     "ResponseTokens",
     "RewardModel",
+    "RolloutBatch",
+    "RolloutSource",
     "RolloutTransform",
     "RunInfo",
     "RunPlan",
     "RunView",
+    "SamplerInfo",
     "Schedule",
     "Segments",
     "TokenAdvantageEstimator",
     "TokenAdvantages",
     "Tokenizer",
     "Tracker",
+    "TrainSamples",
     "TrainStep",
     "Transformed",
 ]

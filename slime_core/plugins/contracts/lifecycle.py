@@ -8,12 +8,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from slime_core.types import JsonValue
+from slime_core.types import JsonValue, Sample
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LearnerInfo", "Optimizer", "Place", "RunInfo", "Schedule", "TrainStep"]
+__all__ = ["EvalSamples", "LearnerInfo", "Optimizer", "Place", "RunInfo", "SamplerInfo", "Schedule", "TrainStep"]
 
 
 class Place(StrEnum):
@@ -65,6 +65,35 @@ class Schedule(Protocol):
     def state_dict(self) -> Mapping[str, object]:
         """The schedule's state."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerInfo:
+    """The process that makes rollouts, or evaluations.
+
+    Arguments:
+        router_url: where generation requests go; empty: no engine is started.
+        model_urls: name -> URL of every model that is served beside the policy.
+        trains: its rollouts are trained; False: it only evaluates.
+    """
+
+    router_url: str
+    model_urls: Mapping[str, str] = field(default_factory=dict)
+    trains: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSamples:
+    """What was measured on one evaluation set; entry i of each list belongs to sample i.
+
+    Arguments:
+        rewards: those that count, one number a sample.
+        truncated: whether the response was cut at its longest.
+    """
+
+    samples: list[Sample]
+    rewards: list[float]
+    truncated: list[bool]
 
 
 @dataclass(frozen=True, slots=True)

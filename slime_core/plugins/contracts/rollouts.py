@@ -1,4 +1,4 @@
-"""What takes part in a rollout: data sources, generate functions, reward models, sample transforms."""
+"""What takes part in a rollout: its source, data sources, generate functions, reward models, sample transforms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ __all__ = [
     "GroupTransform",
     "PromptRequest",
     "RewardModel",
+    "RolloutBatch",
+    "RolloutSource",
     "RolloutTransform",
+    "TrainSamples",
     "Transformed",
 ]
 
@@ -161,6 +164,78 @@ class DataSource(Protocol):
     def __len__(self) -> int:
         """Number of prompts in one pass over the data."""
         ...
+
+
+class RolloutBatch(Protocol):
+    """The rollout that is being collected, as a :class:`RolloutSource` fills it.
+
+    Attributes:
+        wanted: groups that are to be kept, ``rollout_batch_size`` at first. A source that makes another number sets it.
+    """
+
+    wanted: int
+
+    @property
+    def rollout(self) -> int:
+        """Number of the rollout, from 0."""
+        ...
+
+    @property
+    def missing(self) -> int:
+        """Groups that are still to be kept: sample transforms drop some, and others are too old."""
+        ...
+
+    @property
+    def prompts(self) -> DataSource:
+        """The run's data source. A group that was taken from it ends in :meth:`add`, or is put back."""
+        ...
+
+    async def add(self, groups: Sequence[PromptGroup]) -> None:
+        """Add finished groups. The run's reward model scores samples without a reward, groups above the bound on
+        staleness are left out, and sample transforms decide on the others.
+
+        Raises:
+            SlimeError: a reward model or a sample transform failed.
+        """
+        ...
+
+
+class RolloutSource(Protocol):
+    """Makes whole rollouts, in place of the run's generate function (``--rollout-source``).
+
+    One call is under way at a time. What comes after it is the same for every source: advantages, loss weights,
+    shards. Where it generates, it is handed no weights: the engines hold those that were published last.
+    """
+
+    async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
+        """Add the groups of rollout ``batch.rollout`` to ``batch``.
+
+        Returns:
+            Further metrics of the rollout, by their full names; empty: none.
+        """
+        ...
+
+    def state(self) -> Mapping[str, JsonValue]:
+        """What ``restore`` needs beside the state of the data source, which the core saves; empty: nothing."""
+        ...
+
+    def restore(self, state: Mapping[str, JsonValue]) -> None:
+        """Continue from where ``state()`` was taken; not called where that was empty."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSamples:
+    """What is trained in place of the samples of a rollout; see ``slime_before_shards``.
+
+    Arguments:
+        samples: with tokens, log-probabilities, masks and rewards; one for each optimizer step and learner rank, or
+            more.
+        rewards_are_advantages: an advantage estimator of scope ``sample`` is not asked: rewards are advantages.
+    """
+
+    samples: list[Sample]
+    rewards_are_advantages: bool = False
 
 
 @dataclass(frozen=True, slots=True)

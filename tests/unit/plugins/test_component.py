@@ -51,7 +51,7 @@ def test_a_setting_that_no_estimator_gets_is_refused():
 
 
 def test_every_kind_has_its_own_traits_class_with_defaults():
-    assert len({type(kind.traits()) for kind in Kind}) == len(Kind) == 10
+    assert len({type(kind.traits()) for kind in Kind}) == len(Kind) == 11
 
 
 def test_a_component_survives_pickling():

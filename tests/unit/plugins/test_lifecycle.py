@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_core import Place, RunInfo
-from slime_core.errors import NonFiniteError, PluginError
+from slime_core import Place, RunInfo, Sample
+from slime_core.errors import NonFiniteError, PluginError, RunError
 from slime_core.plugins import hooks as specs
 from slime_core.plugins.lifecycle import Failures, LifecycleHooks, lifetime, unclaimed_states
 from slime_core.plugins.registry import activate
@@ -107,6 +107,50 @@ def test_a_participant_that_fails_ends_the_call_and_says_who_what_and_where(plug
 def test_a_participant_that_exits_is_a_failure_and_not_the_end_of_the_process(plugin):
     path = plugin("toy", hook("run_start", body="raise SystemExit(0)"))
     assert "slime_run_start on the driver failed with SystemExit: 0" in refusal(made(path).call, "slime_run_start")
+
+
+def test_answers_come_in_the_order_of_plugins_without_those_that_say_nothing(plugin):
+    bodies = {"one": "return 1", "two": "return None", "three": "return 3"}
+    names = [plugin(name, hook("log_rollout", "samples", body=body)) for name, body in bodies.items()]
+    assert made(*names, place=Place.SAMPLER).answers("slime_log_rollout", samples=[]) == [1, 3]
+
+
+async def test_of_an_async_hook_the_first_answer_counts_and_the_rest_is_not_asked(plugin):
+    bodies = {"one": "seen.append(step)", "two": "return {'eval/two': 2.0}", "three": "raise ValueError"}
+    head = "@hookimpl\nasync def slime_evaluate(step):\n    "
+    names = [plugin(name, f"{head}{body}\n") for name, body in bodies.items()]
+    hooks = made(*names, place=Place.SAMPLER)
+    assert await hooks.first("slime_evaluate", step=7, prompts=None) == {"eval/two": 2.0}
+
+
+async def test_a_sample_passes_through_every_plugin_that_sees_it_before_its_reward(plugin):
+    code = "from slime_core import Sample\n@hookimpl\nasync def slime_after_generate(sample, context):\n    "
+    one = plugin("one", code + "sample.response += context\n")
+    two = plugin("two", code + "return Sample(index=sample.index, response=sample.response + '!')\n")
+    given = Sample(index=3, response="a")
+    made_of = await made(one, two, place=Place.SAMPLER).after_generate(given, "b")  # type: ignore[arg-type]
+    assert (given.response, made_of.response, made_of.index) == ("ab", "ab!", 3)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return 3", "failed with TypeError: it returned 3; accepted: a slime_core.Sample, or None"),
+        ("raise KeyError('x')", "slime_after_generate on the sampler failed with KeyError: 'x'"),
+    ],
+)
+async def test_what_is_wrong_with_it_names_the_plugin(plugin, body, words):
+    path = plugin("toy", f"@hookimpl\nasync def slime_after_generate(sample):\n    {body}\n")
+    with pytest.raises(PluginError) as failure:
+        await made(path, place=Place.SAMPLER).after_generate(Sample(), None)  # type: ignore[arg-type]
+    assert words in str(failure.value)
+
+
+def test_an_error_of_slimes_own_passes_a_hook_that_answers_as_it_is(plugin):
+    body = "from slime_core.errors import RunError; raise RunError('too few rows')"
+    hooks = made(plugin("toy", hook("before_shards", body=body)), place=Place.SAMPLER)
+    with pytest.raises(RunError, match=r"^too few rows$"):
+        hooks.answers("slime_before_shards", rollout=0, samples=[])
 
 
 def test_an_observer_that_fails_is_recorded_and_off_after_the_third_time(plugin):
@@ -260,8 +304,16 @@ def test_the_table_names_the_arguments_that_calls_pass():
     assert {name: tuple(inspect.signature(vars(specs)[name]).parameters) for name in specs.LIFECYCLE_HOOKS} == {
         "slime_run_start": ("run", "options"),
         "slime_run_end": ("run", "error", "options"),
+        "slime_sampler_start": ("sampler", "options"),
         "slime_before_rollout": ("rollout", "groups", "options"),
+        "slime_after_generate": ("sample", "context", "options"),
         "slime_after_rollout": ("rollout", "samples", "options"),
+        "slime_after_collect": ("rollout", "groups", "prompts", "options"),
+        "slime_before_shards": ("rollout", "samples", "options"),
+        "slime_log_rollout": ("rollout", "samples", "metrics", "seconds", "options"),
+        "slime_evaluate": ("step", "prompts", "options"),
+        "slime_log_evaluation": ("step", "sets", "metrics", "options"),
+        "slime_after_weight_write": ("folder", "engine_urls", "options"),
         "slime_learner_start": ("learner", "options"),
         "slime_model_spec": ("spec", "options"),
         "slime_loss_parts": ("learner", "options"),

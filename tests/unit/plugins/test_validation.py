@@ -118,6 +118,15 @@ def test_a_parameter_that_would_never_be_passed_is_refused(function, mistake):
     assert message(module(slime_register_trackers=hookimpl(function))) == WHO + "slime_register_trackers " + mistake
 
 
+def test_a_hook_that_is_awaited_is_refused_without_async():
+    def impl(step):
+        return None
+
+    assert message(module(slime_evaluate=hookimpl(impl))) == (
+        WHO + "slime_evaluate is not async; this hook is awaited.\nWrite it with async def, and return."
+    )
+
+
 def test_an_async_generator_is_refused_for_a_registration_hook():
     @hookimpl
     async def impl():

@@ -14,7 +14,6 @@ from slime_core.generation import GenerateContext, Interrupted, SamplingParams
 from slime_core.plugins.discovery import PluginIdentity
 from slime_core.rollout.choice import Chosen
 from slime_core.rollout.collect import Collector, missing_of
-from slime_core.rollout.functions import NoFunctions
 from slime_core.rollout.guard import GuardedSource
 from slime_core.rollout.resuming import anew
 from slime_core.types import PromptGroup, RewardFailure, Sample, Status
@@ -44,15 +43,17 @@ class Scores:
         return [1.0] * len(samples)
 
 
-class Hooks(NoFunctions):
+class Hooks:
     def __init__(self) -> None:
         self.seen: list[Status] = []
 
-    async def generated(self, samples: list[Sample], context: GenerateContext) -> list[Sample]:
-        self.seen += [sample.status for sample in samples]
-        for sample in samples:
-            sample.response += "!"
-        return samples
+    def implementers(self, hook: str) -> str:
+        return "mine"
+
+    async def after_generate(self, sample: Sample, context: GenerateContext) -> Sample:
+        self.seen.append(sample.status)
+        sample.response += "!"
+        return sample
 
 
 async def collect(generator: Only, scores: Any = None, **options: Any) -> PromptGroup:
@@ -110,7 +111,7 @@ async def test_hooks_see_samples_that_have_an_answer_and_no_others(takes_groups)
         return sample
 
     hooks = Hooks()
-    found = await collect(generating(answer, takes_groups=takes_groups), functions=hooks)
+    found = await collect(generating(answer, takes_groups=takes_groups), hooks=hooks)
     assert hooks.seen == [Status.TRUNCATED]
     assert [(sample.index, sample.response) for sample in found] == [(0, ""), (1, "!"), (2, "")]
 

@@ -25,7 +25,6 @@ from slime_core.plugins.registry import activate
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import parts
 from slime_core.rollout import sampler as module
-from slime_core.rollout.recorded import RecordedSampler
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler
 from slime_core.types import TrainBatch
@@ -74,7 +73,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         settings = SamplerSettings(config, FOLDER, data, "http://unused", num_ranks=num_ranks)
         registry = activate(["grpo", *plugins]).registry
-        return RecordedSampler(settings, registry, recorded=files) if saves is False else Sampler(settings, registry)
+        return Sampler(settings, registry)
 
     return make
 

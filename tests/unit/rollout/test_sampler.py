@@ -248,7 +248,7 @@ async def test_a_component_that_cannot_be_made_is_named_with_its_plugin(build, m
 async def test_samples_that_come_back_from_the_data_source_start_anew(build):
     sampler, _ = build({**GOOD, "2+2": [answer("4"), answer("4", "abort")]})
     held: list[list[Sample]] = []
-    source = sampler._source._source  # type: ignore[attr-defined]
+    source = sampler._rollouts.prompts._source  # type: ignore[attr-defined]
     fresh = source.next_groups
     source.put_back = held.extend
     source.next_groups = lambda n: [*held, *fresh(n - len(held))]
@@ -514,7 +514,7 @@ async def test_a_row_decides_how_its_responses_are_drawn_in_training_and_evaluat
     assert client.asked[-1][1] == SamplingParams(
         0.7, max_new_tokens=1024, stop_token_ids=(END,), extra={"min_p": 0.1}, max_kept=None
     )
-    groups = sampler._source.next_groups(2)
+    groups = sampler._rollouts.prompts.next_groups(2)
     for sample in groups[0]:
         sample.metadata["sampling_params"] = {"max_new_tokens": 2, "stop_token_ids": [9]}
     await sampler._collector.collect(

@@ -15,12 +15,12 @@ import pytest
 from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, RolloutConfig, RunConfig
 from slime_core.errors import RequestRefused, RunError
 from slime_core.generation import Generation, keep
-from slime_core.plugins.contracts import DataSource
+from slime_core.plugins.contracts import RolloutBatch
+from slime_core.plugins.discovery import CORE
 from slime_core.plugins.registry import activate
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout import parts
-from slime_core.rollout import sampler as module
-from slime_core.rollout.functions import Made, NoFunctions
+from slime_core.rollout import live, parts
+from slime_core.rollout.rollouts import SourceRollouts
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.staleness import Staleness, oldest_of, token_versions
@@ -182,11 +182,11 @@ async def test_a_group_over_the_bound_comes_again_and_is_trained_when_it_is_new(
 async def test_a_response_that_is_too_old_to_go_on_begins_anew(build: Build) -> None:
     rest = Generation(array("i", [1]), array("f", [-0.5]), "stop", ("5",))
     sampler, client = build({"1+1": by("5"), "1+2": by("5"), "1+22": [rest]}, max_staleness=1, partial_rollout=True)
-    groups = sampler._source.next_groups(2)
+    groups = sampler._rollouts.prompts.next_groups(2)
     for place, sample in enumerate(one for group in groups for one in group):
         sample.tokens, sample.rollout_log_probs = TokenIds([6, 15, 6 + place // 2, 7]), LogProbs([-0.5])
         sample.response_length, sample.weight_versions, sample.status = 1, [str(3 + place // 2)], Status.ABORTED
-    sampler._source.put_back(groups)
+    sampler._rollouts.prompts.put_back(groups)
     metrics = (await sampler.sample(5)).metrics
     assert [prompt for prompt, *_ in client.asked] == ["1+1", "1+22", "1+22"]
     assert (metrics["rollout/staleness/begun_anew"], metrics["rollout/staleness/max"]) == (2.0, 1.0)
@@ -216,11 +216,12 @@ async def test_a_group_over_the_bound_is_trained_where_it_is_corrected(build: Bu
     assert dropped(tmp_path, 5) == []
 
 
-class OwnRollout(NoFunctions):
+class OwnRollout:
     """Takes two groups, of which the first was drawn by version 3 and the other by version 5."""
 
-    async def rollout(self, number: int, source: DataSource) -> Made | None:
-        groups = source.next_groups(2)
+    async def fill(self, batch: RolloutBatch) -> dict[str, float]:
+        batch.wanted = 2
+        groups = batch.prompts.next_groups(2)
         for group, version in zip(groups, ("3", "5"), strict=True):
             for sample in group:
                 answer = by(version)[0]
@@ -229,7 +230,14 @@ class OwnRollout(NoFunctions):
                 sample.weight_versions = list(answer.weight_versions)
                 keep(sample, answer.kept)
                 sample.reward = float(sample.index or 0)
-        return Made(groups)
+        await batch.add(groups)
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Any) -> None:
+        """It has none."""
 
 
 @pytest.mark.parametrize(("choice", "returned"), [("requeue", [0]), ("evict", [])])
@@ -237,7 +245,8 @@ async def test_the_bound_holds_for_a_rollout_function_of_the_run_too(
     build: Build, tmp_path: Path, choice: str, returned: list[int]
 ) -> None:
     sampler, _ = build({}, max_staleness=1, stale_samples=choice)
-    sampler._functions = OwnRollout()
+    own = SourceRollouts(OwnRollout(), name="own", plugin=CORE, live=sampler._rollouts)
+    sampler._rollouts = own
     sampled = await sampler.sample(5)
     assert sampled.shards[0].indices_B.tolist() == [2, 3]
     assert sampled.metrics[f"rollout/staleness/{'requeued' if returned else 'evicted'}"] == 2.0
@@ -249,7 +258,7 @@ async def test_the_bound_holds_for_a_rollout_function_of_the_run_too(
 async def test_groups_that_are_always_too_old_end_the_run_and_are_named(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_OLD_ROUNDS", 2)
+    monkeypatch.setattr(live, "MOST_OLD_ROUNDS", 2)
     sampler, _ = build({f"1+{n}": by("1") for n in range(1, 7)}, max_staleness=1, rollout_max_refills=0)
     wanted = (
         "rollout 5: 12 samples were older than max_staleness, and so were those in their place; versions 1 of the "
@@ -301,7 +310,7 @@ async def test_a_failure_ahead_is_what_the_driver_hears_next(build: Build, call:
     client.generate = refusing  # type: ignore[method-assign]
     await sampler.sample(0)
     held.set()
-    while sampler._production._failure is None:
+    while sampler._rollouts._production._failure is None:
         await asyncio.sleep(0)
     with pytest.raises(RequestRefused, match="too long"):
         await asked(sampler, call)

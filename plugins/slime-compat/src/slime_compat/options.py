@@ -7,13 +7,17 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from slime_compat.arguments import slime_arguments
 from slime_core import FunctionSource, RunPlan, load_function
 from slime_core.errors import ConfigError, PluginError
+
+if TYPE_CHECKING:
+    from slime_compat.rollout import PathFunctions
+    from slime_compat.weights import PostWrite
 
 __all__ = ["PathOptions", "read_extra"]
 
@@ -47,6 +51,28 @@ class PathOptions:
     def group_rm(self) -> bool:
         """Whether a reward function is called with all samples of a group at once."""
         return self.plan.settings.get("group_rm") is True
+
+    @cached_property
+    def rollout_functions(self) -> PathFunctions:
+        """The functions of this process that see whole rollouts.
+
+        Raises:
+            PluginError: one cannot be imported or called.
+        """
+        from slime_compat.rollout import PathFunctions
+
+        return PathFunctions(self)
+
+    @cached_property
+    def post_write(self) -> PostWrite | None:
+        """The function that is called once weights are written; None: the run names none.
+
+        Raises:
+            PluginError: it cannot be imported or called.
+        """
+        from slime_compat.weights import SETTING, PostWrite
+
+        return PostWrite(self) if SETTING in self.sources else None
 
     def load(self, setting: str, *, fits: Callable[[Any], bool] = callable) -> Any:
         """The function that ``setting`` names; imported now, in this process.

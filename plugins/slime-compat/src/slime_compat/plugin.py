@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from slime_core import (
     AdvantageTraits,
     Component,
+    DataSource,
     DataTraits,
+    EvalSamples,
     GenerateTraits,
     LearnerInfo,
     LossParts,
     MicroBatch,
     ModelSpec,
     RewardTraits,
+    SamplerInfo,
+    TrainSamples,
     TrainStep,
     TransformTraits,
     hookimpl,
 )
-from slime_core.types import TrainBatch
+from slime_core.types import PromptGroup, Sample, TrainBatch
+
+if TYPE_CHECKING:
+    from slime_core.generation import GenerateContext
 
 __all__: list[str] = []
 
@@ -76,6 +84,15 @@ def slime_register_data_sources() -> Iterator[Component]:
 
 
 @hookimpl
+def slime_register_rollout_sources() -> Iterator[Component]:
+    yield Component(
+        "rollout_function_path",
+        target="slime_compat.rollout:PathRollouts",
+        summary="The function of --rollout-function-path",
+    )
+
+
+@hookimpl
 def slime_register_sample_transforms() -> Iterator[Component]:
     yield Component(
         "dynamic_sampling_filter_path",
@@ -91,7 +108,61 @@ def slime_register_sample_transforms() -> Iterator[Component]:
     )
 
 
-# --- In the learner: the functions around Megatron. `options` is None where the plugin is named and no function is. ---
+# `options` is None below where the plugin is named and no function is.
+# --- In the sampler: the functions that see whole rollouts -----------------------------------------------------------
+
+
+@hookimpl
+def slime_sampler_start(sampler: SamplerInfo, options: Any) -> None:
+    if options is not None:
+        from slime_compat.rollout import reach
+
+        reach(options, sampler)
+        _ = options.rollout_functions  # one that cannot be called is refused before anything is loaded
+
+
+@hookimpl
+async def slime_after_generate(sample: Sample, context: GenerateContext, options: Any) -> Sample | None:
+    return None if options is None else await options.rollout_functions.generated(sample, context)
+
+
+@hookimpl
+def slime_after_collect(groups: list[PromptGroup], prompts: DataSource, options: Any) -> None:
+    if options is not None:
+        options.rollout_functions.collected(groups, prompts)
+
+
+@hookimpl
+def slime_before_shards(samples: list[Sample], options: Any) -> TrainSamples | None:
+    return None if options is None else options.rollout_functions.trained(samples)
+
+
+@hookimpl
+def slime_log_rollout(
+    rollout: int, samples: list[Sample], metrics: dict[str, float], seconds: float, options: Any
+) -> bool | None:
+    return None if options is None else options.rollout_functions.log(rollout, samples, metrics, seconds)
+
+
+@hookimpl
+async def slime_evaluate(step: int, prompts: DataSource | None, options: Any) -> Mapping[str, float] | None:
+    return None if options is None else await options.rollout_functions.evaluation(step, prompts)
+
+
+@hookimpl
+def slime_log_evaluation(
+    step: int, sets: Mapping[str, EvalSamples], metrics: dict[str, float], options: Any
+) -> bool | None:
+    return None if options is None else options.rollout_functions.log_evaluation(step, sets, metrics)
+
+
+# --- In the learner: the functions around Megatron, and the one between writing weights and reading them -------------
+
+
+@hookimpl
+def slime_after_weight_write(folder: Path | None, engine_urls: Sequence[str], options: Any) -> None:
+    if options is not None and options.post_write is not None:
+        options.post_write(folder, engine_urls)
 
 
 @hookimpl

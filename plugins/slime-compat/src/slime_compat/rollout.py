@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,36 +13,80 @@ from slime_compat.data import SourceView
 from slime_compat.forms import rollout_forms
 from slime_compat.options import PathOptions
 from slime_compat.train_data import converted, post_processed
+from slime_core import DataSource, EvalSamples, RolloutBatch, RunView, SamplerInfo, TrainSamples
 from slime_core.errors import PluginError, RunError
 from slime_core.generation import GenerateContext
-from slime_core.plugins.contracts import DataSource
-from slime_core.rollout.functions import EvalData, Made
-from slime_core.types import PromptGroup, Sample
+from slime_core.types import JsonValue, PromptGroup, Sample
 
-__all__ = ["PathFunctions"]
+__all__ = ["PathFunctions", "PathRollouts", "reach"]
+
+EvalData = Mapping[str, Mapping[str, Any]]
+"""Name of an evaluation set -> its columns: ``rewards``, ``truncated``, ``samples``, each a list."""
 
 MADE = "a list of groups, each a list of slime_core.Sample; or an object with samples (such a list) and metrics"
 MEASURED = 'a dict {name: {"rewards": list, ...}}, or an object with data (such a dict) and metrics'
 
 
-class PathFunctions:
-    """See :class:`slime_core.rollout.functions.RolloutFunctions`.
+def reach(options: PathOptions, sampler: SamplerInfo) -> None:
+    """``args`` says where engines answer, here and in the processes that the sampler starts:
+    ``args.sglang_router_ip`` and ``args.sglang_router_port``; and ``args.sglang_model_routers``, name -> (host, port)
+    of the models beside the policy."""
+    router = urlsplit(sampler.router_url)
+    options.derived.update(sglang_router_ip=router.hostname, sglang_router_port=router.port)
+    options.derived.update(sglang_model_routers=_addresses(sampler.model_urls))
 
-    Arguments:
-        router_url: becomes ``args.sglang_router_ip`` and ``args.sglang_router_port``.
-        model_urls: of the models beside the policy, become ``args.sglang_model_routers``, name -> (host, port).
+
+class PathRollouts:
+    """The rollout source of ``rollout_function_path``.
+
+    Raises:
+        PluginError: the function cannot be imported or called.
+    """
+
+    def __init__(self, options: PathOptions, run: RunView) -> None:
+        self._args = options.arguments
+        self._loaded = load_checked(options, "rollout_function_path", rollout_forms(group_rm=options.group_rm))
+
+    async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
+        """All groups that the function returns, and its metrics.
+
+        Raises:
+            PluginError: the function failed, or returned something else than groups of samples.
+        """
+        loaded, view = self._loaded, SourceView(batch.prompts)
+        found = await call(loaded, self._args, batch.rollout, view, **loaded.named(evaluation=False))
+        listed = found if isinstance(found, list) else getattr(found, "samples", None)
+        groups = [_flat(group) for group in listed] if isinstance(listed, list) else []
+        if not groups or not all(isinstance(one, Sample) for group in groups for one in group):
+            raise PluginError(f"{loaded.source}: it returned {_shown(found)}; accepted: {MADE}.")
+        for group in groups:
+            if any(sample.group_index is None or sample.index is None for sample in group):
+                raise PluginError(
+                    f"{loaded.source}: a sample has no group_index or no index; accepted: those of the samples that "
+                    "data_source.get_samples returned. Keep them on samples of your own."
+                )
+        batch.wanted = len(groups)
+        await batch.add(groups)
+        return _numbers(getattr(found, "metrics", None))
+
+    def state(self) -> Mapping[str, JsonValue]:
+        """Nothing: a function keeps its own state."""
+        return {}
+
+    def restore(self, state: Mapping[str, JsonValue]) -> None:
+        """Nothing to continue from."""
+
+
+class PathFunctions:
+    """The functions behind the hooks of a sampler; one that the run does not name leaves things as they are.
 
     Raises:
         PluginError: a function cannot be imported or called.
     """
 
-    def __init__(self, options: PathOptions, *, router_url: str, model_urls: Mapping[str, str] | None = None) -> None:
+    def __init__(self, options: PathOptions) -> None:
         self._forms = rollout_forms(group_rm=options.group_rm)
-        router = urlsplit(router_url)
-        options.derived.update(sglang_router_ip=router.hostname, sglang_router_port=router.port)
-        options.derived.update(sglang_model_routers=_addresses(model_urls or {}))
         self._options, self._args = options, options.arguments
-        self._rollout = self._loaded("rollout_function_path")
         self._evaluation = self._loaded("eval_function_path")
         self._hooks = load_all_checked(options, "rollout_sample_hook_path", self._forms)
         self._finished = self._loaded("rollout_all_samples_process_path")
@@ -55,33 +98,7 @@ class PathFunctions:
     def _loaded(self, setting: str) -> Loaded | None:
         return load_checked(self._options, setting, self._forms) if setting in self._options.sources else None
 
-    @property
-    def shapes_rewards(self) -> bool:
-        """Whether a function says what is trained."""
-        return self._convert is not None or self._post_process is not None
-
-    # --- Whole rollouts ----------------------------------------------------------------------------------------------
-
-    async def rollout(self, number: int, source: DataSource) -> Made | None:
-        """All groups of a rollout.
-
-        Raises:
-            PluginError: the function failed, or returned something else than groups of samples.
-        """
-        if self._rollout is None:
-            return None
-        found = await self._called(self._rollout, number, source, evaluation=False)
-        listed = found if isinstance(found, list) else getattr(found, "samples", None)
-        groups = [_flat(group) for group in listed] if isinstance(listed, list) else []
-        if not groups or not all(isinstance(one, Sample) for group in groups for one in group):
-            raise PluginError(f"{self._rollout.source}: it returned {_shown(found)}; accepted: {MADE}.")
-        for group in groups:
-            if any(sample.group_index is None or sample.index is None for sample in group):
-                raise PluginError(
-                    f"{self._rollout.source}: a sample has no group_index or no index; accepted: those of the samples "
-                    "that data_source.get_samples returned. Keep them on samples of your own."
-                )
-        return Made(groups, _numbers(getattr(found, "metrics", None)))
+    # --- Evaluations -------------------------------------------------------------------------------------------------
 
     async def evaluation(self, number: int, source: DataSource | None) -> dict[str, float] | None:
         """The mean reward of each evaluation set.
@@ -91,7 +108,8 @@ class PathFunctions:
         """
         if self._evaluation is None:
             return None
-        found = await self._called(self._evaluation, number, source, evaluation=True)
+        loaded, view = self._evaluation, None if source is None else SourceView(source)
+        found = await call(loaded, self._args, number, view, **loaded.named(evaluation=True))
         data = found if isinstance(found, dict) else getattr(found, "data", None)
         if not isinstance(data, dict) or not all(_is_measured(columns) for columns in data.values()):
             raise PluginError(f"{self._evaluation.source}: it returned {_shown(found)}; accepted: {MEASURED}.")
@@ -100,11 +118,7 @@ class PathFunctions:
             metrics[f"eval/{name}"] = statistics.fmean(self._values(self._evaluation, name, columns["rewards"]))
             if columns.get("truncated"):
                 metrics[f"eval/{name}-truncated_ratio"] = statistics.fmean(map(float, columns["truncated"]))
-        return {} if self.log_evaluation(number, data, metrics) else metrics
-
-    async def _called(self, loaded: Loaded, number: int, source: DataSource | None, *, evaluation: bool) -> Any:
-        view = None if source is None else SourceView(source)
-        return await call(loaded, self._args, number, view, **loaded.named(evaluation=evaluation))
+        return {} if self._logs_evaluation(number, data, metrics) else metrics
 
     def _values(self, loaded: Loaded, name: str, rewards: Sequence[Any]) -> list[float]:
         """The rewards of one evaluation set as numbers, whether named or not."""
@@ -123,17 +137,12 @@ class PathFunctions:
 
     # --- Samples on their way ----------------------------------------------------------------------------------------
 
-    async def generated(self, samples: list[Sample], context: GenerateContext) -> list[Sample]:
-        """Samples after every hook, in the order in which the run names them.
+    async def generated(self, sample: Sample, context: GenerateContext) -> Sample:
+        """``sample`` after every hook, in the order in which the run names them.
 
         Raises:
             PluginError: a hook failed, or returned something else than a sample or None.
         """
-        if not self._hooks:
-            return samples
-        return list(await asyncio.gather(*(self._hooked(one, context) for one in samples)))
-
-    async def _hooked(self, sample: Sample, context: GenerateContext) -> Sample:
         for hook in self._hooks:
             named = hook.named(rollout_id=context.rollout, evaluation=context.evaluation)
             found = await call(hook, self._args, sample, **named)
@@ -144,13 +153,14 @@ class PathFunctions:
             sample = sample if found is None else found
         return sample
 
-    def finished(self, groups: list[PromptGroup], source: DataSource) -> None:
-        """Every group of a rollout."""
+    def collected(self, groups: list[PromptGroup], source: DataSource) -> None:
+        """Call the function with every group of a rollout."""
         if self._finished is not None:
             call_here(self._finished, self._args, groups, SourceView(source))
 
-    def trained(self, samples: list[Sample]) -> list[Sample] | None:
-        """Samples with the rewards, or all the columns, that the functions return.
+    def trained(self, samples: list[Sample]) -> TrainSamples | None:
+        """Samples with the rewards, or all the columns, that the functions return. As in slime, these rewards are
+        advantages.
 
         Raises:
             PluginError: a function failed, or its columns do not fit.
@@ -159,9 +169,10 @@ class PathFunctions:
         if self._convert is not None:
             rows = converted(self._convert, call_here(self._convert, self._args, samples), samples)
             self._require_enough(rows, samples, self._convert)
-            return rows
+            return TrainSamples(rows, rewards_are_advantages=True)
         if self._post_process is not None:
-            return post_processed(self._post_process, call_here(self._post_process, self._args, samples), samples)
+            rows = post_processed(self._post_process, call_here(self._post_process, self._args, samples), samples)
+            return TrainSamples(rows, rewards_are_advantages=True)
         return None
 
     def _require_enough(self, rows: list[Sample], samples: list[Sample], convert: Loaded) -> None:
@@ -179,8 +190,15 @@ class PathFunctions:
         """Whether the function logs in place of the core."""
         return self._log is not None and bool(call_here(self._log, number, self._args, samples, metrics, seconds))
 
-    def log_evaluation(self, number: int, data: EvalData, metrics: dict[str, float]) -> bool:
-        """The same for an evaluation."""
+    def log_evaluation(self, number: int, sets: Mapping[str, EvalSamples], metrics: dict[str, float]) -> bool:
+        """The same for an evaluation of the core's."""
+        columns = {
+            name: {"rewards": one.rewards, "truncated": one.truncated, "samples": one.samples}
+            for name, one in sets.items()
+        }
+        return self._logs_evaluation(number, columns, metrics)
+
+    def _logs_evaluation(self, number: int, data: EvalData, metrics: dict[str, float]) -> bool:
         found = self._log_evaluation
         return found is not None and bool(call_here(found, number, self._args, data, metrics))
 

@@ -19,7 +19,7 @@ SETTING = "custom_update_weight_post_write_path"
 
 
 class PostWrite:
-    """A :class:`slime_core.learner.custom.Written` around ``hook(args, version_dir, rollout_engines)``.
+    """Hook ``slime_after_weight_write`` around ``hook(args, version_dir, rollout_engines)``.
 
     The hook is called on every rank, with the engines' addresses in place of slime's Ray handles; the engines read
     ``version_dir`` once it has returned on all of them.
@@ -31,7 +31,7 @@ class PostWrite:
         self._args = options.arguments
 
     def __call__(self, folder: Path | None, engine_urls: Sequence[str]) -> None:
-        """See the protocol.
+        """Tell every rank where the weights lie, and call the function.
 
         Raises:
             PluginError: the hook failed.

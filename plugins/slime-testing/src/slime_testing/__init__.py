@@ -7,8 +7,8 @@
 
 Parts, each importing only those above it: ``subject`` finds the component as a run would; ``suite`` is the class under
 all suites; ``estimators``, ``token_estimators``, ``losses``, ``corrections``, ``rewards``, ``transforms``,
-``generation``, ``sources``, ``formats``, ``models``, ``trackers`` and ``lifecycle`` hold one suite each;
-``conformance`` runs them without pytest; ``pytest_plugin`` has the fixtures.
+``generation``, ``sources``, ``rollout_sources``, ``formats``, ``models``, ``trackers`` and ``lifecycle`` hold one suite
+each; ``conformance`` runs them without pytest; ``pytest_plugin`` has the fixtures.
 
 Behind the suites: ``resumed`` (responses that go on), ``rank_hooks`` and ``ranks`` (hooks in real processes),
 ``model_process`` (a model spec against Hugging Face's model), ``packed`` (examples of tokens), ``waiting`` (time
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from slime_testing.losses import PolicyLossSuite
     from slime_testing.models import ModelSpecSuite
     from slime_testing.rewards import RewardModelSuite
+    from slime_testing.rollout_sources import RolloutSourceSuite
     from slime_testing.sources import DataSourceSuite
     from slime_testing.token_estimators import TokenAdvantageEstimatorSuite
     from slime_testing.trackers import TrackerSuite
@@ -52,6 +53,7 @@ __all__ = [
     "PolicyLossSuite",
     "PromptFormatSuite",
     "RewardModelSuite",
+    "RolloutSourceSuite",
     "SampleTransformSuite",
     "TokenAdvantageEstimatorSuite",
     "TrackerSuite",
@@ -67,6 +69,7 @@ _PLACES = {
     "PolicyLossSuite": "losses",
     "PromptFormatSuite": "formats",
     "RewardModelSuite": "rewards",
+    "RolloutSourceSuite": "rollout_sources",
     "SampleTransformSuite": "transforms",
     "TokenAdvantageEstimatorSuite": "token_estimators",
     "TrackerSuite": "trackers",

@@ -24,6 +24,7 @@ _SUITES = {
     Kind.POLICY_LOSS: "PolicyLossSuite",
     Kind.PROMPT_FORMAT: "PromptFormatSuite",
     Kind.REWARD_MODEL: "RewardModelSuite",
+    Kind.ROLLOUT_SOURCE: "RolloutSourceSuite",
     Kind.SAMPLE_TRANSFORM: "SampleTransformSuite",
     Kind.TRACKER: "TrackerSuite",
 }

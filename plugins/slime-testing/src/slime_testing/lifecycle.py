@@ -6,10 +6,11 @@ import inspect
 import json
 import math
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slime_core import Place
+from slime_core import DataSource, EvalSamples, Place, SamplerInfo, TrainSamples
 from slime_core.errors import PluginError
 from slime_core.harness import LIFECYCLE_HOOKS, ActivePlugin, LifecycleHooks, activate, run_info
 from slime_core.types import PromptGroup, Sample, Status
@@ -66,6 +67,9 @@ class LifecycleSuite(Suite):
             )
             for sample in samples:
                 _require_whole(sample)
+            for ready in _finish(hooks, rollout, samples):
+                for sample in ready.samples:
+                    _require_whole(sample)
         _require_none(hooks)
 
     def test_no_hook_hangs_on_two_ranks(self) -> None:
@@ -103,7 +107,10 @@ class LifecycleSuite(Suite):
 
     def _hooks(self, place: Place) -> LifecycleHooks:
         plugin = self._loaded()
-        return plugin.hooks(place, self._options(plugin))
+        hooks = plugin.hooks(place, self._options(plugin))
+        if place is Place.SAMPLER:
+            hooks.call("slime_sampler_start", sampler=SamplerInfo("http://127.0.0.1:1"))
+        return hooks
 
     @classmethod
     def _ranks(cls) -> RankReport:
@@ -127,6 +134,37 @@ def _sync_weights(hooks: LifecycleHooks, rollout: int) -> None:
 def _sample(hooks: LifecycleHooks, rollout: int) -> None:
     hooks.call("slime_before_rollout", rollout=rollout, groups=_groups(rollout))
     hooks.call("slime_after_rollout", rollout=rollout, samples=_finished(rollout))
+
+
+def _finish(hooks: LifecycleHooks, rollout: int, samples: list[Sample]) -> list[TrainSamples]:
+    """What the sampler of a run calls once a rollout is trained, and of an evaluation; returns what is trained."""
+    hooks.call("slime_after_collect", rollout=rollout, groups=[samples[:2], samples[2:]], prompts=_NoPrompts())
+    ready = hooks.answers("slime_before_shards", rollout=rollout, samples=samples)
+    metrics = {"rollout/raw_reward": 0.5}
+    hooks.answers("slime_log_rollout", rollout=rollout, samples=samples, metrics=metrics, seconds=1.0)
+    rewards, truncated = [0.0] * len(samples), [False] * len(samples)
+    sets = {"prompts": EvalSamples(samples, rewards, truncated)}
+    hooks.answers("slime_log_evaluation", step=rollout, sets=sets, metrics={"eval/prompts": 0.0})
+    return ready
+
+
+class _NoPrompts(DataSource):
+    """A data source that has no prompt left."""
+
+    def next_groups(self, n: int) -> list[PromptGroup]:
+        raise PropertyViolation("slime_after_collect took prompts; it may put groups back, and take none")
+
+    def put_back(self, groups: Sequence[PromptGroup]) -> None:
+        """They come again."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """There is nothing to continue."""
+
+    def __len__(self) -> int:
+        return 0
 
 
 def _groups(rollout: int) -> list[PromptGroup]:

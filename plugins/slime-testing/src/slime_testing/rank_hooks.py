@@ -90,6 +90,7 @@ class Rank:
         self._ask("slime_before_training", shard=shard, steps=steps)
         self._call("slime_before_train_step", step=step)
         self._call("slime_after_train_step", step=replace(step, metrics=dict(METRICS)))
+        self._call("slime_after_weight_write", folder=Path() if self._rank == 0 else None, engine_urls=[])
 
     def _call(self, hook: str, **arguments: Any) -> None:
         self._in_step(hook, lambda: self._hooks.call(hook, **arguments))

@@ -1,0 +1,74 @@
+"""A rollout source that is right, and broken in one place."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_testing import RolloutSourceSuite
+from slime_testing.suite import properties
+
+SOURCE = """
+from slime_core import Component, Status, hookimpl
+
+@hookimpl
+def slime_register_rollout_sources():
+    yield Component("mine", target=f"{__name__}:Answers")
+
+class Answers:
+    def __init__(self, options, run):
+        self.made = 0
+
+    async def fill(self, batch):
+        while batch.missing:
+            groups = batch.prompts.next_groups(batch.missing)
+            for sample in (one for group in groups for one in group):
+                sample.tokens, sample.response_length = [3, 4, 5], 2
+                sample.rollout_log_probs, sample.reward = [-0.5, -0.25], 1.0
+                sample.status = Status.COMPLETED
+            await batch.add(groups)
+            self.made += len(groups)
+        return {"rollout/made": self.made}
+
+    def state(self):
+        return {"made": self.made}
+
+    def restore(self, state):
+        self.made = state["made"]
+"""
+BROKEN = {
+    "adds nothing": ("await batch.add(groups)", "return {}", "a_rollout_has_groups", "no group was added"),
+    "pending": ("sample.status = Status.COMPLETED", "pass", "a_rollout_has_groups", "is pending"),
+    "a log-prob too few": ("[-0.5, -0.25]", "[-0.5]", "a_rollout_has_groups", "another number of rollout_log_probs"),
+    "no prompt": ("[3, 4, 5], 2", "[3, 4], 2", "a_rollout_has_groups", "2 response tokens of 2"),
+    "NaN": ("[-0.5, -0.25], 1.0", "[-0.5, -0.25], float('nan')", "a_rollout_has_groups", "has the reward nan"),
+    "loses a prompt": (
+        "batch.prompts.next_groups(batch.missing)",
+        "batch.prompts.next_groups(batch.missing + 1)[1:]",
+        "a_prompt_that_was_taken",
+        "neither added nor put back",
+    ),
+    "adds twice": ("add(groups)", "add([*groups, *groups])", "no_sample_is_there_twice", "were added twice"),
+    "no metrics": ('return {"rollout/made": self.made}', "pass", "the_metrics_are_finite", "returned a NoneType"),
+    "a metric of text": (
+        "self.made}\\n\\n    def state",
+        '"two"}\\n\\n    def state',
+        "the_metrics_are_finite",
+        "finite",
+    ),
+    "forgets": ('self.made = state["made"]', "pass", "another_source_goes_on", "and that of the first one was"),
+    "a state that JSON cannot hold": ('{"made": self.made}\\n\\n    def r', "{1, 2}\\n\\n    def r", "another", "JSON"),
+    "fails": ("while batch.missing", "while batch.mising", "a_rollout_has_groups", "failed with AttributeError"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_source_is_caught_by_the_property_that_names_it(name, broken, violation):
+    old, new, prop, words = BROKEN[name]
+    old, new = (text.replace("\\n", "\n") for text in (old, new))
+    (whole,) = [one.removeprefix("test_") for one in properties(RolloutSourceSuite) if prop in one]
+    assert words in violation(RolloutSourceSuite, broken(SOURCE, old, new), whole)
+
+
+@pytest.mark.parametrize("name", properties(RolloutSourceSuite))
+def test_the_right_source_holds_every_property(name, suite_of):
+    getattr(suite_of(RolloutSourceSuite, SOURCE)(), name)()
