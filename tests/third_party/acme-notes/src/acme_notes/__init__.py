@@ -20,15 +20,18 @@ class Notes:
     def __init__(self, options: None, run: RunView) -> None:
         del options
         self._folder: Path | None = run.folder
+
+    def start(self, run: RunView) -> None:
+        """The run begins, or resumes."""
         self._write({"start": run.resumed_step})
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """The step's loss, and the prompts of the samples that the run has written down."""
         self._write({"step": step, "loss": metrics.get("train/loss"), "prompts": self._prompts(step)})
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None) -> None:
         """The run has ended."""
-        self._write({"end": True})
+        self._write({"end": error is None})
 
     def _prompts(self, step: int) -> list[object]:
         if self._folder is None:
