@@ -465,13 +465,13 @@ async def test_an_evaluation_has_the_engines_to_itself_unless_it_has_a_sampler_o
 
 
 async def test_an_evaluation_says_what_every_part_of_a_weighted_sum_gave(build):
-    rollout = RolloutConfig(rollout_batch_size=2, n_samples_per_prompt=2, rm_type="0.5*exact_match+0.25*f1")
+    rollout = RolloutConfig(rollout_batch_size=2, n_samples_per_prompt=2, rm_type="0.5*exact_match+0.25*random")
     sampler, _ = build({"1+1": [answer("2")], "2+2": [answer("44", "length")]}, rollout=rollout)
     scores = await sampler.evaluate(0)
     await sampler.close()
     assert {name: scores[name] for name in scores if "reward_parts" in name} == {
         "eval/sums/reward_parts/exact_match": 0.5,
-        "eval/sums/reward_parts/f1": 0.5,
+        "eval/sums/reward_parts/random": 0.5,
     }
     assert scores["eval/sums"] == 0.375
 
