@@ -50,6 +50,7 @@ from slime_core.plugins.contracts import (
     RunPlan,
     RunView,
     SamplerInfo,
+    SampleTracker,
     Schedule,
     Segments,
     TokenAdvantageEstimator,
@@ -75,7 +76,7 @@ from slime_core.plugins.traits import (
     TrackerTraits,
     TransformTraits,
 )
-from slime_core.types import PromptGroup, Sample, SpecInfo, Status
+from slime_core.types import PromptGroup, Sample, SampleRecord, SpecInfo, Status
 
 if _typing.TYPE_CHECKING:
     from slime_core.config.section import PluginOptions
@@ -137,6 +138,8 @@ __all__ = [
     "RunPlan",
     "RunView",
     "Sample",
+    "SampleRecord",
+    "SampleTracker",
     "SamplerInfo",
     "Schedule",
     "Segments",

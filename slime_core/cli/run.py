@@ -6,12 +6,12 @@ import importlib
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from slime_core.checkpoint.folder import Checkpoint, critic_part, find, set_aside
 from slime_core.cli.changes import continued
@@ -26,13 +26,14 @@ from slime_core.config.settings import core_settings
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct, run_plan, run_view
-from slime_core.plugins.contracts import RunView, Tracker
+from slime_core.plugins.contracts import RunView, SampleTracker, Tracker
 from slime_core.plugins.discovery import COMPAT
 from slime_core.plugins.entries import listed
 from slime_core.plugins.selection import has_critic
 from slime_core.track.events import EvalFinished, Event, Listener
 from slime_core.track.record import RunRecord, numbered
 from slime_core.track.track import Sink, Track
+from slime_core.types import SampleRecord
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
@@ -214,7 +215,11 @@ def _trackers(job: Job) -> dict[str, Sink]:
     seen = run_view(job.config, job.options, model_folder=job.model, folder=job.folder, resumed_step=job.resumed_step)
     names = job.registry.names(Kind.TRACKER)
     made = {name: construct(job.registry, Kind.TRACKER, name, job.options, seen) for name in names}
-    return {name: _PluginTracker(cast(Tracker, tracker), seen) for name, tracker in made.items()}
+    return {name: _sink(cast(Tracker, tracker), seen) for name, tracker in made.items()}
+
+
+def _sink(tracker: Tracker, run: RunView) -> Sink:
+    return _SampleTracker(tracker, run) if isinstance(tracker, SampleTracker) else _PluginTracker(tracker, run)
 
 
 class _PluginTracker:
@@ -231,6 +236,17 @@ class _PluginTracker:
 
     def close(self, error: BaseException | None) -> None:
         self._tracker.close(error)
+
+
+class _SampleTracker(_PluginTracker):
+    """The same, of a tracker that also sees samples."""
+
+    def __init__(self, tracker: SampleTracker, run: RunView) -> None:
+        super().__init__(tracker, run)
+        self._rows_to = tracker
+
+    def samples(self, kind: Literal["train", "eval"], step: int, rows: Iterator[SampleRecord]) -> None:
+        self._rows_to.samples(kind, step, rows)
 
 
 def _progress(config: RunConfig) -> Progress:

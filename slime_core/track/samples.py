@@ -1,15 +1,16 @@
-"""Writes samples as people read them: one JSON object a line, one file a rollout."""
+"""Samples as people read them: one JSON object a line, one file a rollout or evaluation set."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 from slime_core.track.record import write_atomically
-from slime_core.types import Sample
+from slime_core.types import Sample, SampleRecord
 
-__all__ = ["SampleWriter"]
+__all__ = ["SampleWriter", "read_samples"]
 
 
 class SampleWriter:
@@ -61,3 +62,35 @@ def _readable(sample: Sample) -> dict[str, object]:
         "masked": sample.remove_sample or None,
     }
     return row | {name: mark for name, mark in marks.items() if mark is not None}
+
+
+def read_samples(folder: Path, kind: Literal["train", "eval"], number: int) -> Iterator[SampleRecord]:
+    """The rows that a run wrote for rollout ``number``, or for the evaluation of its weights, set after set.
+
+    Reads one line at a time; nothing where the run wrote nothing.
+    """
+    pattern = f"{kind}-{number:06d}.jsonl" if kind == "train" else f"{kind}-*-{number:06d}.jsonl"
+    for path in sorted(folder.glob(pattern)):
+        eval_set = None if kind == "train" else path.stem.removeprefix("eval-").removesuffix(f"-{number:06d}")
+        with path.open(encoding="utf-8") as lines:
+            yield from (_record(json.loads(line), eval_set) for line in lines)
+
+
+def _record(row: dict[str, Any], eval_set: str | None) -> SampleRecord:
+    return SampleRecord(
+        group=row["group"],
+        index=row["index"],
+        prompt=row["prompt"],
+        response=row["response"],
+        label=row["label"],
+        reward=row["reward"],
+        status=row["status"],
+        response_length=row["response_length"],
+        weight_versions=tuple(row["weight_versions"]),
+        metadata=row["metadata"],
+        eval_set=eval_set,
+        dropped=row.get("dropped"),
+        cause=row.get("cause"),
+        error=row.get("error"),
+        masked=bool(row.get("masked")),
+    )

@@ -19,15 +19,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from slime_core.track.events import EvalFinished, Event, Listener, PhaseStarted, RunFinished, StepFinished, Warned
 from slime_core.track.jsonl import JsonLines
 from slime_core.track.metrics import Metrics
 from slime_core.track.observers import Observer
 from slime_core.track.record import RunRecord
+from slime_core.track.samples import read_samples
+from slime_core.types import SampleRecord
 
-__all__ = ["Sink", "Track"]
+__all__ = ["SampleSink", "Sink", "Track"]
 
 
 class Sink(Protocol):
@@ -41,6 +43,14 @@ class Sink(Protocol):
 
     def close(self, error: BaseException | None) -> None:
         """No row follows; ``error`` is what ended the run, None where nothing did."""
+
+
+@runtime_checkable
+class SampleSink(Sink, Protocol):
+    """A sink that also sees samples."""
+
+    def samples(self, kind: Literal["train", "eval"], step: int, rows: Iterator[SampleRecord]) -> None:
+        """Receive the samples of one rollout or evaluation; they are read while they are iterated."""
 
 
 class Track:
@@ -100,6 +110,7 @@ class Track:
             self._step = None
         self._metrics.update(self._evaluations.pop(step, {}))
         self._write(step, dict(self._metrics))
+        self._tell_samples("train", step)
         self.emit(StepFinished(step, dict(self._metrics)))
 
     @contextmanager
@@ -124,6 +135,7 @@ class Track:
             self._evaluations[version] = found
         else:
             self._add_to_row(version, found)
+        self._tell_samples("eval", version)
         self.emit(EvalFinished(version, found))
 
     def warn(self, message: str) -> None:
@@ -168,6 +180,12 @@ class Track:
             if observer.active:
                 with observer:
                     sink.log(step, dict(metrics))
+
+    def _tell_samples(self, kind: Literal["train", "eval"], step: int) -> None:
+        for sink, observer in self._sinks:
+            if isinstance(sink, SampleSink) and observer.active:
+                with observer:
+                    sink.samples(kind, step, read_samples(self.record.samples, kind, step))
 
     def _observer(self, name: str) -> Observer:
         return Observer(name, on_give_up=self.warn)

@@ -4,6 +4,7 @@
     batch    TrainBatch, StepPlan: what is trained
     numbers  TokenIds, LogProbs, Mask: flat arrays that behave like lists
     reward   Reward, RewardFailure: what a reward model returns for one sample
+    record   SampleRecord: one row of a run's files of samples
     json     JsonValue: what JSON can hold
 
 Shapes are read off names: P prompts, G samples of one prompt, B samples, T tokens (ragged or packed), U response
@@ -17,6 +18,7 @@ A *shard* (:class:`TrainBatch`) is what one data-parallel rank trains of one rol
 from slime_core.types.batch import StepPlan, TrainBatch
 from slime_core.types.json import JsonValue
 from slime_core.types.numbers import LogProbs, Mask, TokenIds
+from slime_core.types.record import SampleRecord
 from slime_core.types.reward import Reward, RewardFailure
 from slime_core.types.sample import REWARD_KEY, PromptGroup, Sample, SpecInfo, Status
 
@@ -29,6 +31,7 @@ __all__ = [
     "Reward",
     "RewardFailure",
     "Sample",
+    "SampleRecord",
     "SpecInfo",
     "Status",
     "StepPlan",

@@ -112,7 +112,11 @@ def test_the_tracker_writes_metrics_and_samples_into_the_run_folder(whole: Finis
     lines = notes(whole)
     assert lines[0] == {"start": 0}
     assert [line["step"] for line in lines if line.get("loss") is not None] == [0, 1, 2]
-    assert [len(line["prompts"]) for line in lines if line.get("loss") is not None] == [24] * 3
+    assert [(line["samples"], len(line["prompts"])) for line in lines if "samples" in line] == [
+        (0, 24),
+        (1, 24),
+        (2, 24),
+    ]
     assert lines[-1] == {"end": True}
 
 

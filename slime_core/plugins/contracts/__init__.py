@@ -53,7 +53,7 @@ from slime_core.plugins.contracts.rollouts import (
     Transformed,
 )
 from slime_core.plugins.contracts.run import RunPlan, RunView, Tokenizer
-from slime_core.plugins.contracts.trackers import Tracker
+from slime_core.plugins.contracts.trackers import SampleTracker, Tracker
 
 __all__ = [
     "AdvantageEstimator",
@@ -95,6 +95,7 @@ __all__ = [
     "RunInfo",
     "RunPlan",
     "RunView",
+    "SampleTracker",
     "SamplerInfo",
     "Schedule",
     "Segments",

@@ -1,13 +1,14 @@
-"""Where metrics go."""
+"""Where metrics and samples go."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from typing import Literal, Protocol, runtime_checkable
 
 from slime_core.plugins.contracts.run import RunView
+from slime_core.types import SampleRecord
 
-__all__ = ["Tracker"]
+__all__ = ["SampleTracker", "Tracker"]
 
 
 class Tracker(Protocol):
@@ -30,5 +31,18 @@ class Tracker(Protocol):
 
         Arguments:
             error: what ended the run; None: it reached its last rollout.
+        """
+        ...
+
+
+@runtime_checkable
+class SampleTracker(Tracker, Protocol):
+    """A tracker that also sees the samples; the driver reads them only for a tracker that has this method."""
+
+    def samples(self, kind: Literal["train", "eval"], step: int, rows: Iterable[SampleRecord]) -> None:
+        """The samples of one rollout or of one evaluation, as the run wrote them down.
+
+        Called after :meth:`log` of the same step, or when an evaluation of the weights of ``step`` has ended. The rows
+        are read from disk one at a time while they are iterated; an evaluation has those of all its sets.
         """
         ...

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from slime_core.errors import NonFiniteError
 from slime_core.track.events import EvalFinished, Event, PhaseStarted, RunFinished, StepFinished, Warned
 from slime_core.track.record import RunRecord
+from slime_core.track.samples import SampleWriter, read_samples
 from slime_core.track.track import Track
+from slime_core.types import Sample, SampleRecord, Status
 
 
 class Memory:
@@ -252,3 +256,50 @@ def test_tracking_imports_neither_torch_nor_ray(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+class Reader(Memory):
+    """A tracker that also sees samples."""
+
+    def __init__(self, failures: int = 0) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, int, list[tuple[str | None, object, float | dict[str, float] | None]]]] = []
+        self.sample_failures = failures
+
+    def samples(self, kind: Literal["train", "eval"], step: int, rows: Iterator[SampleRecord]) -> None:
+        if self.sample_failures:
+            self.sample_failures -= 1
+            raise ConnectionError("no such host")
+        self.seen.append((kind, step, [(row.eval_set, row.prompt, row.reward) for row in rows]))
+
+
+def test_a_tracker_that_sees_samples_gets_what_the_run_wrote(tmp_path: Path) -> None:
+    record, reader, memory = RunRecord(tmp_path), Reader(), Memory()
+    writer = SampleWriter(record.samples)
+    left_out = Sample(prompt="3+3=", response="7", reward=0.0, status=Status.COMPLETED)
+    with Track(record, tensorboard=False, trackers={"reader": reader, "memory": memory}) as track:
+        writer.write("eval-sums", 0, [Sample(prompt="1+1=", reward=1.0)])
+        writer.write("eval-a-b", 0, [Sample(prompt="2+1=", reward={"score": 0.5})])
+        track.evaluation(0, {"eval/sums": 1.0})
+        with track.step(0) as metrics:
+            metrics["train/loss"] = 3
+            writer.write("train", 0, [Sample(prompt="2+2=", reward=0.5)], dropped=[("zero_std", left_out)])
+        with track.step(1) as metrics:
+            metrics["train/loss"] = 2
+    assert reader.seen == [
+        ("eval", 0, [("a-b", "2+1=", {"score": 0.5}), ("sums", "1+1=", 1.0)]),
+        ("train", 0, [(None, "2+2=", 0.5), (None, "3+3=", 0.0)]),
+        ("train", 1, []),
+    ]
+    assert [row.dropped for row in read_samples(record.samples, "train", 0)] == [None, "zero_std"]
+    assert len(memory.rows) == 2
+
+
+def test_a_tracker_that_fails_on_samples_is_switched_off_and_the_run_goes_on(tmp_path: Path) -> None:
+    record, reader = RunRecord(tmp_path), Reader(failures=9)
+    with Track(record, tensorboard=False, trackers={"reader": reader}) as track:
+        for step in range(5):
+            with track.step(step) as metrics:
+                metrics["train/loss"] = 1
+    assert len(rows(record)) == 5
+    assert reader.sample_failures == 6

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from hypothesis import strategies as st
 
-from slime_core import Kind, RunView
+from slime_core import Kind, RunView, SampleRecord, SampleTracker
 from slime_core.errors import PluginError, RunError
 from slime_core.harness import boundary
 from slime_testing.suite import ComponentSuite, PropertyViolation, given, require
@@ -22,6 +23,14 @@ __all__ = ["TrackerSuite"]
 NAMES = ("train/loss", "rollout/raw_reward", "eval/prompts-truncated_ratio", "eval/prompts/carries=1", "perf/step_s")
 VALUES = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([0.0, math.nan, math.inf, 1e-300]))
 metrics = st.dictionaries(st.sampled_from(NAMES), VALUES)
+
+SAMPLES = [
+    SampleRecord(0, 0, "1+1=", "2", "2", 1.0, "completed", 2, ("1",)),
+    SampleRecord(
+        0, 1, [{"role": "user", "content": "1+1="}], "", None, None, "failed", 0, cause="timeout", error="late"
+    ),
+]
+"""With every kind of prompt, and without label and reward."""
 
 
 class TrackerSuite(ComponentSuite):
@@ -61,6 +70,13 @@ class TrackerSuite(ComponentSuite):
         with self._tracker(RunError("an engine died")) as tracker:
             tracker.log(0, {"train/loss": 0.5})
 
+    def test_samples_are_taken_where_it_sees_them(self) -> None:
+        with self._tracker() as tracker:
+            tracker.log(0, {"train/loss": 0.5})
+            tracker.samples("train", 0, SAMPLES)
+            tracker.samples("train", 1, [])
+            tracker.samples("eval", 1, [replace(SAMPLES[0], eval_set="sums", reward={"score": 1.0})])
+
     @contextmanager
     def _tracker(self, error: BaseException | None = None) -> Iterator[_Tried]:
         """A tracker that is closed behind the block, whatever happens in it."""
@@ -86,6 +102,10 @@ class _Tried:
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         self._called(f"log({step}, {metrics})", lambda: self.tracker.log(step, metrics))
+
+    def samples(self, kind: Literal["train", "eval"], step: int, rows: Sequence[SampleRecord]) -> None:
+        if isinstance(self.tracker, SampleTracker):
+            self._called(f"samples({kind!r}, {step}, ...)", lambda: self.tracker.samples(kind, step, iter(rows)))
 
     def start(self, run: RunView) -> None:
         self._called("start(run)", lambda: self.tracker.start(run))

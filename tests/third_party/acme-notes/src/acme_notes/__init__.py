@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
-from slime_core import Component, RunView, hookimpl
+from slime_core import Component, RunView, SampleRecord, hookimpl
 
 
 @hookimpl
@@ -15,7 +16,7 @@ def slime_register_trackers() -> Iterator[Component]:
 
 
 class Notes:
-    """One line for the start, for each step with the prompts of its samples, and for the end."""
+    """One line for the start, for each step and for the prompts of its samples, and for the end."""
 
     def __init__(self, options: None, run: RunView) -> None:
         del options
@@ -26,18 +27,17 @@ class Notes:
         self._write({"start": run.resumed_step})
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The step's loss, and the prompts of the samples that the run has written down."""
-        self._write({"step": step, "loss": metrics.get("train/loss"), "prompts": self._prompts(step)})
+        """The step's loss."""
+        self._write({"step": step, "loss": metrics.get("train/loss")})
+
+    def samples(self, kind: Literal["train", "eval"], step: int, rows: Iterable[SampleRecord]) -> None:
+        """The prompts of a rollout's samples."""
+        if kind == "train":
+            self._write({"samples": step, "prompts": [row.prompt for row in rows]})
 
     def close(self, error: BaseException | None) -> None:
         """The run has ended."""
         self._write({"end": error is None})
-
-    def _prompts(self, step: int) -> list[object]:
-        if self._folder is None:
-            return []
-        file = self._folder / "samples" / f"train-{step:06d}.jsonl"
-        return [json.loads(line)["prompt"] for line in file.read_text().splitlines()] if file.exists() else []
 
     def _write(self, line: object) -> None:
         if self._folder is None:  # the component alone, as in a test
