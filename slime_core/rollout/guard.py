@@ -7,9 +7,9 @@ made_by         what a generate function returned, as a list of samples
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.boundary import boundary
@@ -88,8 +88,9 @@ class GuardedSource:
             self._source.restore(state)
 
     def __len__(self) -> int:
+        """Prompts of one pass, for functions by path; a ``PluginError`` where the source is endless."""
         with self._guarded("__len__"):
-            return len(self._source)
+            return len(cast(Sized, self._source))
 
     def _guarded(self, method: str) -> AbstractContextManager[None]:
         return guarded(self._plugin, f"data source {self._name!r}: {method}")

@@ -7,9 +7,9 @@ the data source. The journal says which groups left and which came back (:mod:`s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from itertools import compress
-from typing import Any
+from typing import Any, cast
 
 from slime_core.plugins.contracts import DataSource
 from slime_core.rollout.held import group_text, prompts_text, read_group
@@ -82,7 +82,7 @@ class Supply(DataSource):
             self._source.put_back(again)
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(cast(Sized, self._source))
 
 
 def ids_of(groups: Sequence[PromptGroup]) -> dict[int, list[int]]:

@@ -142,7 +142,8 @@ class PromptRequest:
 class DataSource(Protocol):
     """Hands out prompt groups, and can be put back to where it was.
 
-    Its target finds what it is asked for in ``run.prompts``, a :class:`PromptRequest`.
+    Its target finds what it is asked for in ``run.prompts``, a :class:`PromptRequest`. It never runs out: prompts come
+    again in a new epoch, or it makes new ones without end.
     """
 
     def next_groups(self, n: int) -> list[PromptGroup]:
@@ -159,10 +160,6 @@ class DataSource(Protocol):
 
     def restore(self, state: Mapping[str, JsonValue]) -> None:
         """Continue from where ``state()`` was taken."""
-        ...
-
-    def __len__(self) -> int:
-        """Number of prompts in one pass over the data."""
         ...
 
 

@@ -9,9 +9,9 @@ SourceView            the run's data source with slime's methods, for functions 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from slime_compat.calling import blamed
 from slime_compat.check import load_checked
@@ -285,7 +285,7 @@ class SourceView:
         self._source.put_back(samples)
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(cast(Sized, self._source))
 
 
 def _arguments(options: PathOptions, request: PromptRequest) -> Any:

@@ -112,10 +112,6 @@ class DataSourceSuite(ComponentSuite):
                 found += _drain(asked, [n])
         _require_same(found, wanted, "two sources of one request differ, or asking for the state moves the stream.")
 
-    def test_it_knows_how_many_prompts_there_are(self) -> None:
-        with self._source() as source:
-            require(len(source) >= 1, f"len() is {len(source)}; at least one prompt is wanted")
-
     @contextmanager
     def _source(self, of_a_prompt: int = 2) -> Iterator[Any]:
         with tempfile.TemporaryDirectory() as folder:

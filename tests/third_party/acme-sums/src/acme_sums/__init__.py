@@ -50,10 +50,6 @@ class EndlessSums:
         assert isinstance(returned, list)
         self._next, self._returned = place, [number for number in returned if isinstance(number, int)]
 
-    def __len__(self) -> int:
-        """Sums that there are; they come again and again."""
-        return 100
-
     def _group(self, number: int) -> PromptGroup:
         draw = random.Random(f"{self._seed} {number}")
         first, second = draw.randrange(10), draw.randrange(10)
