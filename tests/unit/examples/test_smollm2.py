@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slime_core import RunView
 from slime_core.config.load import load as load_config
 from slime_core.config.load import peek
 from slime_core.plugins.component import Kind
@@ -94,7 +95,7 @@ async def test_the_reward_compares_it_with_the_label() -> None:
         Sample(group_index=0, index=index, prompt="", response=response, label="27")
         for index, response in enumerate(("13 + 14 = 27", "13 + 14 = 28", "I do not know"))
     ]
-    assert await reward.LastNumber().score(samples) == [1.0, 0.0, 0.0]
+    assert await reward.LastNumber(None, RunView()).score(samples) == [1.0, 0.0, 0.0]
 
 
 # --- Conversion -------------------------------------------------------------------------------------------------------

@@ -13,12 +13,8 @@ from slime_grpo.advantage import GroupCentred, GroupRelative, LeaveOneOut
 from slime_grpo.options import GrpoOptions
 
 RUN, OPTIONS = RunView(), GrpoOptions()
-GRPO, DR_GRPO, RLOO = (
-    GroupRelative(OPTIONS, RUN, RunView()),
-    GroupCentred(OPTIONS, RUN, RunView()),
-    LeaveOneOut(OPTIONS, RUN, RunView()),
-)
-CENTRED = GroupRelative(GrpoOptions(std_normalization=False), RUN, RunView())
+GRPO, DR_GRPO, RLOO = GroupRelative(OPTIONS, RUN), GroupCentred(OPTIONS, RUN), LeaveOneOut(OPTIONS, RUN)
+CENTRED = GroupRelative(GrpoOptions(std_normalization=False), RUN)
 ESTIMATORS = [
     GRPO,
     CENTRED,
