@@ -10,7 +10,7 @@ import multiprocessing
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,13 @@ def learner_of(
     layout: ParallelLayout,
     plugins: Sequence[str] = (),
     policy_loss: str = "clipped",
+    options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """One rank's learner with the weights in ``folder``, and the components of ``plugins``."""
+    """One rank's learner with the weights in ``folder``, and the components of ``plugins``.
+
+    Arguments:
+        options: plugin -> its options object; of a plugin that is not there, the defaults.
+    """
     from slime_core.learner.rank import Learner, LearnerSettings
     from slime_core.plugins.registry import activate
 
@@ -72,7 +77,7 @@ def learner_of(
         folder,
         architecture,
         policy_loss,
-        {},
+        dict(options or {}),
         num_steps=100,
         rank=rank,
         world_size=ranks,

@@ -24,8 +24,19 @@ from slime_core.plugins.contracts import (
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import TrainBatch
+from slime_offpolicy.options import OffPolicyOptions
 
-__all__ = ["CASES", "CLIP", "Case", "Counting", "run_config", "sequence_correction", "sequence_loss", "shards"]
+__all__ = [
+    "CASES",
+    "CLIP",
+    "Case",
+    "Counting",
+    "plugin_options",
+    "run_config",
+    "sequence_correction",
+    "sequence_loss",
+    "shards",
+]
 
 SGD_RATE, CLIP = 0.5, 0.5
 LARGE = 1e4
@@ -48,22 +59,18 @@ ESTIMATED = {
     "gamma": 0.9,
     "kl_coef": 3.0,
     "corrections": ("tis",),
-    "tis_clip": 0.2,
-    "tis_clip_low": 0.05,
 }
 """The policy loss alone, so that nothing else makes the gradients. Some ratios lie between the bounds, some beyond."""
 
-DISCOUNTED = {"gamma": 0.95, "lambd": 0.9, "corrections": ("tis",), "tis_clip": 0.2, "tis_clip_low": 0.05}
+BOUNDS = {"tis_clip": 0.2, "tis_clip_low": 0.05}
+DISCOUNTED = {"gamma": 0.95, "lambd": 0.9, "corrections": ("tis",)}
 CORRECTED = {
     **USUAL,
     "corrections": ("mis", "opsm", "veto"),
-    "mis_level": "geometric",
-    "mis_mode": "clip",
-    "mis_clip": 0.3,
-    "mis_clip_low": 0.05,
     "normalize_advantages": True,
     "use_unbiased_kl": True,
 }
+GEOMETRIC = {"mis_level": "geometric", "mis_mode": "clip", "mis_clip": 0.3, "mis_clip_low": 0.05}
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,7 @@ class Case:
         plugins: what it and the estimator come from.
         algorithm: settings that differ from the defaults.
         optimizer: the same.
+        offpolicy: options of plugin ``offpolicy`` that differ from the defaults.
         per_token: the loss is the mean over tokens instead of over rollouts.
         user_loss: the policy loss is :func:`sequence_loss`, as a user might write one.
         has_plain: whether :mod:`bench.exactness.plain` computes it as well.
@@ -87,6 +95,7 @@ class Case:
     plugins: tuple[str, ...] = ()
     algorithm: Mapping[str, Any] = field(default_factory=lambda: dict(USUAL))
     optimizer: Mapping[str, Any] = field(default_factory=lambda: dict(SGD))
+    offpolicy: Mapping[str, Any] = field(default_factory=dict)
     per_token: bool = False
     user_loss: bool = False
     has_plain: bool = True
@@ -114,14 +123,27 @@ _ALL = (
     ),
     Case("cispo", policy_loss="cispo", plugins=("grpo",), algorithm={**USUAL, "kl_loss_type": "k1"}, per_token=True),
     Case("sft", policy_loss="sft", algorithm={}, per_token=True),
-    Case("tokens", plugins=("ppo",), algorithm=ESTIMATED, optimizer=FAST),
+    Case("tokens", plugins=("ppo", "offpolicy"), algorithm=ESTIMATED, optimizer=FAST, offpolicy=BOUNDS),
     Case("adam", optimizer=ADAM),
-    Case("corrected", algorithm=CORRECTED, has_plain=False),
-    Case("ppo", plugins=("ppo",), algorithm={"advantage_estimator": "ppo", **DISCOUNTED}, has_plain=False),
+    Case("corrected", plugins=("offpolicy",), algorithm=CORRECTED, offpolicy=GEOMETRIC, has_plain=False),
+    Case(
+        "ppo",
+        plugins=("ppo", "offpolicy"),
+        algorithm={"advantage_estimator": "ppo", **DISCOUNTED},
+        offpolicy=BOUNDS,
+        has_plain=False,
+    ),
     Case("tied", model="tied", algorithm={**USUAL, "kl_loss_type": "low_var_kl"}),
     Case("experts", model="experts"),
     Case("experts, gspo", model="experts", policy_loss="gspo", plugins=("grpo",), algorithm={"eps_clip": 0.03}),
-    Case("experts, tokens", model="experts", plugins=("ppo",), algorithm=ESTIMATED, optimizer=FAST),
+    Case(
+        "experts, tokens",
+        model="experts",
+        plugins=("ppo", "offpolicy"),
+        algorithm=ESTIMATED,
+        optimizer=FAST,
+        offpolicy=BOUNDS,
+    ),
     Case("trained", model="trained"),
 )
 CASES = {case.name: case for case in _ALL}
@@ -135,6 +157,11 @@ def run_config(case: Case, folder: Path) -> RunConfig:
         model=ModelConfig(ref_load=folder / "reference"),
         optimizer=OptimizerConfig(**case.optimizer),
     )
+
+
+def plugin_options(case: Case) -> dict[str, Any]:
+    """Plugin -> its options object, where the case gives options."""
+    return {"offpolicy": OffPolicyOptions(**case.offpolicy)} if case.offpolicy else {}
 
 
 def shards(case: Case, rollout: Rollout, num_ranks: int) -> list[TrainBatch]:

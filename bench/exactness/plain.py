@@ -140,7 +140,7 @@ class _Terms:
         one_U = torch.ones_like(engine_U)
         if not self.case.estimated:
             return one_U, one_U, {}
-        low, high = self.case.algorithm["tis_clip_low"], self.case.algorithm["tis_clip"]
+        low, high = self.case.offpolicy["tis_clip_low"], self.case.offpolicy["tis_clip"]
         logs_U, mask_U = self._old[index] - engine_U, self.masks[index]
         ratio_U = logs_U.exp()
         held_U = ratio_U.clamp(low, high)

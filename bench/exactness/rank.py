@@ -84,6 +84,7 @@ def _build(layout: Layout, case: Case, rank: int, address: str, folder: Path) ->
         layout=layout.parallel,
         plugins=case.plugins,
         policy_loss=case.policy_loss,
+        options=given.plugin_options(case),
     )
     if case.user_loss:
         learner._objective._policy_loss = given.sequence_loss

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from slime_core import (
     AdvantageTraits,
     Component,
-    CorrectionTraits,
     DataTraits,
     GenerateTraits,
     PolicyLossTraits,
@@ -17,40 +16,6 @@ from slime_core import (
 )
 
 __all__: list[str] = []
-
-CORRECTIONS = (
-    (
-        "tis",
-        "corrections:TruncatedImportanceSampling",
-        CorrectionTraits(uses={"tis_clip", "tis_clip_low"}),
-        "Importance weights of trainer to engine, truncated at --tis-clip (after IMPALA, 1802.01561)",
-    ),
-    (
-        "icepop",
-        "corrections:IcePop",
-        CorrectionTraits(uses={"tis_clip", "tis_clip_low"}),
-        "As tis, but a token out of bounds leaves the policy loss (IcePop, 2510.18855)",
-    ),
-    (
-        "mis",
-        "sequence_corrections:MaskedImportanceSampling",
-        CorrectionTraits(uses={"mis_level", "mis_mode", "mis_clip", "mis_clip_low"}),
-        "Importance weights of tokens or whole responses, truncated, clipped or masked (--mis-level, --mis-mode)",
-    ),
-    (
-        "veto",
-        "sequence_corrections:Veto",
-        CorrectionTraits(uses={"veto_threshold"}),
-        "Leaves out responses with a token that the trainer finds all but impossible (--veto-threshold)",
-    ),
-    (
-        "opsm",
-        "sequence_corrections:OffPolicySequenceMasking",
-        CorrectionTraits(uses={"opsm_delta"}, compares_engine=False),
-        "Takes responses of negative advantage out that the actor has left (--opsm-delta; DeepSeek-V3.2, 2512.02556)",
-    ),
-)
-"""Name, target, traits and summary of each correction."""
 
 
 @hookimpl
@@ -99,12 +64,6 @@ def slime_register_policy_losses() -> Iterator[Component]:
         traits=PolicyLossTraits(reads=frozenset(), reads_advantages=False),
         summary="Negative log-likelihood of the response tokens",
     )
-
-
-@hookimpl
-def slime_register_corrections() -> Iterator[Component]:
-    for name, target, traits, summary in CORRECTIONS:
-        yield Component(name, target=f"slime_core.builtin.{target}", traits=traits, summary=summary)
 
 
 @hookimpl

@@ -56,22 +56,6 @@ class AlgorithmConfig(Section):
     """
     corrections: tuple[Name, ...] = ()
     """Components that weigh and mask tokens by how far the learner stands from the engine, in order. Empty: none."""
-    tis_clip: Positive = 2.0
-    """Largest importance ratio of learner to engine that correction tis or icepop lets count."""
-    tis_clip_low: PositiveOrZero = 0.0
-    """Smallest importance ratio of learner to engine that correction tis or icepop lets count."""
-    mis_level: Literal["token", "sequence", "geometric"] = "token"
-    """What correction mis takes the ratio over: a token, the product of a response, or its geometric mean."""
-    mis_mode: Literal["truncate", "clip", "mask"] = "truncate"
-    """What mis does with ratios out of bounds: hold the high ones, hold both, or count those tokens 0."""
-    mis_clip: Positive = 2.0
-    """Largest ratio that mis lets count."""
-    mis_clip_low: PositiveOrZero = 0.5
-    """Smallest ratio that mis lets count; not used by mode truncate."""
-    veto_threshold: Positive = 1e-4
-    """Correction veto leaves out a response with a token whose ratio of learner to engine is below this."""
-    opsm_delta: PositiveOrZero = 1e-4
-    """Correction opsm counts tokens of negative advantage 0 where their response was left by more nats a token."""
     use_rollout_logprobs: bool = False
     """The engine's log-probs are the old ones, of policy loss and estimators; the learner computes none of its own."""
     get_mismatch_metrics: bool = False

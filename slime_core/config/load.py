@@ -102,8 +102,8 @@ class Peek:
         paths: setting -> the functions that it names by path.
         no_plugins: plugins to go without.
         locked, lock_file: whether a lock says which plugins may run, and which.
-        flags: without dashes, every flag that the command line gives, and of the file every key spelt as a flag ->
-            where it stands.
+        flags: without dashes, every flag that the command line gives, and of the file every key spelt as a flag, in a
+            table that is no section of the core's with the table's name (``offpolicy.tis-clip``) -> where it stands.
         argv: the command line itself.
     """
 
@@ -336,8 +336,14 @@ def _read_layers(argv: Sequence[str], reading: _Reading, presets: Presets) -> _R
 def _flags(line: CommandLine, document: Document | None) -> dict[str, str]:
     tables = {} if document is None else document.tables
     keys = [(table, key) for table, entries in tables.items() if isinstance(entries, dict) for key in entries]
-    found = {} if document is None else {key.replace("_", "-"): document.place(table, key) for table, key in keys}
+    found = {} if document is None else {_spelt(table, key): document.place(table, key) for table, key in keys}
     return found | {flag.removeprefix("--"): flag for flag in line.flags}
+
+
+def _spelt(table: str, key: str) -> str:
+    """A key of a file as a flag, without dashes."""
+    flag = key.replace("_", "-")
+    return flag if table in RunConfig.model_fields else f"{table}.{flag}"
 
 
 def _told(key: str, origin: Provenance) -> str:

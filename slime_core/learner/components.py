@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from slime_core.config.schema import AlgorithmConfig
@@ -15,7 +15,7 @@ from slime_core.learner.packed.inputs import AcceptedInputs
 from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct
-from slime_core.plugins.contracts import AdvantageSettings, CorrectionSettings, LearnerInfo, LossParts, RunView
+from slime_core.plugins.contracts import AdvantageSettings, LearnerInfo, LossParts, RunView
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import Registry
 
@@ -56,14 +56,11 @@ def build_objective(
         NamedCorrection(construct(registry, Kind.CORRECTION, name, options, run), _who(registry, Kind.CORRECTION, name))
         for name in algorithm.corrections
     ]
-    settings = CorrectionSettings(
-        **{field.name: getattr(algorithm, field.name) for field in fields(CorrectionSettings)}
-    )
     return Objective(
         construct(registry, Kind.POLICY_LOSS, policy_loss, options, run),
         algorithm,
         who=_who(registry, Kind.POLICY_LOSS, policy_loss),
-        corrections=Corrections(named, settings),
+        corrections=Corrections(named),
         context_group=context_group,
         correct=parts.correct,
         reduce=parts.reduce,

@@ -1,7 +1,8 @@
 """Which installed plugin has what the settings name and no active plugin offers; reads metadata, imports no plugin.
 
 The distribution of a plugin claims names for it (:mod:`slime_core.plugins.declared`). A name that exactly one plugin
-claims activates that plugin; a flag does where its claim ends with ``:activates``. Rows of data never activate one.
+claims activates that plugin. So does a claimed setting that stands in a file, because the ``config.toml`` of a run
+holds every setting; on the command line a flag does where its claim ends with ``:activates``. Rows of data never do.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from slime_core.config.choices import PROMPT_FORMAT, Choice
-from slime_core.config.settings import plugin_settings
+from slime_core.config.settings import core_settings, plugin_settings
 from slime_core.errors import PluginError
 from slime_core.plugins.declared import ARCHITECTURE_GROUP, FLAG_GROUP, FORMAT_GROUP, KIND_GROUPS, Declared, scan
 from slime_core.plugins.discovery import (
@@ -74,16 +75,16 @@ def claimed_by(choice: Choice, *, withheld: Withheld, declared: Declared) -> Nee
 
 
 def flag_needs(flags: Mapping[str, str], *, withheld: Withheld, declared: Declared) -> Iterator[Need]:
-    """The plugins that flags by themselves activate.
+    """The plugins that flags, and settings of a file, by themselves activate.
 
     Arguments:
-        flags: flag without dashes -> where it stands.
+        flags: flag without dashes -> where it stands: the flag itself, or a place in a file.
 
     Raises:
         PluginError: two plugins claim such a flag, or ``withheld`` has the one that does.
     """
     for flag, where in flags.items():
-        claims = [claim for claim in claimants(flag, declared, group=FLAG_GROUP) if claim.activates]
+        claims = _activating(flag, in_file=where != f"--{flag}", declared=declared)
         found = list(_own_plugins(claims, declared))
         left = [one for one in found if one not in withheld]
         if len(left) > 1:
@@ -96,6 +97,21 @@ def flag_needs(flags: Mapping[str, str], *, withheld: Withheld, declared: Declar
             )
         if left:
             yield Need(left[0], f"{where} is one of its settings")
+
+
+def _activating(flag: str, *, in_file: bool, declared: Declared) -> list[Claim]:
+    """The claims by which ``flag``, or ``PLUGIN.flag`` of a table ``[PLUGIN]``, activates a plugin."""
+    table, _, name = flag.rpartition(".")
+    if table:  # a file has the option's own name, which is not always that of its flag
+        return [claim for claim in _flag_claims(declared) if in_file and claim.plugin == table]
+    is_of_core = name.replace("-", "_") in core_settings()
+    claims = claimants(name, declared, group=FLAG_GROUP)
+    return [claim for claim in claims if claim.activates or (in_file and not is_of_core)]
+
+
+def _flag_claims(declared: Declared) -> list[Claim]:
+    names = dict.fromkeys(entry.name for entry in declared.group(FLAG_GROUP))
+    return [claim for name in names for claim in claimants(name, declared, group=FLAG_GROUP)]
 
 
 def inactive_flags(active: Collection[PluginIdentity], declared: Declared | None = None) -> dict[str, str]:

@@ -5,7 +5,8 @@
     slime.requires    grpo = "searchr1"                  plugin searchr1 of this distribution requires plugin grpo
     slime.commands    "plugins.new" = "package.module:function"    the command slime plugins new
     slime.corrections tis = "offpolicy"                  a run that names correction tis activates plugin offpolicy
-    slime.flags       tis-clip = "offpolicy"             the flag --tis-clip is an option of plugin offpolicy
+    slime.flags       tis-clip = "offpolicy"             the flag --tis-clip is an option of plugin offpolicy; a file
+                                                         that gives it activates the plugin
     slime.flags       buffer-data = "datasets:activates" giving --buffer-data activates plugin datasets
 
 :data:`KIND_GROUPS` lists the groups of component names.

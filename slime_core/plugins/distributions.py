@@ -25,6 +25,20 @@ OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "slime": ("models",),
         "slime.models": ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
     },
+    "slime-offpolicy": {
+        "slime": ("offpolicy",),
+        "slime.corrections": ("icepop", "mis", "opsm", "tis", "veto"),
+        "slime.flags": (
+            "mis-clip",
+            "mis-clip-low",
+            "mis-level",
+            "mis-mode",
+            "opsm-delta",
+            "tis-clip",
+            "tis-clip-low",
+            "veto-threshold",
+        ),
+    },
     "slime-ppo": {
         "slime": ("ppo",),
         "slime.advantage_estimators": ("ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),

@@ -85,7 +85,8 @@ def activate(
             repeats are ignored.
         architecture: of the checkpoint's ``config.json``; None: no model is going to be built.
         choices: the components and prompt formats that the settings name; None: none.
-        flags: the settings that are given, as flags without dashes -> where each stands.
+        flags: the settings that are given, as flags without dashes -> where each stands; see
+            :func:`~.claims.flag_needs`.
         paths: setting -> functions that it names by path; any of them activates plugin ``compat``.
         without: plugins to go without, named or needed.
         admit: called with the manifest before any of it is imported; None: everything may be.

@@ -18,7 +18,7 @@ from slime_core.plugins.discovery import CORE, PluginIdentity
 from slime_core.plugins.numbers import check_numbers
 from slime_core.plugins.pairings import check_pairings
 from slime_core.plugins.registration import Registry
-from slime_core.plugins.traits import CORRECTION_SETTINGS, TRANSFORM_SETTINGS, AdvantageTraits
+from slime_core.plugins.traits import TRANSFORM_SETTINGS, AdvantageTraits
 
 __all__ = ["SELECTED_BY", "Selected", "check_selection", "check_targets", "has_critic", "policy_loss", "selected"]
 
@@ -125,8 +125,6 @@ def check_selection(config: RunConfig, registry: Registry, *, trains: bool) -> N
         check_pairings(config, registry)
         if not function_paths(dict(config.custom)):
             _refuse_idle_punishment(config, registry)
-    if trains and config.custom.custom_tis_function_path is None:
-        _refuse_idle_bounds(config, registry)
 
 
 def has_critic(config: RunConfig, registry: Registry) -> bool:
@@ -237,20 +235,6 @@ def _refuse_equal_policies(found: Selected) -> None:
             "be 1. Leave one of them out. A correction that does not compare them says so with "
             "CorrectionTraits(compares_engine=False)."
         )
-
-
-def _refuse_idle_bounds(config: RunConfig, registry: Registry) -> None:
-    """Refuse what no correction of the list reads; without a list, the settings' own rules speak."""
-    settings, names = config.algorithm, config.algorithm.corrections
-    traits: list[Any] = [registry.find(Kind.CORRECTION, name).traits for name in names]
-    for setting in CORRECTION_SETTINGS if names else ():
-        value = getattr(settings, setting)
-        if value != type(settings).model_fields[setting].default and not any(setting in one.uses for one in traits):
-            raise PluginError(
-                f"{setting} = {value} has no effect: of corrections = {' '.join(names)} none reads it. Leave "
-                f"--{setting.replace('_', '-')} out, or name a correction that reads it. One that does says so with "
-                f"CorrectionTraits(uses={{{setting!r}}})."
-            )
 
 
 def _refuse_idle_punishment(config: RunConfig, registry: Registry) -> None:

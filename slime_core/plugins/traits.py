@@ -25,18 +25,6 @@ __all__ = [
 TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 """How the import path of what a component names is written."""
 
-CORRECTION_SETTINGS = (
-    "tis_clip",
-    "tis_clip_low",
-    "mis_level",
-    "mis_mode",
-    "mis_clip",
-    "mis_clip_low",
-    "veto_threshold",
-    "opsm_delta",
-)
-"""The settings that corrections share; the fields of :class:`~slime_core.CorrectionSettings`."""
-
 TRANSFORM_SETTINGS = ("overlong_buffer_len", "overlong_penalty_factor")
 """The settings that sample transforms share."""
 
@@ -105,19 +93,11 @@ class CorrectionTraits:
     """What an off-policy correction depends on.
 
     Arguments:
-        uses: which of the settings of :class:`~slime_core.CorrectionSettings` it reads; a run that sets another one,
-            which no correction of its list reads, is refused.
         compares_engine: whether it holds the trainer's log-probabilities against the engine's. Such a correction has
             nothing to do where ``use_rollout_logprobs`` makes the engine's the old ones, and the run is refused.
     """
 
-    uses: AbstractSet[str] = frozenset()
     compares_engine: bool = True
-
-    def __post_init__(self) -> None:
-        for setting in sorted(self.uses):
-            _require_choice("CorrectionTraits.uses", setting, CORRECTION_SETTINGS)
-        object.__setattr__(self, "uses", frozenset(self.uses))
 
 
 @dataclass(frozen=True, slots=True)

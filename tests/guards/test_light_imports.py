@@ -13,7 +13,7 @@ LIST = "import sys; from slime_core.cli.plugins import list_plugins; list_plugin
 LOADED = """
 import sys
 from slime_core.plugins.registry import activate
-activate(["grpo", "ppo", "rewards", "searchr1"])
+activate(["grpo", "offpolicy", "ppo", "rewards", "searchr1"])
 print(*sys.modules)
 """
 
@@ -41,13 +41,14 @@ def test_importing_loads_nothing_heavy(module):
 
 def test_listing_plugins_loads_no_plugin_and_not_even_pydantic():
     assert not loaded_by(LIST) & (
-        HEAVY | {"slime_grpo", "slime_ppo", "slime_rewards", "slime_searchr1", "slime_models", "pydantic"}
+        HEAVY
+        | {"slime_grpo", "slime_offpolicy", "slime_ppo", "slime_rewards", "slime_searchr1", "slime_models", "pydantic"}
     )
 
 
 def test_activating_our_own_plugins_loads_nothing_heavy():
     found = loaded_by(LOADED)
-    assert {"slime_grpo", "slime_ppo", "slime_rewards", "slime_searchr1"} <= found
+    assert {"slime_grpo", "slime_offpolicy", "slime_ppo", "slime_rewards", "slime_searchr1"} <= found
     assert not found & HEAVY
 
 

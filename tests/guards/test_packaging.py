@@ -31,6 +31,7 @@ PLUGINS = {
     "slime-datasets",
     "slime-grpo",
     "slime-models",
+    "slime-offpolicy",
     "slime-ppo",
     "slime-rewards",
     "slime-searchr1",

@@ -13,6 +13,7 @@ from slime_compat.options import PathOptions, read_extra
 from slime_core.config.load import load, peek
 from slime_core.errors import ConfigError
 from slime_core.plugins.construction import run_plan
+from slime_offpolicy.options import OffPolicyOptions
 
 
 def options(*argv: str, **extra: object) -> PathOptions:
@@ -32,6 +33,19 @@ def test_settings_have_their_names_and_those_of_slime() -> None:
 def test_batch_sizes_are_what_the_run_uses() -> None:
     args = arguments(options("--rollout-batch-size", "4", "--n-samples-per-prompt", "2"))
     assert (args.global_batch_size, args.num_steps_per_rollout) == (8, 1)
+
+
+def test_bounds_of_corrections_are_those_of_their_plugin_or_its_defaults() -> None:
+    args = arguments(options())
+    defaults = OffPolicyOptions()
+    assert (args.tis_clip, args.tis_clip_low, args.opsm_delta) == (
+        defaults.tis_clip,
+        defaults.tis_clip_low,
+        defaults.opsm_delta,
+    )
+    plan = run_plan(load([], check_rules=False).config, {"offpolicy": OffPolicyOptions(tis_clip=3.0)})
+    args = slime_arguments(plan, {})
+    assert (args.tis_clip, args.tis_threshold, args.tis_clip_low) == (3.0, 3.0, 0.0)
 
 
 def test_what_is_written_to_args_stays_in_its_process() -> None:

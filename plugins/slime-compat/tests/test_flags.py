@@ -8,11 +8,15 @@ import pytest
 
 from slime_compat.flags import BEYOND, SlimeFlag, groups, page, slime_flags
 from slime_core.config.load import load
-from slime_core.config.settings import core_settings
+from slime_core.config.settings import core_settings, plugin_settings
 from slime_core.errors import ConfigError
+from slime_core.plugins.registry import activate
 
 DOCS = Path(__file__).parents[3] / "docs"
 PLUGIN_OPTIONS = {"--no-grpo.std-normalization"}
+FLAGS = {
+    setting.flag for setting in (*core_settings().values(), *plugin_settings(activate(["offpolicy"]).options).values())
+}
 
 flags = list(slime_flags().values())
 
@@ -32,13 +36,13 @@ def test_every_row_that_is_not_kept_says_why():
 
 @pytest.mark.parametrize("row", named("kept"), ids=lambda row: row.flag)
 def test_a_flag_that_is_kept_is_a_setting(row):
-    assert row.flag in {setting.flag for setting in core_settings().values()}
+    assert row.flag in FLAGS
 
 
 @pytest.mark.parametrize("row", named("renamed"), ids=lambda row: row.flag)
 def test_a_renamed_flag_leads_to_one_that_exists(row):
     new = row.text.split()[0].rstrip(",")
-    assert new in {setting.flag for setting in core_settings().values()} | PLUGIN_OPTIONS
+    assert new in FLAGS | PLUGIN_OPTIONS
 
 
 @pytest.mark.parametrize("row", named("renamed", "refused", "later"), ids=lambda row: row.flag)
@@ -47,7 +51,7 @@ def test_a_flag_that_is_not_kept_is_an_error_with_the_decision_and_nothing_else(
         load([row.flag, "1"], check_rules=False)
     assert str(caught.value).splitlines()[1:-1] == [f"  - {row.message}"]
     assert row.text in row.message
-    assert row.flag not in {setting.flag for setting in core_settings().values()}
+    assert row.flag not in FLAGS
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,10 @@ OPSM = """
 from slime_core import Component, hookimpl
 
 @hookimpl
+def slime_options():
+    return OffPolicyOptions
+
+@hookimpl
 def slime_register_corrections():
     yield Component("mine", target=f"{__name__}:OffPolicySequenceMasking")
 """
@@ -232,7 +236,7 @@ LEFT = "what_the_actor_left_is_cut_before_what_it_came_to"
 @pytest.fixture
 def flipped(first_party, broken) -> str:
     """Off-policy sequence masking that takes out what came nearer."""
-    source = first_party("slime_core/builtin/sequence_corrections.py", OPSM)
+    source = first_party("plugins/slime-offpolicy/src/slime_offpolicy/sequences.py", OPSM)
     return broken(source, "(terms.log_probs_T - current_T)", "(current_T - terms.log_probs_T)")
 
 

@@ -1,7 +1,6 @@
 """The rules of off-policy corrections, and of how far the learner may stand from the engine.
 
-Which correction reads which setting is said by its traits, and checked once plugins are known
-(:func:`slime_core.plugins.selection.check_selection`).
+What holds between the options of a correction, its plugin says (``slime_check``).
 """
 
 from __future__ import annotations
@@ -15,56 +14,11 @@ from slime_core.config.schema import RunConfig
 
 __all__ = ["CORRECTIONS"]
 
-SUGGESTED = {"tis_": "tis", "mis_": "mis", "veto_": "veto", "opsm_": "opsm"}
-"""How a setting starts -> what to add in a message."""
-
 
 def _corrections_are_named_once(config: RunConfig) -> Iterator[str]:
     for name, count in Counter(config.algorithm.corrections).items():
         if count > 1:
             yield f"corrections: {name} is named {count} times, and its weights would be multiplied; name it once"
-
-
-def _correction_bounds_are_ordered(config: RunConfig) -> Iterator[str]:
-    settings = config.algorithm
-    if settings.tis_clip_low > settings.tis_clip:
-        yield (
-            f"tis_clip_low = {settings.tis_clip_low:g} is above tis_clip = {settings.tis_clip:g}; the ratio is held "
-            "between the two"
-        )
-    if settings.mis_mode != "truncate" and settings.mis_clip_low > settings.mis_clip:
-        yield (
-            f"mis_clip_low = {settings.mis_clip_low:g} is above mis_clip = {settings.mis_clip:g}; mis_mode = "
-            f"{settings.mis_mode} needs a ratio that lies between the two"
-        )
-    default = type(settings).model_fields["mis_clip_low"].default
-    if settings.mis_mode == "truncate" and settings.mis_clip_low != default:
-        yield (
-            f"mis_clip_low = {settings.mis_clip_low:g} has no effect with mis_mode = truncate, which holds high ratios "
-            "only; add --mis-mode clip or mask, or leave it out"
-        )
-
-
-def _correction_settings_are_used(config: RunConfig) -> Iterator[str]:
-    settings = config.algorithm
-    if settings.corrections or config.custom.custom_tis_function_path is not None:
-        return
-    for name, suggested in _given(config).items():
-        yield (
-            f"{name} = {_shown(getattr(settings, name))} has no effect without corrections; add --corrections "
-            f"{suggested}, or leave it out"
-        )
-
-
-def _given(config: RunConfig) -> dict[str, str]:
-    """Settings of corrections that differ from their defaults -> the correction to add."""
-    known = type(config.algorithm).model_fields
-    starts = ((name, suggested) for name in known for start, suggested in SUGGESTED.items() if name.startswith(start))
-    return {name: suggested for name, suggested in starts if getattr(config.algorithm, name) != known[name].default}
-
-
-def _shown(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _the_engine_is_not_corrected_twice(config: RunConfig) -> Iterator[str]:
@@ -152,11 +106,6 @@ def _parity_is_strict(config: RunConfig, mode: str) -> Iterator[str]:
 
 CORRECTIONS: dict[Rule, str] = {
     _corrections_are_named_once: "corrections",
-    _correction_bounds_are_ordered: "tis_clip tis_clip_low mis_mode mis_clip mis_clip_low",
-    _correction_settings_are_used: (
-        "corrections tis_clip tis_clip_low mis_level mis_mode mis_clip mis_clip_low veto_threshold opsm_delta "
-        "custom_tis_function_path"
-    ),
     _the_engine_is_not_corrected_twice: "use_rollout_logprobs custom_tis_function_path",
     _one_divergence: "kl_coef kl_loss_coef",
     _unbiased_kl_is_used: "use_unbiased_kl use_kl_loss kl_loss_type",

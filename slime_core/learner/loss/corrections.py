@@ -15,7 +15,7 @@ from slime_core.errors import RunError
 from slime_core.learner.loss.returned import require_per_token, require_type
 from slime_core.learner.packed.batches import MicroBatch
 from slime_core.plugins.boundary import boundary
-from slime_core.plugins.contracts import Correction, CorrectionOutput, CorrectionSettings, CorrectionTerms, Segments
+from slime_core.plugins.contracts import Correction, CorrectionOutput, CorrectionTerms, Segments
 
 __all__ = ["Corrected", "Corrections", "NamedCorrection", "add_metrics"]
 
@@ -53,11 +53,10 @@ class Corrections:
 
     Arguments:
         named: the components.
-        settings: what each of them finds in its terms.
     """
 
-    def __init__(self, named: Sequence[NamedCorrection] = (), settings: CorrectionSettings | None = None) -> None:
-        self._named, self._settings = tuple(named), settings or CorrectionSettings()
+    def __init__(self, named: Sequence[NamedCorrection] = ()) -> None:
+        self._named = tuple(named)
 
     def __len__(self) -> int:
         return len(self._named)
@@ -84,7 +83,6 @@ class Corrections:
                 micro.rollout_log_probs_U,
                 mask_U,
                 segments,
-                self._settings,
                 current_log_probs_T=current_U.detach(),
                 advantages_T=micro.advantages_U,
             )

@@ -29,7 +29,6 @@ from slime_core.plugins.contracts.lifecycle import (
 from slime_core.plugins.contracts.losses import (
     Correction,
     CorrectionOutput,
-    CorrectionSettings,
     CorrectionTerms,
     LossOutput,
     LossSettings,
@@ -61,7 +60,6 @@ __all__ = [
     "BufferRequest",
     "Correction",
     "CorrectionOutput",
-    "CorrectionSettings",
     "CorrectionTerms",
     "DataSource",
     "EvalSamples",

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Correction",
     "CorrectionOutput",
-    "CorrectionSettings",
     "CorrectionTerms",
     "LossOutput",
     "LossSettings",
@@ -87,30 +86,6 @@ class PolicyLoss(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class CorrectionSettings:
-    """The settings that every correction shares.
-
-    Arguments:
-        tis_clip: largest importance ratio of trainer to engine that counts, above 0.
-        tis_clip_low: smallest one, at least 0 and at most ``tis_clip``.
-        mis_level: what ``mis`` takes the ratio over: ``token``, ``sequence`` or ``geometric``.
-        mis_mode: what it does with ratios out of bounds: ``truncate``, ``clip`` or ``mask``.
-        mis_clip, mis_clip_low: its bounds.
-        veto_threshold: a ratio below this vetoes its whole sequence.
-        opsm_delta: nats a token by which the actor may have left a sequence of negative advantage.
-    """
-
-    tis_clip: float = 2.0
-    tis_clip_low: float = 0.0
-    mis_level: str = "token"
-    mis_mode: str = "truncate"
-    mis_clip: float = 2.0
-    mis_clip_low: float = 0.5
-    veto_threshold: float = 1e-4
-    opsm_delta: float = 1e-4
-
-
-@dataclass(frozen=True, slots=True)
 class CorrectionTerms:
     """What an off-policy correction sees of one packed micro-batch: T response tokens, nothing with a gradient.
 
@@ -121,7 +96,6 @@ class CorrectionTerms:
         mask_T: float32, 1 where the token is trained, as earlier corrections left it.
         segments: which tokens form a sequence; under context parallelism some of them are on other ranks, so a
             correction calls it as often on every rank. None where the caller has no use for sequences.
-        settings: see :class:`CorrectionSettings`.
         current_log_probs_T: float32, of the actor that trains, as it is in this optimizer step.
         advantages_T: float32.
     """
@@ -130,7 +104,6 @@ class CorrectionTerms:
     rollout_log_probs_T: torch.Tensor
     mask_T: torch.Tensor
     segments: Segments | None = None
-    settings: CorrectionSettings = field(default_factory=CorrectionSettings)
     current_log_probs_T: torch.Tensor | None = None
     advantages_T: torch.Tensor | None = None
 

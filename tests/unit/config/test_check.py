@@ -42,8 +42,6 @@ def test_the_embedded_run_breaks_no_rule() -> None:
             f"ref_load = {HERE}/slime_core/builtin/arithmetic/model has no effect without use_kl_loss or kl_coef; add ",
         ),
         ("--corrections tis tis", "corrections: tis is named 2 times, and its weights would be multiplied; name it"),
-        ("--corrections tis --tis-clip-low 3", "tis_clip_low = 3 is above tis_clip = 2; the ratio is held between"),
-        ("--tis-clip 5", "tis_clip = 5 has no effect without corrections; add --corrections tis, or leave it out"),
         (
             "--rollout-max-response-len 128",
             "rollout_max_response_len = 128, but the model reads at most max_position_embeddings = 128 tokens",

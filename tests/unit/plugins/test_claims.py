@@ -222,7 +222,7 @@ def test_a_component_that_nobody_has_is_answered_with_what_is_claimed(install):
     registry = activated("--corrections", "faded").registry
     with pytest.raises(PluginError) as caught:
         registry.find(Kind.CORRECTION, "faded")
-    assert "Installed plugins claim: fade (did you mean 'fade'?)." in str(caught.value)
+    assert "Installed plugins claim: fade, icepop, mis, opsm, tis, veto (did you mean 'fade'?)." in str(caught.value)
 
 
 def test_a_component_of_an_uninstalled_distribution_of_ours_says_what_to_install(monkeypatch):
@@ -254,11 +254,29 @@ def test_a_setting_of_an_inactive_plugin_is_refused_with_what_activates_it(insta
         load(["--fade-strength", "2"], inactive=activated("--fade-strength", "2").inactive)
     assert f"--fade-strength: {said}" in str(caught.value)
     (tmp_path / "run.toml").write_text("[algorithm]\nfade_strength = 2\n[acme]\nstrength = 2\n")
-    argv = ["--config", str(tmp_path / "run.toml")]
+    argv, inactive = ["--config", str(tmp_path / "run.toml")], activated().inactive
     with pytest.raises(ConfigError) as caught:
-        load(argv, inactive=activated(*argv).inactive)
+        load(argv, inactive=inactive)
     assert f"run.toml:2 [algorithm] fade_strength: {said}" in str(caught.value)
     assert "run.toml:3 [acme]: settings of plugin 'acme'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_active"),
+    [
+        ("[algorithm]\nfade_strength = 2\n", True),
+        ("[acme]\nstrength = 2\n", True),
+        ("[other]\nfade_strength = 2\n", False),
+        ("[optimizer]\nlr = 0.1\n", False),
+    ],
+)
+def test_a_claimed_setting_of_a_file_activates_the_plugin(install, tmp_path: Path, text, is_active):
+    add(install, groups={"slime.flags": {"fade-strength": "acme", "lr": "acme"}})
+    (tmp_path / "run.toml").write_text(text)
+    active = activated("--config", str(tmp_path / "run.toml"))
+    assert names(active) == (["core", "acme"] if is_active else ["core"])
+    assert active.registry.names(Kind.TRACKER) == ()
+    assert active.presets == {}
 
 
 def test_the_settings_of_an_active_plugin_are_not_refused(install):

@@ -17,7 +17,7 @@ GRPO = "plugin 'grpo' (slime-grpo 0.1.0, entry point slime_grpo.plugin)"
 
 def check(line: str) -> None:
     config = load(line.split(), check_rules=False).config
-    check_selection(config, activate(["grpo", "ppo", "compat"]).registry, trains=True)
+    check_selection(config, activate(["grpo", "ppo", "compat", "offpolicy"]).registry, trains=True)
 
 
 def refused(line: str) -> str:

@@ -12,6 +12,9 @@ from slime_core.types import JsonValue
 
 __all__ = ["slime_arguments"]
 
+OF_OFFPOLICY = {"tis_clip": 2.0, "tis_clip_low": 0.0, "opsm_delta": 1e-4}
+"""slime's settings that are options of plugin ``offpolicy`` here, and their values where that plugin is not active."""
+
 
 def slime_arguments(plan: RunPlan, extra: Mapping[str, Any], **derived: Any) -> SimpleNamespace:
     """Every setting of the core by its own name and by the name that slime has for it; paths are text, and tables
@@ -22,6 +25,7 @@ def slime_arguments(plan: RunPlan, extra: Mapping[str, Any], **derived: Any) -> 
         derived: what only the calling process knows, such as ``sglang_router_port``.
     """
     values = {name: _entry(value) for name, value in plan.settings.items() if "." not in name}
+    values |= {name: plan.settings.get(f"offpolicy.{name}", default) for name, default in OF_OFFPOLICY.items()}
     for flag, name in _slime_names(values).items():
         values[flag] = values[name]
     values["global_batch_size"] = plan.samples_per_step

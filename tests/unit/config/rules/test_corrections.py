@@ -16,9 +16,6 @@ def broken_rules(line: str) -> list[str]:
 @pytest.mark.parametrize(
     "line",
     [
-        "--corrections mis --mis-clip 0.4",
-        "--corrections mis --mis-mode mask --mis-clip-low 0.1 --mis-clip 0.4",
-        "--custom-tis-function-path a.b --tis-clip 3 --mis-clip 3",
         "--use-kl-loss --kl-loss-coef 0 --kl-coef 0.1",
         "--use-kl-loss --use-unbiased-kl",
         "--use-rollout-logprobs --get-mismatch-metrics",
@@ -32,32 +29,6 @@ def test_what_fits_together_is_left_alone(line):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (
-            "--corrections tis --tis-clip-low 3",
-            "tis_clip_low = 3 is above tis_clip = 2; the ratio is held between the two",
-        ),
-        (
-            "--corrections mis --mis-mode clip --mis-clip 0.4",
-            "mis_clip_low = 0.5 is above mis_clip = 0.4; mis_mode = clip needs a ratio that lies between the two",
-        ),
-        (
-            "--corrections mis --mis-clip-low 0.3",
-            "mis_clip_low = 0.3 has no effect with mis_mode = truncate, which holds high ratios only; add --mis-mode "
-            "clip or mask, or leave it out",
-        ),
-        ("--tis-clip 5", "tis_clip = 5 has no effect without corrections; add --corrections tis, or leave it out"),
-        (
-            "--mis-level sequence",
-            "mis_level = sequence has no effect without corrections; add --corrections mis, or leave it out",
-        ),
-        (
-            "--veto-threshold 0.1",
-            "veto_threshold = 0.1 has no effect without corrections; add --corrections veto, or leave it out",
-        ),
-        (
-            "--opsm-delta 0.1",
-            "opsm_delta = 0.1 has no effect without corrections; add --corrections opsm, or leave it out",
-        ),
         (
             "--use-rollout-logprobs --custom-tis-function-path a.b",
             "custom_tis_function_path = a.b weighs learner against engine, and use_rollout_logprobs has the ratio of "

@@ -64,7 +64,7 @@ def test_what_does_not_go_together_is_refused(line: str, message: str) -> None:
     [
         f"--custom-megatron-init-path a.b --spec a.b c {CP2}",
         "--custom-update-weight-post-write-path a.b --update-weight-transport disk",
-        "--custom-tis-function-path a.b --tis-clip 5 --custom-pg-loss-reducer-function-path c.d",
+        "--custom-tis-function-path a.b --custom-pg-loss-reducer-function-path c.d",
         "--rollout-data-postprocess-path e.f --custom-loss-function-path a.b",
     ],
 )

@@ -12,7 +12,7 @@ from slime_core.errors import RunError
 from slime_core.learner.loss.corrections import Corrections, NamedCorrection
 from slime_core.learner.loss.objective import Objective
 from slime_core.learner.packed.batches import MicroBatch
-from slime_core.plugins.contracts import CorrectionOutput, CorrectionSettings, LossOutput, LossTerms
+from slime_core.plugins.contracts import CorrectionOutput, LossOutput, LossTerms
 
 
 def micro(**columns) -> MicroBatch:
@@ -159,9 +159,9 @@ def test_a_policy_loss_sees_which_tokens_form_a_sequence():
 # --- Corrections ------------------------------------------------------------------------------------------------------
 
 
-def corrected(*functions, settings=None, **algorithm) -> Objective:
+def corrected(*functions, **algorithm) -> Objective:
     named = [NamedCorrection(function, f"correction {number}") for number, function in enumerate(functions)]
-    return Objective(Clipped(None, RunView()), AlgorithmConfig(**algorithm), corrections=Corrections(named, settings))
+    return Objective(Clipped(None, RunView()), AlgorithmConfig(**algorithm), corrections=Corrections(named))
 
 
 def weigh(*weights):
@@ -199,18 +199,17 @@ def test_a_correction_sees_what_those_before_it_left_and_the_log_probs_of_before
     seen = {}
 
     def look(terms):
-        seen["mask"], seen["clip"] = terms.mask_T.tolist(), terms.settings.tis_clip
+        seen["mask"] = terms.mask_T.tolist()
         seen["log_probs"], seen["engine"] = terms.log_probs_T.tolist(), terms.rollout_log_probs_T.tolist()
         seen["current"], seen["advantages"] = terms.current_log_probs_T.tolist(), terms.advantages_T.tolist()
         seen["flows"] = terms.current_log_probs_T.requires_grad
         seen["sums"], seen["gradient"] = terms.segments.sums(terms.mask_T).tolist(), terms.log_probs_T.requires_grad
         return weigh(1.0, 1.0, 1.0)(terms)
 
-    found = corrected(keep(0.0, 1.0, 1.0), look, settings=CorrectionSettings(tis_clip=5.0))
+    found = corrected(keep(0.0, 1.0, 1.0), look)
     evaluate(found, micro())
     assert seen == {
         "mask": [0, 1, 1],
-        "clip": 5.0,
         "log_probs": [-1, -2, -3],
         "engine": [-1, -2, -3],
         "sums": [1, 1],

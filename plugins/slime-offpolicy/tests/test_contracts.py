@@ -1,4 +1,4 @@
-"""The core's off-policy corrections, held to the contract by the kit that plugin authors use."""
+"""The off-policy corrections, held to the contract by the kit that plugin authors use."""
 
 from slime_testing import CorrectionSuite
 

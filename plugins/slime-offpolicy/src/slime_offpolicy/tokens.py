@@ -2,7 +2,7 @@
 
 Engine and trainer compute the probability of one token with other kernels, and often in other precision or with other
 weights, so that what is trained was drawn from another policy than the trainer's. Those that judge a whole response are
-in :mod:`slime_core.builtin.sequence_corrections`.
+in :mod:`slime_offpolicy.sequences`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 
 from slime_core import CorrectionOutput, CorrectionTerms, RunView
 from slime_core.ops.policy import LARGEST_LOG_RATIO
+from slime_offpolicy.options import OffPolicyOptions
 
 __all__ = ["IcePop", "TruncatedImportanceSampling", "engine_log_ratio", "require_bounds", "require_one_shape"]
 
@@ -22,23 +23,26 @@ class TruncatedImportanceSampling:
     nothing. Masks nothing. Metrics a token: ``tis``, the ratio before it is held; ``tis_abs``, how far that is from 1;
     ``tis_clipfrac``, 1 where it was held.
 
+    Raises:
+        ValueError: the bounds are in the wrong order.
+
     Sources: Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (a blog post),
     after the truncated weights of IMPALA (1802.01561), section 4.1.
     """
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
+    def __init__(self, options: OffPolicyOptions, run: RunView) -> None:
+        del run
+        require_bounds("tis_clip", options.tis_clip_low, options.tis_clip)
+        self._low, self._high = options.tis_clip_low, options.tis_clip
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
         """One weight a token, float32 [T]; the mask as it came.
 
         Raises:
-            ValueError: the columns differ in length, or the bounds are in the wrong order.
+            ValueError: the columns differ in length.
         """
-        low, high = terms.settings.tis_clip_low, terms.settings.tis_clip
-        require_bounds("tis_clip", low, high)
         ratio_T = engine_log_ratio(terms).clamp(max=LARGEST_LOG_RATIO).exp()
-        weights_T = ratio_T.clamp(low, high)
+        weights_T = ratio_T.clamp(self._low, self._high)
         metrics_T = {
             "tis": ratio_T,
             "tis_abs": (ratio_T - 1.0).abs(),
@@ -55,23 +59,26 @@ class IcePop:
     the mask stays as it came. The paper's bounds are 0.5 and 5. Metrics a token: ``icepop``, the ratio;
     ``icepop_clipfrac``, 1 where it is out of bounds.
 
+    Raises:
+        ValueError: the bounds are in the wrong order.
+
     Source: Ling Team 2025, "Every Step Evolves: Scaling Reinforcement Learning for Trillion-Scale Thinking Model"
     (2510.18855), the IcePop objective and its M(k).
     """
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
+    def __init__(self, options: OffPolicyOptions, run: RunView) -> None:
+        del run
+        require_bounds("tis_clip", options.tis_clip_low, options.tis_clip)
+        self._low, self._high = options.tis_clip_low, options.tis_clip
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
         """One weight a token, float32 [T]; the mask as it came.
 
         Raises:
-            ValueError: the columns differ in length, or the bounds are in the wrong order.
+            ValueError: the columns differ in length.
         """
-        low, high = terms.settings.tis_clip_low, terms.settings.tis_clip
-        require_bounds("tis_clip", low, high)
         ratio_T = engine_log_ratio(terms).clamp(max=LARGEST_LOG_RATIO).exp()
-        outside_T = (ratio_T < low) | (ratio_T > high)
+        outside_T = (ratio_T < self._low) | (ratio_T > self._high)
         metrics_T = {"icepop": ratio_T, "icepop_clipfrac": outside_T.to(torch.float32)}
         return CorrectionOutput(ratio_T.masked_fill(outside_T, 0.0), terms.mask_T, metrics_T)
 

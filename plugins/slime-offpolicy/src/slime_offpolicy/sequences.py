@@ -10,12 +10,14 @@ decide what is trained.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 
 from slime_core import CorrectionOutput, CorrectionTerms, RunView
-from slime_core.builtin.corrections import engine_log_ratio, require_bounds, require_one_shape
 from slime_core.ops.policy import LARGEST_LOG_RATIO
+from slime_offpolicy.options import OffPolicyOptions
+from slime_offpolicy.tokens import engine_log_ratio, require_bounds, require_one_shape
 
 __all__ = ["MaskedImportanceSampling", "OffPolicySequenceMasking", "Veto"]
 
@@ -32,30 +34,40 @@ class MaskedImportanceSampling:
     Metrics a token: ``mis``, the ratio at its level before bounds; ``mis_abs``, how far that is from 1;
     ``mis_clipfrac``, 1 where bounds changed it.
 
+    Raises:
+        ValueError: the bounds are in the wrong order.
+
     Sources: Liu, Li et al. 2025, "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference
     Mismatch" (a blog post): truncated and masked importance sampling of tokens and of sequences; the geometric mean:
     GSPO (2507.18071), equation 7.
     """
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
+    def __init__(self, options: OffPolicyOptions, run: RunView) -> None:
+        del run
+        low = 0.0 if options.mis_mode == "truncate" else options.mis_clip_low
+        require_bounds("mis_clip", low, options.mis_clip)
+        self._low, self._high = low, options.mis_clip
+        self._level, self._mode = options.mis_level, options.mis_mode
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
         """One weight a token, float32 [T]; the mask as it came.
 
         Raises:
-            ValueError: the columns differ in length, the bounds are in the wrong order, there is no such level or
-                mode, or responses are asked for without ``segments``.
+            ValueError: the columns differ in length, or responses are asked for without ``segments``.
         """
-        low, high = terms.settings.mis_clip_low, terms.settings.mis_clip
-        ratio_T = _at_level(terms).clamp(max=LARGEST_LOG_RATIO).exp().float()
-        weights_T = _bounded(ratio_T, terms.settings.mis_mode, low, high)
+        ratio_T = _at_level(terms, self._level).clamp(max=LARGEST_LOG_RATIO).exp().float()
+        weights_T = self._bounded(ratio_T)
         metrics_T = {
             "mis": ratio_T,
             "mis_abs": (ratio_T - 1.0).abs(),
             "mis_clipfrac": (weights_T != ratio_T).to(torch.float32),
         }
         return CorrectionOutput(weights_T, terms.mask_T, metrics_T)
+
+    def _bounded(self, ratio_T: torch.Tensor) -> torch.Tensor:
+        if self._mode == "mask":
+            return ratio_T.where((ratio_T >= self._low) & (ratio_T <= self._high), 0.0)
+        return ratio_T.clamp(self._low, self._high)
 
 
 class Veto:
@@ -69,19 +81,17 @@ class Veto:
     Mismatch" (a blog post), the token-level veto.
     """
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
+    def __init__(self, options: OffPolicyOptions, run: RunView) -> None:
+        del run
+        self._threshold = math.log(options.veto_threshold)
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
         """The mask, float32 [T], 0 in responses with a vetoed token; weights of 1.
 
         Raises:
-            ValueError: the columns differ in length, ``veto_threshold`` is not above 0, or there are no ``segments``.
+            ValueError: the columns differ in length, or there are no ``segments``.
         """
-        threshold = terms.settings.veto_threshold
-        if not threshold > 0:
-            raise ValueError(f"veto_threshold is {threshold}; accepted is a number above 0")
-        below_T = ((engine_log_ratio(terms) < math.log(threshold)) & (terms.mask_T != 0)).to(torch.float32)
+        below_T = ((engine_log_ratio(terms) < self._threshold) & (terms.mask_T != 0)).to(torch.float32)
         vetoed_T = _of_response(below_T, terms) > 0
         metrics_T = {"veto_fraction": vetoed_T.to(torch.float32), "veto_tokens": below_T}
         return CorrectionOutput(torch.ones_like(terms.mask_T), terms.mask_T.masked_fill(vetoed_T, 0.0), metrics_T)
@@ -99,8 +109,9 @@ class OffPolicySequenceMasking:
     Source: DeepSeek-V3.2 (2512.02556), section 3.1, "Off-Policy Sequence Masking".
     """
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
+    def __init__(self, options: OffPolicyOptions, run: RunView) -> None:
+        del run
+        self._delta = options.opsm_delta
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
         """Weights of 0 and 1, float32 [T]; the mask as it came.
@@ -115,33 +126,19 @@ class OffPolicySequenceMasking:
         require_one_shape(columns)
         trained_T = terms.mask_T != 0
         left_T = _mean_of_response((terms.log_probs_T - current_T).where(trained_T, 0.0), terms)
-        out_T = trained_T & (advantages_T < 0) & (left_T > terms.settings.opsm_delta)
+        out_T = trained_T & (advantages_T < 0) & (left_T > self._delta)
         metrics_T = {"opsm_clipfrac": out_T.to(torch.float32), "opsm_kl": left_T.float()}
         return CorrectionOutput(torch.ones_like(terms.mask_T).masked_fill(out_T, 0.0), terms.mask_T, metrics_T)
 
 
-def _at_level(terms: CorrectionTerms) -> torch.Tensor:
+def _at_level(terms: CorrectionTerms, level: Literal["token", "sequence", "geometric"]) -> torch.Tensor:
     """The log of the ratio that each token carries, [T]."""
-    log_ratio_T, level = engine_log_ratio(terms), terms.settings.mis_level
-    if level == "token":
-        return log_ratio_T
+    log_ratio_T = engine_log_ratio(terms)
     if level == "sequence":
         return _of_response(log_ratio_T, terms)
     if level == "geometric":
         return _mean_of_response(log_ratio_T, terms)
-    raise ValueError(f"mis_level is {level!r}; accepted are 'token', 'sequence', 'geometric'")
-
-
-def _bounded(ratio_T: torch.Tensor, mode: str, low: float, high: float) -> torch.Tensor:
-    if mode == "truncate":
-        require_bounds("mis_clip", 0.0, high)
-        return ratio_T.clamp(max=high)
-    require_bounds("mis_clip", low, high)
-    if mode == "clip":
-        return ratio_T.clamp(low, high)
-    if mode == "mask":
-        return ratio_T.where((ratio_T >= low) & (ratio_T <= high), 0.0)
-    raise ValueError(f"mis_mode is {mode!r}; accepted are 'truncate', 'clip', 'mask'")
+    return log_ratio_T
 
 
 def _of_response(values_T: torch.Tensor, terms: CorrectionTerms) -> torch.Tensor:

@@ -6,21 +6,36 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pydantic import ValidationError
 
-from slime_core import CorrectionSettings, CorrectionTerms, RunView
-from slime_core.builtin.sequence_corrections import MaskedImportanceSampling, OffPolicySequenceMasking, Veto
+from slime_core import CorrectionTerms, RunView
+from slime_offpolicy.options import OffPolicyOptions
+from slime_offpolicy.sequences import MaskedImportanceSampling, OffPolicySequenceMasking, Veto
 from slime_testing.packed import SequenceSums
 
+
+def mis(**options) -> MaskedImportanceSampling:
+    return MaskedImportanceSampling(OffPolicyOptions(**options), RunView())
+
+
+def veto(threshold: float = 1e-4) -> Veto:
+    return Veto(OffPolicyOptions(veto_threshold=threshold), RunView())
+
+
+def opsm(delta: float = 0.1) -> OffPolicySequenceMasking:
+    return OffPolicySequenceMasking(OffPolicyOptions(opsm_delta=delta), RunView())
+
+
 ALL = [
-    (MaskedImportanceSampling(None, RunView()), {"mis_level": "sequence", "mis_mode": "mask"}),
-    (MaskedImportanceSampling(None, RunView()), {"mis_level": "geometric", "mis_mode": "clip"}),
-    (MaskedImportanceSampling(None, RunView()), {"mis_level": "token", "mis_mode": "clip"}),
-    (Veto(None, RunView()), {"veto_threshold": 0.6}),
-    (OffPolicySequenceMasking(None, RunView()), {"opsm_delta": 0.1}),
+    mis(mis_level="sequence", mis_mode="mask"),
+    mis(mis_level="geometric", mis_mode="clip"),
+    mis(mis_level="token", mis_mode="clip"),
+    veto(0.6),
+    opsm(0.1),
 ]
 
 
-def terms(*responses, mask=None, **settings) -> CorrectionTerms:
+def terms(*responses, mask=None) -> CorrectionTerms:
     """Responses of tokens with these ratios of trainer to engine."""
     ratios = [ratio for response in responses for ratio in response]
     engine_T = torch.linspace(-3, -1, len(ratios))
@@ -29,7 +44,6 @@ def terms(*responses, mask=None, **settings) -> CorrectionTerms:
         rollout_log_probs_T=engine_T,
         mask_T=torch.ones(len(ratios)) if mask is None else torch.tensor(mask),
         segments=SequenceSums(len(response) for response in responses),
-        settings=CorrectionSettings(**settings),
     )
 
 
@@ -55,8 +69,7 @@ GEOMETRIC = (3**0.5, 0.25 ** (1 / 3))
     ],
 )
 def test_every_level_and_mode_by_hand(level, mode, expected):
-    batch = terms(*RESPONSES, mis_level=level, mis_mode=mode, mis_clip=1.6, mis_clip_low=0.6)
-    found = MaskedImportanceSampling(None, RunView())(batch)
+    found = mis(mis_level=level, mis_mode=mode, mis_clip=1.6, mis_clip_low=0.6)(terms(*RESPONSES))
     assert found.weights_T.tolist() == pytest.approx(expected)
     assert found.mask_T.tolist() == [1] * 5
     raw = {"token": [1.5, 2, 0.5, 1, 0.5], "sequence": [3] * 2 + [0.25] * 3, "geometric": [GEOMETRIC[0]] * 2}[level]
@@ -66,46 +79,32 @@ def test_every_level_and_mode_by_hand(level, mode, expected):
 
 
 def test_only_trained_tokens_form_the_ratio_of_a_response():
-    batch = terms((1.5, 100.0, 1.2), mask=[1.0, 0.0, 1.0], mis_level="sequence", mis_clip=10.0)
-    assert MaskedImportanceSampling(None, RunView())(batch).weights_T.tolist() == pytest.approx([1.8] * 3)
-    geometric = replace(batch, settings=replace(batch.settings, mis_level="geometric"))
-    assert MaskedImportanceSampling(None, RunView())(geometric).weights_T.tolist() == pytest.approx([1.8**0.5] * 3)
+    batch = terms((1.5, 100.0, 1.2), mask=[1.0, 0.0, 1.0])
+    product, mean = (mis(mis_level=level, mis_clip=10.0)(batch) for level in ("sequence", "geometric"))
+    assert product.weights_T.tolist() == pytest.approx([1.8] * 3)
+    assert mean.weights_T.tolist() == pytest.approx([1.8**0.5] * 3)
 
 
 def test_a_product_beyond_float_stays_finite():
-    batch = terms((math.exp(15.0),) * 8, mis_level="sequence", mis_clip=3.0)
-    found = MaskedImportanceSampling(None, RunView())(batch)
+    found = mis(mis_level="sequence", mis_clip=3.0)(terms((math.exp(15.0),) * 8))
     assert found.weights_T.tolist() == [3.0] * 8
     assert found.metrics_T["mis"].tolist() == pytest.approx([math.exp(20.0)] * 8)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"mis_clip_low": 3.0, "mis_mode": "clip"},
-            r"mis_clip_low is 3\.0 and mis_clip is 2\.0; accepted are 0 <= mis",
-        ),
-        (
-            {"mis_clip_low": 3.0, "mis_mode": "mask"},
-            r"mis_clip_low is 3\.0 and mis_clip is 2\.0; accepted are 0 <= mis",
-        ),
-        ({"mis_clip": -1.0}, r"mis_clip_low is 0\.0 and mis_clip is -1\.0; accepted are 0 <= mis_clip_low <= mis_clip"),
-        ({"mis_level": "batch"}, "mis_level is 'batch'; accepted are 'token', 'sequence', 'geometric'"),
-        ({"mis_mode": "drop"}, "mis_mode is 'drop'; accepted are 'truncate', 'clip', 'mask'"),
-    ],
-)
-def test_settings_that_are_wrong_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        MaskedImportanceSampling(None, RunView())(terms((1.0,), **settings))
+@pytest.mark.parametrize("mode", ["clip", "mask"])
+def test_bounds_in_the_wrong_order_are_refused(mode):
+    with pytest.raises(
+        ValueError, match=r"mis_clip_low is 3\.0 and mis_clip is 2\.0; accepted are 0 <= mis_clip_low <="
+    ):
+        mis(mis_clip_low=3.0, mis_mode=mode)
+    assert mis(mis_clip_low=3.0, mis_mode="truncate")(terms((8.0,))).weights_T.tolist() == [2.0]
 
 
 # --- Veto -------------------------------------------------------------------------------------------------------------
 
 
 def test_one_impossible_token_takes_its_whole_response_out():
-    batch = terms((1.0, 1.0), (1.0, 0.009, 1.0), (0.011, 1.0), veto_threshold=0.01)
-    found = Veto(None, RunView())(batch)
+    found = veto(0.01)(terms((1.0, 1.0), (1.0, 0.009, 1.0), (0.011, 1.0)))
     assert found.mask_T.tolist() == [1, 1, 0, 0, 0, 1, 1]
     assert found.weights_T.tolist() == [1] * 7
     assert found.metrics_T["veto_fraction"].tolist() == [0, 0, 1, 1, 1, 0, 0]
@@ -113,26 +112,25 @@ def test_one_impossible_token_takes_its_whole_response_out():
 
 
 def test_a_masked_token_vetoes_nothing_and_stays_masked():
-    found = Veto(None, RunView())(terms((1.0, 1e-6), (1.0, 1.0), mask=[1.0, 0.0, 1.0, 0.0]))
+    found = veto()(terms((1.0, 1e-6), (1.0, 1.0), mask=[1.0, 0.0, 1.0, 0.0]))
     assert found.mask_T.tolist() == [1, 0, 1, 0]
 
 
 def test_a_threshold_has_to_be_above_zero():
-    with pytest.raises(ValueError, match="veto_threshold is 0; accepted is a number above 0"):
-        Veto(None, RunView())(terms((1.0,), veto_threshold=0))
+    with pytest.raises(ValidationError, match="greater than 0"):
+        veto(0)
 
 
 # --- Off-policy sequence masking --------------------------------------------------------------------------------------
 
 
-def moved(old_minus_current, advantages, lengths, *, delta=0.1, mask=None) -> CorrectionTerms:
+def moved(old_minus_current, advantages, lengths, *, mask=None) -> CorrectionTerms:
     old_T = torch.linspace(-3, -1, len(advantages))
     return CorrectionTerms(
         log_probs_T=old_T,
         rollout_log_probs_T=old_T - 5.0,  # not read
         mask_T=torch.ones(len(advantages)) if mask is None else torch.tensor(mask),
         segments=SequenceSums(lengths),
-        settings=CorrectionSettings(opsm_delta=delta),
         current_log_probs_T=old_T - torch.tensor(old_minus_current),
         advantages_T=torch.tensor(advantages),
     )
@@ -141,7 +139,7 @@ def moved(old_minus_current, advantages, lengths, *, delta=0.1, mask=None) -> Co
 def test_a_response_of_negative_advantage_that_was_left_too_far_counts_zero():
     # Means 0.2, 0.2, 0.05 and -0.3; DeepSeek-V3.2 (2512.02556), section 3.1.
     batch = moved([0.1, 0.3, 0.1, 0.3, 0.1, 0.0, -0.3], [-1.0, -1, 1, 1, -1, -1, -1], [2, 2, 2, 1])
-    found = OffPolicySequenceMasking(None, RunView())(batch)
+    found = opsm()(batch)
     assert found.weights_T.tolist() == [0, 0, 1, 1, 1, 1, 1]
     assert found.mask_T.tolist() == [1] * 7
     assert found.metrics_T["opsm_clipfrac"].tolist() == [1, 1, 0, 0, 0, 0, 0]
@@ -149,30 +147,28 @@ def test_a_response_of_negative_advantage_that_was_left_too_far_counts_zero():
 
 
 def test_where_advantages_differ_within_a_response_only_negative_tokens_count_zero():
-    found = OffPolicySequenceMasking(None, RunView())(moved([0.2, 0.2], [-1.0, 1.0], [2]))
+    found = opsm()(moved([0.2, 0.2], [-1.0, 1.0], [2]))
     assert found.weights_T.tolist() == [0, 1]
 
 
 def test_masked_tokens_take_no_part_in_the_mean():
-    found = OffPolicySequenceMasking(None, RunView())(
-        moved([0.2, 9.0, 0.0], [-1.0, -1, -1], [3], mask=[1.0, 0.0, 1.0], delta=0.15)
-    )
+    found = opsm(0.15)(moved([0.2, 9.0, 0.0], [-1.0, -1, -1], [3], mask=[1.0, 0.0, 1.0]))
     assert found.weights_T.tolist() == [1, 1, 1]
     assert found.metrics_T["opsm_kl"].tolist() == pytest.approx([0.1] * 3)
 
 
 def test_what_it_reads_has_to_be_there():
     with pytest.raises(ValueError, match="opsm needs current_log_probs_T and advantages_T; found None"):
-        OffPolicySequenceMasking(None, RunView())(terms((1.0,)))
+        opsm()(terms((1.0,)))
     short = replace(moved([0.2], [-1.0], [1]), advantages_T=torch.zeros(2))
     with pytest.raises(ValueError, match=r"and advantages_T must have one shape; found \(1,\) and \(1,\) and \(2,\)"):
-        OffPolicySequenceMasking(None, RunView())(short)
+        opsm()(short)
 
 
 # --- What holds for all of them ---------------------------------------------------------------------------------------
 
 
-def anything(**settings) -> CorrectionTerms:
+def anything() -> CorrectionTerms:
     """Three responses of 4, 2 and 6 tokens, some of them masked."""
     generator = torch.Generator().manual_seed(5)
     columns = torch.rand(4, 12, generator=generator)
@@ -182,7 +178,6 @@ def anything(**settings) -> CorrectionTerms:
         rollout_log_probs_T=engine_T,
         mask_T=torch.tensor([1.0, 0, 1, 1, 1, 1, 0, 1, 1, 1, 0, 1]),
         segments=SequenceSums((4, 2, 6)),
-        settings=CorrectionSettings(**settings),
         current_log_probs_T=engine_T + columns[2] - 0.6,
         advantages_T=columns[3] - 0.9,
     )
@@ -195,9 +190,9 @@ def taken(batch: CorrectionTerms, index: torch.Tensor, segments) -> CorrectionTe
     return replace(batch, segments=segments, **{name: getattr(batch, name)[index] for name in READ})
 
 
-@pytest.mark.parametrize(("correction", "settings"), ALL)
-def test_the_order_of_responses_and_of_their_tokens_does_not_count(correction, settings):
-    batch = anything(**settings)
+@pytest.mark.parametrize("correction", ALL)
+def test_the_order_of_responses_and_of_their_tokens_does_not_count(correction):
+    batch = anything()
     whole = correction(batch)
     order = torch.tensor([11, 10, 9, 8, 7, 6, 1, 0, 3, 2, 5, 4])
     other = correction(taken(batch, order, SequenceSums((6, 4, 2))))
@@ -230,9 +225,9 @@ class Shared:
 
 
 @pytest.mark.parametrize("cut", [[0, 3, 4, 6, 7, 11], []], ids=["interleaved", "one rank holds nothing"])
-@pytest.mark.parametrize(("correction", "settings"), ALL)
-def test_ranks_that_share_responses_find_what_one_rank_finds(correction, settings, cut):
-    batch, samples_T = anything(**settings), torch.tensor([0] * 4 + [1] * 2 + [2] * 6)
+@pytest.mark.parametrize("correction", ALL)
+def test_ranks_that_share_responses_find_what_one_rank_finds(correction, cut):
+    batch, samples_T = anything(), torch.tensor([0] * 4 + [1] * 2 + [2] * 6)
     whole, shared = correction(batch), Shared()
     parts = [torch.tensor(cut, dtype=torch.int64), torch.tensor([i for i in range(12) if i not in cut])]
     found: dict[int, object] = {}
@@ -252,16 +247,16 @@ def test_ranks_that_share_responses_find_what_one_rank_finds(correction, setting
         assert torch.equal(found[number].mask_T, whole.mask_T[index])
 
 
-@pytest.mark.parametrize(("correction", "settings"), [one for one in ALL if one[1].get("mis_level") != "token"])
-def test_a_response_cannot_be_judged_without_segments(correction, settings):
+@pytest.mark.parametrize("correction", [ALL[0], ALL[1], ALL[3], ALL[4]])
+def test_a_response_cannot_be_judged_without_segments(correction):
     with pytest.raises(ValueError, match="segments is None; a correction that judges whole responses needs to know"):
-        correction(replace(anything(**settings), segments=None))
+        correction(replace(anything(), segments=None))
 
 
 # --- What the weights are for: every response of two tokens, so that means over the engine's responses are exact ------
 
 
-def policy_gradient(correction, **settings) -> tuple[torch.Tensor, torch.Tensor]:
+def policy_gradient(**options) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean gradient of the weighed loss over what the engine draws, and the true gradient of the mean reward."""
     generator = torch.Generator().manual_seed(3)
     first_V, second_VV = torch.randn(3, generator=generator), torch.randn(3, 3, generator=generator)
@@ -275,13 +270,12 @@ def policy_gradient(correction, **settings) -> tuple[torch.Tensor, torch.Tensor]
         return torch.stack([rows[0].repeat_interleave(3), rows[1:].flatten()], dim=1)
 
     log_probs, drawn = of_responses(trainer), of_responses(engine)
-    weights_T = correction(
+    weights_T = mis(**options)(
         CorrectionTerms(
             log_probs_T=log_probs.detach().float().flatten(),
             rollout_log_probs_T=drawn.float().flatten(),
             mask_T=torch.ones(18),
             segments=SequenceSums([2] * 9),
-            settings=CorrectionSettings(**settings),
         )
     ).weights_T
     weighed = (weights_T.view(9, 2) * log_probs).sum(1) * rewards_VV.flatten() * drawn.sum(1).exp()
@@ -291,12 +285,12 @@ def policy_gradient(correction, **settings) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def test_weights_of_whole_responses_make_the_engines_responses_count_as_the_trainers():
-    found, wanted = policy_gradient(MaskedImportanceSampling(None, RunView()), mis_level="sequence", mis_clip=1e6)
+    found, wanted = policy_gradient(mis_level="sequence", mis_clip=1e6)
     assert found.flatten().tolist() == pytest.approx(wanted.flatten().tolist(), abs=1e-6)
 
 
 def test_weights_of_tokens_come_nearer_and_stay_biased():
     one = {"mis_level": "token", "mis_mode": "clip", "mis_clip": 1.0, "mis_clip_low": 1.0}
-    plain, wanted = policy_gradient(MaskedImportanceSampling(None, RunView()), **one)
-    tokens, _ = policy_gradient(MaskedImportanceSampling(None, RunView()), mis_level="token", mis_clip=1e6)
+    plain, wanted = policy_gradient(**one)
+    tokens, _ = policy_gradient(mis_level="token", mis_clip=1e6)
     assert 0.01 < (tokens - wanted).norm() < 0.8 * (plain - wanted).norm()

@@ -1,0 +1,41 @@
+"""The settings ``--tis-...``, ``--mis-...``, ``--veto-threshold`` and ``--opsm-delta``, in TOML ``[offpolicy]``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from slime_core import Flag, PluginOptions, UsedBy
+
+__all__ = ["OffPolicyOptions"]
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+SECTION = "algorithm"
+"""The section of files in which the settings stood when they were the core's."""
+
+
+class OffPolicyOptions(PluginOptions):
+    """The bounds of the corrections."""
+
+    tis_clip: Annotated[Positive, Flag("--tis-clip", section=SECTION), UsedBy("tis", "icepop")] = 2.0
+    """Largest importance ratio of learner to engine that correction tis or icepop lets count."""
+    tis_clip_low: Annotated[PositiveOrZero, Flag("--tis-clip-low", section=SECTION), UsedBy("tis", "icepop")] = 0.0
+    """Smallest importance ratio of learner to engine that correction tis or icepop lets count."""
+    mis_level: Annotated[
+        Literal["token", "sequence", "geometric"], Flag("--mis-level", section=SECTION), UsedBy("mis")
+    ] = "token"
+    """What correction mis takes the ratio over: a token, the product of a response, or its geometric mean."""
+    mis_mode: Annotated[Literal["truncate", "clip", "mask"], Flag("--mis-mode", section=SECTION), UsedBy("mis")] = (
+        "truncate"
+    )
+    """What mis does with ratios out of bounds: hold the high ones, hold both, or count those tokens 0."""
+    mis_clip: Annotated[Positive, Flag("--mis-clip", section=SECTION), UsedBy("mis")] = 2.0
+    """Largest ratio that mis lets count."""
+    mis_clip_low: Annotated[PositiveOrZero, Flag("--mis-clip-low", section=SECTION), UsedBy("mis")] = 0.5
+    """Smallest ratio that mis lets count; not used by mode truncate."""
+    veto_threshold: Annotated[Positive, Flag("--veto-threshold", section=SECTION), UsedBy("veto")] = 1e-4
+    """Correction veto leaves out a response with a token whose ratio of learner to engine is below this."""
+    opsm_delta: Annotated[PositiveOrZero, Flag("--opsm-delta", section=SECTION), UsedBy("opsm")] = 1e-4
+    """Correction opsm counts tokens of negative advantage 0 where their response was left by more nats a token."""
