@@ -116,7 +116,7 @@ TERABYTE = 10**12
 ROWS = {
     "a prompt file that is not there": Row(DATA, ("prompt_data: ", "does not exist; accepted: a prompt file")),
     "an empty prompt file": Row(
-        DATA, ("prompts.jsonl holds no rows. Give a file that holds some: Parquet, or",), lines()
+        DATA, ("prompts.jsonl holds no rows. Give a file that holds some, such as JSON Lines",), lines()
     ),
     "a line that is not JSON": Row(
         DATA,
