@@ -16,4 +16,8 @@ def test_training_on_a_recorded_rollout_gives_the_stored_metrics(name: str) -> N
     steps = [row["metrics"] for row in train(name)]
     assert len(steps) == len(WANTED[name])
     for step, wanted in zip(steps, WANTED[name], strict=True):
-        assert step == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+        assert step.keys() == wanted.keys()
+        for key, value in wanted.items():
+            # Differences of log-probs lose digits: with other CPU kernels some moved by 2e-5 of themselves.
+            rel = 1e-4 if "logprob" in key else 1e-5
+            assert step[key] == pytest.approx(value, rel=rel, abs=1e-6), key
