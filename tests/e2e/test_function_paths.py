@@ -248,7 +248,8 @@ def test_the_trainer_agrees_with_the_engines_on_tokens_that_a_function_collected
 
 def test_the_code_is_in_the_record_of_the_run(run):
     recorded = json.loads((run.folder / "plugins.json").read_text())
-    assert [entry["plugin"] for entry in recorded["plugins"]] == ["core", "grpo", "compat", "models"]
+    # The evaluation set `few` names a reward of slime-rewards.
+    assert [entry["plugin"] for entry in recorded["plugins"]] == ["core", "grpo", "compat", "rewards", "models"]
     named = sorted(name.replace("-", "_") for name in (*OF_ROLLOUTS_BY, *OF_RANKS_BY))
     assert sorted(entry["plugin"] for entry in recorded["functions"]) == named
     assert "compat" in run.output.splitlines()[0]
