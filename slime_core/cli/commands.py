@@ -117,7 +117,7 @@ def find(argv: Sequence[str]) -> tuple[Command, list[str]] | None:
             distribution, does = OURS[name]
             raise PluginError(
                 f"slime {' '.join(argv[:count])} ({does}) comes with {distribution}, which is not installed here.\n"
-                f"Install it: pip install {distribution}, or from a checkout: pip install ./plugins/{distribution}"
+                f"Install it from a checkout of slime: pip install ./plugins/{distribution}"
             )
     return None
 
@@ -149,4 +149,4 @@ def _installed(commands: Sequence[Command]) -> Iterator[str]:
 
 def _missing(missing: Mapping[str, tuple[str, str]]) -> Iterator[str]:
     for name, (distribution, does) in missing.items():
-        yield f"  {'slime ' + name.replace('.', ' '):<34} {does} (not installed: pip install {distribution})"
+        yield f"  {'slime ' + name.replace('.', ' '):<34} {does} (not installed: plugins/{distribution})"

@@ -118,10 +118,10 @@ def test_a_command_of_ours_that_is_not_installed_says_what_to_install(monkeypatc
     distribution, does = OURS[name]
     assert capsys.readouterr().err == (
         f"slime: slime {name.replace('.', ' ')} ({does}) comes with {distribution}, which is not installed here.\n"
-        f"Install it: pip install {distribution}, or from a checkout: pip install ./plugins/{distribution}\n"
+        f"Install it from a checkout of slime: pip install ./plugins/{distribution}\n"
     )
     assert main(["--help"]) == 0
-    assert f"{does} (not installed: pip install {distribution})" in capsys.readouterr().out
+    assert f"{does} (not installed: plugins/{distribution})" in capsys.readouterr().out
 
 
 def test_our_own_distributions_declare_the_commands_that_the_core_names():
