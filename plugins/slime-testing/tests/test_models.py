@@ -104,10 +104,12 @@ def test_a_spec_that_hangs_is_waited_for_once_and_said_in_words(suite_of, proces
     hanging = "    def build(self, hf_config, **more):\n        import time\n        time.sleep(3600)\n"
     named, built, *others = outcomes(suite_of(ModelSpecSuite, SOURCE + hanging, limit_s=1.0)())
     assert named is None
-    assert built == (
+    limit = (
         "the process that tests the model did not end within 1 s and was stopped. Does build() or a forward pass wait "
         "for something? limit_s of the suite is the limit."
     )
+    assert built.startswith(limit)  # what the process had printed by then follows
+    assert "it/s" not in built
     assert others == 5 * ["skipped"]
     assert len(processes) == 1
 

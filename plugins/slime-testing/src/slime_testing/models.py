@@ -114,5 +114,5 @@ def _process(task: Path, report: Path, limit_s: float) -> subprocess.CompletedPr
     return _NURSERY.run(str(task), str(report), limit_s=limit_s)
 
 
-_NURSERY = Nursery({"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
-"""On the CPU: what is tested is the map, and a map is the same everywhere."""
+_NURSERY = Nursery({"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"})
+"""On the CPU: what is tested is the map, and a map is the same everywhere. Messages quote stderr: no progress bars."""
