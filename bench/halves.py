@@ -22,7 +22,6 @@ from typing import Any
 
 import slime_core
 from slime_core.checkpoint.folder import RunState
-from slime_core.cluster.lending import Lending
 from slime_core.config.schema import AlgorithmConfig, RolloutConfig, RunConfig
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.loop import train
@@ -31,6 +30,7 @@ from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import activate
 from slime_core.rollout.sampled import Sampled, SamplerSettings, SamplerState
 from slime_core.rollout.sampler import Sampler
+from slime_core.runtime.lending import Lending
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
 from slime_core.weights.endpoints import EngineControl

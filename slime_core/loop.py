@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from slime_core.checkpoint.folder import RunState
-from slime_core.cluster.actors import Ref
-from slime_core.cluster.lending import Lending
 from slime_core.config.schema import RunConfig
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
+from slime_core.runtime.actors import Ref
+from slime_core.runtime.lending import Lending
 from slime_core.track.track import Track
 from slime_core.types import TrainBatch
 

@@ -15,11 +15,11 @@ from slime_core.cli.needs import Needs
 from slime_core.cli.plan import placement_plan
 from slime_core.cli.preflight import check_files, check_machine
 from slime_core.cli.run import options_of, resumed, written
-from slime_core.cluster.machine import look
 from slime_core.errors import ConfigError, PlacementError
 from slime_core.plugins.entries import listed
 from slime_core.plugins.selection import check_targets, has_critic, selected
 from slime_core.prompts.bad_rows import BadRows
+from slime_core.runtime.machine import look
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved

@@ -87,7 +87,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str, as_
     if held is not None:
         needs = Needs.of(resolved.config, trains=True, critic=has_critic(resolved.config, active.registry))
         check_machine(resolved.config, needs)
-    from slime_core.launch import Job, evaluate
+    from slime_core.runtime.launch import Job, evaluate
 
     with _output(folder) as output:
         job = Job(

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from slime_core.cli.needs import GIB, Needs
 from slime_core.cli.preflight import joins_a_cluster
-from slime_core.cluster.asked import asked_layout
-from slime_core.cluster.layout import Assignment, Capacity, Device, Layout, Plan, Seat, assign, plan
-from slime_core.cluster.machine import Machine
 from slime_core.config.schema import RunConfig
 from slime_core.modeling.layout import ParallelLayout
+from slime_core.runtime.asked import asked_layout
+from slime_core.runtime.layout import Assignment, Capacity, Device, Layout, Plan, Seat, assign, plan
+from slime_core.runtime.machine import Machine
 
 __all__ = ["Machines", "expected_machines", "half_of", "layout_of", "placement_plan"]
 

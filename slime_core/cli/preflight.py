@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.cli.activation import architecture_of
 from slime_core.cli.needs import GIB, KIB, MIB, Needs
-from slime_core.cluster.machine import Machine, look
 from slime_core.config.described import context_length, described, start_weights, whole_number
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.eval_sets import EvalSet, eval_sets
@@ -35,6 +34,7 @@ from slime_core.prompts.row_sampling import drawn
 from slime_core.prompts.screen import Room, screen
 from slime_core.prompts.screen_rollouts import screen_rollouts
 from slime_core.prompts.trajectory import Fit
+from slime_core.runtime.machine import Machine, look
 
 if TYPE_CHECKING:
     from slime_core.plugins.registry import Registry

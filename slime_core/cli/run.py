@@ -37,8 +37,8 @@ from slime_core.types import SampleRecord
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
-    from slime_core.launch import Job
     from slime_core.plugins.registry import ActivePlugins, Registry
+    from slime_core.runtime.launch import Job
 
 __all__ = ["execute", "expand", "open_record", "options_of", "paths", "resumed", "written"]
 
@@ -75,7 +75,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     record.write_text("config.toml", settings)
     record.write_text("plugins.json", manifest.to_json() + "\n")
     # Importing what starts processes takes a second: not before the settings are known to be right.
-    from slime_core.launch import Job, run
+    from slime_core.runtime.launch import Job, run
 
     job = Job(
         config=config,

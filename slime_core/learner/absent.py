@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from slime_core.checkpoint.folder import RunState
-from slime_core.cluster.actors import Ref
 from slime_core.learner.actor import LearnerHandle
+from slime_core.runtime.actors import Ref
 from slime_core.types import TrainBatch
 
 __all__ = ["AbsentLearner", "UnpublishedLearner"]

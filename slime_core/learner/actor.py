@@ -13,9 +13,6 @@ import numpy as np
 import ray
 
 from slime_core.checkpoint.folder import Checkpoint, RunState, drafted, write_state
-from slime_core.cluster.actors import Call, Ref, uncollected
-from slime_core.cluster.group import ActorGroup
-from slime_core.cluster.waiting import Wait
 from slime_core.learner.critic.actor import CriticGroup
 from slime_core.learner.critic.recut import Column, put_together
 from slime_core.learner.meeting import Meeting, numbered
@@ -23,6 +20,9 @@ from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
+from slime_core.runtime.actors import Call, Ref, uncollected
+from slime_core.runtime.group import ActorGroup
+from slime_core.runtime.waiting import Wait
 from slime_core.types import TrainBatch
 from slime_core.weights.publisher import Publisher, PublisherSettings
 

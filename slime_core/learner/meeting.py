@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import ray
 
-from slime_core.cluster.actors import Watched
 from slime_core.learner.settings import LearnerSettings
+from slime_core.runtime.actors import Watched
 from slime_core.weights.group import reserve
 
 __all__ = ["Meeting", "numbered"]

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slime_core.cluster.actors import Actor, Call
-from slime_core.cluster.waiting import Wait, has_ended
 from slime_core.config.schema import RunConfig
 from slime_core.plugins.lifecycle import PlaceStates
 from slime_core.rollout.actor import SampledShards, SamplerActor, SamplerHandle
 from slime_core.rollout.sampled import SamplerSettings, SamplerState
+from slime_core.runtime.actors import Actor, Call
+from slime_core.runtime.waiting import Wait, has_ended
 
 __all__ = ["BesideSampler", "Evaluations", "beside_settings"]
 

@@ -23,8 +23,8 @@ from typing import Any
 import psutil
 import pytest
 
-from slime_core.cluster.machine import look
 from slime_core.config.embedded import ARITHMETIC
+from slime_core.runtime.machine import look
 from tests.e2e.conftest import LIMIT_S, command
 from tests.processes import left_of
 

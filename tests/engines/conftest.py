@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import slime_core
-from slime_core.cluster.session import Session
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.router import Router, RouterSettings
+from slime_core.runtime.session import Session
 
 MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
 

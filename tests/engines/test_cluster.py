@@ -20,14 +20,14 @@ import pytest
 import ray
 from ray import cloudpickle
 
-from slime_core.cluster import waiting
-from slime_core.cluster.actors import Actor, Call, Launch, Watched, start_actor
-from slime_core.cluster.group import ActorGroup
-from slime_core.cluster.layout import Layout
-from slime_core.cluster.placement import Placement, place
-from slime_core.cluster.session import Session
-from slime_core.cluster.waiting import Late, has_ended, wait
 from slime_core.errors import ConfigError, EngineError, PlacementError, RemoteError, WaitTimeout
+from slime_core.runtime import waiting
+from slime_core.runtime.actors import Actor, Call, Launch, Watched, start_actor
+from slime_core.runtime.group import ActorGroup
+from slime_core.runtime.layout import Layout
+from slime_core.runtime.placement import Placement, place
+from slime_core.runtime.session import Session
+from slime_core.runtime.waiting import Late, has_ended, wait
 from tests.processes import children, left_of, words
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the actors' processes cannot import test files
@@ -357,7 +357,7 @@ def test_a_signal_to_the_group_of_a_run_leaves_its_services_to_it(ray_session: S
 
 def test_a_cluster_that_does_not_answer_is_named() -> None:
     program = """
-        from slime_core.cluster.session import Session
+        from slime_core.runtime.session import Session
         from slime_core.errors import PlacementError
         try:
             Session("127.0.0.1:1", namespace="nowhere").__enter__()
@@ -370,9 +370,9 @@ def test_a_cluster_that_does_not_answer_is_named() -> None:
 
 OWN_CLUSTER = """
     import subprocess, sys, time
-    from slime_core.cluster.actors import Launch, Watched, start_actor
-    from slime_core.cluster.session import Session
-    from slime_core.cluster.waiting import wait
+    from slime_core.runtime.actors import Launch, Watched, start_actor
+    from slime_core.runtime.session import Session
+    from slime_core.runtime.waiting import wait
 
     class Engine(Watched):
         def serve(self):

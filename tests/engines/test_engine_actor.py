@@ -9,11 +9,11 @@ import psutil
 import pytest
 import ray
 
-from slime_core.cluster.waiting import wait
 from slime_core.errors import EngineError
 from slime_core.rollout.engines.actors import EngineActor, RouterActor, start_engine, start_router
 from slime_core.rollout.engines.engine import EngineSettings
 from slime_core.rollout.engines.router import RouterSettings, Worker
+from slime_core.runtime.waiting import wait
 from slime_core.weights.endpoints import EngineControl, call
 from tests.processes import left_of, runs
 

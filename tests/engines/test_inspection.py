@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import ray
 
-from slime_core.cluster import inspection
-from slime_core.cluster.actors import Launch, start_actor
-from slime_core.cluster.inspection import inspect_nodes
-from slime_core.cluster.session import Session
-from slime_core.cluster.waiting import wait
 from slime_core.errors import ManifestMismatch, WaitTimeout
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import activate
 from slime_core.rollout.actor import SamplerActor
+from slime_core.runtime import inspection
+from slime_core.runtime.actors import Launch, start_actor
+from slime_core.runtime.inspection import inspect_nodes
+from slime_core.runtime.session import Session
+from slime_core.runtime.waiting import wait
 
 HOOKS = """
 from slime_core import Component, hookimpl

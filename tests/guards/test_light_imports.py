@@ -58,4 +58,4 @@ def test_asking_our_own_model_specs_what_they_do_not_build_loads_nothing_heavy()
 
 def test_what_starts_a_run_loads_nothing_that_computes():
     computing = {"torch", "megatron", "sglang", "transformers", "mbridge"}
-    assert not loaded_by(PROGRAM.format(module="slime_core.launch")) & computing
+    assert not loaded_by(PROGRAM.format(module="slime_core.runtime.launch")) & computing

@@ -6,14 +6,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import assert_type
 
-from slime_core.cluster.actors import Actor, Call, Launch, Watched, start_actor
-from slime_core.cluster.group import ActorGroup
-from slime_core.cluster.waiting import Wait
 from slime_core.learner.actor import LearnerActor, Trained
 from slime_core.learner.critic.actor import CriticActor
 from slime_core.plugins.manifest import Manifest
 from slime_core.rollout.actor import SampledShards, SamplerActor
 from slime_core.rollout.engines.actors import EngineActor
+from slime_core.runtime.actors import Actor, Call, Launch, Watched, start_actor
+from slime_core.runtime.group import ActorGroup
+from slime_core.runtime.waiting import Wait
 
 
 def calls_return_what_the_method_returns(learner: Actor[LearnerActor], sampler: Actor[SamplerActor]) -> None:

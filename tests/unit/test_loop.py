@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from slime_core.checkpoint.folder import RunState
-from slime_core.cluster.lending import Lending
 from slime_core.config.schema import CheckpointConfig, EvalConfig, RolloutConfig, RunConfig, WeightsConfig
 from slime_core.errors import NonFiniteError
 from slime_core.loop import train
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import activate
+from slime_core.runtime.lending import Lending
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import ray
 
-from slime_core.cluster.actors import Call, Ref, uncollected
-from slime_core.cluster.group import ActorGroup
-from slime_core.cluster.waiting import Wait
 from slime_core.learner.meeting import Meeting, numbered
 from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.manifest import Manifest, attach
+from slime_core.runtime.actors import Call, Ref, uncollected
+from slime_core.runtime.group import ActorGroup
+from slime_core.runtime.waiting import Wait
 from slime_core.types import TrainBatch
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import ray
 
-from slime_core.cluster.actors import Actor, Launch, Watched, control, start_actor
-from slime_core.cluster.placement import Slot
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.router import Router, RouterSettings, Worker
 from slime_core.rollout.engines.server import Server
+from slime_core.runtime.actors import Actor, Launch, Watched, control, start_actor
+from slime_core.runtime.placement import Slot
 from slime_core.weights.endpoints import EngineControl, PauseMode
 
 __all__ = ["EngineActor", "RouterActor", "ServerActor", "start_engine", "start_router"]

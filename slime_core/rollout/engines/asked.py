@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_core.cluster.placement import Slot
 from slime_core.config.schema import RunConfig
 from slime_core.config.serving import EngineGroup, EngineModel
 from slime_core.config.sglang import server_arguments
 from slime_core.rollout.engines.engine import EngineSettings
 from slime_core.rollout.engines.heads import with_head_bias
 from slime_core.rollout.engines.router import RouterSettings
+from slime_core.runtime.placement import Slot
 
 __all__ = ["Site", "evaluating_engines", "model_engines", "policy_engines", "router_settings"]
 

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slime_core.cluster.actors import Actor, Launch, Watched, control, start_actor
 from slime_core.errors import EngineError, WeightSyncError
+from slime_core.runtime.actors import Actor, Launch, Watched, control, start_actor
 from slime_core.weights.endpoints import call
 
 __all__ = ["ExternalWatch", "ExternalWatcher", "start_watch"]

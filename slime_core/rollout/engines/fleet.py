@@ -14,10 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 
-from slime_core.cluster.actors import Call
-from slime_core.cluster.placement import Slot
-from slime_core.cluster.waiting import Wait
-from slime_core.cluster.waiting import wait as wait_for
 from slime_core.config.schema import RunConfig
 from slime_core.errors import EngineError, RemoteError, WaitTimeout
 from slime_core.rollout.engines.asked import Site, evaluating_engines, model_engines, policy_engines, router_settings
@@ -26,6 +22,10 @@ from slime_core.rollout.engines.external import External, Needs, discover, refus
 from slime_core.rollout.engines.remote_router import RemoteRouter
 from slime_core.rollout.engines.router import RouterSettings
 from slime_core.rollout.engines.served import Served, Watch
+from slime_core.runtime.actors import Call
+from slime_core.runtime.placement import Slot
+from slime_core.runtime.waiting import Wait
+from slime_core.runtime.waiting import wait as wait_for
 
 __all__ = ["Servers", "Site"]
 

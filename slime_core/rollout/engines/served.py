@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from slime_core.cluster.actors import Actor, Call
-from slime_core.cluster.group import ActorGroup
-from slime_core.cluster.placement import Slot
-from slime_core.cluster.waiting import Wait
 from slime_core.rollout.engines.actors import EngineActor, RouterActor, ServerActor, start_engine, start_router
 from slime_core.rollout.engines.engine import EngineSettings
 from slime_core.rollout.engines.external import External
 from slime_core.rollout.engines.external_watch import ExternalWatcher, start_watch
 from slime_core.rollout.engines.remote_router import RemoteRouter
 from slime_core.rollout.engines.router import RouterSettings, Worker
+from slime_core.runtime.actors import Actor, Call
+from slime_core.runtime.group import ActorGroup
+from slime_core.runtime.placement import Slot
+from slime_core.runtime.waiting import Wait
 from slime_core.weights.endpoints import PauseMode
 
 __all__ = ["Served", "Watch"]

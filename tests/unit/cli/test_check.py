@@ -13,9 +13,9 @@ from slime_core.cli.activation import expand
 from slime_core.cli.main import main
 from slime_core.cli.needs import GIB, Needs
 from slime_core.cli.plan import expected_machines, layout_of, placement_plan
-from slime_core.cluster.machine import Machine
 from slime_core.config.load import load
 from slime_core.errors import PlacementError
+from slime_core.runtime.machine import Machine
 
 CPU = Machine(cores=2, memory=10**15, shared_memory=10**15, has_gpus=False, torch="2.13.0+cpu")
 GPUS = replace(CPU, cores=16, has_gpus=True, torch="2.13.0")

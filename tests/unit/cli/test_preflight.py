@@ -12,12 +12,12 @@ import pytest
 from slime_core.cli import preflight as room
 from slime_core.cli.needs import ENGINE_BYTES, GIB, RANK_BYTES, RUN_BYTES, SEMAPHORE_BYTES, Needs
 from slime_core.cli.preflight import check_files, machine_mistakes, preflight
-from slime_core.cluster.machine import Machine
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, DataError
 from slime_core.plugins.registry import activate
+from slime_core.runtime.machine import Machine
 
 LARGE = Machine(cores=64, memory=10**15, shared_memory=10**15, has_gpus=False, torch="2.13.0")
 BILLION = Needs(parameters=10**9, item=4, ranks=1, copies=1, engines=1, roles=0, buffer=0)

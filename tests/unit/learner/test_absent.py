@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 
 from slime_core.checkpoint.folder import RunState
-from slime_core.cluster.group import ActorGroup
-from slime_core.cluster.lending import Lending
-from slime_core.cluster.waiting import RunWait
 from slime_core.config.schema import DebugConfig, EvalConfig, RolloutConfig, RunConfig, WatchConfig
-from slime_core.launch import _followed
 from slime_core.learner.absent import AbsentLearner, UnpublishedLearner
 from slime_core.learner.actor import Saving
 from slime_core.loop import train
@@ -21,6 +17,10 @@ from slime_core.plugins.lifecycle import Failures, LifecycleHooks
 from slime_core.plugins.registry import activate
 from slime_core.rollout.actor import SampledShards
 from slime_core.rollout.sampled import SamplerState
+from slime_core.runtime.group import ActorGroup
+from slime_core.runtime.launch import _followed
+from slime_core.runtime.lending import Lending
+from slime_core.runtime.waiting import RunWait
 from slime_core.track.jsonl import read_rows
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from slime_core.checkpoint.folder import RunState
-from slime_core.cluster.lending import Lending
 from slime_core.config.schema import (
     CheckpointConfig,
     ClusterConfig,
@@ -22,7 +21,6 @@ from slime_core.config.schema import (
     WeightsConfig,
 )
 from slime_core.errors import RunError
-from slime_core.launch import _followed, _owes_evaluation
 from slime_core.loop import train
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import LifecycleHooks
@@ -31,6 +29,8 @@ from slime_core.rollout import beside
 from slime_core.rollout.actor import SampledShards, SamplerActor
 from slime_core.rollout.beside import BesideSampler, Evaluations, beside_settings
 from slime_core.rollout.sampled import SamplerSettings, SamplerState
+from slime_core.runtime.launch import _followed, _owes_evaluation
+from slime_core.runtime.lending import Lending
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
-from slime_core.cluster.actors import Actor, Call, Watched
+from slime_core.runtime.actors import Actor, Call, Watched
 
 __all__ = ["ActorGroup"]
 

@@ -31,10 +31,10 @@ from typing import Any, Concatenate, Generic, Never, ParamSpec, TypeVar, overloa
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from slime_core.cluster.failures import SealedError
-from slime_core.cluster.placement import Slot
-from slime_core.cluster.stacks import process_stacks
 from slime_core.errors import SlimeError
+from slime_core.runtime.failures import SealedError
+from slime_core.runtime.placement import Slot
+from slime_core.runtime.stacks import process_stacks
 
 __all__ = ["Actor", "Call", "Launch", "Ref", "Watched", "control", "start_actor", "uncollected"]
 
@@ -95,7 +95,7 @@ class Actor(Generic[W_co]):
         self, method: Callable[Concatenate[W_co, P], object], /, *args: P.args, **kwargs: P.kwargs
     ) -> Call[object]:
         """Start ``method``, for example ``LearnerActor.publish``, and return at once;
-        :func:`~slime_core.cluster.waiting.wait` takes the result."""
+        :func:`~slime_core.runtime.waiting.wait` takes the result."""
         # The one place where a remote method is looked up by name: Ray makes methods attributes of its handle.
         name = method.__name__
         return Call(getattr(self.handle, name).remote(*args, **kwargs), self.label, name, self)

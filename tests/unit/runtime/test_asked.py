@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from slime_core.cluster.asked import asked_layout, refuse_on_device
-from slime_core.cluster.layout import Capacity, Layout, Seat, assign, plan
 from slime_core.config.schema import EvalConfig, RunConfig
 from slime_core.config.serving import EngineGroup, EngineModel
 from slime_core.config.sglang import SGLangConfig
 from slime_core.errors import ConfigError, PlacementError
+from slime_core.runtime.asked import asked_layout, refuse_on_device
+from slime_core.runtime.layout import Capacity, Layout, Seat, assign, plan
 
 LAYOUT = Layout(2, 1, 1, "gpu", groups=((1, 2),), beside=((1, 2), (1, 1)))
 

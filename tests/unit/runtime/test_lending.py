@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from slime_core.cluster.lending import CACHE, WEIGHTS, Lending, Phase, Sharing
 from slime_core.errors import WeightSyncError
 from slime_core.harness.fake_engine import FakeEngine
+from slime_core.runtime.lending import CACHE, WEIGHTS, Lending, Phase, Sharing
 from slime_core.weights.bucket import Bucket
 from slime_core.weights.endpoints import EngineControl, call
 from slime_core.weights.specs import WeightSpec

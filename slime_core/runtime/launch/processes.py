@@ -10,17 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from slime_core.cluster.actors import Actor, Call, Launch, start_actor
-from slime_core.cluster.asked import asked_layout, device_of, refuse_on_device
-from slime_core.cluster.group import ActorGroup
-from slime_core.cluster.inspection import inspect_nodes
-from slime_core.cluster.layout import Device
-from slime_core.cluster.lending import Lending, Sharing
-from slime_core.cluster.placement import Placement, Slot, place
-from slime_core.cluster.session import Session, head_address
-from slime_core.cluster.waiting import RunWait
-from slime_core.launch.interrupts import Interrupts
-from slime_core.launch.job import Job, cpu_environment, learner_settings, publisher_settings, sampler_settings
 from slime_core.learner.absent import AbsentLearner, UnpublishedLearner
 from slime_core.learner.actor import LearnerActor, LearnerHandle, Saving
 from slime_core.learner.critic.actor import CriticActor, CriticGroup
@@ -31,6 +20,17 @@ from slime_core.rollout.beside import BesideSampler, Evaluations, beside_setting
 from slime_core.rollout.engines.actors import EngineActor
 from slime_core.rollout.engines.fleet import Servers, Site
 from slime_core.rollout.engines.served import Served
+from slime_core.runtime.actors import Actor, Call, Launch, start_actor
+from slime_core.runtime.asked import asked_layout, device_of, refuse_on_device
+from slime_core.runtime.group import ActorGroup
+from slime_core.runtime.inspection import inspect_nodes
+from slime_core.runtime.launch.interrupts import Interrupts
+from slime_core.runtime.launch.job import Job, cpu_environment, learner_settings, publisher_settings, sampler_settings
+from slime_core.runtime.layout import Device
+from slime_core.runtime.lending import Lending, Sharing
+from slime_core.runtime.placement import Placement, Slot, place
+from slime_core.runtime.session import Session, head_address
+from slime_core.runtime.waiting import RunWait
 from slime_core.track.track import Track
 from slime_core.weights.publisher import PublisherSettings
 

@@ -16,9 +16,9 @@ import ray
 from ray._private import services
 from ray._private.node import Node
 
-from slime_core.cluster import session
-from slime_core.cluster.session import Session, _knock
 from slime_core.errors import PlacementError
+from slime_core.runtime import session
+from slime_core.runtime.session import Session, _knock
 from tests.processes import left_of
 
 

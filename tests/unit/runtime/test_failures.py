@@ -12,8 +12,8 @@ from ray._private import worker
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import ActorDiedError
 
-from slime_core.cluster.failures import SealedError, last_words, local_error
 from slime_core.errors import ConfigError, EngineError, SlimeError
+from slime_core.runtime.failures import SealedError, last_words, local_error
 
 
 class PluginsOwn(EngineError):

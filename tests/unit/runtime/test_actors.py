@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from slime_core.cluster.actors import uncollected
+from slime_core.runtime.actors import uncollected
 
 
 def test_garbage_is_looked_for_after_the_block_and_no_more_in_what_it_made() -> None:

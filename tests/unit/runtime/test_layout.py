@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slime_core.cluster.layout import Capacity, Layout, Plan, Seat, assign, plan
 from slime_core.errors import PlacementError
+from slime_core.runtime.layout import Capacity, Layout, Plan, Seat, assign, plan
 
 GPUS_8 = Capacity(cpus=64, gpus=8, largest_node_gpus=8)
 GPUS_16 = Capacity(cpus=128, gpus=16, largest_node_gpus=8)

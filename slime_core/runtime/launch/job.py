@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slime_core.cluster.layout import Device
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import RunConfig
 from slime_core.learner.settings import LearnerSettings
@@ -18,6 +17,7 @@ from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import policy_loss
 from slime_core.rollout.engines.fleet import Servers
 from slime_core.rollout.sampled import SamplerSettings
+from slime_core.runtime.layout import Device
 from slime_core.weights.publisher import PublisherSettings
 
 __all__ = ["Job", "cpu_environment", "learner_settings", "publisher_settings", "sampler_settings"]

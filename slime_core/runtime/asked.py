@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from slime_core.cluster.layout import Device, Layout
 from slime_core.config.schema import RunConfig
 from slime_core.config.sglang import speculates
 from slime_core.errors import ConfigError
+from slime_core.runtime.layout import Device, Layout
 
 __all__ = ["asked_layout", "device_of", "refuse_on_device"]
 
@@ -45,7 +45,7 @@ def refuse_on_device(config: RunConfig, layout: Layout) -> None:
 
 
 def _can_use_gpus() -> bool:
-    from slime_core.cluster.session import cluster_has_gpus  # brings Ray, which a look at the settings does without
+    from slime_core.runtime.session import cluster_has_gpus  # brings Ray, which a look at the settings does without
 
     # The CPU build of torch says so in its version; importing torch to ask would cost the driver seconds.
     return cluster_has_gpus() and not metadata.version("torch").endswith("+cpu")

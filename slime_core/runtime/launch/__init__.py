@@ -23,12 +23,12 @@ from pathlib import Path
 from slime_core.checkpoint.folder import Checkpoint, RunState
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_values
-from slime_core.launch.job import Job
-from slime_core.launch.processes import AnySampler, Warn, processes
 from slime_core.learner.actor import LearnerHandle, manifest_record
 from slime_core.loop import is_due, train
 from slime_core.plugins.contracts import Place, RunInfo
 from slime_core.plugins.lifecycle import Failures, LifecycleHooks, lifetime, unclaimed_states
+from slime_core.runtime.launch.job import Job
+from slime_core.runtime.launch.processes import AnySampler, Warn, processes
 from slime_core.track.track import Track
 
 __all__ = ["Job", "evaluate", "run"]

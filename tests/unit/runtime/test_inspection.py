@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from slime_core.cluster.inspection import Report, judge, labels
 from slime_core.errors import ManifestMismatch
 from slime_core.plugins.differences import Difference
+from slime_core.runtime.inspection import Report, judge, labels
 
 VERSION = Difference("acme", "acme-tree 2.1 aaaa", "acme-tree 2.0 bbbb", "version", "acme-tree==2.1")
 CONTENT = Difference("grpo", "slime-grpo 0.1.0 cccc", "slime-grpo 0.1.0 dddd", "content of slime_grpo/losses.py")

@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slime_core.cluster import machine
-from slime_core.cluster.machine import Machine, look
+from slime_core.runtime import machine
+from slime_core.runtime.machine import Machine, look
 
 
 def group(folder: Path, *, limit: str, used: int, cache: int) -> Path:

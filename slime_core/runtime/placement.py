@@ -10,8 +10,8 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from slime_core.cluster.layout import Capacity, Layout, Plan, Seat, assign, plan
 from slime_core.errors import PlacementError
+from slime_core.runtime.layout import Capacity, Layout, Plan, Seat, assign, plan
 
 __all__ = ["Placement", "Slot", "place"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slime_core.launch.interrupts import ENDING, Interrupts
+from slime_core.runtime.launch.interrupts import ENDING, Interrupts
 
 
 @pytest.fixture(autouse=True)

@@ -18,11 +18,11 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from slime_core.cluster.actors import Call, Ref
-from slime_core.cluster.waiting import wait
 from slime_core.errors import ManifestMismatch, PluginError, SlimeError, WaitTimeout
 from slime_core.plugins.differences import Difference, told
 from slime_core.plugins.manifest import Manifest, attach, mismatches
+from slime_core.runtime.actors import Call, Ref
+from slime_core.runtime.waiting import wait
 
 __all__ = ["LIMIT_S", "Report", "inspect_nodes", "judge", "labels"]
 
