@@ -25,7 +25,7 @@ from slime_core.rollout.engines.client import OVERLOADED
 from slime_core.rollout.engines.ending import PAUSE_S
 from slime_core.rollout.making import Making
 from slime_core.rollout.resuming import anew, prepare
-from slime_core.rollout.sampling import of_row
+from slime_core.rollout.sampling import for_sample
 from slime_core.rollout.scoring import Scoring
 from slime_core.rollout.together import together
 from slime_core.types import PromptGroup, Sample, Status
@@ -108,12 +108,12 @@ class Collector:
     async def _group(self, context: GenerateContext, group: PromptGroup, sampling: SamplingParams) -> PromptGroup:
         # The samples of a prompt share its row, and so what the row names.
         generator, reward = self._generators.of(group[0]), self._rewards.of(group[0])
-        sampling = of_row(group[0], sampling, evaluation=context.evaluation)
+        context, sampling = for_sample(group[0], context, sampling)
         making = Making(
             generator=generator,
             # A reward that compares samples waits for all of them, those of a second try included.
             reward=None if reward.takes_groups else reward,
-            context=replace(context, max_response_len=sampling.max_new_tokens),
+            context=context,
             sampling=sampling,
             hooks=self._hooks,
             scoring=self._scoring,

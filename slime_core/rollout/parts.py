@@ -7,7 +7,7 @@ from functools import cache, partial
 from slime_core.config.described import context_length, routes_shape
 from slime_core.config.eval_sets import EvalSet
 from slime_core.config.schema import RolloutConfig
-from slime_core.generation import GenerateContext
+from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.plugins.component import Kind
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.manifest import Manifest
@@ -21,7 +21,9 @@ from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.evaluation import Evaluation, Measures
 from slime_core.rollout.rewards.place import Rewarding, pool_of
 from slime_core.rollout.sampled import SamplerSettings
+from slime_core.rollout.sampling import for_sample, train_sampling
 from slime_core.track.samples import SampleWriter
+from slime_core.types import Sample
 
 __all__ = ["Parts"]
 
@@ -105,6 +107,15 @@ class Parts:
             processor=self._processor,
             context_length=self._config.engine.sglang_context_length or context_length(self._settings.folder),
         )
+
+    def generation(self, rollout: int, sample: Sample) -> tuple[GenerateContext, SamplingParams]:
+        """What a generate function is handed in training for ``sample`` and its group.
+
+        Raises:
+            DataError: the sample's row asks for sampling that does not exist or cannot be trained on.
+        """
+        run = train_sampling(self._config, end_ids=self.encoder.end_ids)
+        return for_sample(sample, self.context(rollout, evaluation=False), run)
 
     async def close(self) -> None:
         """Close connections; end processes."""

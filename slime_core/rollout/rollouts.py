@@ -10,10 +10,11 @@ The other two are :class:`slime_core.rollout.live.LiveRollouts`, the default, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from slime_core.errors import PluginError
+from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.plugins.contracts import DataSource, RolloutSource
 from slime_core.plugins.discovery import PluginIdentity
 from slime_core.rollout.collect import Collector
@@ -22,7 +23,7 @@ from slime_core.rollout.harvest import Harvest
 from slime_core.rollout.ledger import Present
 from slime_core.rollout.staleness import Staleness
 from slime_core.track.ledger import REQUEUED, STALE
-from slime_core.types import PromptGroup
+from slime_core.types import PromptGroup, Sample
 
 __all__ = ["Batch", "Rollouts", "SourceRollouts"]
 
@@ -39,14 +40,23 @@ class Batch:
         prompts: groups that are too old go back there, where the run says so.
         staleness: the run's bound.
         collector: scores samples without a reward; None: all have one.
+        generation: what generate functions are handed in a rollout for a sample.
     """
 
     def __init__(
-        self, rollout: int, harvest: Harvest, *, prompts: DataSource, staleness: Staleness, collector: Collector | None
+        self,
+        rollout: int,
+        harvest: Harvest,
+        *,
+        prompts: DataSource,
+        staleness: Staleness,
+        collector: Collector | None,
+        generation: Callable[[int, Sample], tuple[GenerateContext, SamplingParams]],
     ) -> None:
         self.harvest = harvest
         self._rollout, self._prompts = rollout, prompts
         self._staleness, self._collector = staleness, collector
+        self._generation = generation
 
     @property
     def rollout(self) -> int:
@@ -71,6 +81,14 @@ class Batch:
     def missing(self) -> int:
         """Groups that are still to be kept."""
         return self.harvest.missing
+
+    def generation(self, sample: Sample) -> tuple[GenerateContext, SamplingParams]:
+        """What a generate function is handed for ``sample`` and its group.
+
+        Raises:
+            DataError: its row asks for sampling that does not exist or cannot be trained on.
+        """
+        return self._generation(self._rollout, sample)
 
     async def add(self, groups: Sequence[PromptGroup]) -> None:
         """Score what has no reward, and :meth:`receive` the groups."""

@@ -193,7 +193,14 @@ class Sampler:
             reward_key=settings.reward_key,
             drops_failed_groups=settings.failed_samples == "drop_group" and not source.is_replay,
         )
-        batch = Batch(rollout, harvest, prompts=source.prompts, staleness=self._staleness, collector=self._collector)
+        batch = Batch(
+            rollout,
+            harvest,
+            prompts=source.prompts,
+            staleness=self._staleness,
+            collector=self._collector,
+            generation=self._parts.generation,
+        )
         if source.is_replay:
             return harvest, dict(await source.fill(batch))
         try:

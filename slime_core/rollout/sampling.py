@@ -9,11 +9,11 @@ from typing import Any
 from slime_core.config.eval_sets import EvalSet
 from slime_core.config.sampling import RolloutConfig
 from slime_core.config.schema import RunConfig
-from slime_core.generation import SamplingParams
+from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.prompts.row_sampling import own_sampling
 from slime_core.types import Sample
 
-__all__ = ["cuts", "eval_sampling", "of_row", "train_sampling"]
+__all__ = ["cuts", "eval_sampling", "for_sample", "train_sampling"]
 
 NAMED = frozenset(one.name for one in fields(SamplingParams)) - {"extra", "max_kept"}
 
@@ -53,8 +53,11 @@ def eval_sampling(one: EvalSet, *, end_ids: tuple[int, ...]) -> SamplingParams:
     )
 
 
-def of_row(sample: Sample, sampling: SamplingParams, *, evaluation: bool) -> SamplingParams:
-    """``sampling`` with what the sample's row wants instead; see :mod:`slime_core.prompts.row_sampling`.
+def for_sample(
+    sample: Sample, context: GenerateContext, sampling: SamplingParams
+) -> tuple[GenerateContext, SamplingParams]:
+    """``context`` and ``sampling`` with what the sample's row wants instead, as a generate function gets them; see
+    :mod:`slime_core.prompts.row_sampling`.
 
     Ids of the row that end a response do so besides those of ``sampling``, among which are the model's.
 
@@ -63,8 +66,9 @@ def of_row(sample: Sample, sampling: SamplingParams, *, evaluation: bool) -> Sam
     """
     drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
     where = f"sample {sample.index} of group {sample.group_index}"
-    own = own_sampling(sample.metadata, drawn=None if evaluation else drawn, where=where)
-    return _with(sampling, own) if own else sampling
+    own = own_sampling(sample.metadata, drawn=None if context.evaluation else drawn, where=where)
+    sampling = _with(sampling, own) if own else sampling
+    return replace(context, max_response_len=sampling.max_new_tokens), sampling
 
 
 def _with(sampling: SamplingParams, own: Mapping[str, Any]) -> SamplingParams:

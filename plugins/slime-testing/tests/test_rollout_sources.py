@@ -35,6 +35,21 @@ class Answers:
     def restore(self, state):
         self.made = state["made"]
 """
+GENERATES = (
+    SOURCE.replace(
+        "for sample in (one for group in groups for one in group):",
+        """for group in groups:
+                context, sampling = batch.generation(group[0])
+                await generate_group(context, group, sampling)
+            for sample in ():""",
+    )
+    .replace("from slime_core import", "from slime_core.generation import generate_group\nfrom slime_core import")
+    .replace(
+        "            await batch.add",
+        "            for sample in (one for group in groups for one in group):\n"
+        "                pass\n            await batch.add",
+    )
+)
 BROKEN = {
     "adds nothing": ("await batch.add(groups)", "return {}", "a_rollout_has_groups", "no group was added"),
     "pending": ("sample.status = Status.COMPLETED", "pass", "a_rollout_has_groups", "is pending"),
@@ -67,6 +82,25 @@ def test_a_broken_source_is_caught_by_the_property_that_names_it(name, broken, v
     old, new = (text.replace("\\n", "\n") for text in (old, new))
     (whole,) = [one.removeprefix("test_") for one in properties(RolloutSourceSuite) if prop in one]
     assert words in violation(RolloutSourceSuite, broken(SOURCE, old, new), whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("sample.tokens = [*list(sample.tokens)[:-1], 9]", "which the engine did not draw behind those before them"),
+        ("sample.rollout_log_probs = [-0.1] * sample.response_length", "the engine gave each -0.5"),
+        ("sample.weight_versions = []", "no sample has weight_versions"),
+    ],
+)
+def test_what_a_source_changes_of_the_engine_s_answers_is_caught(change, words, broken, violation):
+    source = broken(GENERATES, "                pass\n", f"                {change}\n")
+    found = violation(RolloutSourceSuite, source, "what_the_engine_sampled_is_added_as_it_was_sampled")
+    assert words in found
+
+
+@pytest.mark.parametrize("name", properties(RolloutSourceSuite))
+def test_a_source_that_generates_holds_every_property(name, suite_of):
+    getattr(suite_of(RolloutSourceSuite, GENERATES)(), name)()
 
 
 @pytest.mark.parametrize("name", properties(RolloutSourceSuite))

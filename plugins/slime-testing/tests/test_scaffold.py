@@ -38,6 +38,7 @@ NOUNS = {
     "policy-loss": "loss",
     "prompt-format": "prompt_format",
     "reward-model": "reward",
+    "rollout-source": "rollout_source",
     "sample-transform": "transform",
     "token-advantage-estimator": "token_advantage",
     "tracker": "tracker",
@@ -66,8 +67,7 @@ def broken_acme(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 
 
 def test_there_is_a_scaffold_for_every_kind_for_token_estimators_and_for_hooks():
-    # A rollout source has no template yet.
-    kinds = {kind.value.replace("_", "-") for kind in Kind if kind is not Kind.ROLLOUT_SOURCE}
+    kinds = {kind.value.replace("_", "-") for kind in Kind}
     assert set(KINDS) == kinds | {"token-advantage-estimator", "lifecycle"}
     assert set(NOUNS) == set(KINDS)
 

@@ -187,6 +187,20 @@ class RolloutBatch(Protocol):
         """The run's data source. A group that was taken from it ends in :meth:`add`, or is put back."""
         ...
 
+    def generation(self, sample: Sample) -> tuple[GenerateContext, SamplingParams]:
+        """What a generate function is handed for ``sample`` and its group: the engines and the tokenizer, and how a
+        response is sampled, by the run's settings and by what the sample's row says of where responses end.
+
+        Example, one turn for every sample of a group::
+
+            context, sampling = batch.generation(group[0])
+            await slime_core.generation.generate_group(context, group, sampling)
+
+        Raises:
+            DataError: the row asks for sampling that does not exist or cannot be trained on.
+        """
+        ...
+
     async def add(self, groups: Sequence[PromptGroup]) -> None:
         """Add finished groups. The run's reward model scores samples without a reward, groups above the bound on
         staleness are left out, and sample transforms decide on the others.
@@ -201,7 +215,8 @@ class RolloutSource(Protocol):
     """Makes whole rollouts, in place of the run's generate function (``--rollout-source``).
 
     One call is under way at a time. What comes after it is the same for every source: advantages, loss weights,
-    shards. Where it generates, it is handed no weights: the engines hold those that were published last.
+    shards. It may generate with the run's engines (:meth:`RolloutBatch.generation`), which hold the weights that were
+    published last.
     """
 
     async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:

@@ -122,6 +122,31 @@ def test_a_name_counts_wherever_a_run_gives_it(install, argv, why):
     assert str(active.by_need[0]).endswith(why)
 
 
+@pytest.mark.parametrize(
+    ("kind", "flag"),
+    [
+        ("advantage_estimator", "--advantage-estimator"),
+        ("policy_loss", "--policy-loss"),
+        ("sample_transform", "--sample-transforms"),
+        ("generate_function", "--generate-function"),
+        ("data_source", "--data-source"),
+        ("rollout_source", "--rollout-source"),
+    ],
+)
+def test_each_kind_that_a_flag_names_has_its_group_of_claims(install, kind, flag):
+    register = "policy_losses" if kind == "policy_loss" else f"{kind}s"
+    source = f"""
+from slime_core import Component, hookimpl
+@hookimpl
+def slime_register_{register}():
+    yield Component("mine", target="x.y:Z")
+"""
+    add(install, source=source, groups={f"slime.{register}": {"mine": "acme"}})
+    active = activated(flag, "mine")
+    assert [str(need) for need in active.by_need] == [f"acme is active because {flag} names mine"]
+    assert active.registry.offers(Kind(kind), "mine")
+
+
 def test_a_file_says_where_it_names_the_component(install, tmp_path: Path):
     add(install)
     (tmp_path / "run.toml").write_text('[algorithm]\ncorrections = ["fade"]\n')

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from slime_core.config.schema import AlgorithmConfig, DataConfig, RolloutConfig, RunConfig
 from slime_core.errors import PluginError
+from slime_core.harness.fake_engine import FakeEngine
 from slime_core.plugins.registry import activate
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import parts
@@ -46,6 +48,15 @@ class Given:
     def restore(self, state):
         self.rounds = state["rounds"]
 """
+ASKS = SOURCE.replace(
+    "for sample in (one for group in groups for one in group):",
+    """for group in groups:
+                context, sampling = batch.generation(group[0])
+                await generate_group(context, group, sampling)
+                assert context.rollout == batch.rollout and not context.evaluation
+                assert context.max_response_len == sampling.max_new_tokens
+            for sample in ():""",
+).replace("from slime_core import", "from slime_core.generation import generate_group\nfrom slime_core import")
 PLAIN = "def fill(self, batch):\n        return {}\n"
 
 Build = Callable[..., Sampler]
@@ -57,9 +68,13 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     encoder = PromptEncoder(FOLDER, apply_chat_template=False)
     monkeypatch.setattr(parts, "PromptEncoder", lambda *_, **__: encoder)
     data = tmp_path / "train.jsonl"
-    data.write_text("\n".join(json.dumps({"prompt": f"{n}+1", "label": str(n + 1)}) for n in range(1, 7)))
 
-    def make(text: str = SOURCE, **rollout: Any) -> Sampler:
+    def make(
+        text: str = SOURCE, *, url: str = "http://unused", ends: dict[str, Any] | None = None, **rollout: Any
+    ) -> Sampler:
+        metadata = {"metadata": {"sampling_params": ends}} if ends else {}
+        rows = [{"prompt": f"{n}+1", "label": str(n + 1), **metadata} for n in range(1, 7)]
+        data.write_text("\n".join(map(json.dumps, rows)))
         plugin = tmp_path / "given.py"
         plugin.write_text(text)
         config = RunConfig(
@@ -69,7 +84,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
             ),
             algorithm=AlgorithmConfig(advantage_estimator="grpo"),
         )
-        settings = SamplerSettings(config, FOLDER, data, "http://unused", samples_folder=tmp_path / "samples")
+        settings = SamplerSettings(config, FOLDER, data, url, samples_folder=tmp_path / "samples")
         return Sampler(settings, activate(["grpo", str(plugin)]).registry)
 
     return make
@@ -83,6 +98,26 @@ async def test_its_groups_are_rewarded_and_become_the_shards_of_the_rollout(buil
     assert shard.columns_B["advantages"].tolist() == pytest.approx([0.7071, -0.7071, -0.7071, 0.7071], abs=1e-3)
     assert (sampled.metrics["rollout/rounds"], sampled.metrics["rollout/raw_reward"]) == (1, 0.5)
     assert sampled.metrics["ledger/trained"] == 2
+
+
+async def test_it_generates_with_the_engines_of_the_run(build: Build) -> None:
+    with FakeEngine(vocab_size=16, version="7") as engine:
+        sampler = build(ASKS, url=engine.url, rollout_max_response_len=3)
+        sampled = await sampler.sample(4)
+        await sampler.close()
+    (shard,) = sampled.shards
+    assert len(engine.drawn) == 4
+    made = [[*prompt, *response] for prompt, response in engine.drawn]
+    assert [sequence.tolist() for sequence in np.split(shard.tokens_T, np.cumsum(shard.lengths_B)[:-1])] == made
+    assert {body["sampling_params"]["max_new_tokens"] for body in engine.bodies} == {3}
+
+
+async def test_a_row_says_where_its_responses_end(build: Build) -> None:
+    with FakeEngine(vocab_size=16) as engine:
+        sampler = build(ASKS, url=engine.url, rollout_max_response_len=3, ends={"max_new_tokens": 2})
+        await sampler.sample(0)
+        await sampler.close()
+    assert {body["sampling_params"]["max_new_tokens"] for body in engine.bodies} == {2}
 
 
 async def test_it_makes_other_groups_for_those_that_transforms_drop(build: Build) -> None:

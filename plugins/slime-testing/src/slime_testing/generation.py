@@ -24,7 +24,7 @@ from slime_testing.resumed import ended, require_left_alone, require_resumed
 from slime_testing.suite import ComponentSuite, require
 from slime_testing.waiting import require_cancellable, run
 
-__all__ = ["GenerateFunctionSuite"]
+__all__ = ["SAMPLING", "GenerateFunctionSuite", "make_context", "make_engine", "require_drawn", "require_log_probs"]
 
 PROMPTS = ("6 * 7 = ", "What is the capital of France?", "once upon a time", "Say 1234.")
 VERSION, LATER = "7", "8"
@@ -83,12 +83,12 @@ class GenerateFunctionSuite(ComponentSuite):
                 require(not played.drawn, "the traits say draws=False, and the engine was asked all the same")
                 continue
             for sample in played.samples:
-                _require_drawn(sample, played.drawn)
+                require_drawn(sample, played.drawn)
 
     def test_log_probs_are_those_of_the_engine(self) -> None:
         for played in self._play():
             for sample in played.samples:
-                _require_log_probs(sample, drawn=self.traits().draws)
+                require_log_probs(sample, drawn=self.traits().draws)
 
     def test_the_loss_mask_has_one_entry_a_response_token(self) -> None:
         for played in self._play():
@@ -182,7 +182,7 @@ class GenerateFunctionSuite(ComponentSuite):
         kept = list(whole.tokens)[whole.prompt_length : whole.prompt_length + whole.response_length // 2]
         before = ended(whole, text=encoder.decode(kept))
         finished = samples[1:] if self._takes_groups() else []
-        with self._engine(version=LATER) as engine:
+        with make_engine(version=LATER) as engine:
             engine.answers = [letters(text) for text in self.answers]
             (calls,) = run(self._generated(engine, [copy.deepcopy([before, *finished])]))
             drawn = list(engine.drawn)
@@ -193,14 +193,14 @@ class GenerateFunctionSuite(ComponentSuite):
 
     def test_it_can_be_cancelled(self) -> None:
         encoder = pairing_encoder(apply_chat_template=self.apply_chat_template)  # loading it takes a while
-        with self._engine() as engine:
+        with make_engine() as engine:
             engine.delay_s = NEVER_S
             require_cancellable(lambda: self._generated_alone(engine, encoder), "the generate function")
 
     def _play(self, *, evaluation: bool = False, only: int | None = None, aborts: bool = False) -> list[_Played]:
         """Every prompt generated, all at once unless the engine's answers are given."""
         numbers = list(range(len(self.prompts))) if only is None else [only]
-        with self._engine() as engine:
+        with make_engine() as engine:
             engine.aborts, engine.partial = aborts, PARTIAL
             if not self.answers:
                 groups = [self._group(number) for number in numbers]
@@ -223,7 +223,7 @@ class GenerateFunctionSuite(ComponentSuite):
         encoder = pairing_encoder(apply_chat_template=self.apply_chat_template)
         generate = self.make()
         async with connect(engine.url, vocab_size=encoder.vocab_size) as client:
-            context = _context(client, encoder, evaluation=evaluation)
+            context = make_context(client, encoder, evaluation=evaluation)
 
             async def called(one: Any) -> list[Sample]:
                 try:
@@ -245,11 +245,8 @@ class GenerateFunctionSuite(ComponentSuite):
         """One call, with nothing around it that would be cancelled in its place."""
         group = self._group(0)
         async with connect(engine.url, vocab_size=encoder.vocab_size) as client:
-            context = _context(client, encoder)
+            context = make_context(client, encoder)
             return await self.make()(context, group if self._takes_groups() else group[0], SAMPLING)
-
-    def _engine(self, *, version: str = VERSION) -> FakeEngine:
-        return FakeEngine(vocab_size=DRAWN, context_length=CONTEXT_LENGTH, version=version)
 
     def _takes_groups(self) -> bool:
         return bool(self.traits().scope == "group")
@@ -267,13 +264,21 @@ class GenerateFunctionSuite(ComponentSuite):
         ]
 
 
-def _context(client: Client, encoder: PromptEncoder, *, evaluation: bool = False) -> GenerateContext:
+def make_engine(*, version: str = VERSION) -> FakeEngine:
+    """The engine of a suite: it samples lower-case letters."""
+    return FakeEngine(vocab_size=DRAWN, context_length=CONTEXT_LENGTH, version=version)
+
+
+def make_context(
+    client: Client, encoder: PromptEncoder, *, evaluation: bool = False, rollout: int = 0
+) -> GenerateContext:
+    """What a run hands to a generate function with :data:`SAMPLING`."""
     return GenerateContext(
-        client, encoder, evaluation, max_response_len=SAMPLING.max_new_tokens, context_length=CONTEXT_LENGTH
+        client, encoder, evaluation, rollout, max_response_len=SAMPLING.max_new_tokens, context_length=CONTEXT_LENGTH
     )
 
 
-def _require_drawn(sample: Sample, drawn: list[tuple[list[int], list[int]]]) -> None:
+def require_drawn(sample: Sample, drawn: list[tuple[list[int], list[int]]]) -> None:
     """Every trained id stands where the engine drew it, behind the ids that it drew it from."""
     tokens, covered = list(sample.tokens), set[int]()
     for prompt, response in drawn:
@@ -290,7 +295,8 @@ def _require_drawn(sample: Sample, drawn: list[tuple[list[int], list[int]]]) -> 
     )
 
 
-def _require_log_probs(sample: Sample, *, drawn: bool) -> None:
+def require_log_probs(sample: Sample, *, drawn: bool) -> None:
+    """Every trained token has the log-probability that the engine gave it."""
     found = sample.rollout_log_probs
     count = "none" if found is None else str(len(found))
     require(

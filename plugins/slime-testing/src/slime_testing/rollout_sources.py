@@ -1,4 +1,7 @@
-"""What a rollout source must hold to: groups that can be trained, no prompt lost, and a state that comes back."""
+"""What a rollout source must hold to: groups that can be trained, no prompt lost, and a state that comes back.
+
+One that generates does so with the fake engine, over HTTP and through the client of a run.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,13 @@ from typing import Any, ClassVar
 
 from slime_core import DataSource, Kind
 from slime_core.errors import PluginError
+from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.harness import boundary
+from slime_core.harness.engines import connect
+from slime_core.harness.fake_engine import FakeEngine
 from slime_core.types import PromptGroup, Sample, Status
+from slime_testing.generation import SAMPLING, make_context, make_engine, require_drawn, require_log_probs
+from slime_testing.pairs import pairing_encoder
 from slime_testing.suite import ComponentSuite, PropertyViolation, require
 
 __all__ = ["RolloutSourceSuite"]
@@ -37,6 +45,18 @@ class RolloutSourceSuite(ComponentSuite):
             for group in batch.groups:
                 for sample in group:
                     _require_trainable(sample)
+
+    def test_what_the_engine_sampled_is_added_as_it_was_sampled(self) -> None:
+        for batch, _ in self._rollouts(self.make()):
+            generated = [sample for group in batch.groups for sample in group if sample.weight_versions]
+            require(
+                bool(generated) or not batch.sampled,
+                f"rollout {batch.rollout}: the engine sampled {len(batch.sampled)} responses, and no sample has "
+                "weight_versions; copy them from the engine's answers, as Trajectory.finish does",
+            )
+            for sample in generated:
+                require_drawn(sample, batch.sampled)
+                require_log_probs(sample, drawn=True)
 
     def test_a_prompt_that_was_taken_is_added_or_put_back(self) -> None:
         prompts = _Prompts(self.samples_per_prompt)
@@ -80,12 +100,13 @@ class RolloutSourceSuite(ComponentSuite):
         """The batches of ``count`` rollouts, with what ``fill`` returned."""
         found, prompts = [], prompts or _Prompts(self.samples_per_prompt)
         for number in range(first, first + count):
-            batch = _Batch(number, prompts)
-            try:
-                with boundary("the rollout source", f"fill() of rollout {number}"):
-                    found.append((batch, asyncio.run(source.fill(batch))))
-            except PluginError as failure:
-                raise PropertyViolation(str(failure)) from failure.__cause__
+            with make_engine() as engine:
+                batch = _Batch(number, prompts, engine)
+                try:
+                    with boundary("the rollout source", f"fill() of rollout {number}"):
+                        found.append((batch, asyncio.run(batch.filled_by(source))))
+                except PluginError as failure:
+                    raise PropertyViolation(str(failure)) from failure.__cause__
         return found
 
 
@@ -124,11 +145,35 @@ class _Prompts(DataSource):
 
 
 class _Batch:
-    """Takes every group; none is too old or dropped."""
+    """Takes every group; none is too old or dropped.
 
-    def __init__(self, rollout: int, prompts: _Prompts) -> None:
+    Attributes:
+        groups: that were added.
+        sampled: prompt and response of what the engine has generated, as ids.
+    """
+
+    def __init__(self, rollout: int, prompts: _Prompts, engine: FakeEngine) -> None:
         self.rollout, self.prompts, self.wanted = rollout, prompts, WANTED
         self.groups: list[PromptGroup] = []
+        self._engine = engine
+        self._context: GenerateContext | None = None
+
+    async def filled_by(self, source: Any) -> Any:
+        """What ``source.fill`` returns, while the engine can be asked."""
+        encoder = pairing_encoder(apply_chat_template=False)
+        async with connect(self._engine.url, vocab_size=encoder.vocab_size) as client:
+            self._context = make_context(client, encoder, rollout=self.rollout)
+            return await source.fill(self)
+
+    @property
+    def sampled(self) -> list[tuple[list[int], list[int]]]:
+        return self._engine.drawn
+
+    def generation(self, sample: Sample) -> tuple[GenerateContext, SamplingParams]:
+        del sample
+        if self._context is None:
+            raise RuntimeError("generation() is for fill()")
+        return self._context, SAMPLING
 
     @property
     def missing(self) -> int:
