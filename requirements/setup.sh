@@ -15,16 +15,36 @@ fail() {
 
 tag_of() { "$1" -c 'import sys; print("cp%d%d" % sys.version_info[:2])'; }
 
+# A Python that the wheels exist for: one on PATH, else one that uv has or can download. Prints nothing where there is none.
+other_python() {
+    local found uv=
+    for found in python3.12 python3.11; do
+        if tag_of "$found" >/dev/null; then command -v "$found" && return; fi # on PATH there may be a shim of none
+    done
+    uv=$(command -v uv) || { "$python" -m venv "$venv" && "$venv/bin/python" -m pip install -q "uv==$uv_version" && uv=$venv/bin/uv; }
+    "$uv" python install --quiet 3.12 && "$uv" python find --no-project 3.12
+}
+
 command -v "$python" >/dev/null || fail \
     "make setup: no '$python' was found on PATH." \
     "Python 3.11 or 3.12 is needed. Next step: install one, then  make setup PYTHON=python3.12"
 tag=$(tag_of "$python")
 case $tag in
 cp311 | cp312) ;;
-*) fail \
-    "make setup: '$python' is $("$python" --version 2>&1); Python 3.11 or 3.12 is needed." \
-    "(Older ones lack what the core uses; newer ones have no ready-made wheels of megatron-core or outlines-core.)" \
-    "Next step: install one, then  make setup PYTHON=python3.12" ;;
+*)
+    version=$("$python" --version 2>&1)
+    found=
+    if [ "$python" = python3 ]; then # the default: its version was not the user's choice
+        found=$(other_python 2>/dev/null || true)
+    fi
+    [ -n "$found" ] || fail \
+        "make setup: '$python' is $version; Python 3.11 or 3.12 is needed." \
+        "(Older ones lack what the core uses; newer ones have no ready-made wheels of megatron-core or outlines-core.)" \
+        "Next step: install one, then  make setup PYTHON=python3.12"
+    echo "make setup: python3 is $version; using $found, because Python 3.11 or 3.12 is needed."
+    python=$found
+    tag=$(tag_of "$python")
+    ;;
 esac
 
 # An environment of another Python, or from another place (console scripts carry their path), cannot be mended: it is made anew.
