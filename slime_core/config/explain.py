@@ -26,7 +26,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.config.settings import Setting, core_settings, plugin_settings
 from slime_core.errors import ConfigError
 
-__all__ = ["explain", "help_page", "help_topic", "to_toml"]
+__all__ = ["explain", "help_page", "help_topic", "settings_tables", "to_toml"]
 
 WIDTH: Final = 100
 """Columns of help."""
@@ -146,6 +146,17 @@ def help_topic(topic: str, options: Mapping[str, type[BaseModel]] | None = None)
         raise ConfigError(f"--help {topic}: no such section{nearest(topic, topics)}; accepted: {', '.join(topics)}")
     parts = [line for section in wanted for line in ["", _title(section), *_rows(map(_row, sections[section]))]]
     return "\n".join(parts[1:])
+
+
+def settings_tables(options: Mapping[str, type[BaseModel]]) -> Iterator[str]:
+    """Every setting of the core and of ``options`` as Markdown: a heading and a table for each section."""
+    everything = {**core_settings(), **plugin_settings(options)}
+    for section, settings in _by_section(everything.values()).items():
+        yield f"## {_title(section)}\n\n| setting | default | |\n|---|---|---|"
+        for setting in settings:
+            cells = f"`{_flag(setting)}`", f"`{_plain(setting.default)}`", _does(setting)
+            yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        yield ""
 
 
 def _toml_line(setting: Setting, value: object, *, source: str) -> str:

@@ -1,6 +1,6 @@
-"""``docs/hooks.md``: every hook with its exact parameters and every contract with its methods, read off the code.
+"""Two pages that are read off the code: ``docs/hooks.md`` (hooks, kinds, contracts) and ``docs/settings.md``.
 
-``python -m slime_core.plugins.reference docs/hooks.md`` writes the page; a guard test holds it to the code.
+``python -m slime_core.plugins.reference docs/hooks.md docs/settings.md`` writes them; a test compares.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from slime_core.config.explain import settings_tables
 from slime_core.plugins import contracts, hooks
 from slime_core.plugins.component import Kind
+from slime_core.plugins.distributions import OUR_DISTRIBUTIONS
+from slime_core.plugins.registry import activate
 
-__all__ = ["page"]
+__all__ = ["hooks_page", "settings_page"]
 
 _HEAD = """\
 # Hooks and contracts
 
 Every call that a plugin may implement, and what the targets of its components implement. Written by
-`python -m slime_core.plugins.reference docs/hooks.md`; [plugins.md](plugins.md) is the guide.
+`python -m slime_core.plugins.reference docs/hooks.md docs/settings.md`; [plugins.md](plugins.md) is the guide.
 """
 
 _LIFECYCLE = """\
@@ -35,7 +38,24 @@ plugins. An implementation names the parameters that it wants. An exception of a
 |---|---|---|---|"""
 
 
-def page() -> str:
+_SETTINGS = """\
+# Settings
+
+Every setting of a run, by section. A setting is a flag, or a line of its section in a TOML file: `--lr 1e-6`, or
+`lr = 1e-6` below `[optimizer]`. The sections at the end belong to plugins. `slime config explain lr` says what one
+setting accepts and which value a run takes. Megatron's and SGLang's own flags are listed by
+`slime run --help megatron` and `slime run --help sglang`. Written by
+`python -m slime_core.plugins.reference docs/hooks.md docs/settings.md`.
+"""
+
+
+def settings_page() -> str:
+    """The text of ``docs/settings.md``; needs our distributions installed."""
+    ours = sorted(name for claimed in OUR_DISTRIBUTIONS.values() for name in claimed.get("slime", ()))
+    return "\n".join([_SETTINGS, *settings_tables(activate(ours).options)])
+
+
+def hooks_page() -> str:
     """The text of ``docs/hooks.md``."""
     declared = [f"| `{name}() -> {_returns(name)}` | {_first(vars(hooks)[name])} |" for name in _declarations()]
     called = [_lifecycle_row(name, entry) for name, entry in hooks.LIFECYCLE_HOOKS.items()]
@@ -117,4 +137,5 @@ def _in_cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
+    for path, page in zip(sys.argv[1:], (hooks_page, settings_page), strict=True):
+        Path(path).write_text(page(), encoding="utf-8")
