@@ -1,7 +1,7 @@
 """Components that the core ships, as a plugin named ``core`` that registers through the same hooks as any other.
 
     plugin      the hooks
-    advantages, losses, transforms    what is made of rewards and log-probabilities
+    advantages, losses         what is made of rewards and log-probabilities
     single_turn, from_label    generate functions: one response, and the label as the response
     rewards     equal to the label, a coin, nothing
     arithmetic  the embedded model, its task and its prompts

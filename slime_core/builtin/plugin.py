@@ -11,7 +11,6 @@ from slime_core import (
     GenerateTraits,
     PolicyLossTraits,
     RewardTraits,
-    TransformTraits,
     hookimpl,
 )
 
@@ -85,28 +84,6 @@ def slime_register_generate_functions() -> Iterator[Component]:
         target="slime_core.rollout.buffered:FromBuffer",
         traits=GenerateTraits(scope="group", sends_prompts_whole=True, rewards=True, keeps_given=True),
         summary="Trajectories that the data source gives, as they are; one response to each other prompt",
-    )
-
-
-@hookimpl
-def slime_register_sample_transforms() -> Iterator[Component]:
-    yield Component(
-        "drop_zero_std",
-        target="slime_core.builtin.transforms:DropZeroStd",
-        traits=TransformTraits(scope="group"),
-        summary="Drops groups whose rewards are all equal (dynamic sampling, DAPO, 2503.14476)",
-    )
-    yield Component(
-        "mask_truncated",
-        target="slime_core.builtin.transforms:MaskTruncated",
-        traits=TransformTraits(scope="group"),
-        summary="Keeps truncated responses out of the loss (overlong filtering, DAPO, 2503.14476)",
-    )
-    yield Component(
-        "punish_overlong",
-        target="slime_core.builtin.transforms:PunishOverlong",
-        traits=TransformTraits(scope="group", uses={"overlong_buffer_len", "overlong_penalty_factor"}),
-        summary="Lowers the reward of responses near the length limit (soft overlong punishment, DAPO, 2503.14476)",
     )
 
 

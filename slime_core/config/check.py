@@ -87,15 +87,6 @@ def _evaluated_responses_fit_the_model(config: RunConfig) -> Iterator[str]:
     yield from _too_long(config, "eval_max_response_len", config.eval.eval_max_response_len)
 
 
-def _overlong_fits_the_response(config: RunConfig) -> Iterator[str]:
-    buffer, longest = config.rollout.overlong_buffer_len, config.rollout.rollout_max_response_len
-    if buffer is not None and buffer > longest:
-        yield (
-            f"overlong_buffer_len = {buffer} is above rollout_max_response_len = {longest}, whose end it is; give at "
-            f"most {longest}, or leave it out"
-        )
-
-
 def _settings_of_functions_are_used(config: RunConfig) -> Iterator[str]:
     custom = config.custom
     if custom.custom_rm_path is None:
@@ -289,7 +280,6 @@ _OF_RUN: dict[Rule, str] = {
     **SERVING_OF_RUN,
     _estimator_is_named: "advantage_estimator plugins",
     **LEARNER_LAYOUT,
-    _overlong_fits_the_response: "overlong_buffer_len rollout_max_response_len",
     **ASYNC,
     **BATCHES,
     **CORRECTIONS,

@@ -110,13 +110,6 @@ class RolloutConfig(Section):
     """
     failed_sample_retries: Count = 2
     """How often, with failed_samples = retry."""
-    overlong_buffer_len: Count | None = None
-    """Tokens at the end of rollout_max_response_len in which transform punish_overlong takes ever more off the reward.
-
-    None: a fifth of it.
-    """
-    overlong_penalty_factor: Positive = 1.0
-    """What punish_overlong takes off the reward of a response of the full length."""
     reward_num_workers: Count | None = None
     """Processes that score responses; each works on several calls that wait for something at once.
 

@@ -87,9 +87,10 @@ class _Settings:
             raise PluginError(f"setting {setting.key}: UsedBy names {names}, which no active plugin offers.")
         if any((kind, name) in self.used for kind in kinds for name in condition.components):
             return
+        article = "an" if kinds[0].words[0] in "aeiou" else "a"
         yield (
             f"{_called(setting)} = {_shown(value)} has no effect: {self._chosen(kinds[0])} reads it. Leave "
-            f"{setting.flag} out, or name a {kinds[0].words} that reads it: {', '.join(condition.components)}"
+            f"{setting.flag} out, or name {article} {kinds[0].words} that reads it: {', '.join(condition.components)}"
         )
 
     def _chosen(self, kind: Kind) -> str:

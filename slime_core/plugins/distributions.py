@@ -19,7 +19,9 @@ OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "slime-grpo": {
         "slime": ("grpo",),
         "slime.advantage_estimators": ("cispo", "dr_grpo", "grpo", "gspo", "rloo"),
+        "slime.flags": ("overlong-buffer-len", "overlong-penalty-factor"),
         "slime.policy_losses": ("cispo", "gspo"),
+        "slime.sample_transforms": ("drop_zero_std", "mask_truncated", "punish_overlong"),
     },
     "slime-models": {
         "slime": ("models",),

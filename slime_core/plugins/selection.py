@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from slime_core.config.custom import function_paths
 from slime_core.config.eval_sets import eval_sets
 from slime_core.config.reward_sum import reward_names
 from slime_core.config.rules.routing import recomputes
@@ -18,7 +17,7 @@ from slime_core.plugins.discovery import CORE, PluginIdentity
 from slime_core.plugins.numbers import check_numbers
 from slime_core.plugins.pairings import check_pairings
 from slime_core.plugins.registration import Registry
-from slime_core.plugins.traits import TRANSFORM_SETTINGS, AdvantageTraits
+from slime_core.plugins.traits import AdvantageTraits
 
 __all__ = ["SELECTED_BY", "Selected", "check_selection", "check_targets", "has_critic", "policy_loss", "selected"]
 
@@ -123,8 +122,6 @@ def check_selection(config: RunConfig, registry: Registry, *, trains: bool) -> N
     check_numbers(config, registry, trains=trains)
     if trains:
         check_pairings(config, registry)
-        if not function_paths(dict(config.custom)):
-            _refuse_idle_punishment(config, registry)
 
 
 def has_critic(config: RunConfig, registry: Registry) -> bool:
@@ -235,19 +232,6 @@ def _refuse_equal_policies(found: Selected) -> None:
             "be 1. Leave one of them out. A correction that does not compare them says so with "
             "CorrectionTraits(compares_engine=False)."
         )
-
-
-def _refuse_idle_punishment(config: RunConfig, registry: Registry) -> None:
-    settings, names = config.rollout, config.rollout.sample_transforms
-    traits: list[Any] = [registry.find(Kind.SAMPLE_TRANSFORM, name).traits for name in names]
-    for setting in TRANSFORM_SETTINGS:
-        value = getattr(settings, setting)
-        if value != type(settings).model_fields[setting].default and not any(setting in one.uses for one in traits):
-            raise PluginError(
-                f"{setting} = {value:g} has no effect: of sample_transforms = {' '.join(names) or 'none'} none reads "
-                f"it. Leave --{setting.replace('_', '-')} out, or add --sample-transforms punish_overlong. A transform "
-                f"that reads it says so with TransformTraits(uses={{{setting!r}}})."
-            )
 
 
 def check_targets(

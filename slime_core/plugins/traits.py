@@ -25,9 +25,6 @@ __all__ = [
 TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 """How the import path of what a component names is written."""
 
-TRANSFORM_SETTINGS = ("overlong_buffer_len", "overlong_penalty_factor")
-"""The settings that sample transforms share."""
-
 REWARD_SETTINGS = ("rm_url", "rm_model")
 """The settings that say whom a reward model asks."""
 
@@ -102,22 +99,16 @@ class CorrectionTraits:
 
 @dataclass(frozen=True, slots=True)
 class TransformTraits:
-    """How a sample transform is called, and what it depends on.
+    """How a sample transform is called.
 
     Arguments:
         scope: ``group``: with each finished group; ``rollout``: with all groups at once.
-        uses: which of the settings ``overlong_buffer_len`` and ``overlong_penalty_factor`` it reads; a run that sets
-            one, which no transform of its list reads, is refused.
     """
 
     scope: Literal["group", "rollout"] = "group"
-    uses: AbstractSet[str] = frozenset()
 
     def __post_init__(self) -> None:
         _require_choice("TransformTraits.scope", self.scope, ("group", "rollout"))
-        for setting in sorted(self.uses):
-            _require_choice("TransformTraits.uses", setting, TRANSFORM_SETTINGS)
-        object.__setattr__(self, "uses", frozenset(self.uses))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,26 +3,6 @@
 from slime_testing import AdvantageEstimatorSuite, TokenAdvantageEstimatorSuite
 
 
-class TestGrpo(AdvantageEstimatorSuite):
-    component = "grpo"
-
-
-class TestDrGrpo(AdvantageEstimatorSuite):
-    component = "dr_grpo"
-
-
-class TestRloo(AdvantageEstimatorSuite):
-    component = "rloo"
-
-
-class TestGspo(AdvantageEstimatorSuite):
-    component = "gspo"
-
-
-class TestCispo(AdvantageEstimatorSuite):
-    component = "cispo"
-
-
 class TestReinforcePlusPlusBaseline(AdvantageEstimatorSuite):
     component = "reinforce_plus_plus_baseline"
 

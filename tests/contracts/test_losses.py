@@ -9,11 +9,3 @@ class TestClipped(PolicyLossSuite):
 
 class TestSft(PolicyLossSuite):
     component = "sft"
-
-
-class TestGspo(PolicyLossSuite):
-    component = "gspo"
-
-
-class TestCispo(PolicyLossSuite):
-    component = "cispo"

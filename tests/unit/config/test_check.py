@@ -47,7 +47,6 @@ def test_the_embedded_run_breaks_no_rule() -> None:
             "rollout_max_response_len = 128, but the model reads at most max_position_embeddings = 128 tokens",
         ),
         ("--eval-max-response-len 500", "eval_max_response_len = 500, but the model reads at most"),
-        ("--overlong-buffer-len 9", "overlong_buffer_len = 9 is above rollout_max_response_len = 8, whose end it is;"),
         ("--min-lr 1 --lr 0.5", "min_lr = 1.0 is above lr = 0.5"),
         ("--lr-decay-iters 5 --lr-warmup-iters 5", "lr_decay_iters = 5 must be above lr_warmup_iters = 5"),
         ("--wait-fail-s 5", "wait_warn_s = 60 is above wait_fail_s = 5"),

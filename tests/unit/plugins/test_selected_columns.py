@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.config.load import load
 from slime_core.config.schema import AlgorithmConfig, CriticConfig, RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import activate
@@ -134,40 +133,3 @@ def test_an_estimator_that_whitens_is_not_whitened_again(tmp_path):
     assert str(caught.value).endswith(
         "whitens its advantages itself. Leave --normalize-advantages out, or choose another estimator."
     )
-
-
-@pytest.mark.parametrize(
-    ("flags", "setting"),
-    [
-        ("--overlong-buffer-len 4", "overlong_buffer_len = 4"),
-        ("--overlong-penalty-factor 0.5", "overlong_penalty_factor = 0.5"),
-    ],
-)
-def test_a_punishment_that_no_transform_gives_is_refused(flags, setting):
-    registry = activate(["compat"]).registry
-
-    def chosen(line: str) -> None:
-        config = load(["--advantage-estimator", "sft", *flags.split(), *line.split()], check_rules=False).config
-        check_selection(config, registry, trains=True)
-
-    chosen("--sample-transforms drop_zero_std punish_overlong")
-    chosen("--custom-rm-path mine.py:reward")
-    for line, names in (("", "none"), ("--sample-transforms mask_truncated", "mask_truncated")):
-        with pytest.raises(PluginError) as caught:
-            chosen(line)
-        name = setting.partition(" ")[0]
-        assert str(caught.value) == (
-            f"{setting} has no effect: of sample_transforms = {names} none reads it. Leave --{name.replace('_', '-')} "
-            "out, or add --sample-transforms punish_overlong. A transform that reads it says so with "
-            f"TransformTraits(uses={{'{name}'}})."
-        )
-
-
-def test_a_transform_names_only_settings_that_there_are():
-    from slime_core import TransformTraits
-    from slime_core.config.schema import RolloutConfig
-    from slime_core.plugins.traits import TRANSFORM_SETTINGS
-
-    with pytest.raises(ValueError, match=r"^TransformTraits.uses is 'clip'; accepted are 'overlong_buffer_len', "):
-        TransformTraits(uses={"clip"})
-    assert set(TRANSFORM_SETTINGS) <= set(RolloutConfig.model_fields)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slime_core import AdvantageTraits, Component, PolicyLossTraits, hookimpl
+from slime_core import AdvantageTraits, Component, PolicyLossTraits, RunPlan, TransformTraits, hookimpl
 from slime_grpo.options import GrpoOptions
 
 __all__: list[str] = []
@@ -63,6 +63,28 @@ def slime_register_policy_losses() -> Iterator[Component]:
 
 
 @hookimpl
+def slime_register_sample_transforms() -> Iterator[Component]:
+    yield Component(
+        "drop_zero_std",
+        target="slime_grpo.transforms:DropZeroStd",
+        traits=TransformTraits(scope="group"),
+        summary="Drops groups whose rewards are all equal (dynamic sampling, DAPO, 2503.14476)",
+    )
+    yield Component(
+        "mask_truncated",
+        target="slime_grpo.transforms:MaskTruncated",
+        traits=TransformTraits(scope="group"),
+        summary="Keeps truncated responses out of the loss (overlong filtering, DAPO, 2503.14476)",
+    )
+    yield Component(
+        "punish_overlong",
+        target="slime_grpo.transforms:PunishOverlong",
+        traits=TransformTraits(scope="group"),
+        summary="Lowers the reward of responses near the length limit (soft overlong punishment, DAPO, 2503.14476)",
+    )
+
+
+@hookimpl
 def slime_presets() -> dict[str, object]:
     return {"advantage_estimator": "grpo"}
 
@@ -70,3 +92,13 @@ def slime_presets() -> dict[str, object]:
 @hookimpl
 def slime_options() -> type[GrpoOptions]:
     return GrpoOptions
+
+
+@hookimpl
+def slime_check(plan: RunPlan, options: GrpoOptions) -> Iterator[str]:
+    buffer, longest = options.overlong_buffer_len, plan.max_response_len
+    if buffer is not None and buffer > longest:
+        yield (
+            f"overlong_buffer_len = {buffer} is above rollout_max_response_len = {longest}, whose end it is; give at "
+            f"most {longest}, or leave it out"
+        )

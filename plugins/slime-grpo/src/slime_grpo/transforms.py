@@ -5,10 +5,9 @@ The paper filters groups by what the answers are worth, so ``drop_zero_std`` is 
 
 from __future__ import annotations
 
-from typing import cast
-
 from slime_core import RunView, Transformed
 from slime_core.types import PromptGroup, Status
+from slime_grpo.options import GrpoOptions
 
 __all__ = ["DropZeroStd", "MaskTruncated", "PunishOverlong"]
 
@@ -54,15 +53,12 @@ class PunishOverlong:
     With n response tokens, the limit L = ``rollout_max_response_len`` and the stretch C = ``overlong_buffer_len``, a
     response loses factor x min(1, max(0, n - (L - C)) / C): nothing up to L - C, ``overlong_penalty_factor`` from L
     on. It counts as ``overlong`` where it loses anything.
-
     """
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options
-        given = cast(int | None, run.settings.get("overlong_buffer_len"))
-        self._buffer = given or max(1, run.max_response_len // 5)
+    def __init__(self, options: GrpoOptions, run: RunView) -> None:
+        self._buffer = options.overlong_buffer_len or max(1, run.max_response_len // 5)
         self._free = run.max_response_len - self._buffer
-        self._factor = cast(float, run.settings.get("overlong_penalty_factor", 1.0))
+        self._factor = options.overlong_penalty_factor
         self._key = run.reward_key
 
     def __call__(self, samples: PromptGroup) -> Transformed:
