@@ -1,4 +1,4 @@
-"""Seven packages of a third party, outside the repository's own: typed strictly, built, run together and resumed.
+"""Seven packages of a third party, outside the repository's own: built, typed strictly, run together and resumed.
 
 ``tests/third_party`` holds their sources; they import what plugins may import and nothing else.
 """
@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ import pytest
 from tests.e2e.conftest import LIMIT_S, NO_EVAL, Finished, command, weights
 
 REPO = Path(__file__).parents[2]
+CACHE = REPO / ".mypy_cache" / "third-party"
 PACKAGES = sorted(path.parent for path in (REPO / "tests" / "third_party").glob("*/pyproject.toml"))
 FLAGS = (
-    "--advantage-estimator fixed_baseline --baseline.level 0.25 --policy-loss soft_clip --softloss.width 0.2 "
-    "--corrections gentle --gentle.power 0.7 --rm-type last_digit --generate-function second_try "
+    "--advantage-estimator fixed_baseline --baseline.level 0.25 --policy-loss soft_clip --acme-width 0.2 "
+    "--corrections gentle --acme-power 0.7 --rm-type last_digit --generate-function second_try "
     "--data-source endless_sums --plugin notes --rollout-batch-size 6 --n-samples-per-prompt 4 --seed 5 "
     "--num-steps-per-rollout 2 --save-interval 1"
 )
@@ -74,17 +76,18 @@ def notes(run: Finished) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.folder / "notes.jsonl").read_text().splitlines()]
 
 
-def test_the_packages_are_typed_strictly() -> None:
-    sources = [str(package / "src") for package in PACKAGES]
+def test_what_is_installed_is_typed_strictly(site: Path, tmp_path: Path) -> None:
+    installed = [word for package in PACKAGES for word in ("-p", package.name.replace("-", "_"))]
     checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", *sources],
-        cwd=REPO,
-        env=os.environ | {"MYPYPATH": os.pathsep.join(sources)},
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(CACHE), *installed],
+        cwd=tmp_path,  # the author's settings are none
+        env=os.environ | {"MYPYPATH": str(site)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "in 9 source files" in checked.stdout
 
 
 @pytest.mark.parametrize("name", ["baseline", "softloss", "gentle", "lastdigit", "turns", "sums", "notes"])
@@ -108,15 +111,21 @@ def test_every_component_does_its_part(whole: Finished) -> None:
     assert any("+" in sample["response"] for sample in samples)
 
 
+def test_their_own_flags_are_read_and_kept(whole: Finished, resumed: Finished) -> None:
+    for run in (whole, resumed):
+        settings = tomllib.loads((run.folder / "config.toml").read_text())
+        assert (settings["softloss"], settings["gentle"]) == ({"width": 0.2}, {"power": 0.7})
+
+
 def test_the_tracker_writes_metrics_and_samples_into_the_run_folder(whole: Finished) -> None:
     lines = notes(whole)
     assert lines[0] == {"start": 0}
     assert [line["step"] for line in lines if line.get("loss") is not None] == [0, 1, 2]
-    assert [(line["samples"], len(line["prompts"])) for line in lines if "samples" in line] == [
-        (0, 24),
-        (1, 24),
-        (2, 24),
-    ]
+    written = {line["step"]: line["samples"] for line in lines if "samples" in line}
+    for step in range(3):
+        rows = whole.samples(f"train-{step:06d}.jsonl")
+        assert written[step] == [[row["prompt"], row["response"], row["reward"]] for row in rows]
+        assert len(rows) == 24
     assert lines[-1] == {"end": True}
 
 

@@ -1,20 +1,20 @@
-"""An off-policy correction with an option: a power of the ratio of learner to engine."""
+"""An off-policy correction with a flag of its own: a power of the ratio of learner to engine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from slime_core import Component, CorrectionTraits, hookimpl
+from slime_core import Component, CorrectionTraits, Flag, PluginOptions, UsedBy, hookimpl
 
 
-class GentleOptions(BaseModel):
-    """``--gentle.power``."""
+class GentleOptions(PluginOptions):
+    """``--acme-power``, in TOML ``[gentle]``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    power: float = Field(default=0.5, ge=0, le=1, description="0: no correction; 1: plain importance weights.")
+    power: Annotated[float, Field(ge=0, le=1), Flag("--acme-power"), UsedBy("gentle")] = 0.5
+    """Power of the ratio of learner to engine. 0: no correction; 1: plain importance weights."""
 
 
 @hookimpl

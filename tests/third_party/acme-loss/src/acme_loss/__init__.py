@@ -1,20 +1,20 @@
-"""A policy loss with an option: minus advantage times a ratio that a smooth gate holds near 1."""
+"""A policy loss with a flag of its own: minus advantage times a ratio that a smooth gate holds near 1."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from slime_core import Component, PolicyLossTraits, hookimpl
+from slime_core import Component, Flag, PluginOptions, PolicyLossTraits, UsedBy, hookimpl
 
 
-class SoftLossOptions(BaseModel):
-    """``--softloss.width``."""
+class SoftLossOptions(PluginOptions):
+    """``--acme-width``, in TOML ``[softloss]``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    width: float = Field(default=0.3, gt=0, description="How far the log of the ratio goes at most.")
+    width: Annotated[float, Field(gt=0), Flag("--acme-width"), UsedBy("soft_clip")] = 0.3
+    """How far the log of the ratio goes at most."""
 
 
 @hookimpl

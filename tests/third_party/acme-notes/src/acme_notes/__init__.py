@@ -1,4 +1,4 @@
-"""A tracker that writes metrics and prompts into the run folder."""
+"""A tracker that writes metrics and samples into the run folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def slime_register_trackers() -> Iterator[Component]:
 
 
 class Notes:
-    """One line for the start, for each step and for the prompts of its samples, and for the end."""
+    """One line for the start, for each step and for its samples, and for the end."""
 
     def __init__(self, options: None, run: RunView) -> None:
         del options
@@ -31,9 +31,9 @@ class Notes:
         self._write({"step": step, "loss": metrics.get("train/loss")})
 
     def samples(self, kind: Literal["train", "eval"], step: int, rows: Iterable[SampleRecord]) -> None:
-        """The prompts of a rollout's samples."""
+        """What was asked, what was answered and what that was worth, of each sample of a rollout."""
         if kind == "train":
-            self._write({"samples": step, "prompts": [row.prompt for row in rows]})
+            self._write({"step": step, "samples": [[row.prompt, row.response, row.reward] for row in rows]})
 
     def close(self, error: BaseException | None) -> None:
         """The run has ended."""
