@@ -20,7 +20,7 @@ SETTING = "custom_advantage_function_path"
 
 
 class CustomAdvantage:
-    """A :class:`slime_core.plugins.contracts.TokenAdvantageEstimator` around ``fn(args, rollout_data)``."""
+    """A :class:`slime_core.TokenAdvantageEstimator` around ``fn(args, rollout_data)``."""
 
     def __init__(self, options: PathOptions, run: RunView) -> None:
         del run

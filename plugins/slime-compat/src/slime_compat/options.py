@@ -78,7 +78,7 @@ class PathOptions:
         """The function that ``setting`` names; imported now, in this process.
 
         Raises:
-            PluginError: see :func:`slime_core.plugins.functions.load_function`.
+            PluginError: see :func:`slime_core.load_function`.
         """
         return load_function(self.sources[setting][0], fits=fits)
 

@@ -1,0 +1,138 @@
+"""What plugins and built-ins name of the core, as code or as text, is public; the contracts know every room.
+
+import-linter looks at imports that run. This looks at every line: imports for type checkers, targets, ``:class:`` in
+docstrings, templates of packages, and what the guides and READMEs tell an author to import.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import slime_core
+
+REPO = Path(__file__).resolve().parents[2]
+CORE = REPO / "slime_core"
+PUBLIC = {"errors", "generation", "harness", "modeling", "ops", "prompts", "services", "types"}
+"""The public rooms; besides, the names of ``slime_core`` itself."""
+
+BESIDE_THE_FLOORS = {"__main__", "builtin", "cpu"}
+NAMED = re.compile(r"slime_core\.(\w+)((?:\.\w+)*)")
+STILL = {
+    ("slime_core/builtin/plugin.py", "slime_core.rollout.buffered"),
+    ("plugins/slime-compat/src/slime_compat/generate.py", "slime_core.rollout.lineage"),
+}
+"""(file, what it names) that waits for its extension point; no line may be added."""
+
+CONTRACTS: list[dict[str, Any]] = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["importlinter"][
+    "contracts"
+]
+
+
+def rooms() -> set[str]:
+    """Every folder and module of the core."""
+    folders = {path.parent.name for path in CORE.glob("*/__init__.py")}
+    return folders | {path.stem for path in CORE.glob("*.py")} - {"__init__"}
+
+
+def contract(name: str) -> dict[str, Any]:
+    (found,) = [one for one in CONTRACTS if one["name"].startswith(name)]
+    return found
+
+
+def own(modules: list[str]) -> set[str]:
+    return {module.removeprefix("slime_core.").split(".")[0] for module in modules if module.startswith("slime_core.")}
+
+
+def files() -> Iterator[Path]:
+    """What plugins and built-ins are made of, and what tells an author how to write one."""
+    for folder in (CORE / "builtin", *sorted(REPO.glob("plugins/*/src"))):
+        yield from (path for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".tmpl", ".toml", ".md"))
+    yield from sorted(REPO.glob("plugins/*/README.md"))
+    yield from (REPO / "docs" / name for name in ("plugins.md", "testing-plugins.md"))
+
+
+def private(text: str, *, is_builtin: bool = False) -> list[str]:
+    """What ``text`` names of the core and no plugin may import."""
+    allowed = PUBLIC | set(slime_core.__all__) | ({"builtin"} if is_builtin else set())
+    return sorted({found[0] for found in NAMED.finditer(text) if found[1] not in allowed})
+
+
+def found_in(path: Path) -> list[tuple[str, str]]:
+    place = path.relative_to(REPO).as_posix()
+    text = path.read_text(encoding="utf-8")
+    return [(place, name) for name in private(text, is_builtin=place.startswith("slime_core/builtin/"))]
+
+
+def test_plugins_and_built_ins_name_public_rooms_only() -> None:
+    found = {one for path in files() for one in found_in(path)}
+    assert found - STILL == set(), "import from a public room, or add what is missing to one"
+    assert STILL - found == set(), "take it off the list"
+
+
+def test_every_plugin_is_looked_at() -> None:
+    looked_at = {path.parts[len(REPO.parts) + 1] for path in files() if "plugins" in path.parts}
+    assert looked_at >= {path.parent.name for path in REPO.glob("plugins/*/pyproject.toml")}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("from slime_core.rollout.live import LiveRollouts", ["slime_core.rollout.live"]),
+        ("import slime_core.config", ["slime_core.config"]),
+        ('Component("x", target="slime_core.rollout.buffered:Buffered")', ["slime_core.rollout.buffered"]),
+        (":class:`slime_core.plugins.contracts.RunView`", ["slime_core.plugins.contracts.RunView"]),
+        ("target='slime_core.builtin.losses:Sft'", ["slime_core.builtin.losses"]),
+        ("from slime_core.ops.kl import k3; slime_core.Sample; slime_core.types.JsonValue; slime_core/rollout", []),
+    ],
+)
+def test_what_is_private_is_found(text: str, names: list[str]) -> None:
+    assert private(text) == names
+
+
+def test_every_room_has_its_floor() -> None:
+    layers = contract("A floor imports only lower floors")
+    floors = {room for floor in layers["layers"] for room in re.split(r"\s*[|:]\s*", floor)}
+    assert layers["exhaustive"]
+    assert set(layers["exhaustive_ignores"]) == BESIDE_THE_FLOORS
+    assert floors == rooms() - BESIDE_THE_FLOORS
+
+
+def test_no_contract_names_a_room_that_is_not_there() -> None:
+    named = {
+        room for one in CONTRACTS for key in ("source_modules", "forbidden_modules") for room in own(one.get(key, []))
+    }
+    assert named - rooms() == set()
+
+
+def test_every_private_room_is_closed_to_plugins_and_built_ins() -> None:
+    closed = contract("Plugins and built-ins import the public rooms")
+    packages = {path.name for path in REPO.glob("plugins/*/src/*") if path.is_dir()}
+    assert set(closed["source_modules"]) == packages | {"slime_core.builtin"}
+    assert own(closed["forbidden_modules"]) == rooms() - PUBLIC - {"__main__", "builtin"}
+    assert {name for name in closed["ignore_imports"] if "slime_compat" not in name} == set()
+
+
+def test_no_plugin_imports_a_built_in() -> None:
+    closed = contract("Plugins do not import built-ins")
+    assert "slime_core.builtin" in closed["forbidden_modules"]
+    assert set(closed["source_modules"]) == {path.name for path in REPO.glob("plugins/*/src/*") if path.is_dir()}
+
+
+@pytest.mark.parametrize(
+    ("begins", "may"),
+    [
+        ("cpu stands beside the floors", {"cpu", "errors"}),
+        ("Ray stays in", {"runtime"}),
+        ("Megatron stays in", {"checkpoint", "cpu", "harness", "learner", "modeling", "weights"}),
+    ],
+)
+def test_every_other_room_stands_in_the_contract(begins: str, may: set[str]) -> None:
+    one = contract(begins)
+    held = own(one["forbidden_modules"]) if begins.startswith("cpu") else own(one["source_modules"])
+    assert rooms() - held - may - {"__main__"} == set()
