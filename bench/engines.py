@@ -162,7 +162,7 @@ def dies_midway(folder: Path, named: tuple[str, ...], server: psutil.Popen) -> t
         took_s = time.monotonic() - killed_s
     finally:
         running.kill()
-    is_right = running.returncode == 1 and "which somebody else started, is gone" in errors and took_s < 60
+    is_right = running.returncode == 1 and "an external one, is gone" in errors and took_s < 60
     return f"after {took_s:.0f} s: {short(errors)}", is_right
 
 

@@ -21,8 +21,7 @@ from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.generation.outcome import UNANSWERED
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.rollout.choice import Choice, Chosen
-from slime_core.rollout.engines.client import OVERLOADED
-from slime_core.rollout.engines.ending import PAUSE_S
+from slime_core.rollout.engines.client import ABORT_INTERVAL_S, OVERLOADED
 from slime_core.rollout.making import Making
 from slime_core.rollout.resuming import anew, prepare
 from slime_core.rollout.sampling import for_sample
@@ -135,7 +134,7 @@ class Collector:
         """
         deadline_s = time.monotonic() + self._rollout.rollout_request_timeout_s
         while any(sample.status is Status.ABORTED for sample in samples) and time.monotonic() < deadline_s:
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(ABORT_INTERVAL_S)
             prepare(samples, making.generator, reward, resumes=True)
             samples = await making.made(samples)
         return samples

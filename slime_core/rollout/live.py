@@ -103,7 +103,7 @@ class LiveRollouts:
         return [*made, *missing_of(given, made)]
 
     def _ends_requests(self) -> AbstractAsyncContextManager[None]:
-        return self._parts.client.ended()
+        return self._parts.client.aborting()
 
     # --- What the groups in flight say -------------------------------------------------------------------------------
 

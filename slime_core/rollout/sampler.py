@@ -23,7 +23,7 @@ from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.recorded import Recorded, RolloutFiles, write_rollout
 from slime_core.rollout.components import AsRewarded
-from slime_core.rollout.engines.speculation import spec_metrics
+from slime_core.rollout.engines.generation import spec_metrics
 from slime_core.rollout.harvest import Harvest, causes
 from slime_core.rollout.ledger import LEDGER, Ledger, Present
 from slime_core.rollout.live import LiveRollouts

@@ -132,7 +132,7 @@ async def test_ended_responses_go_on_to_what_they_would_have_been(client: Genera
         requests = [asyncio.create_task(client.generate([3, 8, 4], sampling=greedy)) for _ in range(48)]
         # Queued behind them: when it is answered, they have begun.
         await client.generate([3, 8, 4], sampling=SamplingParams(max_new_tokens=1))
-        async with client.ended():
+        async with client.aborting():
             answers = [answer for (answer,) in await asyncio.gather(*requests)]
         ended = [answer for answer in answers if answer.finish_reason == "abort" and answer.token_ids]
     begun = ended[0]

@@ -199,7 +199,7 @@ async def test_a_client_that_ends_its_requests_ends_those_too_that_a_paused_engi
         control.pause("in_place")
         asking = [asyncio.create_task(client.generate([3, 8, 4], sampling=LONG)) for _ in range(MANY)]
         await asyncio.sleep(0.3)
-        async with client.ended():
+        async with client.aborting():
             control.resume()
             reasons = await reasons_of(asking)
 

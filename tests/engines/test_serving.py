@@ -25,7 +25,7 @@ from slime_core.plugins.construction import run_view
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.external import External, Needs, discover
-from slime_core.rollout.engines.heads import with_head_bias
+from slime_core.rollout.engines.reward_head import with_head_bias
 from slime_core.rollout.engines.router import Router, RouterSettings, Worker
 from slime_core.rollout.plan import BatchPlan
 from slime_core.rollout.shards import make_shards

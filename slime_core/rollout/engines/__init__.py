@@ -1,24 +1,19 @@
-"""Inference servers: started, found, watched, and asked.
+"""Inference servers (SGLang) and their routers: started, found, watched, and queried.
 
-    keeper.py        the program between an actor and its engine, which clears up after it
-    process.py       a program as a child process: its log, its end, and what is left of it when it dies
-    server.py        such a program that listens: its port, its first answer
-    engine.py        one SGLang server; the only file that starts SGLang
-    router.py        one address for all engines of a model
-    actors.py        engine and router where Ray placed them: watched
-    remote_router.py a router that somebody else started
-    external.py      engines that somebody else started
-    external_watch.py  looks at these while the run lasts
-    heads.py         reward models whose head SGLang would leave random
-    asked.py         what a run's settings ask of each engine and router
-    served.py        one model: its engines and its router, started in parallel
-    fleet.py         all models: the policy, those beside it, the policy for evaluations
-    client.py        token ids in, token ids and log-probabilities out
-    generation.py    reads what an engine answers
-    targets.py       which address a request goes to
-    ending.py        ends requests before their time
-    speculation.py   the counters of speculative decoding
+    supervisor.py     the program between an actor and its server; it cleans up after the server
+    process.py        a program as a child process: its log, its end, what is left of it when it dies
+    server.py         a program that listens on a port
+    engine.py         one SGLang server; the only file that starts SGLang
+    router.py         sglang-router: started here, or an external one
+    actors.py         Ray actors that start and watch a server
+    external.py       engines that the user started: checked before the run, watched during it
+    reward_head.py    works around a random bias that SGLang adds to reward models
+    engine_config.py  the settings of a run as arguments of each engine and router
+    model_servers.py  the engines and the router of one model
+    fleet.py          all models: the policy, auxiliary models, engines that only evaluate
+    client.py         token ids in, token ids and log-probabilities out; retries and aborts
+    generation.py     parses the answer of an engine
 
-The rule between them: whatever talks to an engine goes through ``client`` (generation) or
-``slime_core.weights.endpoints`` (control), and only token ids cross that border, never text.
+Generation goes through ``client``, control calls (pause, memory, weights) through ``slime_core.weights.endpoints``.
+Only token ids are sent to an engine, never text.
 """

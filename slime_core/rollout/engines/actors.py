@@ -1,4 +1,4 @@
-"""Servers where Ray placed them: an actor holds the seat and the devices, its server uses them and dies with it."""
+"""Ray actors that run a server: the actor holds the placement slot and the devices, the server dies with the actor."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ CONTROL_LIMIT_S = 600.0
 
 
 class ServerActor(Watched):
-    """Starts, watches and stops ``server``; stops it also while the actor's main thread is busy with it."""
+    """Starts, watches and stops ``server``; can stop it while the actor's main thread still waits for its start."""
 
     def __init__(self, server: Server) -> None:
         self._watched = server
         self._stopping = False
 
     def start(self) -> str:
-        """The server takes requests at the URL that is returned.
+        """Start the server, wait until it accepts requests, and return its URL.
 
         Raises:
-            EngineError: it died or did not come up in time; the message ends with its last lines. Or it was stopped.
+            EngineError: it died, was stopped, or did not answer in time; the message ends with the last lines of its
+                log.
         """
         self._watched.start()
         self._watched.wait_ready()
@@ -40,10 +41,10 @@ class ServerActor(Watched):
 
     @control
     def watch(self) -> None:
-        """Returns when the server was stopped, and fails when it dies: the background call that ends a run's waits.
+        """Return when the server was stopped, and fail when it dies; the error ends the waits of the run.
 
         Raises:
-            EngineError: it died; the message ends with its last lines.
+            EngineError: it died; the message ends with the last lines of its log.
         """
         self._watched.wait_end()
         if not self._stopping:
@@ -51,7 +52,7 @@ class ServerActor(Watched):
 
     @control
     def stop(self) -> None:
-        """Nothing of the server is left; also while it is still starting, and no later start brings it up."""
+        """End the server, even while it starts; a later start fails."""
         self._stopping = True
         self._watched.stop()
 
@@ -65,34 +66,35 @@ class EngineActor(ServerActor):
         super().__init__(self._server)
 
     def bootstrap_port(self) -> int:
-        """Where a prefill engine that has started hands the cache over; 0: it is none."""
+        """The port where a prefill engine hands over its KV cache; 0: it is no prefill engine. The engine must have
+        started."""
         return self._server.bootstrap_port
 
     def pause(self, mode: PauseMode) -> None:
-        """The server generates nothing from here on; see :meth:`EngineControl.pause`."""
+        """Stop generating; see :meth:`EngineControl.pause`."""
         self._control().pause(mode)
 
     def resume(self) -> None:
-        """The server generates again."""
+        """Generate again."""
         self._control().resume()
 
     def release_memory(self, *tags: str) -> None:
-        """The server has given the memory of ``tags`` away; it must be idle."""
+        """Free the memory of ``tags``; the server must be idle."""
         self._control().release_memory(*tags)
 
     def resume_memory(self, *tags: str) -> None:
-        """The server has memory for ``tags`` again."""
+        """Allocate the memory of ``tags`` again."""
         self._control().resume_memory(*tags)
 
     def _control(self) -> EngineControl:
-        # Whoever calls the actor waits no longer than it wants to; the limit here only ends a thread.
+        # The caller of the actor has its own limit; this one only ends the thread.
         return EngineControl([self._server.url], timeout_s=CONTROL_LIMIT_S)
 
     def gpus(self) -> tuple[str, ...]:
-        """UUIDs of the engine's GPUs, in the order of its processes; none on a CPU, or where nobody can say."""
+        """UUIDs of the engine's GPUs, in the order of its processes; empty on a CPU, or where nvidia-smi fails."""
         if not self._on_gpus:
             return ()
-        # The driver's own tool: asking torch would leave a CUDA context on every GPU.
+        # nvidia-smi, because torch would leave a CUDA context on every GPU.
         query = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader", "-i", os.environ["CUDA_VISIBLE_DEVICES"]]
         try:
             found = subprocess.run(query, capture_output=True, text=True, check=True).stdout
@@ -102,17 +104,17 @@ class EngineActor(ServerActor):
 
 
 class RouterActor(ServerActor):
-    """Runs one :class:`~slime_core.rollout.engines.router.Router`; engines come with :meth:`add`."""
+    """Runs one :class:`~slime_core.rollout.engines.router.Router`; :meth:`add` registers engines."""
 
     def __init__(self, settings: RouterSettings, *, reachable: bool = False) -> None:
         self._router = Router(replace(settings, host=_host(settings.host, reachable)))
         super().__init__(self._router)
 
     def add(self, workers: Sequence[Worker]) -> None:
-        """``workers`` get requests.
+        """Register ``workers``.
 
         Raises:
-            EngineError: the router died, refused one, or did not take all in within ``start_timeout_s``.
+            EngineError: the router died, refused one, or did not register all within ``start_timeout_s``.
         """
         self._router.add(*workers)
 

@@ -1,8 +1,11 @@
-"""Token ids in, token ids and log-probabilities out, through the router to whichever engine has room.
+"""Sends token ids to the engines and returns token ids and log-probabilities.
 
-One connection pool, a bound on the requests in flight, and retries with growing pauses: an engine that dies or restarts
-costs time, not a sample. A refusal (4xx) is never sent again. Requests can be ended from here with the tokens that they
-have (:meth:`GenerateClient.ended`). Concurrency: everything runs in one event loop.
+    GenerateClient   one connection pool, a bound on the requests in flight, retries with growing pauses
+    Targets          chooses the URL of each attempt
+    RequestAborter   ends the requests in flight; they return the tokens that they have
+
+An engine that dies or restarts costs time, not a sample. A refusal (4xx) is never sent again. Everything runs in one
+event loop.
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import aiohttp
@@ -21,9 +26,7 @@ import aiohttp
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.generation import Generation, SamplingParams
 from slime_core.generation.response import NOTHING
-from slime_core.rollout.engines.ending import OK, Ending
 from slime_core.rollout.engines.generation import read_generation
-from slime_core.rollout.engines.targets import Targets, session_headers
 from slime_core.rollout.nucleus import Cut
 
 FIRST_PAUSE_S = 0.1
@@ -33,14 +36,14 @@ BODY_SHOWN = 400
 
 REFUSED = range(400, 500)
 OVERLOADED = {status: f"engine_status_{status}" for status in (408, 429)}
-"""The two refusals that say nothing about the request, too slow and too many -> the cause of the failure. They cost its
-samples, where any other refusal ends the run: it would meet every such request."""
+"""Refusals (timeout, too many requests) that do not depend on the request -> the cause of the failure. They fail the
+request's samples; any other refusal ends the run, because every such request would be refused."""
 
 MALFORMED = "engine_malformed"
-"""Cause of a failure: what came is no answer of an engine."""
+"""Cause of a failure: the response is no answer of an engine."""
 
 TIMEOUT = "engine_timeout"
-"""Cause of a failure: nothing came within the limit."""
+"""Cause of a failure: no response within the limit."""
 
 ROUTES = "return_routed_experts"
 """The field of a request that asks for :attr:`Generation.routed_experts`."""
@@ -50,17 +53,16 @@ PROMPTS_PER_REQUEST = 32
 
 
 class GenerateClient:
-    """Sends prompts to ``url``; use it from one event loop, and close it there.
+    """Sends prompts to ``url``; use and close it in one event loop.
 
     Arguments:
         url: of the router (or of one engine).
-        max_in_flight: requests under way at once; more wait here.
-        timeout_s: until a request must have succeeded, retries and waiting for an engine included, waiting here
-            excluded.
-        vocab_size: ids must be below it; None: unchecked. An id beyond the embedding kills the server, so check.
-        routes: layers of the model, and experts a token, of a mixture whose engines are asked for the routes of each
-            token; None: they are not.
-        engines: URLs of engines to send to directly, the least busy first; empty: ``url`` chooses.
+        max_in_flight: requests in flight at once; more wait in the client.
+        timeout_s: limit of a request in seconds, with its retries, without its wait in the client.
+        vocab_size: ids must be below it; None: not checked. An id beyond the embedding kills the server.
+        routes: layers of the model and experts per token, to request the routed experts of each token; None: not
+            requested.
+        engines: URLs of engines to send to directly, the least busy first; empty: send to ``url``.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class GenerateClient:
         self._vocab_size = vocab_size
         self._routes = routes
         self._room = asyncio.Semaphore(max_in_flight)
-        self._ending = Ending(self.url, self._open)
+        self._aborter = RequestAborter(self.url, self._open)
         self._session: aiohttp.ClientSession | None = None
 
     async def generate(
@@ -96,11 +98,11 @@ class GenerateClient:
 
         Arguments:
             input_ids: the prompt.
-            sampling: how tokens are drawn.
+            sampling: sampling parameters.
             n: number of responses.
-            timeout_s: instead of the client's own limit.
+            timeout_s: replaces the limit of the client.
             extra: further fields of SGLang's request (``image_data``, ``lora_path``).
-            session: of a conversation, whose turns stay with one engine where ``sglang_router_policy`` says so.
+            session: id of the conversation; its requests go to one engine where ``sglang_router_policy`` supports it.
 
         Raises:
             RequestRefused: an id is out of range, or the engine refused the request.
@@ -119,11 +121,10 @@ class GenerateClient:
         timeout_s: float | None = None,
         prompts_per_request: int = PROMPTS_PER_REQUEST,
     ) -> list[list[Generation]]:
-        """``n`` responses to each prompt, in order; several prompts share a request, which saves half the time of short
-        answers.
+        """``n`` responses to each prompt, in order.
 
-        A request comes back with its last response, and fails as a whole: for answers of a similar, short length, as in
-        evaluation.
+        Several prompts share a request, which halves the time of short answers. A request returns with its last
+        response and fails as a whole, so use this for short answers of similar length, as in evaluation.
 
         Raises:
             EngineError: see :meth:`generate`.
@@ -135,13 +136,13 @@ class GenerateClient:
         answers = await asyncio.gather(*(self._request(part, sampling, n, timeout_s, {}) for part in parts))
         return [group for part in answers for group in part]
 
-    def ended(self) -> AbstractAsyncContextManager[None]:
-        """While the block runs, requests end as aborted: those under way with the tokens that they have, those that
-        wait or come in with none."""
-        return self._ending.ended()
+    def aborting(self) -> AbstractAsyncContextManager[None]:
+        """Context manager: requests end as aborted while it is active. Those in flight return the tokens that they
+        have, waiting and new ones return none."""
+        return self._aborter.aborting()
 
     async def close(self) -> None:
-        """Close all connections; requests under way are aborted by the engines."""
+        """Close all connections; the engines abort the requests in flight."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -162,7 +163,7 @@ class GenerateClient:
         session: str | None = None,
     ) -> list[list[Generation]]:
         self._check_ids(prompts)
-        # A single prompt goes flat: the router's cache-aware policy reads it, and errors are reported plainly.
+        # A single prompt is sent unnested: the router's cache-aware policy reads it, and error messages are clearer.
         ids: Any = prompts if len(prompts) > 1 else prompts[0]
         fields = sampling.fields(n=n)
         cut = Cut.of(fields, most=sampling.max_kept, vocab_size=self._vocab_size)
@@ -194,18 +195,18 @@ class GenerateClient:
                 )
 
     async def _post(self, body: bytes, timeout_s: float, session: str | None) -> Any:
-        """The answer; None: requests end, so it was not sent, or not again."""
+        """The answer; None: requests are being aborted, so it was not sent, or not retried."""
         deadline_s = time.monotonic() + timeout_s
         attempts, failure = 0, _Failure("", "")
         failed: list[str] = []
-        while not self._ending.is_on:
+        while not self._aborter.is_on:
             attempts += 1
             with self._targets.one(session=session, failed=failed) as url:
                 found = await self._attempt(url, body, deadline_s, session)
             if not isinstance(found, _Failure):
                 return found
             failed.append(url)
-            # A last try that the limit itself cut off says less than those before it.
+            # A last attempt that ran into the limit says less than the failure before it.
             failure = failure if attempts > 1 and found.cause == TIMEOUT else found
             pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempts - 1)) * random.uniform(0.5, 1.0)
             if time.monotonic() + pause_s >= deadline_s:
@@ -247,7 +248,7 @@ class GenerateClient:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why an attempt failed that may be repeated, and of which kind that is."""
+    """Why an attempt failed that may be retried."""
 
     reason: str
     cause: str
@@ -255,7 +256,7 @@ class _Failure:
 
 def _refusal(status: int, said: str) -> EngineError:
     if status in OVERLOADED:
-        asks_less = "It is not sent again. Ask for less at once with --sglang-server-concurrency."
+        asks_less = "It is not sent again. Lower --sglang-server-concurrency."
         return RequestFailed(f"{said}\n{asks_less}", OVERLOADED[status])
     return RequestRefused(
         f"{said}\nLeave out long prompts with --rollout-max-prompt-len, or lower --rollout-max-response-len."
@@ -263,7 +264,7 @@ def _refusal(status: int, said: str) -> EngineError:
 
 
 def _read(content: bytes) -> Any:
-    """One response or several, or a failure."""
+    """The parsed answer, or a failure."""
     try:
         answer = json.loads(content)
     except ValueError as error:
@@ -278,3 +279,116 @@ def _is_response(row: Any) -> bool:
     meta = row.get("meta_info") if isinstance(row, dict) else None
     reason = meta.get("finish_reason") if isinstance(meta, dict) else None
     return isinstance(reason, dict) and "type" in reason and isinstance(row.get("output_ids"), list)
+
+
+ROUTING_KEY = "x-smg-routing-key"
+"""The header by which sglang-router 0.3.2 keeps a session with one engine (policies ``consistent_hashing``,
+``manual``)."""
+
+
+class Targets:
+    """Chooses among ``urls``: the one of the session, or the one with the fewest requests in flight.
+
+    A session belongs to the URL with the highest hash of both (rendezvous hashing): every process chooses the same URL,
+    and adding or removing an engine moves few sessions. After a failure the other URLs are tried first.
+
+    Engines are addressed directly where the router would drop a field of the request: sglang-router 0.3.2 forwards only
+    the fields that it knows, and ``return_routed_experts`` is not among them.
+
+    Arguments:
+        urls: of engines; or of a router alone.
+    """
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._in_flight = Counter(dict.fromkeys(urls, 0))
+
+    @contextmanager
+    def one(self, *, session: str | None, failed: Sequence[str] = ()) -> Iterator[str]:
+        """The URL for one attempt; it counts as in flight inside the block.
+
+        Arguments:
+            session: id of the conversation; None: the request belongs to none.
+            failed: URLs at which this request has failed, once for each failure.
+        """
+        failures = Counter(failed)
+        ranked = sorted(self._in_flight, key=lambda url: (failures[url], self._rank(url, session)))
+        chosen = ranked[0]
+        self._in_flight[chosen] += 1
+        try:
+            yield chosen
+        finally:
+            self._in_flight[chosen] -= 1
+
+    def _rank(self, url: str, session: str | None) -> int:
+        if session is None:
+            return self._in_flight[url]
+        return -int.from_bytes(blake2b(f"{session} {url}".encode(), digest_size=8).digest(), "big")
+
+
+def session_headers(session: str | None) -> dict[str, str]:
+    """The header by which a router keeps the requests of a session at one engine."""
+    return {} if session is None else {ROUTING_KEY: session}
+
+
+OK = 200
+
+OUT_OF_REACH = (aiohttp.ClientError, TimeoutError, OSError)
+"""Errors of a call that did not reach its engine."""
+
+ABORT_INTERVAL_S = 0.25
+"""Seconds between two rounds of aborts."""
+
+ABORT_LIMIT_S = 5.0
+"""Limit of one abort call."""
+
+
+class RequestAborter:
+    """Ends the requests of a client before their time; each returns the tokens that it has.
+
+    Repeats the abort until its context exits, because a request may still be in transit to an engine. It reaches
+    requests of other senders too: a generate function may call the engines by itself. Errors of the abort calls are
+    ignored: the requests of an engine that does not answer end by their own limit.
+
+    Arguments:
+        url: of the router (or of one engine).
+        session: returns the client's connections.
+
+    Attributes:
+        is_on: requests are being aborted, so none must be sent.
+    """
+
+    def __init__(self, url: str, session: Callable[[], aiohttp.ClientSession]) -> None:
+        self._url, self._session = url, session
+        self.is_on = False
+
+    @asynccontextmanager
+    async def aborting(self) -> AsyncIterator[None]:
+        """Abort requests while the context is active; raises nothing."""
+        self.is_on = True
+        aborts = asyncio.create_task(self._repeat_abort())
+        try:
+            yield
+        finally:
+            self.is_on = False
+            aborts.cancel()
+            await asyncio.gather(aborts, return_exceptions=True)
+
+    async def _repeat_abort(self) -> None:
+        while True:
+            await asyncio.gather(*(self._call("POST", f"{url}/abort_request") for url in await self._engines()))
+            await asyncio.sleep(ABORT_INTERVAL_S)
+
+    async def _engines(self) -> list[str]:
+        """URLs of the engines behind the router; an engine itself has no such list."""
+        match await self._call("GET", f"{self._url}/workers"):
+            case {"workers": [*entries]}:
+                return [entry["url"] for entry in entries if isinstance(entry, dict) and "url" in entry]
+        return [self._url]
+
+    async def _call(self, method: str, url: str) -> Any:
+        """The answer; None: there was none, or a refusal."""
+        limit, body = aiohttp.ClientTimeout(total=ABORT_LIMIT_S), {"abort_all": True} if method == "POST" else None
+        with suppress(*OUT_OF_REACH, ValueError):
+            async with self._session().request(method, url, json=body, timeout=limit) as response:
+                return await response.json(content_type=None) if response.status == OK else None
+        return None

@@ -1,9 +1,9 @@
 """One SGLang server as a child process. The only file that starts SGLang.
 
-The server is the unmodified ``sglang.launch_server``. It is never imported: what it needs on a CPU reaches it through
-its environment (:mod:`slime_core.cpu.sglang`). There it is started by a launcher that lets its processes fork
-(``_slime_server`` among the stand-ins): 6 s and 0.7 GB on two idle cores instead of about 20 s and 1.8 GB, nearly all
-of it imports. Its warm-up request is left out.
+The server is the unmodified ``sglang.launch_server``, never imported. What it needs on a CPU is passed through its
+environment (:mod:`slime_core.cpu.sglang`). There a launcher lets its processes fork
+(``_slime_server`` among the stand-ins): it starts in 6 s with 0.7 GB on two idle cores instead of about 20 s with 1.8
+GB, nearly all of it imports. The warm-up request is skipped.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Literal
 
 from slime_core.config.serving import WorkerType
 from slime_core.cpu import sglang as cpu
-from slime_core.rollout.engines.keeper import kept
 from slime_core.rollout.engines.server import Server
+from slime_core.rollout.engines.supervisor import supervised
 
 __all__ = ["EngineSettings", "SGLangServer"]
 
 GPU_MODULE = "sglang.launch_server"
 
 SHARED_MEMORY = "sgl*"
-"""In /dev/shm, where the processes of a server talk to each other."""
+"""Names of the files in /dev/shm through which the processes of a server communicate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +35,26 @@ class EngineSettings:
 
     Arguments:
         model: Hugging Face folder; the server also takes its tokenizer from there.
-        log_file: receives what the server prints.
-        name: what people call it.
+        log_file: receives the server's output.
+        name: for messages.
         device: ``"cpu"`` or ``"cuda"``.
         dtype: of weights and computation; ``"auto"`` takes the checkpoint's.
         seed: of sampling. On a CPU the server does not repeat itself even with the same seed.
-        host: address to listen on; loopback unless other nodes have to reach it.
-        context_length: longest prompt plus response in tokens; None: what the checkpoint says, which is also the
-            largest value.
+        host: address to listen on; loopback unless other nodes must reach it.
+        context_length: longest prompt plus response in tokens; None: that of the checkpoint, which is also the largest
+            value.
         max_running_requests: sequences decoded together; None: SGLang decides, on a CPU 256.
         max_total_tokens: size of the KV cache in tokens; None: from ``mem_fraction``, on a CPU 32,768.
         mem_fraction: share of a GPU's memory for weights and KV cache; None: SGLang decides.
         tensor_parallel: GPUs of one server; on a CPU, processes.
-        gives_memory_away: prepare for it, on a GPU; on a CPU a server answers such requests and does nothing.
+        gives_memory_away: prepare for freeing memory, on a GPU; on a CPU a server answers such requests and does
+            nothing.
         trust_remote_code: run Python code of the model folder.
         skip_tokenizer: leave the tokenizer out: no texts, no stop texts; 5 to 10% less work a request on a CPU.
         threads: CPU threads of one server.
-        worker_type: what it does of a request; all of it, or, on GPUs, prefill or decode alone.
+        worker_type: the part of a request that it computes: all of it, or, on GPUs, prefill or decode alone.
         extra: further arguments of ``sglang.launch_server``; they win.
-        start_timeout_s: seconds until it has to answer.
+        start_timeout_s: seconds until it must answer.
     """
 
     model: Path
@@ -78,7 +79,7 @@ class EngineSettings:
 
     @property
     def module(self) -> str:
-        """What is run."""
+        """The Python module to run."""
         return cpu.MODULE if self.device == "cpu" else GPU_MODULE
 
     def arguments(self) -> list[str]:
@@ -95,11 +96,11 @@ class EngineSettings:
             "mem-fraction-static": self.mem_fraction,
             "tensor-parallel-size": self.tensor_parallel,
             "disaggregation-mode": None if self.worker_type == "regular" else self.worker_type,
-            # One line a request drowns what a person looks for after a crash.
+            # One line per request would hide the lines that explain a crash.
             "log-level-http": "warning",
         }
         flags = {
-            # Its first answer is no slower without: 20 ms on a CPU, and graphs are captured before.
+            # The warm-up request saves nothing: 20 ms on a CPU, and CUDA graphs are captured before it.
             "skip-server-warmup": True,
             "trust-remote-code": self.trust_remote_code,
             "skip-tokenizer-init": self.skip_tokenizer,
@@ -120,14 +121,14 @@ class EngineSettings:
 
 
 class SGLangServer(Server):
-    """One server, as ``settings`` say.
+    """One SGLang server.
 
     ``bootstrap_port`` is where a prefill engine hands the cache over (0: it is none); known when :meth:`wait_ready` has
     returned.
     """
 
     probe = "/model_info"
-    """It listens only after its scheduler has loaded the model."""
+    """SGLang listens only after its scheduler has loaded the model."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
@@ -145,4 +146,4 @@ class SGLangServer(Server):
         self.bootstrap_port = second if self.settings.worker_type == "prefill" else 0
         bootstrap = [f"--disaggregation-bootstrap-port={second}"] if self.bootstrap_port else []
         module = [sys.executable, "-m", self.settings.module]
-        return kept(SHARED_MEMORY, [*module, *self.settings.arguments(), f"--port={port}", *bootstrap])
+        return supervised(SHARED_MEMORY, [*module, *self.settings.arguments(), f"--port={port}", *bootstrap])

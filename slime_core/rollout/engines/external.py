@@ -1,13 +1,17 @@
-"""Engines that somebody else started: what they say of themselves against what the run needs of them.
+"""External engines: the user started them, and names them with ``--rollout-external-engine-addrs``.
 
-They are asked before any server or learner of the run is started. Weights are published to them as to the run's own;
-at the end of the run they go on, with the last weights that they were given.
+    discover         compares what they report with what the run needs, before it starts any process
+    ExternalWatcher  polls them during the run: one that is gone, or that another run has updated, ends the run
+
+Weights are published to them as to the run's own engines. They keep running after the run, with its last weights.
 """
 
 from __future__ import annotations
 
 import http.client
 import socket
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,10 +23,11 @@ from urllib.parse import urlsplit
 from slime_core.config.described import described, differences
 from slime_core.config.schema import RunConfig
 from slime_core.config.serving import WorkerType
-from slime_core.errors import ConfigError, WeightSyncError
+from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_core.runtime.actors import Actor, Launch, Watched, control, start_actor
 from slime_core.weights.endpoints import call
 
-__all__ = ["External", "Needs", "discover", "refuse_silent"]
+__all__ = ["External", "ExternalWatch", "ExternalWatcher", "Needs", "discover", "require_reachable", "start_watch"]
 
 ANSWER_LIMIT_S = 30.0
 DTYPES = {"half": "float16", "float": "float32"}
@@ -30,24 +35,24 @@ DTYPES = {"half": "float16", "float": "float32"}
 
 START_IT = "Start the server there first, or correct the address in the table of the set."
 
-TOLD: Mapping[str, type] = {
+REPORTED: Mapping[str, type] = {
     **{"model_path": str, "dtype": str, "disaggregation_mode": str},
     **{"tp_size": int, "pp_size": int, "disaggregation_bootstrap_port": int},
 }
-"""What is read of an engine's answers, and its type; only a model's path has to be there."""
+"""Fields of an engine's answers and their types; only the model's path is required."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What an engine must be for this run.
+    """What the run needs of an engine.
 
     Arguments:
         model: Hugging Face folder of the policy.
-        dtype: what learner and engines compute in.
+        dtype: in which learner and engines compute.
         ranks: processes of one engine.
-        routes: whether it must return the routes of a mixture.
-        pauses_in_place: whether requests go on with new weights from what older ones computed, which others must not
-            find in the engine's cache then.
+        routes: whether it must return the routed experts of a mixture.
+        pauses_in_place: whether requests continue with new weights on KV entries of older ones; then its prefix cache
+            must be off, so that no other request finds those entries.
     """
 
     model: Path
@@ -58,7 +63,7 @@ class Needs:
 
     @classmethod
     def of(cls, config: RunConfig, model: Path) -> Needs:
-        """What the settings ask for."""
+        """The needs that follow from the settings."""
         dtype, size = "bfloat16" if config.model.bf16 else "float32", config.cluster.rollout_num_gpus_per_engine
         return cls(
             model,
@@ -71,12 +76,12 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class External:
-    """An engine that somebody else started and that can serve the run.
+    """An external engine that can serve the run.
 
     Arguments:
         url: its address.
         ranks: its processes.
-        worker_type: what it does of a request.
+        worker_type: the part of a request that it computes.
         bootstrap_port: of a prefill engine; 0: it is none.
     """
 
@@ -94,7 +99,7 @@ def discover(addresses: Sequence[str], needs: Needs) -> list[External]:
     """
     urls = [f"http://{address}" for address in addresses]
     with ThreadPoolExecutor(len(urls)) as threads:
-        answers = list(threads.map(_asked, urls))
+        answers = list(threads.map(_reported, urls))
     wrong = [
         f"  {url}: {reason}"
         for url, answer in zip(urls, answers, strict=True)
@@ -102,34 +107,34 @@ def discover(addresses: Sequence[str], needs: Needs) -> list[External]:
     ]
     found = [_external(url, answer) for url, answer in zip(urls, answers, strict=True) if not isinstance(answer, str)]
     if len({one.worker_type == "regular" for one in found}) > 1:
-        wrong.append("  some do whole requests and others only prefill or decode; give engines of one kind")
+        wrong.append("  some compute whole requests and others only prefill or decode; give engines of one kind")
     if wrong:
         raise ConfigError("\n".join(["rollout_external_engine_addrs: these engines cannot serve the run:", *wrong]))
     return found
 
 
-def refuse_silent(answerers: Mapping[str, str]) -> None:
-    """Returns if somebody takes connections at every address; nothing is asked.
+def require_reachable(servers: Mapping[str, str]) -> None:
+    """Return if a server accepts connections at every address; sends no request.
 
     Arguments:
-        answerers: evaluation set -> address of the server that answers it.
+        servers: evaluation set -> URL of the server that answers it.
 
     Raises:
         ConfigError: lists every set whose server does not.
     """
-    with ThreadPoolExecutor(max(1, len(answerers))) as threads:
-        reasons = list(threads.map(_silence, answerers.values()))
+    with ThreadPoolExecutor(max(1, len(servers))) as threads:
+        reasons = list(threads.map(_connection_error, servers.values()))
     wrong = [
         f"  evaluation set {name}: model = {url}: {reason}"
-        for (name, url), reason in zip(answerers.items(), reasons, strict=True)
+        for (name, url), reason in zip(servers.items(), reasons, strict=True)
         if reason
     ]
     if wrong:
-        raise ConfigError("\n".join(["these evaluations have nobody who answers them:", *wrong, START_IT]))
+        raise ConfigError("\n".join(["no server answers these evaluation sets:", *wrong, START_IT]))
 
 
-def _silence(url: str) -> str:
-    """Why no connection can be made; empty: one can."""
+def _connection_error(url: str) -> str:
+    """Why no connection can be made; empty: it can."""
     address = urlsplit(url)
     port = {"http": http.client.HTTP_PORT, "https": http.client.HTTPS_PORT}[address.scheme]
     try:
@@ -139,80 +144,169 @@ def _silence(url: str) -> str:
     return ""
 
 
-def _asked(url: str) -> Mapping[str, Any] | str:
-    """What the engine says of itself; text: why it says nothing."""
+def _reported(url: str) -> Mapping[str, Any] | str:
+    """What the engine reports of itself; text: why it reports nothing."""
     ask = partial(call, url, timeout_s=ANSWER_LIMIT_S)
     try:
-        told, model = ask("/server_info"), ask("/model_info")
+        reported, model = ask("/server_info"), ask("/model_info")
     except WeightSyncError as error:
         return f"it does not answer as an SGLang server: {error}"
-    if not (isinstance(told, dict) and isinstance(model, dict)):
+    if not (isinstance(reported, dict) and isinstance(model, dict)):
         return "it does not answer as an SGLang server: /server_info is no JSON object"
-    found = {**told, **model}
-    wrong = [name for name, kind in TOLD.items() if not isinstance(found.get(name) or kind(), kind)]
+    found = {**reported, **model}
+    wrong = [name for name, kind in REPORTED.items() if not isinstance(found.get(name) or kind(), kind)]
     if wrong or not found.get("model_path"):
         names = ", ".join(wrong or ["model_path"])
-        return f"it does not answer as an SGLang server: what it says of {names} is missing or wrong"
+        return f"it does not answer as an SGLang server: it reports no valid {names}"
     return found
 
 
-def _external(url: str, told: Mapping[str, Any]) -> External:
-    mode = str(told.get("disaggregation_mode") or "null")
+def _external(url: str, reported: Mapping[str, Any]) -> External:
+    mode = str(reported.get("disaggregation_mode") or "null")
     kind: WorkerType = "prefill" if mode == "prefill" else "decode" if mode == "decode" else "regular"
-    port = int(told.get("disaggregation_bootstrap_port") or 0) if kind == "prefill" else 0
-    return External(url, int(told.get("tp_size") or 1), kind, port)
+    port = int(reported.get("disaggregation_bootstrap_port") or 0) if kind == "prefill" else 0
+    return External(url, int(reported.get("tp_size") or 1), kind, port)
 
 
-def _reasons(told: Mapping[str, Any], needs: Needs) -> list[str]:
-    """Why an engine that says this cannot serve the run; empty: it can."""
-    found = _other_model(told, needs)
-    ranks = int(told.get("tp_size") or 1)
+def _reasons(reported: Mapping[str, Any], needs: Needs) -> list[str]:
+    """Why an engine that reports this cannot serve the run; empty: it can."""
+    found = _other_model(reported, needs)
+    ranks = int(reported.get("tp_size") or 1)
     if ranks != needs.ranks:
         found.append(
             f"tp_size = {ranks}, but rollout_num_gpus_per_engine = {needs.ranks}; start it with --tp-size "
             f"{needs.ranks}, or write --rollout-num-gpus-per-engine {ranks}"
         )
-    if int(told.get("pp_size") or 1) != 1:
-        found.append(f"pp_size = {told['pp_size']}; engines that span pipeline stages cannot be updated yet")
-    dtype = _dtype(told)
+    if int(reported.get("pp_size") or 1) != 1:
+        found.append(f"pp_size = {reported['pp_size']}; engines that span pipeline stages cannot be updated yet")
+    dtype = _dtype(reported)
     if dtype != needs.dtype:
         found.append(
             f"dtype = {dtype}, but the learner computes in {needs.dtype}; start it with --dtype {needs.dtype}, or "
             f"{'leave --bf16 out' if needs.dtype == 'bfloat16' else 'write --bf16 if it is bfloat16'}"
         )
-    if told.get("is_generation") is False:
+    if reported.get("is_generation") is False:
         found.append("it serves embeddings; start it without --is-embedding")
-    if needs.routes and not told.get("enable_return_routed_experts"):
+    if needs.routes and not reported.get("enable_return_routed_experts"):
         found.append("use_rollout_routing_replay needs the routes; start it with --enable-return-routed-experts")
-    if needs.pauses_in_place and not told.get("disable_radix_cache"):
-        found.append("pause_generation_mode = in_place: its cache would outlive weights; add --disable-radix-cache")
+    if needs.pauses_in_place and not reported.get("disable_radix_cache"):
+        found.append(
+            "pause_generation_mode = in_place: its prefix cache would hold entries of older weights; start it with "
+            "--disable-radix-cache"
+        )
     return found
 
 
-def _other_model(told: Mapping[str, Any], needs: Needs) -> list[str]:
-    path, ours = Path(str(told.get("model_path", ""))), described(needs.model) or {}
+def _other_model(reported: Mapping[str, Any], needs: Needs) -> list[str]:
+    path, ours = Path(str(reported.get("model_path", ""))), described(needs.model) or {}
     theirs = described(path)
     if theirs is not None:
         different = differences(theirs, ours)
     else:
-        listed = {"architectures": told.get("architectures"), "model_type": told.get("model_type")}
+        listed = {"architectures": reported.get("architectures"), "model_type": reported.get("model_type")}
         different = differences({name: value for name, value in listed.items() if value is not None}, ours)
     if different:
         return [f"its model {path} is not that of {needs.model}: {', '.join(different)}"]
     if theirs is None and path != needs.model:
         return [
-            f"its model {path} cannot be read here, so nobody can say whether its sizes are those of {needs.model}; "
+            f"its model {path} cannot be read here, so its sizes cannot be compared with those of {needs.model}; "
             "start it from a folder that this machine sees under the same path"
         ]
     return []
 
 
-def _dtype(told: Mapping[str, Any]) -> str:
-    """What it computes in; ``auto`` is what the checkpoint says, and half precision where that is float32 (sglang
-    0.5.23, srt/configs/model_config.py, ``_get_and_verify_dtype``)."""
-    asked = str(told.get("dtype") or "auto")
+def _dtype(reported: Mapping[str, Any]) -> str:
+    """The dtype in which it computes; ``auto`` is that of the checkpoint, and half precision where that is float32
+    (sglang 0.5.23, srt/configs/model_config.py, ``_get_and_verify_dtype``)."""
+    asked = str(reported.get("dtype") or "auto")
     if asked != "auto":
         return DTYPES.get(asked, asked)
-    content = described(Path(str(told.get("model_path", "")))) or {}
+    content = described(Path(str(reported.get("model_path", "")))) or {}
     stored = str(content.get("dtype") or content.get("torch_dtype") or "float32")
     return "float16" if stored == "float32" else stored
+
+
+POLL_INTERVAL_S = 1.0
+
+POLL_LIMIT_S = 10.0
+"""Limit of one poll of an engine."""
+
+REFUSALS = 3
+"""Polls in a row without a connection after which an engine counts as gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """The version of an engine's weights; ``is_ours``: this run published it."""
+
+    version: str
+    is_ours: bool
+
+
+class ExternalWatch:
+    """Polls the engines at ``urls`` and remembers their versions."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._urls = list(urls)
+        self._refused: Counter[str] = Counter()
+        self._versions: dict[str, _Version] = {}
+
+    def poll(self) -> None:
+        """Return if all of them answer and hold weights of this run. A slow one is left to the limits of requests.
+
+        Raises:
+            EngineError: one refused connections several times in a row, or holds older weights than before.
+        """
+        for url in self._urls:
+            try:
+                reported = call(url, "/model_info", timeout_s=POLL_LIMIT_S)
+            except WeightSyncError as error:
+                self._missed(url, error)
+            else:
+                self._refused[url] = 0
+                self._compare(url, str(reported.get("weight_version", "") if isinstance(reported, dict) else ""))
+
+    def _missed(self, url: str, error: WeightSyncError) -> None:
+        is_refused = isinstance(error.__cause__, ConnectionError)
+        self._refused[url] = self._refused[url] + 1 if is_refused else 0
+        if self._refused[url] >= REFUSALS:
+            raise EngineError(
+                f"The engine at {url}, an external one, is gone: {error.__cause__!r}. Start it again, or "
+                "name others with --rollout-external-engine-addrs, and continue from the last checkpoint with --load"
+            )
+
+    def _compare(self, url: str, version: str) -> None:
+        """The first change is this run's own: before it, an engine may hold the last version of an earlier run."""
+        before = self._versions.get(url)
+        if before is not None and version == before.version:
+            return
+        if before is not None and before.is_ours and (not version.isdecimal() or int(version) < int(before.version)):
+            raise EngineError(
+                f"The engine at {url}, an external one, held weights of version {before.version} and now "
+                f"holds version {version!r}: it was restarted, or another run publishes to it. What it samples is not "
+                "from this run's policy. Stop the other run, and continue from the last checkpoint with --load"
+            )
+        self._versions[url] = _Version(version, is_ours=before is not None)
+
+
+class ExternalWatcher(Watched):
+    """The actor that polls until one of them fails."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._watch = ExternalWatch(urls)
+
+    @control
+    def watch(self) -> None:
+        """Never returns; its error ends the waits of the run.
+
+        Raises:
+            EngineError: as :meth:`ExternalWatch.poll`.
+        """
+        while True:
+            self._watch.poll()
+            time.sleep(POLL_INTERVAL_S)
+
+
+def start_watch(urls: Sequence[str]) -> Actor[ExternalWatcher]:
+    """Start the actor; call :meth:`ExternalWatcher.watch` on it."""
+    return start_actor(Launch("external engine watcher"), ExternalWatcher, list(urls))

@@ -1,10 +1,10 @@
-"""One response out of an engine's answer."""
+"""Parses the answer of an engine: one response with its log-probabilities, weight versions, routes and counters."""
 
 from __future__ import annotations
 
 import base64
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 
 from slime_core.errors import EngineError
 from slime_core.generation import FinishReason, Generation
-from slime_core.rollout.engines.speculation import spec_info
 from slime_core.rollout.nucleus import Cut, kept_tokens
+from slime_core.types import Sample, SpecInfo
 
-__all__ = ["read_generation"]
+__all__ = ["read_generation", "spec_info", "spec_metrics"]
 
 
 def read_generation(row: Mapping[str, Any], routes: tuple[int, int] | None, cut: Cut | None = None) -> Generation:
-    """One response out of an engine's answer.
+    """One response of an engine.
 
     Arguments:
         row: as SGLang's ``/generate`` sends it.
-        routes: layers of the model and experts a token, where routes were asked for.
-        cut: what was left to draw from, where log-probabilities are those after the cut.
+        routes: layers of the model and experts per token, where routes were requested.
+        cut: the top-p and top-k limits, where log-probabilities are those of the truncated distribution.
 
     Raises:
         EngineError: the answer contradicts itself, or lacks what was asked for.
@@ -63,7 +63,7 @@ def _routed_experts(meta: Mapping[str, Any], layers: int, experts: int) -> NDArr
     sent = meta.get("routed_experts")
     if sent is None:
         raise EngineError(
-            "The engine was asked for the routes of a mixture and sent none; it has to run with "
+            "The request asked for the routed experts of a mixture and the engine sent none; it must run with "
             "--enable-return-routed-experts, as the engines of a run with --use-rollout-routing-replay do"
         )
     flat = np.frombuffer(base64.b64decode(sent), np.int32)
@@ -73,3 +73,33 @@ def _routed_experts(meta: Mapping[str, Any], layers: int, experts: int) -> NDArr
             "experts a token; does it serve the model of the run?"
         )
     return flat.reshape(-1, layers, experts).astype(np.int16)
+
+
+def spec_info(meta: Mapping[str, Any]) -> SpecInfo | None:
+    """Counters of speculative decoding in ``meta_info`` (sglang 0.5.23, srt/managers/tokenizer_manager.py:3150); None:
+    the engine does not speculate. A draft proposes tokens; the model verifies them in one pass and keeps a part."""
+    if "spec_verify_ct" not in meta:
+        return None
+    return SpecInfo(
+        spec_accept_token_num=int(meta.get("spec_num_correct_drafts", 0)),
+        spec_draft_token_num=int(meta.get("spec_num_proposed_drafts", 0)),
+        spec_verify_ct=int(meta["spec_verify_ct"]),
+        completion_token_num=int(meta.get("completion_tokens", 0)),
+    )
+
+
+def spec_metrics(samples: Iterable[Sample]) -> dict[str, float]:
+    """``rollout/spec/accept_rate``, accepted of the drafted tokens, and ``rollout/spec/accept_length``, tokens a
+    verification pass; none where no engine speculates."""
+    infos = [sample.spec_info for sample in samples if sample.spec_info.spec_verify_ct]
+    if not infos:
+        return {}
+    drafted, passes = (sum(info.spec_draft_token_num for info in infos), sum(info.spec_verify_ct for info in infos))
+    accepted, tokens = (
+        sum(info.spec_accept_token_num for info in infos),
+        sum(info.completion_token_num for info in infos),
+    )
+    return {
+        "rollout/spec/accept_rate": accepted / drafted if drafted else 0.0,
+        "rollout/spec/accept_length": tokens / passes,
+    }

@@ -1,7 +1,7 @@
-"""A server program as a child process that does not outlive its parent, with a log and a last word.
+"""A server program as a child process that dies with its parent and leaves a log.
 
-A keeper thread starts the program and waits for its end. It has to be one that lives as long as the program does: Linux
-sends the parent-death signal when the *thread* that started a child ends, not its process (prctl(2), PR_SET_PDEATHSIG).
+A thread of its own starts the program and waits for its end. The thread must live as long as the program: Linux sends
+the parent-death signal when the *thread* that started a child ends, not its process (prctl(2), PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from slime_core.errors import EngineError
-from slime_core.rollout.engines.keeper import die_with
+from slime_core.rollout.engines.supervisor import die_with
 
 __all__ = ["ServerProcess"]
 
 TERMINATE_GRACE_S = 3.0
-"""The keeper of an engine takes a tenth of that on an idle machine."""
+"""The supervisor of an engine takes a tenth of that on an idle machine."""
 
 KILL_GRACE_S = 3.0
 LAST_LINES = 20
@@ -33,12 +33,13 @@ TAIL_BYTES = 64 * 1024
 class ServerProcess:
     """A command runs in a process group of its own from :meth:`start` to :meth:`stop`, or until its parent dies.
 
-    ``stop`` may come at any time, from any thread; no ``start`` that comes later, or at the same time, survives it.
+    ``stop`` may be called at any time, from any thread; it also ends a program that a concurrent ``start`` launches,
+    and a later ``start`` fails.
 
     Arguments:
-        name: what people call it, ``"engine 0"``.
+        name: for messages, ``"engine 0"``.
         env: its whole environment.
-        log_file: receives what it prints; the folder is made.
+        log_file: receives its output; its folder is created.
     """
 
     def __init__(self, name: str, *, env: Mapping[str, str], log_file: Path) -> None:
@@ -53,7 +54,7 @@ class ServerProcess:
         self._failure: OSError | None = None
 
     def start(self, command: Sequence[str]) -> None:
-        """The program is running, though not ready; may be repeated when it has ended by itself.
+        """Start the program; may be repeated after it has ended by itself.
 
         Arguments:
             command: program and arguments.
@@ -67,7 +68,7 @@ class ServerProcess:
                 raise EngineError(f"{self.name} was stopped before it was started")
             self._started.clear()
             self._ended.clear()
-            threading.Thread(target=self._keep, args=(command,), name=f"{self.name} keeper", daemon=True).start()
+            threading.Thread(target=self._keep, args=(command,), name=f"{self.name} process", daemon=True).start()
             self._started.wait()
         if self._failure is not None:
             raise EngineError(f"{self.name} cannot be started with {command[0]}: {self._failure}")
@@ -82,7 +83,7 @@ class ServerProcess:
         return self._ended.wait(timeout_s)
 
     def listens(self, port: int) -> bool:
-        """Whether a process of the program listens on ``port``, and not somebody else."""
+        """Whether a process of this program, and not another one, listens on ``port``."""
         return self._process is not None and any(_listens(process, port) for process in _tree(self._process.pid))
 
     def death(self) -> EngineError:
@@ -90,7 +91,7 @@ class ServerProcess:
         return self.failure(f"ended {_meaning(self._process.poll() if self._process else None)}.")
 
     def failure(self, what: str) -> EngineError:
-        """The error that says ``what`` of the program, and its last lines."""
+        """An error that states ``what`` happened and quotes the last lines of the log."""
         last = [f"  {line}" for line in self.last_lines()]
         where = f"The last lines of {self.log_file}:" if last else f"It wrote nothing into {self.log_file}."
         return EngineError("\n".join([f"{self.name} {what}", where, *last]))
@@ -104,8 +105,7 @@ class ServerProcess:
             return stream.read().decode(errors="replace").splitlines()[-count:]
 
     def stop(self) -> None:
-        """Nothing of the program is left: it was asked to end, and after 3 seconds it and all its descendants were
-        killed."""
+        """Terminate the program; after 3 seconds, kill it and all its descendants."""
         with self._starting:
             self._stopped = True
         if self._process is None:
@@ -115,7 +115,7 @@ class ServerProcess:
         if self.is_alive():
             self._process.terminate()
         _wait_gone(tree, TERMINATE_GRACE_S)
-        # Whoever was started meanwhile is in the group, whoever left the group is in the tree.
+        # Processes started meanwhile are in the group; processes that left the group are in the tree.
         for process in tree:
             _kill(process)
         _kill_group(self._process.pid)
@@ -170,7 +170,7 @@ def _listens(process: psutil.Process, port: int) -> bool:
 
 
 def _wait_gone(processes: Sequence[psutil.Process], timeout_s: float) -> None:
-    # Not psutil.wait_procs: it takes the exit code before subprocess does, and waits for zombies that nobody collects.
+    # Not psutil.wait_procs: it takes the exit code before subprocess does, and waits for zombies that no process reaps.
     deadline_s = time.monotonic() + timeout_s
     while any(map(_runs, processes)) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)

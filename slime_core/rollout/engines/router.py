@@ -1,17 +1,19 @@
-"""One address for all engines: the sglang-router, as a child process.
+"""One address for all engines: sglang-router, as a child process (:class:`Router`) or external (:class:`RemoteRouter`).
 
-sglang-router and not its successor smg: it does what is needed here, and applies a removal at once where smg takes
-seconds and refuses to take the engine back meanwhile. A request costs no measurable time more through it (256 samples
-in 32 requests on two cores: 0.40 s through it, 0.39 s directly), so there is no second way past it.
+sglang-router and not its successor smg: it removes an engine at once, where smg takes seconds and refuses to add the
+engine again meanwhile. A request through it costs no measurable time (256 samples in 32 requests on two cores: 0.40 s
+through it, 0.39 s directly), so engines are not addressed directly.
 
-Health checks ask ``/model_info``, not ``/health``: while an engine is paused for new weights, ``/health`` hangs for 20
-s and turns 503, and the router would take the engine out. ``/model_info`` is answered by the server's front process,
-which ends when the scheduler behind it dies, so a dead engine is still noticed. A scheduler that hangs is not: the
-limits of the waits on top of it end that.
+Health checks request ``/model_info``, not ``/health``: while an engine is paused for new weights, ``/health`` hangs for
+20 s and returns 503, and the router would drop the engine. ``/model_info`` is answered by the server's HTTP process,
+which ends when the scheduler behind it dies, so the router still notices a dead engine. It does not notice a scheduler
+that hangs; the timeouts of requests and waits do.
 """
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import sys
 import time
@@ -19,17 +21,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from slime_core.config.serving import RouterPolicy, WorkerType
 from slime_core.errors import EngineError
-from slime_core.rollout.engines.remote_router import ask_router
 from slime_core.rollout.engines.server import Server
 
-__all__ = ["Router", "RouterSettings", "Worker"]
+__all__ = ["RemoteRouter", "Router", "RouterSettings", "Worker", "ask_router"]
 
-# The launcher imports sglang, and with it torch, for a tracing mode that is not used, and goes without where there is
-# none (sglang_router 0.3.2, mini_lb.py:21). Without: 0.7 s instead of 2 s to start.
-# Its parser knows fewer policies than the router itself, so the policy comes first and apart.
+# The launcher imports sglang, and with it torch, for a tracing mode that is not used here; the import is optional
+# (sglang_router 0.3.2, mini_lb.py:21). Without it the router starts in 0.7 s instead of 2 s.
+# The launcher's parser knows fewer policies than the router itself, so the policy is passed separately.
 LAUNCH = (
     "import sys; sys.modules['sglang'] = None; from sglang_router import launch_router as launcher; "
     "arguments = launcher.parse_router_args(sys.argv[2:]); arguments.policy = sys.argv[1]; "
@@ -43,16 +45,17 @@ class RouterSettings:
     """How the router is started.
 
     Arguments:
-        log_file: receives what the router prints.
+        log_file: receives the router's output.
         host: address to listen on.
-        policy: how engines are chosen. ``cache_aware`` sends what shares a beginning to the same engine, as long as
-            loads are even; ``consistent_hashing`` and ``manual`` what has the same header ``x-smg-routing-key``.
-        splits_prefill: its engines do either prefill or decode, and each request goes to one of both.
-        health_endpoint: what an engine is asked; see the module for why not ``/health``.
-        health_interval_s: seconds between two looks at each engine.
-        health_failures: looks in a row that must fail before an engine gets no more requests.
+        policy: how engines are chosen. ``cache_aware`` sends prompts with a common prefix to the same engine, as long
+            as loads are even; ``consistent_hashing`` and ``manual`` send requests with the same header
+            ``x-smg-routing-key`` to the same engine.
+        splits_prefill: its engines do either prefill or decode, and each request goes to one of each.
+        health_endpoint: path of the health check; the module says why not ``/health``.
+        health_interval_s: seconds between two health checks of an engine.
+        health_failures: failed checks in a row after which an engine gets no more requests.
         request_timeout_s: seconds until an answer must be complete, pauses included.
-        start_timeout_s: seconds until the router must be ready, and as many until it has taken engines in.
+        start_timeout_s: seconds until the router must be ready, and as many until it has registered the engines.
     """
 
     log_file: Path
@@ -80,12 +83,12 @@ class RouterSettings:
             "health-success-threshold": 1,
             "request-timeout-secs": self.request_timeout_s,
             "worker-startup-check-interval": 1,
-            # Every request in flight is bounded by the client already; a second queue would only hide that.
+            # The client already bounds the requests in flight; a second queue would only hide that bound.
             "max-concurrent-requests": -1,
         }
         return [
             *(f"--{name}={value}" for name, value in valued.items()),
-            # Who asks also asks again: the router would do so after 408 and 429 too, and nobody could count it.
+            # The client retries. The router would also retry after 408 and 429, uncounted.
             "--disable-retries",
             *(["--pd-disaggregation"] if self.splits_prefill else []),
             *(["--worker-urls", *workers] if workers else []),
@@ -98,7 +101,7 @@ class Worker:
 
     Arguments:
         url: its address.
-        worker_type: what it does of a request.
+        worker_type: the part of a request that it computes.
         bootstrap_port: of a prefill engine, where decode engines fetch the cache; 0: it is none.
     """
 
@@ -108,7 +111,7 @@ class Worker:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """What the router is told; of an engine that does whole requests the address alone."""
+        """The body of the request that registers it."""
         if self.worker_type == "regular":
             return {"url": self.url}
         port = {"bootstrap_port": self.bootstrap_port} if self.worker_type == "prefill" else {}
@@ -116,14 +119,14 @@ class Worker:
 
 
 class Router(Server):
-    """Sends each request to one of ``workers``, as ``settings`` say.
+    """A router that the run starts; it sends each request to one of ``workers``.
 
     Arguments:
         settings: of the router.
-        workers: URLs of engines that are ready.
+        workers: URLs of engines that answer already.
     """
 
-    # Neither /health, which says 200 without any engine, nor /readiness, which logs an error every time it says no.
+    # Not /health, which returns 200 without any engine; not /readiness, which logs an error each time it returns 503.
     probe = "/liveness"
 
     def __init__(self, settings: RouterSettings, workers: Sequence[str] = ()) -> None:
@@ -138,24 +141,24 @@ class Router(Server):
         )
 
     def command(self, port: int, second: int) -> list[str]:
-        """As :meth:`Server.command`; on ``second`` it tells its metrics."""
+        """As :meth:`Server.command`; it serves its metrics on ``second``."""
         arguments = self.settings.arguments(port=port, metrics_port=second, workers=self._workers)
         return [sys.executable, "-c", LAUNCH, self.settings.policy, *arguments]
 
     def wait_ready(self) -> None:
-        """As :meth:`Server.wait_ready`, and it passes requests on to all engines.
+        """As :meth:`Server.wait_ready`; also waits until all engines are registered.
 
         Raises:
-            EngineError: it died, or an engine was not taken in within ``start_timeout_s``.
+            EngineError: it died, or did not register an engine within ``start_timeout_s``.
         """
         super().wait_ready()
         self._wait_workers()
 
     def add(self, *workers: str | Worker) -> None:
-        """The engines ``workers``, or at these addresses, get requests too.
+        """Register engines, given as :class:`Worker` or by URL, and wait until they get requests.
 
         Raises:
-            EngineError: the router refused one, or did not take all in within ``start_timeout_s``.
+            EngineError: the router refused one, or did not register all within ``start_timeout_s``.
         """
         for worker in workers:
             one = Worker(worker) if isinstance(worker, str) else worker
@@ -164,7 +167,7 @@ class Router(Server):
         self._wait_workers()
 
     def remove(self, worker: str) -> None:
-        """The engine at ``worker`` gets no further requests.
+        """Send no further requests to the engine at ``worker``.
 
         Raises:
             EngineError: the router does not know it.
@@ -176,14 +179,14 @@ class Router(Server):
         self._workers.remove(worker)
 
     def healthy_workers(self) -> list[str]:
-        """URLs of the engines that get requests now."""
+        """URLs of the engines that get requests now, sorted."""
         return sorted(entry["url"] for entry in self._entries() if entry["is_healthy"])
 
     def _wait_workers(self) -> None:
         deadline_s = time.monotonic() + self.settings.start_timeout_s
         while missing := sorted(set(self._workers) - set(self.healthy_workers())):
             if time.monotonic() > deadline_s:
-                raise EngineError(f"The router at {self.url} did not take in {missing}: {self._process.last_lines(3)}")
+                raise EngineError(f"The router at {self.url} did not register {missing}: {self._process.last_lines(3)}")
             time.sleep(REGISTRATION_POLL_S)
 
     def _entries(self) -> list[dict[str, Any]]:
@@ -193,3 +196,71 @@ class Router(Server):
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         self.check_alive()
         return ask_router(self.url, method, path, body)
+
+
+CALL_LIMIT_S = 10.0
+REGISTRATION_LIMIT_S = 60.0
+POLL_S = 0.05
+
+
+class RemoteRouter:
+    """The external sglang-router at ``url``: engines are registered, and removed again at the end."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._added: list[str] = []
+
+    def add(self, workers: Sequence[str]) -> None:
+        """Register the engines at these URLs; :meth:`deregister` leaves alone those that the router knew before.
+
+        Raises:
+            EngineError: the router does not answer, refused one, or did not register all within a minute.
+        """
+        known = {entry["url"] for entry in self._entries()}
+        for worker in workers:
+            if worker not in known:
+                ask_router(self.url, "POST", "/workers", {"url": worker})
+                self._added.append(worker)
+        deadline_s = time.monotonic() + REGISTRATION_LIMIT_S
+        while missing := set(workers) - {entry["url"] for entry in self._entries() if entry["is_healthy"]}:
+            if time.monotonic() > deadline_s:
+                raise EngineError(f"The router at {self.url} did not register {sorted(missing)}")
+            time.sleep(POLL_S)
+
+    def deregister(self) -> None:
+        """Remove the engines that :meth:`add` registered.
+
+        Raises:
+            EngineError: the router does not answer, or refused.
+        """
+        added, self._added = self._added, []
+        for entry in self._entries() if added else []:
+            if entry["url"] in added:
+                ask_router(self.url, "DELETE", f"/workers/{entry['id']}")
+
+    def _entries(self) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = ask_router(self.url, "GET", "/workers")["workers"]
+        return entries
+
+
+def ask_router(url: str, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    """The answer of the router at ``url``, parsed from JSON; None: an empty answer.
+
+    Raises:
+        EngineError: it does not answer within 10 seconds, not in JSON, or it refused.
+    """
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=CALL_LIMIT_S)
+    try:
+        connection.request(method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        text = response.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        raise EngineError(f"The router at {url} did not answer {method} {path}: {error!r}") from error
+    finally:
+        connection.close()
+    if response.status >= http.client.BAD_REQUEST:
+        raise EngineError(f"The router at {url} refused {method} {path} with status {response.status}: {text}")
+    try:
+        return json.loads(text) if text else None
+    except ValueError:
+        raise EngineError(f"The server at {url} is no sglang-router: {method} {path} returned {text[:100]!r}") from None

@@ -1,4 +1,4 @@
-"""A program that listens: what an engine and the router have in common, from the choice of a port to the end."""
+"""A program that listens on a port: what an engine and the router have in common."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Server", "free_ports"]
 
 POLL_S = 0.05
 LONGEST_ANSWER_S = 5.0
-"""Seconds that one look whether it answers may take."""
+"""Limit of one probe, in seconds."""
 
 ADDRESS_IN_USE = "address already in use"
-"""What the operating system calls it, in lower case."""
+"""The operating system's message, in lower case."""
 
 SEARCHED_LINES = 200
-"""SGLang says it some 60 lines before its end."""
+"""Log lines to search: SGLang prints that message some 60 lines before its end."""
 
 
 class Server(ABC):
@@ -32,15 +32,15 @@ class Server(ABC):
     ``url`` is where it listens, known when :meth:`wait_ready` has returned.
 
     Arguments:
-        name: what people call it.
+        name: for messages.
         host: address to listen on.
         env: its whole environment.
-        log_file: receives what it prints.
-        start_timeout_s: seconds until it has to answer.
+        log_file: receives its output.
+        start_timeout_s: seconds until it must answer.
     """
 
     probe: ClassVar[str]
-    """The path that it answers with 200 when it takes requests."""
+    """The path that answers 200 once the server accepts requests."""
 
     def __init__(self, name: str, *, host: str, env: Mapping[str, str], log_file: Path, start_timeout_s: float) -> None:
         self.url, self._port = "", 0
@@ -49,19 +49,19 @@ class Server(ABC):
 
     @abstractmethod
     def command(self, port: int, second: int) -> list[str]:
-        """Program and arguments of a server that listens on ``port``; ``second`` is free as well."""
+        """Program and arguments of a server that listens on ``port``; ``second`` is another free port."""
 
     def start(self) -> None:
-        """The program runs; :meth:`wait_ready` says when it answers."""
+        """Start the program; :meth:`wait_ready` waits until it answers."""
         self._port, second = free_ports(2, host=self._host)
         self.url = f"http://{self._host}:{self._port}"
         self._process.start(self.command(self._port, second))
 
     def wait_ready(self) -> None:
-        """It takes requests. Where another program had taken its port meanwhile, it was started again on another one.
+        """Wait until it accepts requests. Restarts it on another port if another program took its port meanwhile.
 
         Raises:
-            EngineError: it died, or did not answer in time; the message ends with its last lines.
+            EngineError: it died, or did not answer in time; the message ends with the last lines of its log.
         """
         try:
             self._wait_answer()
@@ -79,13 +79,13 @@ class Server(ABC):
         """Returns if the program runs; it ends by itself when one of its parts does.
 
         Raises:
-            EngineError: it ended; the message ends with its last lines.
+            EngineError: it ended; the message ends with the last lines of its log.
         """
         if not self._process.is_alive():
             raise self._process.death()
 
     def stop(self) -> None:
-        """Nothing of it is left, within 5 seconds."""
+        """End it and all its processes, within 5 seconds."""
         self._process.stop()
 
     def __enter__(self) -> Self:
@@ -106,17 +106,18 @@ class Server(ABC):
                 )
 
     def _answers(self) -> bool:
-        # Whoever took the port meanwhile may answer as well: the engine of another run.
+        # Another program may have taken the port and answer too: the engine of another run.
         return _is_ok(self._host, self._port, self.probe) and self._process.listens(self._port)
 
     def _lost_its_port(self) -> bool:
-        """Whether the program ended because another one had taken its port; then a start with another one may do."""
+        """Whether the program ended because another one had taken its port; a start on another port may then
+        succeed."""
         lines = self._process.last_lines(SEARCHED_LINES) if self._process.wait_end(0) else []
         return any(ADDRESS_IN_USE in line.lower() for line in lines)
 
 
 def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
-    """``count`` different ports of ``host`` on which nobody listens now."""
+    """``count`` different ports of ``host`` that are free now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:
@@ -128,7 +129,7 @@ def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
 
 
 def _is_ok(host: str, port: int, path: str) -> bool:
-    # http.client knows no proxies: a loopback address must not go through one.
+    # http.client ignores proxy settings: a loopback address must not go through a proxy.
     connection = http.client.HTTPConnection(host, port, timeout=LONGEST_ANSWER_S)
     try:
         connection.request("GET", path)

@@ -30,7 +30,7 @@ import psutil  # type: ignore[import-untyped]
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.contracts import RunView
-from slime_core.rollout.engines.keeper import die_with
+from slime_core.rollout.engines.supervisor import die_with
 from slime_core.rollout.rewards.worker import read_frame, write_frame
 from slime_core.types import Reward, RewardFailure, Sample
 

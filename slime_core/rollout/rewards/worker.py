@@ -35,7 +35,7 @@ from slime_core.plugins.construction import construct
 from slime_core.plugins.contracts import RunView
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.plugins.registration import Registry
-from slime_core.rollout.engines.keeper import HEARD, LIBC, die_with, stand_before
+from slime_core.rollout.engines.supervisor import HANDLED, LIBC, die_with, fork_behind_proxy
 
 __all__ = ["main", "read_frame", "write_frame"]
 
@@ -75,9 +75,9 @@ def write_frame(writer: asyncio.StreamWriter, content: bytes) -> None:
 def main() -> None:
     """Serve the socket whose descriptor is the first argument until the parent closes it."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    stand_before()
+    fork_behind_proxy()
     signal.signal(signal.SIGTERM, lambda *_: _leave())
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     # Descendants whose own parent ends become children of the keeper, whatever session they are in.
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
     keeper, worker = os.getpid(), os.fork()

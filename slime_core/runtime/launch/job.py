@@ -15,7 +15,7 @@ from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import policy_loss
-from slime_core.rollout.engines.fleet import Servers
+from slime_core.rollout.engines.fleet import EngineFleet
 from slime_core.rollout.sampled import SamplerSettings
 from slime_core.runtime.layout import Device
 from slime_core.weights.publisher import PublisherSettings
@@ -84,7 +84,7 @@ def learner_settings(job: Job, device: Device) -> LearnerSettings:
     )
 
 
-def sampler_settings(job: Job, servers: Servers, device: Device, *, trains: bool) -> SamplerSettings:
+def sampler_settings(job: Job, servers: EngineFleet, device: Device, *, trains: bool) -> SamplerSettings:
     """Of the sampler; waits for the router, and for the models beside the policy."""
     return SamplerSettings(
         config=_on(device, job.config),
@@ -99,7 +99,7 @@ def sampler_settings(job: Job, servers: Servers, device: Device, *, trains: bool
         num_engines=job.config.num_engines,
         trains=trains,
         model_urls=servers.model_urls(),
-        engine_urls=servers.asked_directly(),
+        engine_urls=servers.direct_urls(),
         run_folder=job.folder,
         resumed_step=job.resumed_step,
     )

@@ -18,8 +18,8 @@ from slime_core.plugins.lifecycle import Failures
 from slime_core.rollout.actor import SamplerActor, SamplerHandle
 from slime_core.rollout.beside import BesideSampler, Evaluations, beside_settings
 from slime_core.rollout.engines.actors import EngineActor
-from slime_core.rollout.engines.fleet import Servers, Site
-from slime_core.rollout.engines.served import Served
+from slime_core.rollout.engines.fleet import EngineFleet, Site
+from slime_core.rollout.engines.model_servers import ModelServers
 from slime_core.runtime.actors import Actor, Call, Launch, start_actor
 from slime_core.runtime.asked import asked_layout, device_of, refuse_on_device
 from slime_core.runtime.group import ActorGroup
@@ -81,9 +81,9 @@ class Processes:
             on_gpus=device == "gpu",
             reachable=self._address is not None,
             slots=placement.engines,
-            beside=placement.beside,
+            auxiliary_slots=placement.beside,
         )
-        self._servers = Servers(job.config, site, wait=self._wait, monitors=self._monitors)
+        self._servers = EngineFleet(job.config, site, wait=self._wait, monitors=self._monitors)
 
     def start_engines(self) -> None:
         """Begin to start every engine, of the policy and of models beside it, and the routers.
@@ -103,7 +103,7 @@ class Processes:
         )
         config = self._job.config
         layout = ParallelLayout.of(config.parallel)
-        learner = (LearnerHandle if self._servers.are_there else UnpublishedLearner)(
+        learner = (LearnerHandle if self._servers.serves_policy else UnpublishedLearner)(
             ActorGroup(ranks),
             wait=self._wait,
             saving=Saving(checkpoints, self._job.model, save_hf=config.checkpoint.save_hf),
@@ -114,7 +114,7 @@ class Processes:
             failures=self._failures,
             critic=self._critic_apart(),
         )
-        devices = self._share_devices(learner) if config.cluster.colocate and self._servers.are_there else Lending()
+        devices = self._share_devices(learner) if config.cluster.colocate and self._servers.serves_policy else Lending()
         settings = learner_settings(self._job, self._device)
         self._starting += learner.setup(settings, reachable=self._address is not None)
         return learner, devices
@@ -131,7 +131,7 @@ class Processes:
         return CriticGroup(ActorGroup(ranks), replace(learner_settings(self._job, self._device), layout=layout))
 
     def _share_devices(self, learner: LearnerHandle) -> Sharing:
-        self._servers.policy.take_in()
+        self._servers.policy.register()
         devices = Sharing(self._servers.policy, learner)
         devices.vacate()
         return devices
@@ -146,7 +146,7 @@ class Processes:
             actor = start_actor(self._launch("eval sampler"), SamplerActor, self._job.manifest)
             evaluating = self._servers.evaluating
             own = sampler_settings(self._job, self._servers, self._device, trains=False)
-            own = beside_settings(own, url=evaluating.answering_url(), num_engines=len(evaluating.engines))
+            own = beside_settings(own, url=evaluating.ready_url(), num_engines=len(evaluating.engines))
             self._starting.append(actor.start(SamplerActor.setup, own))
             self._eval_sampler = actor
         return sampler
@@ -171,8 +171,8 @@ class Processes:
         calls = [*self._servers.policy.starts, *self._starting]
         self._wait(calls, what="engines, learner and sampler to start")
         self._starting.clear()
-        self._servers.policy.take_in()
-        if isinstance(learner, LearnerHandle) and self._servers.are_there:
+        self._servers.policy.register()
+        if isinstance(learner, LearnerHandle) and self._servers.serves_policy:
             learner.connect(self._servers.policy.urls(), self._publishes_to(self._servers.policy))
 
     def stop(self) -> None:
@@ -182,6 +182,6 @@ class Processes:
     def _launch(self, label: str, slot: Slot | None = None) -> Launch:
         return Launch(label, slot, cpu_environment(self._device))
 
-    def _publishes_to(self, served: Served) -> PublisherSettings:
+    def _publishes_to(self, served: ModelServers) -> PublisherSettings:
         gpus = self._wait(served.engines.start(EngineActor.gpus), what="the engines' GPUs")
         return publisher_settings(self._job, served.ranks, gpus, device=self._device, address=self._address)

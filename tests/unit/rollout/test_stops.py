@@ -152,7 +152,7 @@ async def _response(engine: FakeEngine, sampling: SamplingParams, *, interrupted
             asking = asyncio.create_task(SingleTurn(None, RunView())(context, samples, sampling))
             while not engine.bodies:
                 await asyncio.sleep(0)
-            async with client.ended():
+            async with client.aborting():
                 await asking
             engine.delay_s = 0.0
         if sample.status is not Status.COMPLETED:

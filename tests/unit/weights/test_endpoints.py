@@ -180,7 +180,7 @@ async def test_memory_is_released_by_engines_that_do_not_generate(
         for engine in engines:
             engine.released.clear()
         control.resume()
-        async with client.ended():
+        async with client.aborting():
             await asking
 
 

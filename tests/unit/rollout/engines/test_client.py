@@ -77,7 +77,7 @@ async def test_an_overloaded_engine_costs_the_request_and_is_not_asked_again(
     assert failed.value.cause == f"engine_status_{status}"
     assert str(failed.value) == (
         f'{engine.url}/generate refused the request with status {status}: {{"error": {{"message": "asked to fail"}}}}\n'
-        "It is not sent again. Ask for less at once with --sglang-server-concurrency."
+        "It is not sent again. Lower --sglang-server-concurrency."
     )
 
 
@@ -204,7 +204,7 @@ async def test_engines_are_told_of_requests_that_a_function_sent_by_itself(
         request = asyncio.create_task(session.post(f"{engine.url}/generate", json=body))
         while not engine.most_in_flight:
             await asyncio.sleep(0)
-        async with client.ended(), await request as response:
+        async with client.aborting(), await request as response:
             assert (await response.json())["meta_info"]["finish_reason"]["type"] == "abort"
 
 
@@ -213,7 +213,7 @@ async def test_requests_can_be_ended_with_the_tokens_that_they_have(client: Gene
     requests = [asyncio.create_task(client.generate([3, 4], sampling=SHORT)) for _ in range(5)]
     while engine.most_in_flight < 3:
         await asyncio.sleep(0)
-    async with client.ended():
+    async with client.aborting():
         answers = [answer for (answer,) in await asyncio.gather(*requests)]
     assert [list(answer.token_ids) for answer in answers] == [[9, 4]] * 3 + [[]] * 2
     assert {answer.finish_reason for answer in answers} == {"abort"}
@@ -224,7 +224,7 @@ async def test_requests_can_be_ended_with_the_tokens_that_they_have(client: Gene
 
 async def test_engines_that_cannot_be_told_hold_nobody_up(client: GenerateClient, engine: FakeEngine) -> None:
     engine.stop()
-    async with client.ended():
+    async with client.aborting():
         (answer,) = await client.generate([3], sampling=SHORT)
     assert answer.finish_reason == "abort"
 

@@ -13,7 +13,7 @@ from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
 from slime_core.errors import ConfigError
 from slime_core.harness.fake_engine import FakeEngine
-from slime_core.rollout.engines.external import External, Needs, discover, refuse_silent
+from slime_core.rollout.engines.external import External, Needs, discover, require_reachable
 
 MODEL = ARITHMETIC / "model"
 NEEDS = Needs(MODEL, "float32", 1)
@@ -83,12 +83,13 @@ def test_what_is_needed_stands_in_the_settings():
         (
             {},
             Needs(MODEL, "float32", 1, pauses_in_place=True),
-            "pause_generation_mode = in_place: its cache would outlive weights; add --disable-radix-cache",
+            "pause_generation_mode = in_place: its prefix cache would hold entries of older weights; start it with "
+            "--disable-radix-cache",
         ),
         (
             {"model_path": "/far/away"},
             NEEDS,
-            f"its model /far/away cannot be read here, so nobody can say whether its sizes are those of {MODEL}; start "
+            f"its model /far/away cannot be read here, so its sizes cannot be compared with those of {MODEL}; start "
             "it from a folder that this machine sees under the same path",
         ),
         (
@@ -119,14 +120,14 @@ def test_nobody_at_an_address_is_an_error(engine):
 
 
 def test_an_evaluation_that_nobody_would_answer_is_refused(engine):
-    refuse_silent({})
-    refuse_silent({"aime": engine.url, "gsm8k": f"{engine.url}/"})
+    require_reachable({})
+    require_reachable({"aime": engine.url, "gsm8k": f"{engine.url}/"})
     url = engine.url
     engine.stop()
     with pytest.raises(ConfigError) as failure:
-        refuse_silent({"aime": url, "gsm8k": "http://127.0.0.1:99999"})
+        require_reachable({"aime": url, "gsm8k": "http://127.0.0.1:99999"})
     first, aime, gsm8k, last = str(failure.value).splitlines()
-    assert first == "these evaluations have nobody who answers them:"
+    assert first == "no server answers these evaluation sets:"
     assert aime.startswith(f"  evaluation set aime: model = {url}: ConnectionRefusedError: ")
     assert gsm8k.startswith("  evaluation set gsm8k: model = http://127.0.0.1:99999: ValueError: Port out of range")
     assert last == "Start the server there first, or correct the address in the table of the set."
@@ -141,12 +142,14 @@ def test_prefill_and_decode_engines_are_recognised(engine):
             External(second.url, 1, "decode"),
         ]
         second.info["disaggregation_mode"] = "null"
-        with pytest.raises(ConfigError, match="some do whole requests and others only prefill or decode; give engines"):
+        with pytest.raises(
+            ConfigError, match="some compute whole requests and others only prefill or decode; give engines"
+        ):
             discover([address(engine), address(second)], NEEDS)
 
 
 @pytest.mark.parametrize("said", [{"tp_size": "two"}, {"model_path": ""}, {"dtype": ["float32"]}])
 def test_what_only_resembles_an_engine_is_named(engine, said):
     (name,) = said
-    expected = f"it does not answer as an SGLang server: what it says of {name} is missing or wrong"
+    expected = f"it does not answer as an SGLang server: it reports no valid {name}"
     assert reason(engine, **said) == expected

@@ -9,8 +9,8 @@ import pytest
 
 from slime_core.errors import EngineError
 from slime_core.harness.fake_engine import FakeEngine
-from slime_core.rollout.engines import external_watch
-from slime_core.rollout.engines.external_watch import ExternalWatch
+from slime_core.rollout.engines import external
+from slime_core.rollout.engines.external import ExternalWatch
 from slime_core.weights.endpoints import call
 
 
@@ -29,7 +29,7 @@ def test_versions_that_rise_are_this_runs_own(engine, holds):
     watch = ExternalWatch([engine.url])
     for version in ("7", "0", "1", "1", "4"):  # 7: what an earlier run left behind
         holds(version)
-        watch.look()
+        watch.poll()
 
 
 @pytest.mark.parametrize("later", ["default", "2"])
@@ -37,14 +37,14 @@ def test_an_engine_that_holds_older_weights_than_before_ends_the_run(engine, hol
     watch = ExternalWatch([engine.url])
     for version in ("default", "3"):
         holds(version)
-        watch.look()
+        watch.poll()
     holds(later)
     message = (
-        f"The engine at {engine.url}, which somebody else started, held weights of version 3 and now holds version "
-        f"'{later}': it was started anew, or another run publishes to it."
+        f"The engine at {engine.url}, an external one, held weights of version 3 and now holds version "
+        f"'{later}': it was restarted, or another run publishes to it."
     )
     with pytest.raises(EngineError) as caught:
-        watch.look()
+        watch.poll()
     assert str(caught.value).startswith(message)
 
 
@@ -52,27 +52,27 @@ def test_an_engine_that_takes_no_connection_three_times_is_gone(engine):
     with FakeEngine() as other:
         watch = ExternalWatch([other.url, engine.url])
         engine.stop()
-        watch.look()
-        watch.look()
+        watch.poll()
+        watch.poll()
         with pytest.raises(EngineError) as caught:
-            watch.look()
-    assert str(caught.value).startswith(f"The engine at {engine.url}, which somebody else started, is gone: Connection")
+            watch.poll()
+    assert str(caught.value).startswith(f"The engine at {engine.url}, an external one, is gone: Connection")
     assert "continue from the last checkpoint with --load" in str(caught.value)
 
 
 def test_an_engine_that_is_slow_is_not_gone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(external_watch, "ANSWER_LIMIT_S", 0.01)
+    monkeypatch.setattr(external, "POLL_LIMIT_S", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as listening:  # takes connections and says nothing
         watch = ExternalWatch([f"http://127.0.0.1:{listening.getsockname()[1]}"])
         for _ in range(5):
-            watch.look()
+            watch.poll()
 
 
 def test_an_address_where_something_else_answers_ends_the_run(engine, holds, monkeypatch: pytest.MonkeyPatch):
     watch = ExternalWatch([engine.url])
     for version in ("1", "2"):
         holds(version)
-        watch.look()
-    monkeypatch.setattr(external_watch, "call", lambda *_, **__: "<html>")
+        watch.poll()
+    monkeypatch.setattr(external, "call", lambda *_, **__: "<html>")
     with pytest.raises(EngineError, match="held weights of version 2 and now holds version ''"):
-        watch.look()
+        watch.poll()

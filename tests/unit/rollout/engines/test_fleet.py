@@ -16,9 +16,9 @@ from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, EngineError, RemoteError
 from slime_core.harness.fake_engine import FakeEngine
-from slime_core.rollout.engines import fleet, served
+from slime_core.rollout.engines import fleet, model_servers
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
-from slime_core.rollout.engines.fleet import Servers, Site
+from slime_core.rollout.engines.fleet import EngineFleet, Site
 from slime_core.rollout.engines.router import RouterSettings, Worker
 
 MODEL = ARITHMETIC / "model"
@@ -93,19 +93,19 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stand]:
     def router(settings: RouterSettings, **_: Any) -> Stand:
         return stands.setdefault(settings.log_file.stem, Stand(settings, f"http://{settings.log_file.stem}"))
 
-    monkeypatch.setattr(served, "start_engine", engine)
-    monkeypatch.setattr(served, "start_watch", lambda urls: stands.setdefault("watch", Stand(urls, "")))
-    monkeypatch.setattr(served, "start_router", router)
+    monkeypatch.setattr(model_servers, "start_engine", engine)
+    monkeypatch.setattr(model_servers, "start_watch", lambda urls: stands.setdefault("watch", Stand(urls, "")))
+    monkeypatch.setattr(model_servers, "start_router", router)
     monkeypatch.setattr(fleet, "wait_for", lambda calls, **_: calls)
     return stands
 
 
-def servers(config: RunConfig, tmp_path: Path, *, on_gpus: bool = False) -> Servers:
+def servers(config: RunConfig, tmp_path: Path, *, on_gpus: bool = False) -> EngineFleet:
     policy = sum(group.num_engines for group in config.engine_groups)
     beside = sum(group.num_engines for group in config.beside_groups)
     slots: Any = [None] * policy, [None] * beside
-    site = Site(MODEL, tmp_path, on_gpus=on_gpus, reachable=False, slots=slots[0], beside=slots[1])
-    found = Servers(config, site, wait=lambda calls, **_: list(calls), monitors=[])
+    site = Site(MODEL, tmp_path, on_gpus=on_gpus, reachable=False, slots=slots[0], auxiliary_slots=slots[1])
+    found = EngineFleet(config, site, wait=lambda calls, **_: list(calls), monitors=[])
     found.start()
     return found
 
@@ -165,17 +165,17 @@ def test_the_policy_is_behind_its_router_and_only_its_engines_get_weights(starte
     found = servers(settings(file=tmp_path, text=TWO_GROUPS), tmp_path)
     assert found.policy.url() == "http://router"
     assert (found.policy.urls(), found.policy.ranks) == (["http://engine-0", "http://engine-1"], (1, 2))
-    found.policy.take_in()
-    found.policy.take_in()
+    found.policy.register()
+    found.policy.register()
     added = [call for call in started["router"].called if call[0] == "add"]
     assert added == [("add", ([Worker("http://engine-0"), Worker("http://engine-1")],))]
-    assert found.asked_directly() == ()
+    assert found.direct_urls() == ()
 
 
 def test_prefill_engines_are_told_to_the_router_with_their_ports(started, tmp_path):
     line = ["--prefill-num-servers", "1", "--rollout-num-gpus", "2"]
     found = servers(settings(*line), tmp_path, on_gpus=True)
-    found.policy.take_in()
+    found.policy.register()
     workers = [Worker("http://engine-0", "prefill", 8998), Worker("http://engine-1", "decode")]
     assert ("add", (workers,)) in started["router"].called
     assert started["router"].settings.splits_prefill
@@ -188,7 +188,7 @@ def test_prefill_engines_are_told_to_the_router_with_their_ports(started, tmp_pa
 def test_engines_that_return_routes_are_asked_directly(started, tmp_path):
     found = servers(settings("--use-rollout-routing-replay", "--rollout-num-gpus", "2"), tmp_path)
     assert started["engine 0"].settings.extra == ("--enable-return-routed-experts",)
-    assert found.asked_directly() == ("http://engine-0", "http://engine-1")
+    assert found.direct_urls() == ("http://engine-0", "http://engine-1")
 
 
 def test_a_router_of_somebody_else_is_used_and_not_started(started, tmp_path):
@@ -196,7 +196,7 @@ def test_a_router_of_somebody_else_is_used_and_not_started(started, tmp_path):
         port = router.url.rpartition(":")[2]
         found = servers(settings("--sglang-router-ip", "127.0.0.1", "--sglang-router-port", port), tmp_path)
         assert found.policy.url() == router.url
-        found.policy.take_in()
+        found.policy.register()
         assert (sorted(started), router.workers) == (["engine 0"], ["http://older", "http://engine-0"])
         found.stop()
         assert router.workers == ["http://older"]
@@ -208,7 +208,7 @@ def test_an_address_without_a_router_is_named(started, tmp_path):
         port = engine.url.rpartition(":")[2]
         found = servers(settings("--sglang-router-ip", "127.0.0.1", "--sglang-router-port", port), tmp_path)
         with pytest.raises(EngineError, match=f"The router at {engine.url} refused GET /workers with status 404"):
-            found.policy.take_in()
+            found.policy.register()
 
 
 def test_the_policy_of_the_router_is_that_of_the_run(started, tmp_path):
@@ -220,14 +220,14 @@ def test_engines_of_others_are_used_and_not_stopped(started, tmp_path):
     with FakeEngine() as engine:
         engine.info = {"model_path": str(MODEL), "dtype": "float32", "tp_size": 1}
         found = servers(settings("--rollout-external-engine-addrs", engine.url.removeprefix("http://")), tmp_path)
-        assert (found.are_there, list(found.policy.engines), found.policy.urls(), found.policy.ranks) == (
+        assert (found.serves_policy, list(found.policy.engines), found.policy.urls(), found.policy.ranks) == (
             True,
             [],
             [engine.url],
             (1,),
         )
         found.policy.url()
-        found.policy.take_in()
+        found.policy.register()
         assert ("add", ([Worker(engine.url)],)) in started["router"].called
         found.stop()
         assert started["router"].called[-1] == ("stop", ())
@@ -240,10 +240,10 @@ def test_engines_that_only_evaluate_serve_the_policy_apart_from_its_router(start
     assert sorted(started) == ["engine 0", "eval engine 0", "eval engine 1", "router", "router-eval"]
     assert started["eval engine 1"].settings.model == MODEL
     assert started["eval engine 1"].settings.log_file == tmp_path / "eval-engine-1.log"
-    found.policy.take_in()
+    found.policy.register()
     assert (found.policy.url(), found.policy.urls(), found.policy.ranks) == ("http://router", ["http://engine-0"], (1,))
     assert ("add", ([Worker("http://engine-0")],)) in started["router"].called
-    assert found.evaluating.answering_url() == "http://router-eval"
+    assert found.evaluating.ready_url() == "http://router-eval"
     workers = [Worker("http://eval-engine-0"), Worker("http://eval-engine-1")]
     assert ("add", (workers,)) in started["router-eval"].called
     assert (found.evaluating.urls(), found.evaluating.ranks) == (
@@ -259,7 +259,7 @@ def test_engines_that_only_evaluate_serve_the_policy_apart_from_its_router(start
 def test_one_engine_that_only_evaluates_is_asked_directly_beside_models(started, tmp_path):
     line = ["--eval-num-gpus", "2", "--eval-num-gpus-per-engine", "2"]
     found = servers(settings(*line, file=tmp_path, text=TWO_GROUPS), tmp_path)
-    assert found.evaluating.answering_url() == "http://eval-engine-0"
+    assert found.evaluating.ready_url() == "http://eval-engine-0"
     assert (started["eval engine 0"].settings.tensor_parallel, found.evaluating.ranks) == (2, (2,))
     assert found.model_urls() == {"judge": "http://judge-0", "score": "http://router-score"}
 
@@ -267,12 +267,12 @@ def test_one_engine_that_only_evaluates_is_asked_directly_beside_models(started,
 def test_without_engines_of_their_own_evaluations_have_no_address(started, tmp_path):
     found = servers(settings(), tmp_path)
     none = found.evaluating
-    assert (none.answering_url(), none.urls(), list(none.engines), none.ranks) == ("", [], [], ())
+    assert (none.ready_url(), none.urls(), list(none.engines), none.ranks) == ("", [], [], ())
 
 
 def test_a_run_that_reads_its_rollouts_starts_nothing(started, tmp_path):
     found = servers(settings("--debug-train-only"), tmp_path)
-    assert (found.are_there, found.policy.url(), found.model_urls(), found.policy.starts) == (False, "", {}, [])
+    assert (found.serves_policy, found.policy.url(), found.model_urls(), found.policy.starts) == (False, "", {}, [])
     assert started == {}
 
 

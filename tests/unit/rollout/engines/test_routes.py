@@ -41,7 +41,8 @@ def test_routes_that_nobody_asked_for_are_not_kept():
 
 def test_an_engine_that_sends_no_routes_is_an_error():
     with pytest.raises(
-        EngineError, match="asked for the routes of a mixture and sent none; it has to run with --enable-"
+        EngineError,
+        match="asked for the routed experts of a mixture and the engine sent none; it must run with --enable-",
     ):
         read_generation(answer(None), (3, 2))
 

@@ -12,7 +12,7 @@ from slime_core.generation.speculation import added
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.engines.speculation import spec_metrics
+from slime_core.rollout.engines.generation import spec_metrics
 from slime_core.types import Sample, SpecInfo
 
 SENT = {

@@ -10,8 +10,7 @@ import pytest
 from slime_core.errors import EngineError
 from slime_core.generation import SamplingParams
 from slime_core.harness.fake_engine import FakeEngine
-from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.engines.targets import Targets
+from slime_core.rollout.engines.client import GenerateClient, Targets
 
 URLS = ["http://a", "http://b", "http://c"]
 SHORT = SamplingParams(max_new_tokens=2)

@@ -1,9 +1,10 @@
-"""Heads of reward models: SGLang gives some of them a bias that no checkpoint has, and leaves it as it was drawn.
+"""Works around a random bias in the head of some reward models.
 
-A server of such a model adds a random number to every score, another one at each start (sglang 0.5.23,
-srt/models/qwen3_classification.py:136 and qwen2_classification.py:46: ``nn.Linear`` with its default bias, which
-``load_weights`` never fills). Two engines of one reward model then disagree about the samples of one group. What is
-served here is the checkpoint with that bias written down as zero. Can go when upstream builds these heads without one.
+SGLang 0.5.23 builds these heads with ``nn.Linear`` and its default bias (srt/models/qwen3_classification.py:136,
+qwen2_classification.py:46), which no checkpoint has and ``load_weights`` never fills. So a server adds a random number
+to every score, another one at each start, and two engines of one reward model disagree about the samples of one group.
+The engines therefore load a copy of the checkpoint in which that bias is zero. Remove this when SGLang builds these
+heads without a bias.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def with_head_bias(model: Path, folder: Path) -> Path:
 
     Arguments:
         model: Hugging Face folder of a reward model.
-        folder: is made where the head would be random; it has to be visible where the model is served.
+        folder: made where the head would be random; the nodes that serve the model must see it.
     """
     architectures = (described(model) or {}).get("architectures") or []
     files = _files_of(model)
@@ -43,8 +44,8 @@ def with_head_bias(model: Path, folder: Path) -> Path:
         link = folder / file.name
         link.unlink(missing_ok=True)
         link.symlink_to(file.resolve())
-    save_file({BIAS: np.zeros(_labels(files[WEIGHT]), np.float32)}, folder / ADDED, metadata={"format": "pt"})
-    _list_it(folder / INDEX)
+    save_file({BIAS: np.zeros(_num_labels(files[WEIGHT]), np.float32)}, folder / ADDED, metadata={"format": "pt"})
+    _add_to_index(folder / INDEX)
     return folder
 
 
@@ -60,14 +61,14 @@ def _files_of(model: Path) -> dict[str, Path]:
     return found
 
 
-def _labels(file: Path) -> int:
+def _num_labels(file: Path) -> int:
     with safe_open(file, framework="numpy") as content:
         rows, _ = content.get_slice(WEIGHT).get_shape()
     return int(rows)
 
 
-def _list_it(index: Path) -> None:
-    """A list of files names the added one too; without a list, SGLang reads every file."""
+def _add_to_index(index: Path) -> None:
+    """Name the added file in the index; without an index, SGLang reads every file."""
     if index.exists():
         content = json.loads(index.read_text(encoding="utf-8"))
         content["weight_map"][BIAS] = ADDED

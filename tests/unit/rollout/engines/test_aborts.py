@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slime_core.rollout.engines.ending import Ending
+from slime_core.rollout.engines.client import RequestAborter
 
 URL = "http://127.0.0.1:1"
 
@@ -15,7 +15,7 @@ URL = "http://127.0.0.1:1"
 async def told(workers: Any) -> list[str]:
     """Who is told to abort where ``/workers`` answers ``workers``."""
     found: list[str] = []
-    ending = Ending(URL, lambda: pytest.fail("no connection is needed"))
+    ending = RequestAborter(URL, lambda: pytest.fail("no connection is needed"))
 
     async def call(method: str, url: str) -> Any:
         if method == "GET":
@@ -24,7 +24,7 @@ async def told(workers: Any) -> list[str]:
         return None
 
     ending._call = call  # type: ignore[method-assign]
-    async with ending.ended():
+    async with ending.aborting():
         for _ in range(5):  # one round of telling
             await asyncio.sleep(0)
     return found

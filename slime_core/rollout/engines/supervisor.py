@@ -1,17 +1,18 @@
-"""The program between an actor and its inference server, which clears up after the server however either of them ends.
+"""The program between an actor and its inference server; it cleans up after the server, however either of them ends.
 
-    python -I -S keeper.py PATTERN COMMAND ...
+    python -I -S supervisor.py PATTERN COMMAND ...
 
-runs COMMAND with a folder for temporary files of its own. Files in /dev/shm whose name matches PATTERN, and that a
-process of the command has had in memory, are removed at the end, and so is the folder: SGLang leaves both behind, 16 KB
-an engine, and 25 MB where an engine has several processes. The end is that of the command, whose exit code or signal is
-passed on; or SIGTERM, which the kernel sends too when the actor has died: then the command and all its descendants are
-killed at once. (SGLang takes 4.5 s to end by itself, with or without work, and has nothing to save.)
+runs COMMAND with its own folder for temporary files. At the end it removes that folder, and the files in /dev/shm whose
+name matches PATTERN and that a process of the command has mapped: SGLang leaves both behind, 16 KB an engine, and 25 MB
+where an engine has several processes. When the command ends, the supervisor passes on its exit code or signal. On
+SIGTERM, which the kernel also sends when the actor dies, it kills the command and all its descendants at once. (SGLang
+takes 4.5 s to end by itself, with or without work, and has nothing to save.)
 
-Ray kills the children of a worker that ends, by SIGKILL, and not theirs (KillChildProcs in its core worker). So what
-the actor starts only stands before the keeper, which hears SIGTERM from the kernel when it has gone.
+Ray kills the children of a worker that ends by SIGKILL, but not their children (KillChildProcs in its core worker). So
+the actor starts a proxy process, and the supervisor is the proxy's child: it gets SIGTERM from the kernel when the
+proxy dies.
 
-Needs the standard library only and starts in 20 ms, because nothing else is imported.
+Only the standard library is imported, so it starts in 20 ms.
 """
 
 from __future__ import annotations
@@ -29,36 +30,37 @@ from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
-__all__ = ["HEARD", "die_with", "keep", "kept", "stand_before"]
+__all__ = ["HANDLED", "die_with", "fork_behind_proxy", "supervise", "supervised"]
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LIBC = ctypes.CDLL(None)
 
-HEARD = {signal.SIGCHLD, signal.SIGTERM}
-"""Signals that a keeper waits for."""
+HANDLED = {signal.SIGCHLD, signal.SIGTERM}
+"""Signals that a supervisor waits for."""
 SHARED = Path("/dev/shm")
 LOOK_S = 0.2
-"""Seconds between two looks for files; a file that is younger when all processes die at once stays."""
+"""Seconds between two scans for files; a younger file remains if all processes die at once."""
 
 GONE_S = 3.0
-"""Seconds in which killed processes have gone."""
+"""Seconds to wait for killed processes."""
 
 
-def kept(pattern: str, command: Sequence[str]) -> list[str]:
-    """``command`` under a keeper."""
+def supervised(pattern: str, command: Sequence[str]) -> list[str]:
+    """The command that runs ``command`` under a supervisor."""
     return [sys.executable, "-I", "-S", __file__, pattern, *command]
 
 
 def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """This process gets the signal when the thread of ``parent`` that started it ends; for ``preexec_fn``, too."""
+    """Let the kernel send ``by`` to this process when the thread of ``parent`` that started it ends; works as
+    ``preexec_fn``."""
     LIBC.prctl(PR_SET_PDEATHSIG, by)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
 
 
-def keep(pattern: str, command: Sequence[str]) -> None:
-    """Run ``command`` to its end, clear up, and end as it did."""
-    stand_before()
+def supervise(pattern: str, command: Sequence[str]) -> None:
+    """Run ``command`` to its end, clean up, and end with its exit status."""
+    fork_behind_proxy()
     # Descendants whose own parent ends become children of this process.
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
     scratch = tempfile.mkdtemp(prefix="slime-")  # short: a socket's path has at most 107 characters
@@ -66,9 +68,9 @@ def keep(pattern: str, command: Sequence[str]) -> None:
     program = _start(command, scratch)
     status, heard = None, None
     while status is None and (heard is None or heard.si_signo != signal.SIGTERM):
-        heard = signal.sigtimedwait(HEARD, LOOK_S)
-        files |= _shared(files, pattern, before)
-        status = _collected(program)
+        heard = signal.sigtimedwait(HANDLED, LOOK_S)
+        files |= _new_shared_files(files, pattern, before)
+        status = _reaped(program)
     _kill_descendants()
     for path in files:
         path.unlink(missing_ok=True)
@@ -76,24 +78,25 @@ def keep(pattern: str, command: Sequence[str]) -> None:
     _end_as(status)
 
 
-def stand_before() -> None:
-    """Returns in a child, with :data:`HEARD` blocked; this process passes SIGTERM on to it, and ends as it does."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
-    before, keeper = os.getpid(), os.fork()
-    if keeper == 0:
-        die_with(before, signal.SIGTERM)
+def fork_behind_proxy() -> None:
+    """Fork and return in the child, with :data:`HANDLED` blocked; the parent forwards SIGTERM and ends as the child
+    does."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    proxy, child = os.getpid(), os.fork()
+    if child == 0:
+        die_with(proxy, signal.SIGTERM)
         return
-    while (status := _collected(keeper)) is None:
-        if signal.sigwaitinfo(HEARD).si_signo == signal.SIGTERM:
-            os.kill(keeper, signal.SIGTERM)
+    while (status := _reaped(child)) is None:
+        if signal.sigwaitinfo(HANDLED).si_signo == signal.SIGTERM:
+            os.kill(child, signal.SIGTERM)
     _end_as(status)
 
 
 def _start(command: Sequence[str], scratch: str) -> int:
-    keeper, program = os.getpid(), os.fork()
+    supervisor, program = os.getpid(), os.fork()
     if program == 0:
-        die_with(keeper)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
+        die_with(supervisor)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
         try:
             os.execve(command[0], list(command), {**os.environ, "TMPDIR": scratch})
         except OSError as problem:
@@ -102,8 +105,8 @@ def _start(command: Sequence[str], scratch: str) -> int:
     return program
 
 
-def _collected(program: int) -> int | None:
-    """How the program ended (wait(2)); None: it runs. Whoever else was a child of this process is collected too."""
+def _reaped(program: int) -> int | None:
+    """Exit status of the program (wait(2)); None: it runs. Reaps every other child that has ended, too."""
     with suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
             if found[0] == program:
@@ -115,8 +118,8 @@ def _names(pattern: str) -> set[str]:
     return {name for name in os.listdir(SHARED) if fnmatch(name, pattern)} if SHARED.is_dir() else set()
 
 
-def _shared(known: set[Path], pattern: str, before: set[str]) -> set[Path]:
-    """New files that a descendant has in memory."""
+def _new_shared_files(known: set[Path], pattern: str, before: set[str]) -> set[Path]:
+    """New files that a descendant has mapped."""
     new = _names(pattern) - before - {path.name for path in known}
     if not new:
         return set()
@@ -133,7 +136,7 @@ def _mapped(pid: int) -> Iterator[str]:
 def _descendants() -> list[int]:
     parents = dict(_parents())
     found = [os.getpid()]
-    for pid in found:  # grows meanwhile
+    for pid in found:  # the list grows while it is read
         found += [child for child, parent in parents.items() if parent == pid]
     return found[1:]
 
@@ -151,7 +154,7 @@ def _kill_descendants() -> None:
         for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        _collected(0)
+        _reaped(0)
         time.sleep(LOOK_S / 20)
 
 
@@ -160,11 +163,11 @@ def _end_as(status: int | None) -> None:
         os._exit(os.WEXITSTATUS(status))
     number = signal.SIGTERM if status is None else os.WTERMSIG(status)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has dumped its own
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     with suppress(OSError):  # SIGKILL has no other handler
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 if __name__ == "__main__":
-    keep(sys.argv[1], sys.argv[2:])
+    supervise(sys.argv[1], sys.argv[2:])

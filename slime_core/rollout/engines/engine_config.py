@@ -1,4 +1,4 @@
-"""What a run's settings ask of its servers: how each engine and each router is started."""
+"""Turns the settings of a run into the arguments of each engine and each router."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.config.serving import EngineGroup, EngineModel
 from slime_core.config.sglang import server_arguments
 from slime_core.rollout.engines.engine import EngineSettings
-from slime_core.rollout.engines.heads import with_head_bias
+from slime_core.rollout.engines.reward_head import with_head_bias
 from slime_core.rollout.engines.router import RouterSettings
 from slime_core.runtime.placement import Slot
 
@@ -28,8 +28,9 @@ class Site:
         logs: folder of their logs.
         on_gpus: whether they compute on GPUs.
         reachable: whether other nodes have to reach them.
-        slots: of the policy's engines, group after group.
-        beside: of the models' engines, model after model, group after group; then of those that only evaluate.
+        slots: of the policy's engines, group by group.
+        auxiliary_slots: of the auxiliary models' engines, model by model, group by group; then of those that only
+            evaluate.
     """
 
     model: Path
@@ -37,7 +38,7 @@ class Site:
     on_gpus: bool
     reachable: bool
     slots: Sequence[Slot]
-    beside: Sequence[Slot] = ()
+    auxiliary_slots: Sequence[Slot] = ()
 
     @property
     def threads(self) -> int:
@@ -46,24 +47,24 @@ class Site:
 
 
 def policy_engines(config: RunConfig, site: Site) -> list[EngineSettings]:
-    """Of each engine of the policy that the run starts, group after group."""
+    """Settings of each engine of the policy that the run starts, group by group."""
     routes = ("--enable-return-routed-experts",) if config.learner.use_rollout_routing_replay else ()
-    # Paused in place, engines keep what old weights computed; no request may find that of another one.
-    apart = ("--disable-radix-cache",) if config.rollout.pause_generation_mode == "in_place" else ()
+    # Paused in place, engines keep KV entries of older weights; no other request may reuse them.
+    no_prefix_cache = ("--disable-radix-cache",) if config.rollout.pause_generation_mode == "in_place" else ()
     return _engines(
         config,
         site,
         config.engine_groups,
         name="engine",
         seed=config.run.seed,
-        extra=(*routes, *apart),
+        extra=(*routes, *no_prefix_cache),
         context_length=config.engine.sglang_context_length,
         gives_memory_away=config.cluster.colocate,
     )
 
 
 def evaluating_engines(config: RunConfig, site: Site) -> list[EngineSettings]:
-    """Of each engine that only evaluates the policy."""
+    """Settings of each engine that only evaluates the policy."""
     context_length = config.engine.sglang_context_length
     return _engines(
         config, site, config.eval_groups, name="eval engine", seed=config.run.seed, context_length=context_length
@@ -71,7 +72,7 @@ def evaluating_engines(config: RunConfig, site: Site) -> list[EngineSettings]:
 
 
 def model_engines(config: RunConfig, site: Site, model: EngineModel) -> list[EngineSettings]:
-    """Of each engine of a model beside the policy."""
+    """Settings of each engine of an auxiliary model."""
     served = model.model_path
     if model.is_embedding:
         served = with_head_bias(served, site.logs.parent / "served" / model.name)
@@ -81,7 +82,7 @@ def model_engines(config: RunConfig, site: Site, model: EngineModel) -> list[Eng
 
 
 def router_settings(config: RunConfig, site: Site, log: str, *, splits_prefill: bool) -> RouterSettings:
-    """Of a router whose log is called ``log``."""
+    """Settings of a router whose log file is ``log``.log."""
     return RouterSettings(
         log_file=site.logs / f"{log}.log",
         policy=config.engine.sglang_router_policy,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.rollout.engines.keeper import SHARED, kept
+from slime_core.rollout.engines.supervisor import SHARED, supervised
 from tests.processes import DELIVERED_S, left_of
 
 # Two processes have the file in memory; the second ignores SIGTERM and is in a session of its own. Says both, and where
@@ -35,7 +35,7 @@ exec(sys.argv[2])
 
 PARENT = """
 import os, subprocess, sys, time
-from slime_core.rollout.engines.keeper import die_with
+from slime_core.rollout.engines.supervisor import die_with
 parent = os.getpid()
 keeper = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True, preexec_fn=lambda: die_with(parent))
 print(keeper.pid, keeper.stdout.readline(), end="", flush=True)
@@ -61,7 +61,7 @@ def foreign() -> Iterator[Path]:
 
 def under_keeper(shared: Path, ending: str) -> list[str]:
     pattern = f"slime-test-{os.getpid()}-*"
-    return kept(pattern, [sys.executable, "-c", PROGRAM, str(shared), ending])
+    return supervised(pattern, [sys.executable, "-c", PROGRAM, str(shared), ending])
 
 
 def assert_gone(shared: Path, foreign: Path, said: str) -> None:
@@ -122,7 +122,7 @@ def test_one_that_is_killed_by_ray_leaves_nothing_either(shared: Path, foreign: 
 
 
 def test_a_program_that_cannot_be_started_says_so(tmp_path: Path) -> None:
-    ended = subprocess.run(kept("none", ["/no/such/program"]), capture_output=True, text=True, check=False)
+    ended = subprocess.run(supervised("none", ["/no/such/program"]), capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (
         127,
         "/no/such/program: [Errno 2] No such file or directory: '/no/such/program'\n",
