@@ -143,9 +143,9 @@ def overridden(overrides: tuple[tuple[str, Any], ...]) -> Iterator[None]:
 
     whole = MBridgeSpec.build
 
-    def build(self: Any, hf_config: Any, **options: Any) -> Any:
+    def build(self: Any, model: Any, **options: Any) -> Any:
         fields = {name: list(value) if isinstance(value, tuple) else value for name, value in overrides}
-        return whole(self, hf_config, **options | {"overrides": {**options["overrides"], **fields}})
+        return whole(self, model, **options | {"overrides": {**options["overrides"], **fields}})
 
     MBridgeSpec.build = build  # type: ignore[method-assign]
     try:

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from slime_core.config.described import described
 from slime_core.config.schema import OptimizerConfig
-from slime_core.errors import SlimeError
+from slime_core.errors import ConfigError, SlimeError
 from slime_core.learner.packed.batches import MicroBatch
 from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.boundary import boundary
@@ -61,13 +62,12 @@ class TrainedModel:
         self.schedule = build_schedule(self.optimizer, optimizer, num_steps=settings.num_steps)
 
     def _build(self, settings: LearnerSettings, overrides: Mapping[str, Any]) -> Chunks:
-        from transformers import AutoConfig
-
-        model = settings.config.model
-        hf_config = AutoConfig.from_pretrained(settings.folder, trust_remote_code=model.trust_remote_code)
-        dtype = torch.bfloat16 if model.bf16 else torch.float32
+        config = described(settings.folder)
+        if config is None:
+            raise ConfigError(f"{settings.folder / 'config.json'} is no JSON object; name another --hf-checkpoint")
+        dtype = torch.bfloat16 if settings.config.model.bf16 else torch.float32
         with boundary(self._builder, "building the model", locate=True, passes=(SlimeError,)):
-            chunks: Chunks = self._spec.build(hf_config, dtype=dtype, parallel=settings.layout, overrides=overrides)
+            chunks: Chunks = self._spec.build(config, dtype=dtype, parallel=settings.layout, overrides=overrides)
         return chunks
 
     def load_weights(self, folder: Path) -> None:

@@ -1,8 +1,8 @@
 """What mbridge 0.15.1 is shown, which was written for transformers 4 and for layers of TransformerEngine.
 
-The config it sees is a copy in the old form (:func:`classic_config`), the weights it sees carry TransformerEngine's
-names (:class:`NamedForMBridge`), and its bridge is subclassed, never patched (:func:`local_bridge`). All three go when
-mbridge builds the local spec itself.
+The config it sees is a copy of what transformers reads (:func:`transformers_config`) in the old form
+(:func:`classic_config`), the weights it sees carry TransformerEngine's names (:class:`NamedForMBridge`), and its bridge
+is subclassed, never patched (:func:`local_bridge`). The last three go when mbridge builds the local spec itself.
 """
 
 from __future__ import annotations
@@ -11,13 +11,39 @@ import copy
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from slime_core.errors import ConfigError
+from slime_core.plugins.contracts import RunView
+from slime_core.types import JsonValue
 
-__all__ = ["NamedForMBridge", "classic_config", "local_bridge", "share_embedding"]
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+__all__ = ["NamedForMBridge", "classic_config", "local_bridge", "share_embedding", "transformers_config"]
+
+
+def transformers_config(config: Mapping[str, JsonValue], run: RunView) -> PretrainedConfig:
+    """The object of a ``config.json`` as transformers reads it.
+
+    Raises:
+        ConfigError: transformers does not know its ``model_type``, and the run does not trust the checkpoint's code.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    kind = config.get("model_type")
+    if isinstance(kind, str) and kind in CONFIG_MAPPING:
+        found: PretrainedConfig = CONFIG_MAPPING[kind].from_dict(copy.deepcopy(dict(config)))
+        return found
+    if run.model_folder is None or run.settings.get("trust_remote_code") is not True:
+        raise ConfigError(
+            f"config.json has model_type {kind!r}, which the installed transformers does not know; where the "
+            "checkpoint brings Python code for it, add --trust-remote-code"
+        )
+    code: PretrainedConfig = AutoConfig.from_pretrained(run.model_folder, trust_remote_code=True)
+    return code
 
 
 def classic_config(hf_config: Any) -> Any:

@@ -23,7 +23,13 @@ import torch
 
 from slime_core.cpu.accelerator import accelerator
 from slime_core.errors import CheckpointError, ConfigError, RunError
-from slime_core.modeling.bridge import NamedForMBridge, classic_config, local_bridge, share_embedding
+from slime_core.modeling.bridge import (
+    NamedForMBridge,
+    classic_config,
+    local_bridge,
+    share_embedding,
+    transformers_config,
+)
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.modeling.unsupported import unsupported
 from slime_core.plugins.contracts import RunView
@@ -32,7 +38,6 @@ from slime_core.types import JsonValue
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
-    from transformers import PretrainedConfig
 
 __all__ = ["MBridgeSpec", "local_layers"]
 
@@ -61,7 +66,7 @@ class MBridgeSpec:
 
     Arguments:
         options: the options of the plugin that registered it; this class reads none.
-        run: the run; this class reads nothing of it.
+        run: where the checkpoint's own Python code is, for a ``model_type`` that transformers does not know.
 
     Attributes:
         layers: makes the layer spec from ``(config, vp_stage=)``; None: :func:`local_layers`. Set before building.
@@ -76,12 +81,13 @@ class MBridgeSpec:
     provider: Callable[..., torch.nn.Module] | None = None
 
     def __init__(self, options: object, run: RunView) -> None:
-        del options, run
+        del options
+        self._run = run
         self._bridge: Any = None
 
     def build(
         self,
-        hf_config: PretrainedConfig,
+        config: Mapping[str, JsonValue],
         *,
         dtype: torch.dtype,
         parallel: ParallelLayout,
@@ -93,7 +99,8 @@ class MBridgeSpec:
         logits ``[1, t, vocabulary / tensor size]`` on the last pipeline stage. Collective.
 
         Arguments:
-            hf_config: the transformers config of the checkpoint; it is not changed.
+            config: the object of the checkpoint's ``config.json``; fields that it leaves out have the values that
+                transformers gives them.
             dtype: of the parameters.
             parallel: what Megatron was initialised with (:func:`slime_core.learner.layout.initialize`).
             overrides: fields of Megatron's TransformerConfig, by their names; they win over the checkpoint's.
@@ -102,8 +109,10 @@ class MBridgeSpec:
             ConfigError: the model needs something that is not built here, or an override names no field.
             RunError: Megatron's parallel state is not the one of ``parallel``.
         """
-        if reasons := list(self.unsupported(hf_config.to_dict())):
-            raise ConfigError(f"the {hf_config.model_type} model {', and '.join(reasons)}")
+        self._refuse_unsupported(config)
+        hf_config = transformers_config(config, self._run)
+        # A field that the file leaves out may have another value in transformers than in the layers built here.
+        self._refuse_unsupported(hf_config.to_dict())
         _refuse_uncut(hf_config, parallel)
         _refuse_other_state(parallel)
         bridge_class = local_bridge(hf_config.model_type)
@@ -150,6 +159,10 @@ class MBridgeSpec:
                 if name not in seen:
                     seen.add(name)
                     yield name, weight.detach()
+
+    def _refuse_unsupported(self, config: Mapping[str, JsonValue]) -> None:
+        if reasons := list(self.unsupported(config)):
+            raise ConfigError(f"the {config.get('model_type')} model {', and '.join(reasons)}")
 
     def _built(self) -> Any:
         if self._bridge is None:

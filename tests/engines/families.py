@@ -99,7 +99,9 @@ def build(name: str, folder: Path, layout: ParallelLayout, **overrides: Any) -> 
     from transformers import AutoConfig
 
     spec = spec_of(name)
-    chunks = spec.build(AutoConfig.from_pretrained(folder), dtype=torch.float32, parallel=layout, overrides=overrides)
+    chunks = spec.build(
+        AutoConfig.from_pretrained(folder).to_dict(), dtype=torch.float32, parallel=layout, overrides=overrides
+    )
     spec.load_weights(chunks, folder)
     return spec, chunks
 

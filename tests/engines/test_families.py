@@ -121,7 +121,7 @@ def test_bfloat16_weights_come_back_rounded_once(megatron, name, folder, hugging
     from transformers import AutoConfig
 
     spec = spec_of(name)
-    chunks = spec.build(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16, parallel=megatron)
+    chunks = spec.build(AutoConfig.from_pretrained(folder).to_dict(), dtype=torch.bfloat16, parallel=megatron)
     spec.load_weights(chunks, folder)
     original = by_expert(dict(hugging_face.named_parameters()))
     assert all(torch.equal(weight, original[key].bfloat16()) for key, weight in spec.export_weights(chunks))
@@ -142,13 +142,13 @@ def test_scaled_rotary_positions_are_refused(megatron, name):
     config = config_of(name)
     config.rope_parameters = SCALED
     with pytest.raises(ConfigError, match="rotary positions of type 'yarn'"):
-        spec_of(name).build(config, dtype=torch.float32, parallel=megatron)
+        spec_of(name).build(config.to_dict(), dtype=torch.float32, parallel=megatron)
 
 
 def test_a_sliding_window_of_qwen2_is_refused(megatron):
     config = config_of("qwen2, tied", use_sliding_window=True, sliding_window=8, max_window_layers=1)
     with pytest.raises(ConfigError, match="asks for sliding-window attention; only full attention is built"):
-        spec_of("qwen2, tied").build(config, dtype=torch.float32, parallel=megatron)
+        spec_of("qwen2, tied").build(config.to_dict(), dtype=torch.float32, parallel=megatron)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_sliding_window_of_qwen2_is_refused(megatron):
 )
 def test_more_than_a_plain_stack_of_mixtures_is_refused(megatron, changes, message):
     with pytest.raises(ConfigError, match=f"the qwen3_moe model {message}"):
-        spec_of("qwen3_moe").build(config_of("qwen3_moe", **changes), dtype=torch.float32, parallel=megatron)
+        spec_of("qwen3_moe").build(config_of("qwen3_moe", **changes).to_dict(), dtype=torch.float32, parallel=megatron)
 
 
 # --- Several ranks ----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -24,12 +25,10 @@ LENGTHS = (9, 5, 12)
 
 
 def build(megatron: Any, line: str, *, dtype: torch.dtype = torch.float32) -> Any:
-    from transformers import AutoConfig
-
     spec = MBridgeSpec(None, RunView())
     overrides = load(line.split(), check_rules=False).config.megatron.transformer
-    hf_config = AutoConfig.from_pretrained(MODEL)
-    (chunk,) = spec.build(hf_config, dtype=dtype, parallel=megatron, overrides=overrides)
+    model_config = json.loads((MODEL / "config.json").read_text())
+    (chunk,) = spec.build(model_config, dtype=dtype, parallel=megatron, overrides=overrides)
     spec.load_weights([chunk], MODEL)
     return chunk
 

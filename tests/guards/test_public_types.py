@@ -12,7 +12,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel
-from transformers import PretrainedConfig
 
 from slime_core import generation
 from slime_core.generation import GenerateContext, ProcessedPrompt, SamplingParams
@@ -27,7 +26,6 @@ ROOMS = (
 FOR_CHECKERS: Mapping[str, object] = {
     **{one.__name__: one for one in (BaseModel, GenerateContext, ParallelLayout, ProcessedPrompt)},
     **{"Encoder": generation.Encoder, "NDArray": NDArray, "SamplingParams": SamplingParams, "np": np, "torch": torch},
-    "PretrainedConfig": PretrainedConfig,
     "TransformerBlockSubmodules": object,  # Megatron warns where it is imported
     "TransformerConfig": object,
     "array": Sequence,  # array.array takes no type arguments before Python 3.12

@@ -37,11 +37,9 @@ SWAP_BOTH_WAYS = """
             weight.copy_(weight.roll(len(weight) // 2, 0))
 """
 OTHER_POSITIONS = """
-    def build(self, hf_config, **more):
-        import copy
-        config = copy.deepcopy(hf_config)
-        config.rope_parameters = {**config.rope_parameters, "rope_theta": 50.0}
-        return super().build(config, **more)
+    def build(self, config, **more):
+        positions = {**config["rope_parameters"], "rope_theta": 50.0}
+        return super().build({**config, "rope_parameters": positions}, **more)
 """
 GALLERY = {
     "swaps two tensors of one shape": (
@@ -61,7 +59,7 @@ GALLERY = {
     ),
     "other positions": (OTHER_POSITIONS, {"logits_are_those_of_hugging_face": "differ from Hugging Face's by"}),
     "cannot be built": (
-        "    def build(self, hf_config, **more):\n        raise KeyError('heads')\n",
+        "    def build(self, config, **more):\n        raise KeyError('heads')\n",
         {"the_model_is_built_and_loaded": "failed with KeyError: 'heads'"},
     ),
 }
@@ -101,7 +99,7 @@ def outcomes(tested):
 
 
 def test_a_spec_that_hangs_is_waited_for_once_and_said_in_words(suite_of, processes):
-    hanging = "    def build(self, hf_config, **more):\n        import time\n        time.sleep(3600)\n"
+    hanging = "    def build(self, config, **more):\n        import time\n        time.sleep(3600)\n"
     named, built, *others = outcomes(suite_of(ModelSpecSuite, SOURCE + hanging, limit_s=1.0)())
     assert named is None
     limit = (
@@ -115,7 +113,7 @@ def test_a_spec_that_hangs_is_waited_for_once_and_said_in_words(suite_of, proces
 
 
 def test_a_spec_that_ends_the_process_is_tried_once_and_said_in_words(suite_of, processes):
-    ending = "    def build(self, hf_config, **more):\n        import os\n        os._exit(3)\n"
+    ending = "    def build(self, config, **more):\n        import os\n        os._exit(3)\n"
     _, built, *others = outcomes(suite_of(ModelSpecSuite, SOURCE + ending)())
     assert built.startswith("the process that tests the model failed with exit status 3:")
     assert others == 5 * ["skipped"]

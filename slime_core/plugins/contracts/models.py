@@ -10,7 +10,6 @@ from slime_core.types import JsonValue
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PretrainedConfig
 
     from slime_core.modeling.layout import ParallelLayout
 
@@ -25,7 +24,7 @@ class ModelSpec(Protocol):
 
     def build(
         self,
-        hf_config: PretrainedConfig,
+        config: Mapping[str, JsonValue],
         *,
         dtype: torch.dtype,
         parallel: ParallelLayout,
@@ -34,8 +33,9 @@ class ModelSpec(Protocol):
         """This rank's part of the model, one module a chunk of layers that it holds.
 
         Arguments:
-            hf_config: the checkpoint's ``config.json``, as transformers reads it.
-            parallel: a :class:`slime_core.modeling.ParallelLayout`.
+            config: the object in the checkpoint's ``config.json``, as it stands there; fields may be missing.
+            dtype: of the parameters.
+            parallel: how the model is cut over ranks; Megatron was initialised with it.
             overrides: fields of Megatron's ``TransformerConfig`` that the run sets.
         """
         ...

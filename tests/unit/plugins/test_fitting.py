@@ -186,12 +186,12 @@ def test_keyword_parameters_of_the_contract_have_to_be_there():
         def __init__(self, options, run):
             pass
 
-        def build(self, hf_config, *, dtype, parallel): ...
+        def build(self, config, *, dtype, parallel): ...
         def load_weights(self, chunks, folder): ...
         def export_weights(self, chunks): ...
 
     assert found(Spec, Kind.MODEL_SPEC) == [
-        "build is called as build(hf_config, dtype=, parallel=, overrides=), and takes (self, hf_config, *, dtype, "
+        "build is called as build(config, dtype=, parallel=, overrides=), and takes (self, config, *, dtype, "
         "parallel): got an unexpected keyword argument 'overrides'"
     ]
 

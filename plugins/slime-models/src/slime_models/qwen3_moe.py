@@ -11,7 +11,6 @@ which Qwen3 has none of, YaRN positions and sliding windows; all are refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -29,7 +28,7 @@ class Qwen3Moe(MBridgeSpec):
 
     def build(
         self,
-        hf_config: Any,
+        config: Mapping[str, JsonValue],
         *,
         dtype: torch.dtype,
         parallel: ParallelLayout,
@@ -37,8 +36,8 @@ class Qwen3Moe(MBridgeSpec):
     ) -> list[torch.nn.Module]:
         """As :meth:`MBridgeSpec.build`."""
         router: dict[str, JsonValue] = {
-            "moe_router_pre_softmax": not hf_config.norm_topk_prob,
+            "moe_router_pre_softmax": not config.get("norm_topk_prob", False),
             "moe_router_dtype": "fp32",
             "moe_aux_loss_coeff": 0.0,
         }
-        return super().build(hf_config, dtype=dtype, parallel=parallel, overrides={**router, **(overrides or {})})
+        return super().build(config, dtype=dtype, parallel=parallel, overrides={**router, **(overrides or {})})

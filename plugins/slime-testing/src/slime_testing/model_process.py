@@ -24,6 +24,7 @@ from slime_core import Kind, RunView
 from slime_core.errors import PluginError
 from slime_core.harness import ActivePlugin, boundary
 from slime_core.harness.megatron import start_single_rank
+from slime_core.types import JsonValue
 
 __all__ = ["PROPERTIES", "TINY", "main"]
 
@@ -87,7 +88,7 @@ def _tested(
             with boundary("building and loading it", architecture):
                 reference = _reference(architecture, fields, folder)
                 spec = make()
-                chunks = spec.build(reference.config, dtype=torch.float32, parallel=layout)
+                chunks = spec.build(_config(folder), dtype=torch.float32, parallel=layout)
                 spec.load_weights(chunks, folder)
         except PluginError as failure:
             return {"built": str(failure)}
@@ -159,8 +160,13 @@ def _reference(architecture: str, fields: Mapping[str, Any], folder: Path) -> An
     return model
 
 
+def _config(folder: Path) -> dict[str, JsonValue]:
+    found: dict[str, JsonValue] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return found
+
+
 def _is_not_refused(case: _Case) -> str | None:
-    found = case.refuses(json.loads((case.folder / "config.json").read_text(encoding="utf-8")))
+    found = case.refuses(_config(case.folder))
     return f"a checkpoint that is built is refused before the start: {'; '.join(found)}" if found else None
 
 

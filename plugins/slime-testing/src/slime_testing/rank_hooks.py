@@ -24,6 +24,8 @@ from slime_core import Place, TrainStep
 from slime_core.errors import SlimeError
 from slime_core.harness import RESTORE, STATE, ActivePlugin, LifecycleHooks, learner_info
 from slime_core.harness.micro_batches import small_shard
+from slime_core.modeling import ParallelLayout
+from slime_core.types import JsonValue
 from slime_testing.ranks import not_back
 
 __all__ = ["WORLD_SIZE", "main"]
@@ -51,7 +53,12 @@ class ExampleSpec:
     provider: Any = None
 
     def build(
-        self, hf_config: Any, *, dtype: torch.dtype, parallel: Any, overrides: Mapping[str, Any] | None = None
+        self,
+        config: Mapping[str, JsonValue],
+        *,
+        dtype: torch.dtype,
+        parallel: ParallelLayout,
+        overrides: Mapping[str, JsonValue] | None = None,
     ) -> list[torch.nn.Module]:
         """No part of a model."""
         return []
