@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import slime_core
-from slime_core.rollout.plan import BatchPlan
+from slime_core.rollout.batch_plan import BatchPlan
 from slime_core.rollout.shards import loss_masks, make_shards
 from slime_core.types import Sample, Status, TrainBatch
 

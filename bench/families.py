@@ -31,7 +31,7 @@ import torch
 from slime_core.config.learning import LearnerConfig
 from slime_core.config.schema import ClusterConfig, OptimizerConfig, RunConfig
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.rollout.plan import BatchPlan
+from slime_core.rollout.batch_plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, TrainBatch
 

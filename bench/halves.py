@@ -28,8 +28,8 @@ from slime_core.loop import train
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import activate
-from slime_core.rollout.sampled import Sampled, SamplerSettings, SamplerState
 from slime_core.rollout.sampler import Sampler
+from slime_core.rollout.sampler_records import SampledRollout, SamplerSettings, SamplerState
 from slime_core.runtime.lending import Lending
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
@@ -61,7 +61,7 @@ class Handle:
 
     def sample(self, rollout: int) -> Shards:
         """The next rollout."""
-        sampled: Sampled = self._run(self._sampler.sample(rollout))
+        sampled: SampledRollout = self._run(self._sampler.sample(rollout))
         return Shards(sampled.shards, sampled.metrics)
 
     def evaluate(self, step: int) -> dict[str, float]:

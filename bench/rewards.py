@@ -27,8 +27,8 @@ from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import AlgorithmConfig, RolloutConfig, RunConfig
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.plugins.registry import activate
-from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler
+from slime_core.rollout.sampler_records import SamplerSettings
 
 PLUGIN = Path(__file__).parent / "misbehaving.py"
 BATCH, GROUP = 8, 8

@@ -27,7 +27,7 @@ from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.plugins.registry import activate
 from slime_core.plugins.selection import policy_loss
-from slime_core.rollout.plan import BatchPlan
+from slime_core.rollout.batch_plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample
 from slime_core.weights.group import reserve

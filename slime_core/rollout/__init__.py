@@ -1,40 +1,39 @@
-"""From prompts to shards: real inference servers, a router before them, and a sampler that keeps them busy.
+"""From prompts to shards: inference servers, a router in front of them, and a sampler that keeps them busy.
 
-    engines/         inference servers: started, found, watched, and asked
-    rewards/         what judges a response, in processes that can be killed
-    supply.py        prompts as the sampler takes them
-    rollouts.py      where the groups of a rollout come from: one Protocol, and the rollout sources of plugins
-    live.py          groups that are generated now, the default
-    recorded.py      groups of a run that only trains: they are read
-    eval_sampler.py  the sampler of one that only measures
-    production.py    prompt groups in flight, for the rollout that is asked for and those after it
-    pace.py          how far generation may run ahead of training
-    collect.py       prompt groups become finished, rewarded groups
-    making.py        the samples of one group, generated and rewarded
-    scoring.py       whose reward counts, and what becomes of a sample without one
-    together.py      work side by side, of which nothing goes on once a part of it has failed
-    harvest.py       what a rollout has so far, and what was left out with which reason
-    ledger.py        where every prompt group ended
-    held.py          groups in flight as text, for checkpoints
-    staleness.py     how old a sample is when it is trained, and what becomes of one that is too old
-    generate.py      the default generate function
-    buffered.py      the generate function of trajectories that the data source gives
-    choice.py        which component a sample asks for
-    sampling.py      how responses are sampled: for training, for an evaluation set, for a row
-    lineage.py       whose samples those are that a generate function returned
-    resuming.py      samples that were begun before
-    stops.py         that a response has ended, where the engine was interrupted before it could say so
-    nucleus.py       which tokens were left to draw from, and the log-probabilities over just those
-    transforms.py    the sample transforms of a run, in order
-    evaluation.py    held-out prompts; scores.py measures them
-    plan.py          how samples are cut into optimizer steps, shards and micro-batches
-    shards.py        finished groups become one shard a data-parallel rank; inputs.py and kept.py make columns of theirs
-    components.py    the components of a run that a sampler works with, by name
-    guard.py         what these raise names whose they are, and what they return is looked at
-    parts.py         what a sampler generates and rewards with, made from its settings
-    sampler.py       generate, reward, estimate, pack; sampled.py says what it is handed and hands out
-    actor.py         the sampler as a Ray actor, and the driver's handle
-    beside.py        evaluations that go on while training does
+In the order in which a prompt group passes through them:
 
-The rule between them: nothing here knows Megatron; only token ids cross the border to an engine, never text.
+    actor.py                  the sampler as a Ray actor, and the driver's handle
+    sampler.py                collects one rollout, estimates advantages, packs shards
+    eval_sampler.py           the sampler of a run, or an actor, that only evaluates
+    sampler_records.py        settings and results of the sampler
+    sampler_components.py     tokenizer, client, components of a sampler, made from its settings
+    component_factory.py      makes components by name
+    component_router.py       the generate function or reward model that a row names, else the run's
+    guard.py                  attributes errors of components to their plugins, and checks what they return
+    group_source.py           where the groups of a rollout come from: one Protocol; rollout sources of plugins
+    live_rollouts.py          the default source: generates groups now
+    recorded_rollouts.py      the source of train-only runs: reads saved groups
+    requeue_buffer.py         the data source, preceded by aborted groups that are resumed
+    group_scheduler.py        groups in flight, for this rollout and later ones; async_policy.py bounds how many
+    group_collector.py        generates and rewards whole groups, with retries
+    group_generator.py        generates the samples of one group
+    lineage.py                maps the samples that a generate function returned to the samples it was given
+    sampling_params.py        sampling parameters: of training, of an evaluation set, of a row
+    truncated_sampling.py     top-p/top-k: which tokens stayed, and log-probs renormalized over them
+    reward_dispatcher.py      calls reward models; a sample without a usable reward has failed
+    resuming.py               resets or resumes the samples of an aborted group
+    resumable_groups.py       groups as JSON, for checkpoints
+    staleness.py              how many versions old the tokens of a sample are, and the bound on it
+    transforms.py             the sample transforms of a run, in order
+    collected_groups.py       the groups of one rollout: kept, dropped, stale, aborted or lost, with reasons
+    prompt_ledger.py          accounts for every prompt group
+    batch_plan.py             how samples are divided into optimizer steps, shards and micro-batches
+    shards.py                 builds one shard a data-parallel rank; train_inputs.py and mask_columns.py make columns
+    evaluation.py             held-out prompts; eval_scores.py scores them
+    concurrent_evaluation.py  evaluations that run while the learner trains
+    run_all.py                awaits coroutines concurrently, cancels the rest on the first error
+    engines/                  inference servers: start, find, supervise, call
+    rewards/                  reward models, in processes that can be killed
+
+The rule between them: nothing here knows Megatron, and only token ids cross the border to an engine, never text.
 """

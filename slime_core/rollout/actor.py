@@ -12,8 +12,8 @@ import ray
 from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.rollout.eval_sampler import EvalSampler
-from slime_core.rollout.sampled import SamplerSettings, SamplerState
 from slime_core.rollout.sampler import Sampler
+from slime_core.rollout.sampler_records import SamplerSettings, SamplerState
 from slime_core.runtime.actors import Actor, Call, Ref, Watched, uncollected
 from slime_core.runtime.waiting import Wait
 from slime_core.types import TrainBatch

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
-from slime_core.rollout.parts import Parts
-from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import sampler_hooks
+from slime_core.rollout.sampler_components import SamplerComponents
+from slime_core.rollout.sampler_records import SamplerSettings
 
 __all__ = ["EvalSampler"]
 
@@ -25,7 +25,7 @@ class EvalSampler:
             PluginError: a component cannot be loaded.
         """
         self.hooks = sampler_hooks(settings, registry)
-        self._parts = Parts(settings, registry, hooks=self.hooks, manifest=manifest)
+        self._parts = SamplerComponents(settings, registry, hooks=self.hooks, manifest=manifest)
         self.evaluation = self._parts.evaluation()
 
     async def evaluate(self, step: int) -> dict[str, float]:

@@ -22,21 +22,21 @@ from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.prompts import PromptFiles
 from slime_core.prompts.row_checks import RowCheck
 from slime_core.prompts.rows import Prompt, tools_of
-from slime_core.rollout.collect import Collector
+from slime_core.rollout.collected_groups import describe_failures
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.harvest import causes
+from slime_core.rollout.eval_scores import EvalScores, score
+from slime_core.rollout.group_collector import GroupCollector
 from slime_core.rollout.rewards.weighted import part_metrics
-from slime_core.rollout.sampling import eval_sampling
-from slime_core.rollout.scores import EvalScores, score
-from slime_core.rollout.together import together
+from slime_core.rollout.run_all import run_all
+from slime_core.rollout.sampling_params import eval_sampling
 from slime_core.track.samples import SampleWriter
 from slime_core.types import PromptGroup, Sample, Status
 
-__all__ = ["Evaluation", "Measures"]
+__all__ = ["EvalComponents", "Evaluation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measures:
+class EvalComponents:
     """What an evaluation works with.
 
     Arguments:
@@ -50,7 +50,7 @@ class Measures:
     """
 
     encoder: Callable[[bool], PromptEncoder]
-    collector: Callable[[EvalSet], Collector]
+    collector: Callable[[EvalSet], GroupCollector]
     hooks: LifecycleHooks
     writer: SampleWriter
     checks: RowCheck
@@ -74,7 +74,7 @@ class _Loaded:
     rooms: list[int]
     left_out: int
     encoder: PromptEncoder
-    collector: Collector
+    collector: GroupCollector
     client: GenerateClient | None
 
 
@@ -86,7 +86,7 @@ class Evaluation:
         ConfigError: the run serves no model that a set names.
     """
 
-    def __init__(self, config: RunConfig, measures: Measures) -> None:
+    def __init__(self, config: RunConfig, measures: EvalComponents) -> None:
         self._config, self._measures = config, measures
         self._loaded = {one.name: self._load(one) for one in eval_sets(config)}
 
@@ -132,7 +132,9 @@ class Evaluation:
             one.collector.unanswered(failed)
         self._measures.writer.write(f"eval-{name}", context.rollout, samples)
         if len(failed) == len(samples):
-            raise RunError(f"evaluation {name!r}: none of {len(samples)} samples was answered: {causes(failed)}")
+            raise RunError(
+                f"evaluation {name!r}: none of {len(samples)} samples was answered: {describe_failures(failed)}"
+            )
         return samples
 
     async def _finished(self, one: _Loaded, context: GenerateContext) -> list[PromptGroup]:
@@ -144,7 +146,7 @@ class Evaluation:
             (made,) = await one.collector.collect(context, [group], drawn)
             return made
 
-        return await together(map(collected, copy.deepcopy(one.groups), one.rooms))
+        return await run_all(map(collected, copy.deepcopy(one.groups), one.rooms))
 
     def _load(self, one: EvalSet) -> _Loaded:
         encoder = self._measures.encoder(one.apply_chat_template)

@@ -1,7 +1,7 @@
 """Calls of components in the sampler: what they raise names whose they are, and what they return is looked at.
 
 guarded         around one call
-GuardedSource   a data source, every method guarded
+CheckedDataSource   a data source, every method guarded
 made_by         what a generate function returned, as a list of samples
 """
 
@@ -15,19 +15,19 @@ from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.contracts import DataSource
 from slime_core.plugins.discovery import PluginIdentity
-from slime_core.rollout.choice import Chosen
+from slime_core.rollout.component_router import RoutedComponent
 from slime_core.types import PromptGroup, Sample
 
-__all__ = ["GuardedSource", "guarded", "made_by"]
+__all__ = ["CheckedDataSource", "component_boundary", "require_samples"]
 
 
-def guarded(plugin: PluginIdentity, action: str) -> AbstractContextManager[None]:
+def component_boundary(plugin: PluginIdentity, action: str) -> AbstractContextManager[None]:
     """What the block raises comes out as a ``PluginError`` that names ``plugin``, file and line; slime's own errors
     pass."""
     return boundary(plugin, action, locate=True, passes=(SlimeError,))
 
 
-def made_by(generator: Chosen, returned: Any) -> list[Sample]:
+def require_samples(generator: RoutedComponent, returned: Any) -> list[Sample]:
     """What ``generator`` returned, as a list.
 
     Raises:
@@ -46,7 +46,7 @@ def made_by(generator: Chosen, returned: Any) -> list[Sample]:
     return found
 
 
-class GuardedSource:
+class CheckedDataSource:
     """A data source that a plugin offers.
 
     Every method raises ``PluginError`` where the plugin's raises anything but an error of slime's.
@@ -93,7 +93,7 @@ class GuardedSource:
             return len(cast(Sized, self._source))
 
     def _guarded(self, method: str) -> AbstractContextManager[None]:
-        return guarded(self._plugin, f"data source {self._name!r}: {method}")
+        return component_boundary(self._plugin, f"data source {self._name!r}: {method}")
 
 
 def _is_group(found: Any) -> bool:

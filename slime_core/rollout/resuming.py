@@ -10,10 +10,10 @@ them; whether they are trained is a setting (``mask_offpolicy_in_partial_rollout
 from __future__ import annotations
 
 from slime_core.generation.outcome import is_finished
-from slime_core.rollout.choice import Chosen
+from slime_core.rollout.component_router import RoutedComponent
 from slime_core.types import PromptGroup, Sample, Status
 
-__all__ = ["anew", "prepare"]
+__all__ = ["prepare_group", "reset_sample"]
 
 GENERATED = (
     *("tokens", "response", "response_length", "reward", "loss_mask", "status", "weight_versions", "weight_spans"),
@@ -24,7 +24,7 @@ GENERATED = (
 """Fields of a sample that say what became of it."""
 
 
-def anew(sample: Sample) -> None:
+def reset_sample(sample: Sample) -> None:
     """Make ``sample`` ready to be generated: nothing of an earlier answer is left, and no reward.
 
     A sample that is still pending keeps what its data source gave it; only its reward goes.
@@ -34,7 +34,7 @@ def anew(sample: Sample) -> None:
         setattr(sample, name, getattr(fresh, name))
 
 
-def prepare(group: PromptGroup, generator: Chosen, reward: Chosen, *, resumes: bool) -> None:
+def prepare_group(group: PromptGroup, generator: RoutedComponent, reward: RoutedComponent, *, resumes: bool) -> None:
     """Make ``group`` ready for its generate function.
 
     Arguments:
@@ -51,7 +51,7 @@ def prepare(group: PromptGroup, generator: Chosen, reward: Chosen, *, resumes: b
     stay = [stays and one.rollout_id not in again for one, stays in zip(group, stay, strict=True)]
     for sample, stays in zip(group, stay, strict=True):
         if not stays:
-            anew(sample)
+            reset_sample(sample)
         elif reward.takes_groups:
             sample.reward = None
     group[:] = _one_of_each(group, again)
@@ -70,7 +70,7 @@ def _one_of_each(group: PromptGroup, generations: set[int | None]) -> list[Sampl
     return kept
 
 
-def _stays(sample: Sample, generator: Chosen) -> bool:
+def _stays(sample: Sample, generator: RoutedComponent) -> bool:
     if is_finished(sample):
         return generator.resumes or not generator.takes_groups
     return generator.resumes and sample.status is Status.ABORTED and sample.response_length > 0

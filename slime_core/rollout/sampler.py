@@ -1,8 +1,8 @@
 """Turns prompts into shards: generate, reward, estimate, pack. Runs as one Ray actor with its own event loop.
 
     rollouts    where groups come from: generated now, read from files, or made by a plugin
-                (:mod:`slime_core.rollout.rollouts`)
-    harvest     which of them are kept, and how many are missing (:mod:`slime_core.rollout.harvest`)
+                (:mod:`slime_core.rollout.group_source`)
+    harvest     which of them are kept, and how many are missing (:mod:`slime_core.rollout.collected_groups`)
     sample      a whole rollout, packed into one shard a data-parallel rank; only references leave
     evaluate    held-out prompts, measured and never trained on (:mod:`slime_core.rollout.evaluation`)
 
@@ -22,21 +22,21 @@ from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.recorded import Recorded, RolloutFiles, write_rollout
-from slime_core.rollout.components import AsRewarded
+from slime_core.rollout.batch_plan import BatchPlan, batch_metrics
+from slime_core.rollout.collected_groups import CollectedGroups, describe_failures
+from slime_core.rollout.component_factory import RewardsAsAdvantages
 from slime_core.rollout.engines.generation import spec_metrics
-from slime_core.rollout.harvest import Harvest, causes
-from slime_core.rollout.ledger import LEDGER, Ledger, Present
-from slime_core.rollout.live import LiveRollouts
-from slime_core.rollout.parts import Parts
-from slime_core.rollout.plan import BatchPlan, batch_metrics
-from slime_core.rollout.recorded import RecordedRollouts
-from slime_core.rollout.rollouts import Batch, Rollouts
-from slime_core.rollout.sampled import Sampled, SamplerSettings, SamplerState
-from slime_core.rollout.sampling import cuts
-from slime_core.rollout.scores import pass_rates
+from slime_core.rollout.eval_scores import pass_rates
+from slime_core.rollout.group_source import GroupSource, RolloutBatch
+from slime_core.rollout.live_rollouts import LiveRollouts
+from slime_core.rollout.prompt_ledger import LEDGER, PendingGroups, PromptLedger
+from slime_core.rollout.recorded_rollouts import RecordedRollouts
+from slime_core.rollout.requeue_buffer import RequeueBuffer, held_groups
+from slime_core.rollout.sampler_components import SamplerComponents
+from slime_core.rollout.sampler_records import SampledRollout, SamplerSettings, SamplerState
+from slime_core.rollout.sampling_params import truncates
 from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
 from slime_core.rollout.staleness import Staleness
-from slime_core.rollout.supply import Supply, held_by
 from slime_core.rollout.transforms import Transforms, load_transforms, refuse_unusable
 from slime_core.types import Sample, TrainBatch
 
@@ -71,14 +71,14 @@ class Sampler:
         config = settings.config
         self._settings, self._config = settings, config
         self.hooks = sampler_hooks(settings, registry)
-        self._parts = Parts(settings, registry, hooks=self.hooks, manifest=manifest)
+        self._parts = SamplerComponents(settings, registry, hooks=self.hooks, manifest=manifest)
         self._components = self._parts.components
         self._plan = replace(BatchPlan.of(config, settings.folder), num_ranks=settings.num_ranks)
         self._transforms = load_transforms(
             config.rollout.sample_transforms, registry, options=settings.options, run=settings.run
         )
         self._estimator = self._components.estimator(str(config.algorithm.advantage_estimator))
-        self._ledger = Ledger(settings.samples_folder, is_strict=config.rollout.rollout_source is None)
+        self._ledger = PromptLedger(settings.samples_folder, is_strict=config.rollout.rollout_source is None)
         self._staleness = Staleness.of(config)
         self._collector = self._parts.collector() if config.debug.generates else None
         self._rollouts = self._make_rollouts()
@@ -87,7 +87,7 @@ class Sampler:
         saved = config.debug.save_debug_rollout_data
         self._records = None if saved is None else RolloutFiles(saved, "save_debug_rollout_data")
 
-    def _make_rollouts(self) -> Rollouts:
+    def _make_rollouts(self) -> GroupSource:
         """Where the run's groups come from."""
         config, files = self._config, self._config.debug.load_debug_rollout_data
         if self._collector is None:
@@ -98,7 +98,7 @@ class Sampler:
         live = LiveRollouts(
             config,
             self._parts,
-            prompts=Supply(data, self._ledger.journal, holds=config.rollout.partial_rollout),
+            prompts=RequeueBuffer(data, self._ledger.journal, holds=config.rollout.partial_rollout),
             collector=self._collector,
             staleness=self._staleness,
             hooks=self.hooks,
@@ -108,7 +108,7 @@ class Sampler:
 
     # --- One rollout -------------------------------------------------------------------------------------------------
 
-    async def sample(self, rollout: int) -> Sampled:
+    async def sample(self, rollout: int) -> SampledRollout:
         """Collect and pack rollout ``rollout``.
 
         Raises:
@@ -132,7 +132,7 @@ class Sampler:
         logged = self.hooks.answers(
             "slime_log_rollout", rollout=rollout, samples=harvest.samples, metrics=metrics, seconds=rollout_s
         )
-        return Sampled(shards, {} if any(logged) else metrics, [*warnings, *self._components.left_out.news()])
+        return SampledRollout(shards, {} if any(logged) else metrics, [*warnings, *self._components.left_out.news()])
 
     def _begun_s(self) -> float:
         """Since when what comes next is generated: ahead of training, since the last rollout was there."""
@@ -153,7 +153,7 @@ class Sampler:
         rewards = grouped_rewards(ready.samples, loss_masks(ready.samples), key=self._config.rollout.reward_key)
         # An estimator of scope token is asked on the learner's ranks.
         are_given = ready.rewards_are_advantages and self._estimator is not None
-        estimator = AsRewarded() if are_given else self._estimator
+        estimator = RewardsAsAdvantages() if are_given else self._estimator
         advantages_B = self._components.advantages(estimator, rewards)
         return make_shards(
             ready.samples,
@@ -163,10 +163,10 @@ class Sampler:
             temperature=self._config.rollout.rollout_temperature,
             rewards_B=rewards.rewards_B,
             with_routes=self._config.learner.use_rollout_routing_replay,
-            cuts=cuts(self._config.rollout),
+            cuts=truncates(self._config.rollout),
         )
 
-    def _metrics(self, harvest: Harvest, trained: list[Sample], rollout: int) -> dict[str, float]:
+    def _metrics(self, harvest: CollectedGroups, trained: list[Sample], rollout: int) -> dict[str, float]:
         collector = self._collector
         failures = {} if collector is None else collector.take_failures()
         retries = {} if collector is None else collector.take_retries()
@@ -183,17 +183,17 @@ class Sampler:
             metrics |= {f"rollout/pass@{k}": rate for k, rate in rates.items()}
         return metrics
 
-    async def _harvest(self, rollout: int) -> tuple[Harvest, dict[str, float]]:
+    async def _harvest(self, rollout: int) -> tuple[CollectedGroups, dict[str, float]]:
         """A full harvest, written down whatever happens, and further metrics of where it came from."""
         settings, source = self._config.rollout, self._rollouts
-        harvest = Harvest(
+        harvest = CollectedGroups(
             # The transforms of the run that saved a rollout have kept what is trained.
             Transforms() if source.is_replay else self._transforms,
             wanted=settings.rollout_batch_size,
             reward_key=settings.reward_key,
             drops_failed_groups=settings.failed_samples == "drop_group" and not source.is_replay,
         )
-        batch = Batch(
+        batch = RolloutBatch(
             rollout,
             harvest,
             prompts=source.prompts,
@@ -216,7 +216,7 @@ class Sampler:
             write_rollout(self._records.path(rollout), found)
         return harvest, own_metrics
 
-    def _trainable(self, harvest: Harvest, rollout: int) -> list[Sample]:
+    def _trainable(self, harvest: CollectedGroups, rollout: int) -> list[Sample]:
         """What is trained on, once the plugins have seen it; enough of it for every rank and optimizer step."""
         trained = harvest.trained
         watchers = self.hooks.implementers("slime_after_rollout")
@@ -229,7 +229,7 @@ class Sampler:
         if len(trained) < needed:
             raise RunError(
                 f"rollout {rollout}: {len(trained)} of {len(harvest.samples)} samples can be trained on; {needed} are "
-                f"needed, one for each optimizer step and learner rank: {causes(harvest.samples)}"
+                f"needed, one for each optimizer step and learner rank: {describe_failures(harvest.samples)}"
             )
         return trained
 
@@ -279,7 +279,7 @@ class Sampler:
         await self.evaluation.close()
         await self._parts.close()
 
-    def _present(self) -> Present:
+    def _present(self) -> PendingGroups:
         """The groups that are in nobody else's hands."""
         found = self._rollouts.present()
-        return replace(found, held={**found.held, **held_by(self._rollouts.prompts)})
+        return replace(found, held={**found.held, **held_groups(self._rollouts.prompts)})

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from slime_core.ops.packing import balance, split_steps
 from slime_core.ops.prompts import LEAST_SAVED, Prompts
 from slime_core.plugins.contracts import GroupedRewards
-from slime_core.rollout.inputs import TrainInputs
-from slime_core.rollout.kept import kept_columns
-from slime_core.rollout.plan import BatchPlan
+from slime_core.rollout.batch_plan import BatchPlan
+from slime_core.rollout.mask_columns import mask_columns
 from slime_core.rollout.staleness import version_number
+from slime_core.rollout.train_inputs import TrainInputs
 from slime_core.types import Sample, StepPlan, TrainBatch
 
 __all__ = ["grouped_rewards", "loss_factor", "loss_masks", "loss_weights", "make_shards"]
@@ -176,7 +176,7 @@ class _Columns:
         """The shard that takes ``steps``, whose members are positions of samples."""
         mine = sorted(sample for step in steps for micro in step.micro_batches for sample in micro)
         samples, masks = [self.samples[i] for i in mine], [self.masks[i] for i in mine]
-        kept_counts_U, kept_ids_S = kept_columns(samples, masks, cuts=self.cuts)
+        kept_counts_U, kept_ids_S = mask_columns(samples, masks, cuts=self.cuts)
         return TrainBatch(
             rollout=self.rollout,
             tokens_T=np.concatenate([np.asarray(one.tokens, np.int64) for one in samples]),

@@ -23,7 +23,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.errors import RunError
 from slime_core.types import PromptGroup, Sample
 
-__all__ = ["StaleSamples", "Staleness", "never_young", "oldest_of", "token_versions", "version_number"]
+__all__ = ["StaleSamples", "Staleness", "oldest_version", "stale_weights_error", "token_versions", "version_number"]
 
 StaleSamples = Literal["requeue", "correct", "evict"]
 
@@ -38,7 +38,7 @@ def version_number(version: str) -> int:
     return int(version) if version.isdecimal() else UNKNOWN
 
 
-def oldest_of(sample: Sample) -> int | None:
+def oldest_version(sample: Sample) -> int | None:
     """The oldest version that drew a token of ``sample``; None: none is recorded, or it is no number."""
     versions = [int(version) for version in sample.weight_versions if version.isdecimal()]
     return min(versions, default=None)
@@ -58,7 +58,7 @@ def token_versions(sample: Sample) -> NDArray[np.int64]:
     return versions_T
 
 
-def never_young(samples: Sequence[Sample], *, rollout: int) -> RunError:
+def stale_weights_error(samples: Sequence[Sample], *, rollout: int) -> RunError:
     """What ends a run whose engines go on drawing ``samples`` with weights that are too old."""
     versions = ", ".join(sorted({version for sample in samples for version in sample.weight_versions}))
     return RunError(
@@ -105,7 +105,7 @@ class Staleness:
             trained: those that are trained on.
             left_out: samples that were too old and are not.
         """
-        ages = [rollout - oldest for oldest in map(oldest_of, trained) if oldest is not None]
+        ages = [rollout - oldest for oldest in map(oldest_version, trained) if oldest is not None]
         if not self.measured and max(ages, default=0) <= 0:
             return {}
         found: dict[str, float] = {}
@@ -121,5 +121,5 @@ class Staleness:
         """Whether ``rollout`` may not train ``group``, because of tokens that it has."""
         if self.bound is None or self.stale == "correct":
             return False
-        ages = [rollout - oldest for oldest in map(oldest_of, group) if oldest is not None]
+        ages = [rollout - oldest for oldest in map(oldest_version, group) if oldest is not None]
         return max(ages, default=0) > self.bound

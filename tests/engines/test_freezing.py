@@ -12,7 +12,7 @@ import torch
 
 from slime_core.config.schema import OptimizerConfig
 from slime_core.learner.packed.batches import MicroBatch, cut
-from slime_core.rollout.plan import BatchPlan
+from slime_core.rollout.batch_plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample
 from tests.engines.families import build, write

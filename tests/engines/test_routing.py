@@ -14,7 +14,7 @@ import torch
 
 from slime_core.errors import ConfigError, RunError
 from slime_core.learner.packed.batches import MicroBatch, cut
-from slime_core.rollout.plan import BatchPlan
+from slime_core.rollout.batch_plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, TrainBatch
 from tests.engines.families import build, write

@@ -26,9 +26,9 @@ import numpy as np
 from slime_core.cli.main import _resolve
 from slime_core.cli.run import options_of
 from slime_core.generation import Generation
-from slime_core.rollout import parts
-from slime_core.rollout.sampled import SamplerSettings
+from slime_core.rollout import sampler_components
 from slime_core.rollout.sampler import Sampler
+from slime_core.rollout.sampler_records import SamplerSettings
 
 HERE = Path(__file__).parent
 REPO = HERE.parents[1]
@@ -158,7 +158,7 @@ async def run(name: str) -> dict[str, Any]:
         clients.append(Client(fails=name == "failures"))
         return clients[-1]
 
-    parts.GenerateClient = make_client  # type: ignore[assignment, misc]
+    sampler_components.GenerateClient = make_client  # type: ignore[assignment, misc]
     steps: list[Any] = []
     cursor = None
     for rollouts in ((0, 1), (2, 3)):

@@ -15,8 +15,8 @@ from slime_core.config.load import load, peek
 from slime_core.errors import PluginError, RunError
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.plugins.registry import activate
-from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler
+from slime_core.rollout.sampler_records import SamplerSettings
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
 

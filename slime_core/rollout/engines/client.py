@@ -27,7 +27,7 @@ from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.generation import Generation, SamplingParams
 from slime_core.generation.response import NOTHING
 from slime_core.rollout.engines.generation import read_generation
-from slime_core.rollout.nucleus import Cut
+from slime_core.rollout.truncated_sampling import Truncation
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
@@ -166,7 +166,7 @@ class GenerateClient:
         # A single prompt is sent unnested: the router's cache-aware policy reads it, and error messages are clearer.
         ids: Any = prompts if len(prompts) > 1 else prompts[0]
         fields = sampling.fields(n=n)
-        cut = Cut.of(fields, most=sampling.max_kept, vocab_size=self._vocab_size)
+        cut = Truncation.of(fields, most=sampling.max_kept, vocab_size=self._vocab_size)
         asked = {} if cut is None else {"top_logprobs_num": cut.top_k}
         if cut is not None:
             fields["top_k"] = cut.top_k

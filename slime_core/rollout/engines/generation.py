@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 
 from slime_core.errors import EngineError
 from slime_core.generation import FinishReason, Generation
-from slime_core.rollout.nucleus import Cut, kept_tokens
+from slime_core.rollout.truncated_sampling import Truncation, truncate
 from slime_core.types import Sample, SpecInfo
 
 __all__ = ["read_generation", "spec_info", "spec_metrics"]
 
 
-def read_generation(row: Mapping[str, Any], routes: tuple[int, int] | None, cut: Cut | None = None) -> Generation:
+def read_generation(
+    row: Mapping[str, Any], routes: tuple[int, int] | None, cut: Truncation | None = None
+) -> Generation:
     """One response of an engine.
 
     Arguments:
@@ -35,7 +37,7 @@ def read_generation(row: Mapping[str, Any], routes: tuple[int, int] | None, cut:
         raise EngineError(f"The engine sent {len(token_ids)} tokens with {len(entries)} log-probabilities")
     kept, log_probs = None, array("f", (entry[0] for entry in entries))
     if cut is not None:
-        kept, log_probs = kept_tokens(token_ids, log_probs, meta.get("output_top_logprobs") or [], cut)
+        kept, log_probs = truncate(token_ids, log_probs, meta.get("output_top_logprobs") or [], cut)
     reason = meta["finish_reason"]["type"]
     if reason not in ("stop", "length", "abort"):
         raise EngineError(f"The engine ended a response with {meta['finish_reason']}; known are stop, length and abort")

@@ -18,7 +18,7 @@ from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.rewards.pool import RewardPool, RewardPoolSettings
 from slime_core.rollout.rewards.weighted import Scorer, WeightedSum
-from slime_core.rollout.sampled import SamplerSettings
+from slime_core.rollout.sampler_records import SamplerSettings
 from slime_core.types import Reward, RewardFailure, Sample
 
 __all__ = ["InPool", "InSampler", "Rewarding", "num_workers_of", "pool_of"]

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Protocol, cast
 
 from slime_core.config.reward_sum import RewardTerm
-from slime_core.rollout.together import together
+from slime_core.rollout.run_all import run_all
 from slime_core.types import Reward, RewardFailure, Sample
 
 __all__ = ["PARTS", "Scorer", "WeightedSum", "part_metrics"]
@@ -42,7 +42,7 @@ class WeightedSum:
 
     async def score(self, samples: Sequence[Sample]) -> list[Reward | RewardFailure]:
         """One reward a sample, in order; where a part fails, its failure."""
-        columns = await together(scorer.score(samples) for _, scorer in self._parts)
+        columns = await run_all(scorer.score(samples) for _, scorer in self._parts)
         return [self._sum(sample, row) for sample, *row in zip(samples, *columns, strict=True)]
 
     def _sum(self, sample: Sample, row: Sequence[Reward | RewardFailure]) -> Reward | RewardFailure:

@@ -16,7 +16,7 @@ from slime_core.learner.critic.actor import CriticActor, CriticGroup
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.lifecycle import Failures
 from slime_core.rollout.actor import SamplerActor, SamplerHandle
-from slime_core.rollout.beside import BesideSampler, Evaluations, beside_settings
+from slime_core.rollout.concurrent_evaluation import ConcurrentEvalSampler, ConcurrentEvaluations, eval_sampler_settings
 from slime_core.rollout.engines.actors import EngineActor
 from slime_core.rollout.engines.fleet import EngineFleet, Site
 from slime_core.rollout.engines.model_servers import ModelServers
@@ -37,7 +37,7 @@ from slime_core.weights.publisher import PublisherSettings
 __all__ = ["AnyLearner", "AnySampler", "Processes", "Warn", "processes"]
 
 Warn = Callable[[str], None]
-AnySampler = SamplerHandle | BesideSampler
+AnySampler = SamplerHandle | ConcurrentEvalSampler
 AnyLearner = LearnerHandle | AbsentLearner
 
 
@@ -146,7 +146,7 @@ class Processes:
             actor = start_actor(self._launch("eval sampler"), SamplerActor, self._job.manifest)
             evaluating = self._servers.evaluating
             own = sampler_settings(self._job, self._servers, self._device, trains=False)
-            own = beside_settings(own, url=evaluating.ready_url(), num_engines=len(evaluating.engines))
+            own = eval_sampler_settings(own, url=evaluating.ready_url(), num_engines=len(evaluating.engines))
             self._starting.append(actor.start(SamplerActor.setup, own))
             self._eval_sampler = actor
         return sampler
@@ -161,10 +161,10 @@ class Processes:
             settings = self._publishes_to(evaluating)
             # Nothing is in flight there, and what older weights computed is forgotten.
             learner.connect_evaluation(evaluating.urls(), replace(settings, pause_mode="retract"))
-        evaluations = Evaluations(
+        evaluations = ConcurrentEvaluations(
             self._eval_sampler, report=track.evaluation, wait=self._wait, monitors=self._monitors, publish=publish
         )
-        return BesideSampler.of(self._job.config, sampler, evaluations)
+        return ConcurrentEvalSampler.of(self._job.config, sampler, evaluations)
 
     def join(self, learner: AnyLearner) -> None:
         """Everything has started, and learner and engines know each other, when this returns."""

@@ -16,7 +16,7 @@ from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import Failures, LifecycleHooks
 from slime_core.plugins.registry import activate
 from slime_core.rollout.actor import SampledShards
-from slime_core.rollout.sampled import SamplerState
+from slime_core.rollout.sampler_records import SamplerState
 from slime_core.runtime.group import ActorGroup
 from slime_core.runtime.launch import _followed
 from slime_core.runtime.lending import Lending

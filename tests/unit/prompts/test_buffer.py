@@ -19,7 +19,7 @@ from slime_core.prompts.buffer import BufferedPrompts
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.trajectory import Fit
 from slime_core.rollout.buffered import FromBuffer
-from slime_core.rollout.resuming import anew
+from slime_core.rollout.resuming import reset_sample
 from slime_core.types import LogProbs, SpecInfo, Status, TokenIds
 
 GOOD = {
@@ -335,7 +335,7 @@ def test_trajectories_are_looked_through_before_anything_starts(tmp_path):
 async def test_a_trajectory_is_trained_as_it_came(make, tmp_path):
     write(tmp_path / "inbox" / "a.jsonl", {**GOOD, "train_metadata": {"theirs": 1}})
     (samples,) = make().next_groups(1)
-    anew(samples[0])  # as the sampler does with all that it is handed
+    reset_sample(samples[0])  # as the sampler does with all that it is handed
     encoder = PromptEncoder(ARITHMETIC / "model", apply_chat_template=False)
     nobody: Any = None
     (sample,) = await FromBuffer(None, RunView())(GenerateContext(nobody, encoder), samples, SamplingParams())

@@ -23,7 +23,7 @@ from slime_core.errors import DataError, RunError
 from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.processing import InputProcessor, has_processor
-from slime_core.rollout.parts import Parts
+from slime_core.rollout.sampler_components import SamplerComponents
 from slime_core.types import Sample, Status
 
 PLACEHOLDER = 16
@@ -214,7 +214,7 @@ def test_only_a_run_that_trains_on_images_loads_the_processor(folder, encoder, k
     parts: Any = SimpleNamespace(
         _config=config, encoder=encoder, _settings=SimpleNamespace(trains=trains, folder=folder)
     )
-    found = Parts._processes(parts)
+    found = SamplerComponents._processes(parts)
     assert (found is not None) == made
     if found is not None:
         found.close()

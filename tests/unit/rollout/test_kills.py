@@ -20,12 +20,12 @@ from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.prompts.prompts import PromptFiles
+from slime_core.rollout.async_policy import AsyncPolicy
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.ledger import Ledger, Present
-from slime_core.rollout.pace import Pace
-from slime_core.rollout.production import Production
-from slime_core.rollout.resuming import anew
-from slime_core.rollout.supply import Supply
+from slime_core.rollout.group_scheduler import GroupScheduler
+from slime_core.rollout.prompt_ledger import PendingGroups, PromptLedger
+from slime_core.rollout.requeue_buffer import RequeueBuffer
+from slime_core.rollout.resuming import reset_sample
 from slime_core.track.ledger import Recount
 from slime_core.track.samples import SampleWriter
 from slime_core.types import PromptGroup, Status
@@ -50,16 +50,18 @@ class Life:
 
     def __init__(self, folder: Path, client: Any, *, ahead: int, dies_after: int | None) -> None:
         self.folder, self.client, self.left = folder, client, dies_after
-        self.ledger = Ledger(folder)
+        self.ledger = PromptLedger(folder)
         request = PromptRequest(folder / "prompts.jsonl", n_samples_per_prompt=2)
-        self.supply = Supply(PromptFiles(None, RunView(prompts=request)), self.ledger.journal, holds=True)
-        pace = Pace(BATCH, ahead=ahead, total=ROLLOUTS, fetch=2 * BATCH)
-        self.production = Production(self.supply, prepare=lambda *_: None, make=self.make, pace=pace, ends=client.ended)
+        self.supply = RequeueBuffer(PromptFiles(None, RunView(prompts=request)), self.ledger.journal, holds=True)
+        pace = AsyncPolicy(BATCH, ahead=ahead, total=ROLLOUTS, fetch=2 * BATCH)
+        self.production = GroupScheduler(
+            self.supply, prepare=lambda *_: None, make=self.make, pace=pace, ends=client.ended
+        )
 
     async def make(self, rollout: int, group: PromptGroup) -> PromptGroup:
         for sample in group:
             if sample.status is not Status.ABORTED:
-                anew(sample)
+                reset_sample(sample)
         nothing: Any = Encoder()
         context = GenerateContext(self.client, nothing)
         made = await SingleTurn(None, RunView())(context, group, SamplingParams(max_new_tokens=8))
@@ -87,9 +89,9 @@ class Life:
                 state = {"step": rollout + 1, "ledger": self.ledger.state(self.present()), **self.production.state()}
                 saved.write_text(json.dumps(state))
 
-    def present(self) -> Present:
+    def present(self) -> PendingGroups:
         found = self.production.present()
-        return Present(found.in_flight, {**found.held, **self.supply.held})
+        return PendingGroups(found.in_flight, {**found.held, **self.supply.held})
 
 
 @pytest.mark.parametrize("ahead", [0, 2])

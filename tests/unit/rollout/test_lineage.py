@@ -10,8 +10,8 @@ import pytest
 
 from slime_core.config.schema import RolloutConfig
 from slime_core.generation import GenerateContext, SamplingParams
-from slime_core.rollout.choice import Chosen
-from slime_core.rollout.collect import Collector, missing_of
+from slime_core.rollout.component_router import RoutedComponent
+from slime_core.rollout.group_collector import GroupCollector, mark_missing_failed
 from slime_core.rollout.lineage import Parents
 from slime_core.types import Sample, Status
 
@@ -26,9 +26,9 @@ NUMBERINGS = {
 
 class Only:
     def __init__(self, component: Any, *, takes_groups: bool) -> None:
-        self._chosen = Chosen("mine", component, takes_groups)
+        self._chosen = RoutedComponent("mine", component, takes_groups)
 
-    def of(self, sample: Sample) -> Chosen:
+    def of(self, sample: Sample) -> RoutedComponent:
         return self._chosen
 
 
@@ -71,12 +71,14 @@ async def test_a_fan_out_is_whole_before_a_reward_of_groups_and_nothing_of_it_is
     group = [Sample(group_index=3, index=index) for index in (4, 5)]
     given = list(group)
     context = GenerateContext(nothing, nothing)  # type: ignore[arg-type]
-    (made,) = await Collector(generator, rewards, rollout=RolloutConfig()).collect(context, [group], SamplingParams())
+    (made,) = await GroupCollector(generator, rewards, rollout=RolloutConfig()).collect(
+        context, [group], SamplingParams()
+    )
     wanted = [(4, 104)] * TURNS + [(5, 105)] * TURNS
     assert reward.seen == [wanted]
     assert [(sample.index, sample.rollout_id) for sample in made] == wanted
     assert [sample.reward for sample in made] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-    assert missing_of(given, made) == []
+    assert mark_missing_failed(given, made) == []
 
 
 def test_what_was_left_out_is_still_missed():
@@ -84,7 +86,7 @@ def test_what_was_left_out_is_still_missed():
     made = [Sample(index=6), Sample(index=4), Sample(index=4)]
     Parents.of(parents).adopt(made)
     assert [one.index for one in made] == [6, 4, 4]
-    assert [one.index for one in missing_of(parents, made)] == [5]
+    assert [one.index for one in mark_missing_failed(parents, made)] == [5]
 
 
 def test_siblings_that_have_a_parents_number_leave_the_others_theirs():

@@ -13,11 +13,11 @@ from slime_core import RunView
 from slime_core.errors import RunError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.prompts.prompts import PromptFiles
-from slime_core.rollout import production as module
-from slime_core.rollout.ledger import Ledger, Present
-from slime_core.rollout.pace import Pace
-from slime_core.rollout.production import Production
-from slime_core.rollout.supply import Supply
+from slime_core.rollout import group_scheduler as module
+from slime_core.rollout.async_policy import AsyncPolicy
+from slime_core.rollout.group_scheduler import GroupScheduler
+from slime_core.rollout.prompt_ledger import PendingGroups, PromptLedger
+from slime_core.rollout.requeue_buffer import RequeueBuffer
 from slime_core.track.samples import SampleWriter
 from slime_core.types import LogProbs, PromptGroup, Status, TokenIds
 
@@ -59,12 +59,14 @@ def start(tmp_path: Path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a", "label": "1"}\n')
 
-    def make(engines: Engines, *, holds: bool = True, **pace: int) -> tuple[Production, Supply, Ledger]:
-        ledger = Ledger(tmp_path)
-        supply = Supply(PromptFiles(None, RunView(prompts=PromptRequest(path))), ledger.journal, holds=holds)
-        found = Pace(2, **{"fetch": 4, **pace})
+    def make(
+        engines: Engines, *, holds: bool = True, **pace: int
+    ) -> tuple[GroupScheduler, RequeueBuffer, PromptLedger]:
+        ledger = PromptLedger(tmp_path)
+        supply = RequeueBuffer(PromptFiles(None, RunView(prompts=PromptRequest(path))), ledger.journal, holds=holds)
+        found = AsyncPolicy(2, **{"fetch": 4, **pace})
         return (
-            Production(supply, prepare=lambda *_: None, make=engines.make, pace=found, ends=engines.ended),
+            GroupScheduler(supply, prepare=lambda *_: None, make=engines.make, pace=found, ends=engines.ended),
             supply,
             ledger,
         )
@@ -82,7 +84,7 @@ async def test_what_finishes_besides_waits_for_the_next_rollout(start):
     assert numbers(await production.take(0, 2)) == [0, 2]
     await production.settle()
     assert engines.begun == [0, 1, 2, 3]
-    assert (production.present(), supply.held) == (Present(held={3: [3]}), {1: [1]})
+    assert (production.present(), supply.held) == (PendingGroups(held={3: [3]}), {1: [1]})
 
 
 async def test_the_next_rollout_takes_what_waits_and_goes_on_with_what_was_ended(start):
@@ -112,7 +114,7 @@ async def test_without_partial_rollouts_what_was_ended_goes_back_to_the_source(s
     await production.settle()
     assert supply.held == {}
     assert supply.state()["returned"] == [1]
-    assert production.present() == Present(held={3: [3]})
+    assert production.present() == PendingGroups(held={3: [3]})
 
 
 async def test_what_does_not_end_is_cancelled_and_goes_back_as_it_was_given(start, monkeypatch):
@@ -123,7 +125,7 @@ async def test_what_does_not_end_is_cancelled_and_goes_back_as_it_was_given(star
     await production.take(0, 2)
     await production.settle()
     assert (supply.held, supply.state()["returned"]) == ({}, [1])
-    assert production.present() == Present(held={3: [3]})
+    assert production.present() == PendingGroups(held={3: [3]})
     await production.close()
 
 
@@ -146,7 +148,7 @@ async def test_what_finishes_although_it_was_cancelled_is_in_one_place(start, mo
     await production.take(0, 2)
     await production.settle()
     held = {3: [3]} if status is Status.ABORTED else {1: [1], 3: [3]}
-    assert production.present() == Present(held=held)
+    assert production.present() == PendingGroups(held=held)
     assert supply.held == ({1: [1]} if status is Status.ABORTED else {})
     assert supply.state().get("returned", []) == []
     engines.finishing |= {1, 4, 5}
@@ -167,9 +169,9 @@ async def test_everything_is_accounted_for_through_a_checkpoint_and_back(start, 
     engines = Engines(0, 2, 3)
     production, supply, ledger = start(engines)
 
-    def present() -> Present:
+    def present() -> PendingGroups:
         found = production.present()
-        return Present(found.in_flight, {**found.held, **supply.held})
+        return PendingGroups(found.in_flight, {**found.held, **supply.held})
 
     groups = await production.take(0, 2)
     await production.settle()

@@ -15,9 +15,9 @@ from slime_core.errors import PluginError
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.plugins.registry import activate
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout import parts
-from slime_core.rollout.sampled import SamplerSettings
+from slime_core.rollout import sampler_components
 from slime_core.rollout.sampler import Sampler
+from slime_core.rollout.sampler_records import SamplerSettings
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
 SOURCE = """
@@ -66,7 +66,7 @@ Build = Callable[..., Sampler]
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     """A sampler of two groups of two whose source is ``given`` of a plugin with ``text``."""
     encoder = PromptEncoder(FOLDER, apply_chat_template=False)
-    monkeypatch.setattr(parts, "PromptEncoder", lambda *_, **__: encoder)
+    monkeypatch.setattr(sampler_components, "PromptEncoder", lambda *_, **__: encoder)
     data = tmp_path / "train.jsonl"
 
     def make(

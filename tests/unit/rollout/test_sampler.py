@@ -20,15 +20,15 @@ from slime_core.harness.fake_engine import FakeEngine
 from slime_core.plugins.component import Kind
 from slime_core.plugins.registry import Registry, activate
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout import parts
 from slime_core.rollout import sampler as sampling
-from slime_core.rollout.choice import Choice, Chosen
-from slime_core.rollout.collect import Collector
+from slime_core.rollout import sampler_components
+from slime_core.rollout.component_router import ComponentRouter, RoutedComponent
 from slime_core.rollout.eval_sampler import EvalSampler
 from slime_core.rollout.evaluation import Evaluation
+from slime_core.rollout.group_collector import GroupCollector
 from slime_core.rollout.rewards.place import InSampler
-from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler
+from slime_core.rollout.sampler_records import SamplerSettings
 from slime_core.types import Sample, Status
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
@@ -83,8 +83,10 @@ def build(tmp_path, registry, shared_encoder, monkeypatch):
         chosen, manifest = overrides.pop("registry", registry), overrides.pop("manifest", None)
         kind = overrides.pop("kind", Sampler)
         client = FakeClient(answers)
-        monkeypatch.setattr(parts, "GenerateClient", lambda url, **options: client.made_with.update(options) or client)
-        monkeypatch.setattr(parts, "PromptEncoder", lambda folder, **_: shared_encoder)
+        monkeypatch.setattr(
+            sampler_components, "GenerateClient", lambda url, **options: client.made_with.update(options) or client
+        )
+        monkeypatch.setattr(sampler_components, "PromptEncoder", lambda folder, **_: shared_encoder)
         data = tmp_path / "train.jsonl"
         rows = [{"prompt": "1+1", "label": "2", "metadata": {"carries": 0}}]
         rows.append({"prompt": "2+2", "label": "4", "metadata": {"carries": 1}})
@@ -201,7 +203,7 @@ async def test_a_reward_that_is_no_finite_number_is_refused_with_the_name_of_the
         async def score(self, samples: list[Sample]) -> list[Any]:
             return [reward] * len(samples)
 
-    sampler._collector._rewards._made["exact_match"] = Chosen("exact_match", Odd(), takes_groups=False)
+    sampler._collector._rewards._made["exact_match"] = RoutedComponent("exact_match", Odd(), takes_groups=False)
     with pytest.raises(RunError, match=r"0 of 4 .* reward model 'exact_match' returned .*; accepted is a finite"):
         await sampler.sample(0)
 
@@ -264,7 +266,7 @@ async def test_samples_that_come_back_from_the_data_source_start_anew(build):
             sample.status = Status.COMPLETED
         return samples
 
-    sampler._collector._generators._made["single_turn"] = Chosen("single_turn", look, takes_groups=True)
+    sampler._collector._generators._made["single_turn"] = RoutedComponent("single_turn", look, takes_groups=True)
     await sampler.sample(1)
     assert seen[0] == Sample(group_index=1, index=2, prompt="2+2", label="4", metadata={"carries": 1, "tries": 1})
 
@@ -277,14 +279,14 @@ async def test_samples_of_a_fan_out_inherit_group_and_index(registry):
         async def score(self, samples: list[Sample]) -> list[float]:
             return [1.0] * len(samples)
 
-    def choice(kind: Kind, component: Any) -> Choice:
+    def choice(kind: Kind, component: Any) -> ComponentRouter:
         name = registry.names(kind)[0]
-        chosen = Choice(kind, "unused", default=name, registry=registry, offered={}, make=lambda _: component)
-        chosen._made[name] = Chosen(name, component, takes_groups=False)
+        chosen = ComponentRouter(kind, "unused", default=name, registry=registry, offered={}, make=lambda _: component)
+        chosen._made[name] = RoutedComponent(name, component, takes_groups=False)
         return chosen
 
     generators, rewards = choice(Kind.GENERATE_FUNCTION, fan_out), choice(Kind.REWARD_MODEL, Flat())
-    collector = Collector(generators, rewards, rollout=RolloutConfig())
+    collector = GroupCollector(generators, rewards, rollout=RolloutConfig())
     (group,) = await collector.collect(
         GenerateContext(None, None), [[Sample(group_index=3, index=4)]], SamplingParams()
     )
@@ -298,7 +300,7 @@ async def test_a_fan_out_that_numbers_its_siblings_anew_is_lost_nowhere(build):
         own = {"tokens": [5, 6], "response_length": 1, "rollout_log_probs": [-0.5], "status": Status.COMPLETED}
         return [replace(sample, **own, index=turn, rollout_id=50 + (sample.index or 0)) for turn in range(3)]
 
-    fanning = Chosen("single_turn", fan_out, takes_groups=False)
+    fanning = RoutedComponent("single_turn", fan_out, takes_groups=False)
     sampler._collector._generators._made["single_turn"] = fanning
     sampled = await sampler.sample(0)
     assert sampled.shards[0].indices_B.tolist() == [index for index in range(4) for _ in range(3)]
@@ -321,7 +323,7 @@ async def test_a_reward_model_that_skips_a_sample_is_refused(build):
         async def score(self, samples: list[Sample]) -> list[float]:
             return [1.0] * (len(samples) - 1)
 
-    sampler._collector._rewards._made["exact_match"] = Chosen(
+    sampler._collector._rewards._made["exact_match"] = RoutedComponent(
         "exact_match", InSampler("exact_match", Short()), takes_groups=False
     )
     with pytest.raises(RunError, match="'exact_match' returned 1 rewards for 2 samples"):
@@ -596,7 +598,7 @@ async def test_what_a_generate_function_changes_in_place_does_not_reach_the_next
         sample.spec_info.spec_verify_ct += 1
         return samples
 
-    sampler._collector._generators._made["single_turn"] = Chosen("single_turn", in_place, takes_groups=True)
+    sampler._collector._generators._made["single_turn"] = RoutedComponent("single_turn", in_place, takes_groups=True)
     await sampler.evaluate(0)
     first, seen[:] = list(seen), []
     await sampler.evaluate(1)

@@ -19,11 +19,11 @@ from slime_core.plugins.contracts import RolloutBatch
 from slime_core.plugins.discovery import CORE
 from slime_core.plugins.registry import activate
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout import live, parts
-from slime_core.rollout.rollouts import SourceRollouts
-from slime_core.rollout.sampled import SamplerSettings
+from slime_core.rollout import live_rollouts, sampler_components
+from slime_core.rollout.group_source import PluginRollouts
 from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.staleness import Staleness, oldest_of, token_versions
+from slime_core.rollout.sampler_records import SamplerSettings
+from slime_core.rollout.staleness import Staleness, oldest_version, token_versions
 from slime_core.types import LogProbs, Sample, Status, TokenIds
 from tests.unit.rollout.test_sampler import FOLDER, FakeClient, answer
 
@@ -31,9 +31,9 @@ from tests.unit.rollout.test_sampler import FOLDER, FakeClient, answer
 
 
 def test_a_sample_is_as_old_as_its_oldest_token() -> None:
-    assert oldest_of(Sample(weight_versions=["9", "10"])) == 9
-    assert oldest_of(Sample(weight_versions=["default", "4"])) == 4
-    assert oldest_of(Sample(weight_versions=["default"])) is oldest_of(Sample()) is None
+    assert oldest_version(Sample(weight_versions=["9", "10"])) == 9
+    assert oldest_version(Sample(weight_versions=["default", "4"])) == 4
+    assert oldest_version(Sample(weight_versions=["default"])) is oldest_version(Sample()) is None
 
 
 def test_versions_stand_at_their_tokens_and_what_no_engine_drew_has_none() -> None:
@@ -56,7 +56,7 @@ def test_turns_of_a_conversation_keep_their_versions() -> None:
     sample.append_response_tokens(tokens=[8], trainable=False)
     sample.append_response_tokens(tokens=[9, 9, 9], log_probs=[-1, -1, -1], meta_info=second)
     assert token_versions(sample).tolist() == [3, 3, -1, 3, 4, 4]
-    assert (sample.weight_versions, oldest_of(sample)) == (["3", "4"], 3)
+    assert (sample.weight_versions, oldest_version(sample)) == (["3", "4"], 3)
 
 
 # --- The bound --------------------------------------------------------------------------------------------------------
@@ -145,8 +145,8 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoder: PromptEncode
 
     def make(answers: dict[str, list[Generation]], **rollout: Any) -> tuple[Sampler, Moving]:
         client = Moving(dict(answers))
-        monkeypatch.setattr(parts, "GenerateClient", lambda url, **_: client)
-        monkeypatch.setattr(parts, "PromptEncoder", lambda folder, **_: encoder)
+        monkeypatch.setattr(sampler_components, "GenerateClient", lambda url, **_: client)
+        monkeypatch.setattr(sampler_components, "PromptEncoder", lambda folder, **_: encoder)
         config = RunConfig(
             data=DataConfig(rollout_shuffle=False),
             rollout=RolloutConfig(rollout_batch_size=2, n_samples_per_prompt=2, **rollout),
@@ -245,7 +245,7 @@ async def test_the_bound_holds_for_a_rollout_function_of_the_run_too(
     build: Build, tmp_path: Path, choice: str, returned: list[int]
 ) -> None:
     sampler, _ = build({}, max_staleness=1, stale_samples=choice)
-    own = SourceRollouts(OwnRollout(), name="own", plugin=CORE, live=sampler._rollouts)
+    own = PluginRollouts(OwnRollout(), name="own", plugin=CORE, live=sampler._rollouts)
     sampler._rollouts = own
     sampled = await sampler.sample(5)
     assert sampled.shards[0].indices_B.tolist() == [2, 3]
@@ -258,7 +258,7 @@ async def test_the_bound_holds_for_a_rollout_function_of_the_run_too(
 async def test_groups_that_are_always_too_old_end_the_run_and_are_named(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "MOST_OLD_ROUNDS", 2)
+    monkeypatch.setattr(live_rollouts, "MOST_OLD_ROUNDS", 2)
     sampler, _ = build({f"1+{n}": by("1") for n in range(1, 7)}, max_staleness=1, rollout_max_refills=0)
     wanted = (
         "rollout 5: 12 samples were older than max_staleness, and so were those in their place; versions 1 of the "

@@ -32,10 +32,10 @@ from slime_core.generation import Generation, SamplingParams
 from slime_core.generation.response import NOTHING
 from slime_core.plugins.registry import Registry, activate
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout import parts, production
+from slime_core.rollout import group_scheduler, sampler_components
 from slime_core.rollout.rewards.pool import RewardFailure
-from slime_core.rollout.sampled import SamplerSettings
 from slime_core.rollout.sampler import Sampler
+from slime_core.rollout.sampler_records import SamplerSettings
 from slime_core.rollout.staleness import token_versions
 from slime_core.types import Sample
 from tests.unit.rollout.test_sampler import FOLDER
@@ -185,7 +185,7 @@ class Engine:
     @asynccontextmanager
     async def ended(self) -> AsyncIterator[None]:
         self.is_ending, is_deaf = True, self.dice.random() < 0.2
-        production.END_LIMIT_S = 0.0 if is_deaf else 30.0
+        group_scheduler.END_LIMIT_S = 0.0 if is_deaf else 30.0
         if not is_deaf:
             self.abort()
         yield
@@ -331,8 +331,8 @@ class Run:
             eval=EvalConfig(eval_prompt_data=(("sums", data),)),
         )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(parts, "GenerateClient", lambda url, **_: engine)
-            patch.setattr(parts, "PromptEncoder", lambda folder, **_: encoder())
+            patch.setattr(sampler_components, "GenerateClient", lambda url, **_: engine)
+            patch.setattr(sampler_components, "PromptEncoder", lambda folder, **_: encoder())
             where = SamplerSettings(config, FOLDER, data, "http://unused", samples_folder=self.folder / "samples")
             sampler = Sampler(where, registry())
         trainable = sampler._trainable
@@ -372,7 +372,7 @@ def lived(case: Case) -> None:
         async def score(coins: Random, samples: Sequence[Sample]) -> list[float | RewardFailure]:
             return await run.score(coins, samples)
 
-        patch.setattr(production, "END_LIMIT_S", production.END_LIMIT_S)
+        patch.setattr(group_scheduler, "END_LIMIT_S", group_scheduler.END_LIMIT_S)
         patch.setattr(Random, "score", score)
         while run.step < ROLLOUTS:
             asyncio.run(run.live())

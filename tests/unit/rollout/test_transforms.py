@@ -12,9 +12,9 @@ from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, Ro
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.registry import activate
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout import parts
-from slime_core.rollout.sampled import SamplerSettings
+from slime_core.rollout import sampler_components
 from slime_core.rollout.sampler import Sampler
+from slime_core.rollout.sampler_records import SamplerSettings
 from tests.unit.rollout.test_sampler import FOLDER, FakeClient, answer
 
 PLUGIN = '''
@@ -125,8 +125,8 @@ def build(tmp_path, plugin, encoder, monkeypatch):
 
     def make(answers, *transforms: str, **rollout):
         client = FakeClient(answers)
-        monkeypatch.setattr(parts, "GenerateClient", lambda url, **options: client)
-        monkeypatch.setattr(parts, "PromptEncoder", lambda folder, **_: encoder)
+        monkeypatch.setattr(sampler_components, "GenerateClient", lambda url, **options: client)
+        monkeypatch.setattr(sampler_components, "PromptEncoder", lambda folder, **_: encoder)
         data = tmp_path / "train.jsonl"
         data.write_text("\n".join(json.dumps({"prompt": prompt, "label": "2"}) for prompt in PROMPTS))
         chosen = {"rollout_batch_size": 2, "n_samples_per_prompt": 2, "sample_transforms": transforms, **rollout}

@@ -1,0 +1,261 @@
+"""What a rollout has collected so far: groups that are kept, groups that were left out and why, and what is missing.
+
+A group is *aborted* (ended from outside; its prompt comes again), *lost* (none of its samples can be trained on),
+*stale* (too old to be trained; another group takes its place), *dropped* (a sample transform left it out; another
+prompt takes its place) or *kept*.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slime_core.generation.outcome import is_finished
+from slime_core.plugins.contracts import Transformed
+from slime_core.rollout.rewards.weighted import part_metrics
+from slime_core.rollout.transforms import REASON, Transforms
+from slime_core.track.ledger import FAILED_GROUP
+from slime_core.types import PromptGroup, Sample, Status
+
+__all__ = ["CollectedGroups", "describe_failures"]
+
+SURPLUS = "surplus"
+"""Why a group is not trained on that transforms kept and that has no room in the rollout. Transforms that see the whole
+rollout decide anew when groups were replaced, and may then keep more than were asked for."""
+
+UNNAMED = "other"
+"""Cause of a failure that nobody named."""
+
+LEFT_OUT = "left_out"
+"""Stands in the samples file for a sample that a transform took out of a group that it kept."""
+
+
+@dataclass(slots=True)
+class _Passed:
+    """A group that the transforms which see one group have kept.
+
+    Arguments:
+        given: what of it could be trained, as it came.
+        early: as those transforms left it.
+        late: as those left it that see the rollout; until they have decided, as it is.
+    """
+
+    given: PromptGroup
+    early: Transformed
+    late: Transformed
+
+    @property
+    def left(self) -> PromptGroup:
+        """Its samples that are written as they are: it is kept, or was dropped as a whole once others were seen."""
+        return (self.late if self.late.dropped is None else self.early).samples
+
+    @property
+    def changes(self) -> Counter[str]:
+        """Reason -> samples that a transform changed for it."""
+        return Counter(self.early.changed) + Counter(self.late.changed)
+
+
+class CollectedGroups:
+    """The groups of one rollout, round by round.
+
+    Example: ``wanted`` is 8 groups, and transforms drop 3 of the first 8: ``missing`` is 3 until 3 more were kept.
+
+    Arguments:
+        transforms: what decides.
+        wanted: groups to be kept.
+        reward_key: which of several rewards trains.
+        drops_failed_groups: a group with a sample that failed is dropped.
+
+    ``came`` holds every group that was taken, in the order of their coming.
+    """
+
+    def __init__(
+        self, transforms: Transforms, *, wanted: int, reward_key: str | None, drops_failed_groups: bool = False
+    ) -> None:
+        self._transforms, self._key, self._drops_failed_groups = transforms, reward_key, drops_failed_groups
+        self.wanted = wanted
+        self._rewards: list[list[float]] = []
+        self._raw: list[float] = []
+        self._rest: list[Sample] = []
+        self._passed: list[_Passed] = []
+        self._dropped: list[tuple[str, PromptGroup]] = []
+        self._num_lost = 0
+        self._stale: list[tuple[str, Sample]] = []
+        self.came: list[PromptGroup] = []
+        self.aborted: list[PromptGroup] = []
+        self.refills = 0
+
+    def take(self, groups: Sequence[PromptGroup]) -> None:
+        """Receive finished, rewarded groups.
+
+        Raises:
+            PluginError: a transform failed or broke its contract.
+        """
+        self.came += groups
+        for group in groups:
+            self._rewards.append([sample.reward_value(self._key) for sample in group if sample.reward is not None])
+            self._take(group)
+        late = self._transforms.late([one.early.samples for one in self._passed])
+        for one, decided in zip(self._passed, late, strict=True):
+            one.late = decided
+
+    def leave_out(self, groups: Sequence[PromptGroup], reason: str) -> None:
+        """Receive finished groups that are too old to be trained, and what becomes of them in a word."""
+        self.came += groups
+        self._stale += [(reason, sample) for group in groups for sample in group]
+
+    def _take(self, group: PromptGroup) -> None:
+        if any(sample.status is Status.ABORTED for sample in group):
+            self.aborted.append(group)
+            self._rest += group
+            return
+        trainable = [sample for sample in group if is_finished(sample)]
+        self._rest += [sample for sample in group if not is_finished(sample)]
+        self._raw += [sample.reward_value(self._key) for sample in trainable]
+        if not trainable:
+            self._num_lost += 1
+            return
+        if self._drops_failed_groups and len(trainable) < len(group):
+            self._dropped.append((FAILED_GROUP, trainable))
+            return
+        result = self._transforms.early(list(trainable))
+        if result.dropped is not None:
+            self._dropped.append((result.dropped, trainable))
+        else:
+            # Where a transform that sees the rollout fails, what is here is still written down.
+            self._passed.append(_Passed(trainable, result, Transformed(result.samples)))
+
+    @property
+    def missing(self) -> int:
+        """Groups that still have to be kept; aborted and lost ones are not replaced."""
+        return max(0, self._room - len(self._standing()))
+
+    @property
+    def kept(self) -> list[PromptGroup]:
+        """What is trained on: the groups that all transforms kept, as they left them, in the order of their coming."""
+        return [one.late.samples for one in self._standing()[: self._room]]
+
+    @property
+    def trained(self) -> list[Sample]:
+        """The samples of the groups that are kept, a new list."""
+        return [sample for group in self.kept for sample in group]
+
+    @property
+    def written(self) -> list[Sample]:
+        """Samples that no transform dropped: those that are trained on, then those that were aborted or failed."""
+        return [*self.trained, *self._rest]
+
+    @property
+    def lost(self) -> list[Sample]:
+        """Samples that were aborted or failed, and the siblings of aborted ones."""
+        return list(self._rest)
+
+    @property
+    def stale(self) -> list[Sample]:
+        """Samples that are not trained on because their group was too old."""
+        return [sample for _, sample in self._stale]
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Everything that was generated, as the transforms left it."""
+        return [*self.written, *(sample for _, sample in self.dropped)]
+
+    @property
+    def dropped(self) -> list[tuple[str, Sample]]:
+        """Every sample that was left out by a transform, or for its age, with the reason."""
+        whole = [(reason, sample) for reason, group in self._dropped_groups() for sample in group]
+        parts = [(LEFT_OUT, sample) for one in self._passed for sample in _gone(one.given, one.left)]
+        return whole + parts + self._stale
+
+    @property
+    def num_dropped(self) -> Counter[str]:
+        """Reason -> groups that were dropped for it."""
+        return Counter(reason for reason, _ in self._dropped_groups())
+
+    def solved(self, threshold: float) -> list[list[bool]]:
+        """Of each group that came, which of its rewarded samples reach ``threshold``, before any transform."""
+        return [[value >= threshold for value in values] for values in self._rewards]
+
+    def shortage(self, rounds: int) -> str:
+        """Why the rollout is not full after so many rounds of replacements, and what to do."""
+        dropped = self.num_dropped
+        counts = ", ".join(f"{reason} {count}" for reason, count in dropped.most_common())
+        num_stale = len({sample.group_index for sample in self.stale})
+        old = f"; {num_stale} were older than max_staleness" if num_stale else ""
+        return (
+            f"{len(self.kept)} of {self.wanted} groups are kept after {rounds} rounds of other prompts "
+            f"(rollout_max_refills); sample transforms dropped {dropped.total()}: {counts}{old}. Take other "
+            "prompts or other --sample-transforms, raise --rollout-max-refills, or give 0 to train on what is kept."
+        )
+
+    def warnings(self) -> list[str]:
+        """What a person should read: samples that were aborted or failed."""
+        lost = [sample for sample in self._rest if not is_finished(sample)]
+        if not lost:
+            return []
+        return [f"{len(lost)} of {len(self.samples)} samples are not trained on: {describe_failures(lost)}"]
+
+    def metrics(self, trained: Sequence[Sample]) -> dict[str, float]:
+        """The rewards of everything that was generated, before any transform; the lengths of ``trained``, which has at
+        least one sample; and what the transforms did."""
+        changed: Counter[str] = sum((one.changes for one in self._standing()[: self._room]), Counter())
+        rewards = [set(values) for values in self._rewards if values]
+        return {
+            **_lengths(trained, self.samples),
+            **{f"rollout/failures/{cause}": float(count) for cause, count in self._failures().items()},
+            "rollout/raw_reward": statistics.fmean(self._raw),
+            "rollout/zero_std_groups": statistics.fmean(float(len(values) == 1) for values in rewards),
+            **{f"rollout/dropped/{reason}": float(count) for reason, count in self.num_dropped.items()},
+            **{f"rollout/changed/{reason}": float(count) for reason, count in changed.items()},
+            **({"rollout/refills": float(self.refills)} if self._transforms else {}),
+            **part_metrics(self.samples, "rollout/reward_parts"),
+        }
+
+    def _failures(self) -> Counter[str]:
+        """Cause -> samples that failed for it; what a plugin calls it is used where it can be part of a name."""
+        failed = [sample.failure_cause or "" for sample in self._rest if sample.status is Status.FAILED]
+        return Counter(cause if REASON.fullmatch(cause) else UNNAMED for cause in failed)
+
+    @property
+    def _room(self) -> int:
+        return self.wanted - len(self.aborted) - self._num_lost
+
+    def _standing(self) -> list[_Passed]:
+        """The groups that every transform kept."""
+        return [one for one in self._passed if one.late.dropped is None]
+
+    def _dropped_groups(self) -> list[tuple[str, PromptGroup]]:
+        late = [(one.late.dropped, one.early.samples) for one in self._passed if one.late.dropped is not None]
+        surplus = [(SURPLUS, one.late.samples) for one in self._standing()[self._room :]]
+        return [*self._dropped, *late, *surplus]
+
+
+def describe_failures(samples: Sequence[Sample]) -> str:
+    """Up to three reasons why ``samples`` have no reward."""
+    found = {sample.error or f"status {sample.status}, reward {sample.reward}" for sample in samples}
+    return "; ".join(sorted(found)[:3])
+
+
+def _lengths(trained: Sequence[Sample], samples: Sequence[Sample]) -> dict[str, float]:
+    lengths = [sample.response_length for sample in trained]
+    return {
+        "rollout/response_len/mean": statistics.fmean(lengths),
+        "rollout/response_len/max": float(max(lengths)),
+        "rollout/truncated_ratio": statistics.fmean(float(one.status is Status.TRUNCATED) for one in samples),
+        "rollout/failed_ratio": statistics.fmean(float(not is_finished(one)) for one in samples),
+        "rollout/tokens": float(sum(len(sample.tokens) for sample in trained)),
+        "rollout/response_tokens": float(sum(lengths)),
+    }
+
+
+def _gone(before: Sequence[Sample], after: Sequence[Sample]) -> list[Sample]:
+    left = Counter(sample.index for sample in after)
+    gone = []
+    for sample in before:
+        if left[sample.index]:
+            left[sample.index] -= 1
+        else:
+            gone.append(sample)
+    return gone

@@ -1,0 +1,61 @@
+"""What samples that failed do to their group, and how they are counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime_core.rollout.collected_groups import CollectedGroups
+from slime_core.rollout.transforms import Transforms
+from slime_core.track.ledger import Journal, Recount
+from slime_core.track.samples import SampleWriter
+from slime_core.types import PromptGroup, Sample, Status
+
+
+def group(number: int, *causes: str | None) -> PromptGroup:
+    """Completed samples, and failed ones where a cause is given."""
+    found = [Sample(group_index=number, index=2 * number + place) for place in range(len(causes))]
+    for sample, cause in zip(found, causes, strict=True):
+        sample.status = Status.COMPLETED if cause is None else Status.FAILED
+        sample.reward, sample.failure_cause = (1.0, None) if cause is None else (None, cause)
+    return found
+
+
+GROUPS = (group(0, None, None), group(1, None, "engine_timeout"), group(2, "engine_timeout", "a b"))
+
+
+@pytest.fixture(params=[False, True], ids=["drop_sample", "drop_group"])
+def harvest(request: pytest.FixtureRequest) -> CollectedGroups:
+    found = CollectedGroups(Transforms(), wanted=3, reward_key=None, drops_failed_groups=request.param)
+    found.take(GROUPS)
+    return found
+
+
+def test_a_failed_sample_is_never_trained_and_takes_its_group_along_where_the_run_says_so(harvest, request):
+    drops = "drop_group" in request.node.name
+    assert [sample.index for sample in harvest.trained] == ([0, 1] if drops else [0, 1, 2])
+    assert harvest.num_dropped == ({"failed_sample": 1} if drops else {})
+    # A dropped group is replaced; one of which nothing is left is not.
+    assert harvest.missing == (1 if drops else 0)
+
+
+def test_failures_are_counted_by_cause(harvest):
+    metrics = harvest.metrics(harvest.trained)
+    found = {name: value for name, value in metrics.items() if name.startswith("rollout/failures/")}
+    assert found == {"rollout/failures/engine_timeout": 2.0, "rollout/failures/other": 1.0}
+
+
+def test_the_ledger_knows_where_they_ended(harvest, request, tmp_path: Path):
+    journal = Journal(tmp_path)
+    journal.took({number: [2 * number, 2 * number + 1] for number in range(3)})
+    SampleWriter(tmp_path).write("train", 0, harvest.written, dropped=harvest.dropped)
+    journal.closed(0)
+    found = Recount(tmp_path)
+    found.read()
+    second = (
+        {("failed", "engine_timeout"): 2} if "drop_group" in request.node.name else {("failed", "engine_timeout"): 1}
+    )
+    trained = 3 - sum(second.values())
+    assert found.groups == {("trained", ""): trained, **second}
+    assert found.open == {}

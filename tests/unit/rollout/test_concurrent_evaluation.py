@@ -1,0 +1,309 @@
+"""Evaluations beside training: one at a time, of weights that stay, reported once. Ray's calls are played."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core.checkpoint.folder import RunState
+from slime_core.config.schema import (
+    CheckpointConfig,
+    ClusterConfig,
+    EvalConfig,
+    LearnerConfig,
+    RolloutConfig,
+    RunConfig,
+    WeightsConfig,
+)
+from slime_core.errors import RunError
+from slime_core.loop import train
+from slime_core.plugins.contracts import Place
+from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.registry import activate
+from slime_core.rollout import concurrent_evaluation
+from slime_core.rollout.actor import SampledShards, SamplerActor
+from slime_core.rollout.concurrent_evaluation import ConcurrentEvalSampler, ConcurrentEvaluations, eval_sampler_settings
+from slime_core.rollout.sampler_records import SamplerSettings, SamplerState
+from slime_core.runtime.launch import _followed, _owes_evaluation
+from slime_core.runtime.lending import Lending
+from slime_core.track.record import RunRecord
+from slime_core.track.track import Track
+
+
+@dataclass(eq=False)
+class Started:
+    """A call of the sampler of evaluations; ends when it is waited for, or when a test says so."""
+
+    method: str
+    step: int
+    version: int
+    ended: bool = False
+
+
+@dataclass
+class Play:
+    """Plays learner, engines and both samplers, and writes down what happened in which order.
+
+    ``served`` is what the policy's engines hold, ``lent`` what those that only evaluate do. An evaluation is begun,
+    and measures what the engines that answer it hold at its end: with other weights by then, its test fails.
+    """
+
+    own: bool = True
+    devices: Lending = field(default_factory=Lending)
+    calls: list[str] = field(default_factory=list)
+    monitors: list[Any] = field(default_factory=list)
+    ends_during: int | None = None
+    fails: bool = False
+    served: int = -1
+    lent: int = -1
+    under_way: Started | None = None
+    waits: list[str] = field(default_factory=list)
+
+    # The sampler of the training prompts
+
+    def sample(self, rollout: int) -> SampledShards:
+        self.calls.append(f"sample {rollout}")
+        if self.under_way is not None and rollout == self.ends_during:
+            self.under_way.ended = True
+        return SampledShards(["shard"], {"rollout/raw_reward": 0.5})
+
+    def published(self, version: int) -> None:
+        self.calls.append(f"published {version}")
+
+    def state(self) -> SamplerState:
+        self.calls.append("state")
+        return SamplerState({}, {})
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    # The learner
+
+    def train(self, shards: list[Any]) -> dict[str, float]:
+        self.calls.append("train")
+        return {}
+
+    def publish(self, version: int) -> None:
+        self.calls.append(f"publish {version}")
+        self.served = version
+
+    def publish_for_evaluation(self, version: int) -> None:
+        assert self.under_way is None, "weights change under an evaluation"
+        self.calls.append(f"lend {version}")
+        self.lent = version
+
+    def save(self, state: RunState) -> None:
+        self.calls.append(f"save {state.step}")
+
+    # The actor of the sampler of evaluations, and the wait for it
+
+    def start(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        self.calls.append(" ".join([method.__name__, *map(str, arguments)]))
+        if method is not SamplerActor.evaluate:
+            return Started(method.__name__, 0, 0)
+        assert self.under_way is None, "two evaluations at once"
+        self.under_way = Started(method.__name__, arguments[0], self._held)
+        return self.under_way
+
+    @property
+    def _held(self) -> int:
+        return self.lent if self.own else self.served
+
+    def wait(self, calls: list[Started], *, what: str) -> list[Any]:
+        (one,) = calls
+        self.waits.append(what)
+        if one.method != "evaluate":
+            return [None]
+        assert self.monitors == [one]
+        if self.fails:
+            raise RunError("evaluation 'sums': none of 2 samples was answered")
+        assert self._held == one.version, f"it began on weights {one.version} and ended on {self._held}"
+        self.calls.append(f"ended {one.step}")
+        self.under_way = None
+        return [{"eval/sums": one.version / 10}]
+
+
+@pytest.fixture(autouse=True)
+def calls_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(concurrent_evaluation, "has_ended", lambda call: call.ended)
+
+
+def config(*, own: bool = True, steps: int = 3, interval: int = 1, save: int | None = None, **more: Any) -> RunConfig:
+    place = {"eval_num_gpus": 1} if own else {"eval_interleaved": True}
+    return RunConfig(
+        rollout=RolloutConfig(num_rollout=steps),
+        weights=WeightsConfig(update_weights_interval=interval),
+        checkpoint=CheckpointConfig(save_interval=save),
+        cluster=ClusterConfig(**more),
+        eval=EvalConfig(eval_interval=2, eval_prompt_data=(("sums", Path("sums.jsonl")),), **place),
+    )
+
+
+def run(play: Play, settings: RunConfig, folder: Path, state: RunState | None = None) -> list[dict[str, float]]:
+    """The rows of the loop with ``play``."""
+    hooks = LifecycleHooks(activate(()).registry, place=Place.DRIVER, options={})
+    with Track(RunRecord(folder / "run"), tensorboard=False) as track:
+        publish = play.publish_for_evaluation if play.own else None
+        evaluations = ConcurrentEvaluations(
+            play,  # type: ignore[arg-type]
+            report=track.evaluation,
+            wait=play.wait,
+            monitors=play.monitors,
+            publish=publish,
+        )
+        sampler = ConcurrentEvalSampler.of(settings, play, evaluations)  # type: ignore[arg-type]
+        state = state or RunState()
+        train(play, sampler, config=settings, state=state, track=track, devices=play.devices, hooks=hooks)
+        sampler.close()
+    assert play.monitors == []
+    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+def scores(rows: list[dict[str, float]]) -> list[tuple[float, float, float]]:
+    found = [row for row in rows if "eval/sums" in row]
+    return [(row["step"], row["eval/sums"], row["eval/weight_version"]) for row in found]
+
+
+def test_engines_of_their_own_get_the_weights_when_an_evaluation_begins_and_training_goes_on(tmp_path: Path) -> None:
+    play = Play()
+    rows = run(play, config(), tmp_path)
+    assert play.calls == [
+        *("publish 0", "published 0", "lend 0", "evaluate 0"),
+        *("sample 0", "train", "publish 1", "published 1"),
+        *("sample 1", "train", "publish 2", "published 2", "ended 0", "lend 2", "evaluate 2"),
+        *("sample 2", "train", "ended 2", "state", "save 3", "publish 3", "published 3", "lend 3", "evaluate 3"),
+        *("ended 3", "close", "close"),
+    ]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert scores(rows) == [(0, 0.0, 0.0), (2, 0.2, 2.0), (3, 0.3, 3.0)]
+
+
+def test_one_that_has_ended_is_reported_with_the_next_rollout_and_not_waited_for(tmp_path: Path) -> None:
+    play = Play(ends_during=0)
+    rows = run(play, config(), tmp_path)
+    assert play.calls[4:7] == ["sample 0", "ended 0", "train"]
+    assert scores(rows)[0] == (0, 0.0, 0.0)
+
+
+def test_own_engines_measure_the_learner_where_the_policys_are_older(tmp_path: Path) -> None:
+    rows = run(Play(), config(interval=0), tmp_path)
+    assert scores(rows) == [(0, 0.0, 0.0), (2, 0.2, 2.0), (3, 0.3, 3.0)]
+
+
+def test_interleaved_the_policys_engines_keep_their_weights_until_it_has_ended(tmp_path: Path) -> None:
+    play = Play(own=False)
+    rows = run(play, config(own=False), tmp_path)
+    assert play.calls == [
+        *("publish 0", "published 0", "evaluate 0"),
+        *("sample 0", "train", "ended 0", "publish 1", "published 1"),
+        *("sample 1", "train", "publish 2", "published 2", "evaluate 2"),
+        *("sample 2", "train", "ended 2", "state", "save 3", "publish 3", "published 3", "evaluate 3"),
+        *("ended 3", "close", "close"),
+    ]
+    assert scores(rows) == [(0, 0.0, 0.0), (2, 0.2, 2.0), (3, 0.3, 3.0)]
+
+
+def test_interleaved_between_rare_publications_the_served_version_is_named(tmp_path: Path) -> None:
+    play = Play(own=False)
+    rows = run(play, config(own=False, interval=3, steps=4), tmp_path)
+    assert scores(rows) == [(0, 0.0, 0.0), (2, 0.0, 0.0), (4, 0.3, 3.0)]
+    # The one after two steps went on until the third was to be published.
+    assert play.calls.index("ended 2") == play.calls.index("publish 3") - 1
+
+
+def test_interleaved_on_shared_devices_it_ends_before_the_learner_gets_them(tmp_path: Path) -> None:
+    play = Play(own=False)
+    run(play, config(own=False, colocate=True), tmp_path)
+    assert play.calls[3:6] == ["sample 0", "ended 0", "train"]
+
+
+def test_a_checkpoint_waits_for_what_is_under_way(tmp_path: Path) -> None:
+    play = Play()
+    rows = run(play, config(save=1, steps=2), tmp_path)
+    assert play.calls[4:9] == ["sample 0", "train", "ended 0", "state", "save 1"]
+    assert scores(rows) == [(0, 0.0, 0.0), (2, 0.2, 2.0)]
+
+
+def test_resumed_the_weights_it_starts_from_are_measured_and_none_twice(tmp_path: Path) -> None:
+    rows = run(Play(), config(), tmp_path, RunState(2))
+    assert scores(rows) == [(2, 0.2, 2.0), (3, 0.3, 3.0)]
+
+
+def test_without_a_learner_own_engines_measure_the_start_weights(tmp_path: Path) -> None:
+    play = Play(own=False)
+    evaluations = ConcurrentEvaluations(
+        play,  # type: ignore[arg-type]
+        report=lambda step, found: play.calls.append(f"{step} {found['eval/weight_version']}"),
+        wait=play.wait,
+        monitors=play.monitors,
+    )
+    play.served = 0
+    evaluations.begin(2, served=0)
+    evaluations.finish()
+    evaluations.finish()
+    assert play.calls == ["evaluate 2", "ended 2", "2 0.0"]
+    assert play.waits == ["the evaluation after 2 steps"]
+
+
+def test_an_evaluation_that_fails_ends_the_run_with_its_own_error(tmp_path: Path) -> None:
+    play = Play(fails=True)
+    with pytest.raises(RunError, match="none of 2 samples was answered"):
+        run(play, config(), tmp_path)
+    assert play.calls[-1] == "published 2"
+
+
+def test_every_row_says_what_waiting_for_evaluations_has_cost(tmp_path: Path) -> None:
+    rows = run(Play(own=False), config(own=False), tmp_path)
+    waited = [row["perf/eval_waited_time"] for row in rows[:3]]
+    assert waited[0] == 0.0
+    assert waited[1] > 0.0
+    assert waited[2] == 0.0
+    assert rows[3].keys() == {"step", "eval/sums", "eval/weight_version"}
+
+
+def test_the_sampler_of_evaluations_asks_the_engines_that_only_evaluate(tmp_path: Path) -> None:
+    whole = RunConfig(learner=LearnerConfig(use_rollout_routing_replay=True))
+    policy = SamplerSettings(
+        whole, tmp_path, tmp_path, "http://router", rewards_log=tmp_path / "rewards.log", engine_urls=("http://e",)
+    )
+    shared = eval_sampler_settings(policy, url="", num_engines=0)
+    assert (shared.router_url, shared.engine_urls, shared.config) == ("http://router", ("http://e",), whole)
+    assert shared.rewards_log == tmp_path / "rewards-eval.log"
+    own = eval_sampler_settings(policy, url="http://eval", num_engines=2)
+    assert (own.router_url, own.engine_urls, own.num_engines) == ("http://eval", (), 2)
+    assert not own.config.learner.use_rollout_routing_replay
+
+
+def pending(folder: Path, step: int, *, evaluated: bool) -> Track:
+    """The track of a run that is resumed at ``step``, whose folder has that row."""
+    with Track(RunRecord(folder), tensorboard=False) as track:
+        for one in range(step + 1):
+            with track.step(one):
+                pass
+        if evaluated:
+            track.evaluation(step, {"eval/sums": 0.5})
+    return Track(RunRecord(folder, resumed_step=step), tensorboard=False)
+
+
+@pytest.mark.parametrize(("step", "evaluated", "owed"), [(2, False, True), (2, True, False), (1, False, False)])
+def test_a_resumed_run_owes_the_evaluation_that_was_lost_with_the_one_before(
+    tmp_path: Path, step: int, evaluated: bool, owed: bool
+) -> None:
+    with pending(tmp_path, step, evaluated=evaluated) as track:
+        assert _owes_evaluation(config(), track, step) is owed
+
+
+def test_what_is_owed_is_measured_although_the_first_evaluation_is_left_out() -> None:
+    whole = RunConfig(eval=EvalConfig(skip_eval_before_train=True))
+    assert not _followed(whole, owes=True).eval.skip_eval_before_train
+    assert _followed(whole).eval.skip_eval_before_train
+
+
+def test_a_run_in_a_folder_of_its_own_owes_nothing(tmp_path: Path) -> None:
+    with Track(RunRecord(tmp_path), tensorboard=False) as track:
+        assert not _owes_evaluation(config(), track, 2)

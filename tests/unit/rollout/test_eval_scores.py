@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from slime_core.rollout.eval_scores import MOST_VALUES, EvalScores, pass_at, pass_rates, score
+from slime_core.types import Sample, Status
+
+
+def sample(reward, status=Status.COMPLETED, **metadata):
+    return Sample(reward=reward, status=status, metadata=metadata)
+
+
+def answers(group, *rewards, **fields):
+    return [Sample(group_index=group, index=group * 10 + i, reward=r, **fields) for i, r in enumerate(rewards)]
+
+
+def test_scores_are_means_overall_and_by_metadata():
+    carried = [sample(0.0, carries=1), sample(1.0, carries=1), sample(0.0, Status.TRUNCATED, carries=1)]
+    found = score([sample(1.0, carries=0), *carried], key=None)
+    assert (found.mean, found.count, found.truncated) == (0.5, 4, 0.25)
+    assert found.by == {"carries": {"0": (1.0, 1), "1": (pytest.approx(1 / 3), 3)}}
+
+
+def test_named_rewards_are_read_by_key():
+    assert score([sample({"a": 1.0, "b": 0.25})], key="b").mean == 0.25
+
+
+def test_a_field_with_one_value_or_with_very_many_is_left_out():
+    many = [sample(1.0, same="x", unique=number, few=number % 2) for number in range(MOST_VALUES + 1)]
+    assert list(score(many, key=None).by) == ["few"]
+
+
+@pytest.mark.parametrize("value", ["a" * 61, "two\nlines"])
+def test_a_field_that_holds_text_is_left_out(value):
+    samples = [Sample(reward=1.0, metadata={"kind": "short"}), Sample(reward=0.0, metadata={"kind": value})]
+    assert score(samples, key=None).by == {}
+
+
+def test_a_field_that_holds_no_plain_value_is_left_out():
+    assert score([sample(1.0, parts=[1], kind="a"), sample(0.0, parts=[2], kind="b")], key=None).by.keys() == {"kind"}
+
+
+def test_metrics_are_flat_names():
+    by = {"carries": {"0": (1.0, 1), "1": (0.25, 3)}}
+    assert EvalScores(0.5, 4, 0.25, by, {1: 0.5, 2: 0.75}, (3.5, 6)).metrics("eval/sums") == {
+        "eval/sums": 0.5,
+        "eval/sums-truncated_ratio": 0.25,
+        "eval/sums-pass@1": 0.5,
+        "eval/sums-pass@2": 0.75,
+        "eval/sums/response_len/mean": 3.5,
+        "eval/sums/response_len/max": 6.0,
+        "eval/sums/carries=0": 1.0,
+        "eval/sums/carries=1": 0.25,
+    }
+
+
+def test_an_evaluation_without_samples_or_with_unrewarded_ones_is_refused():
+    with pytest.raises(ValueError, match="without samples"):
+        score([], key=None)
+    with pytest.raises(ValueError, match="has no reward"):
+        score([sample(None)], key=None)
+
+
+def test_lengths_are_those_of_responses_that_were_given():
+    given = [Sample(reward=1.0, status=Status.COMPLETED, response_length=4), sample(0.0, Status.FAILED)]
+    given.append(Sample(reward=0.0, status=Status.TRUNCATED, response_length=8))
+    assert score(given, key=None).lengths == (6.0, 8)
+    assert score([sample(0.0, Status.FAILED)], key=None).lengths is None
+
+
+# --- pass@k -----------------------------------------------------------------------------------------------------------
+
+
+def test_pass_at_k_of_a_hand_computed_case():
+    # 5 responses, 2 solve: of C(5, 2) = 10 pairs C(3, 2) = 3 hold no solution, of C(5, 4) = 5 quadruples none.
+    assert [pass_at(k, n=5, solved=2) for k in (1, 2, 4)] == [pytest.approx(0.4), pytest.approx(0.7), 1.0]
+
+
+@pytest.mark.parametrize(("n", "solved", "k"), [(6, 2, 3), (4, 1, 2), (5, 0, 2), (5, 5, 1)])
+def test_pass_at_k_is_the_share_of_all_choices_that_hold_a_solution(n, solved, k):
+    choices = list(itertools.combinations([True] * solved + [False] * (n - solved), k))
+    assert pass_at(k, n=n, solved=solved) == pytest.approx(sum(map(any, choices)) / len(choices))
+
+
+def test_pass_at_k_of_many_responses_is_exact():
+    assert pass_at(512, n=1024, solved=1) == 0.5
+
+
+@pytest.mark.parametrize(("k", "n", "solved"), [(0, 4, 1), (5, 4, 1), (1, 4, 5), (1, 4, -1), (1, 0, 0)])
+def test_pass_at_k_without_a_meaning_is_refused(k, n, solved):
+    with pytest.raises(ValueError, match=f"pass@{k} of {n} responses, {solved} of them solved, is not defined"):
+        pass_at(k, n=n, solved=solved)
+
+
+def test_pass_rates_are_means_over_prompts_for_powers_of_two():
+    rates = pass_rates([[True, False, False, False, True], [False] * 7, []])
+    assert rates == {1: pytest.approx(0.2), 2: pytest.approx(0.35), 4: pytest.approx(0.5)}
+    # Of the prompt with a single response nobody knows what two would do.
+    assert pass_rates([[True, False, False]], of_all=True) == pytest.approx({1: 1 / 3, 2: 2 / 3, 3: 1.0})
+    assert pass_rates([[True, False]], of_all=True) == {1: 0.5, 2: 1.0}
+    assert pass_rates([], of_all=True) == {}
+    assert pass_rates([[True], [False, False]]) == {1: 0.5, 2: 0.0}
+    assert pass_rates([]) == {}
+
+
+def test_scores_tell_prompts_apart_by_their_number_whatever_the_order():
+    samples = [*answers(0, 1.0, 0.0, 0.0, 1.0), *answers(7, 0.0, 0.0, 0.0, 0.0)]
+    expected = {1: pytest.approx(0.25), 2: pytest.approx(5 / 12), 4: 0.5}
+    for order in (samples, samples[::-1], [*samples[1::2], *samples[::2]]):
+        assert score(order, key=None).pass_at == expected
+
+
+def test_a_response_solves_its_prompt_from_the_threshold_on():
+    graded = answers(0, 0.5, 0.75)
+    assert score(graded, key=None).pass_at == {1: 0.0, 2: 0.0}
+    assert score(graded, key=None, threshold=0.75).pass_at == {1: 0.5, 2: 1.0}
+
+
+def test_siblings_of_one_generation_are_one_attempt():
+    fanned = [*answers(0, 0.0, 1.0, rollout_id=3), *answers(0, 0.0, rollout_id=4)]
+    assert score(fanned, key=None).pass_at == {1: 0.5, 2: 1.0}

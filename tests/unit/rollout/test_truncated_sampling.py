@@ -1,0 +1,267 @@
+"""What top-p, top-k and min-p left to draw from: by hand, against transformers, and into the shards of the learner."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from slime_core.errors import EngineError
+from slime_core.generation import SamplingParams, joined, keep
+from slime_core.harness.fake_engine import FakeEngine
+from slime_core.learner.packed.batches import cut as cut_batch
+from slime_core.modeling.layout import ParallelLayout
+from slime_core.rollout.batch_plan import BatchPlan
+from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.shards import make_shards
+from slime_core.rollout.truncated_sampling import Truncation, truncate
+from slime_core.types import Sample, TrainBatch
+
+HALF, QUARTER, EIGHTH = math.log(0.5), math.log(0.25), math.log(0.125)
+TOP = [[HALF, 7, None], [QUARTER, 2, None], [EIGHTH, 9, None]]
+
+
+def found(
+    cut: Truncation, *, drawn: int = 7, log_prob: float = HALF, top: Sequence[Any] = TOP
+) -> tuple[list[int], float]:
+    kept, log_probs = truncate([drawn], [log_prob], [top], cut)
+    assert list(kept.offsets) == [0, len(kept.token_ids)]
+    return list(kept.token_ids), log_probs[0]
+
+
+@pytest.mark.parametrize(
+    ("cut", "ids", "mass"),
+    [
+        (Truncation(2), [7, 2], 0.75),
+        (Truncation(3, top_p=0.6), [7, 2], 0.75),
+        (Truncation(3, top_p=0.4), [7], 0.5),
+        (Truncation(2, top_p=0.8), [7, 2], 0.75),
+        (Truncation(3, min_p=0.3), [7, 2], 0.75),
+        (Truncation(3, top_p=0.76), [7, 2, 9], 0.875),
+        (Truncation(3, min_p=0.1, top_p=0.3), [7], 0.5),
+    ],
+)
+def test_what_is_left_is_what_probabilities_are_shared_among(cut: Truncation, ids: list[int], mass: float) -> None:
+    assert found(cut) == (ids, pytest.approx(math.log(0.5 / mass), abs=1e-6))
+
+
+def test_top_p_reads_the_mass_before_top_k_cuts_it() -> None:
+    """transformers would divide by what top-k left first, and then keep one token of 2/3 only."""
+    assert found(Truncation(2, top_p=0.6))[0] == [7, 2]
+
+
+def test_a_token_at_the_border_is_kept_because_it_was_drawn() -> None:
+    tie = [[HALF, 7, None], [EIGHTH, 2, None]]
+    assert found(Truncation(2), drawn=9, log_prob=EIGHTH, top=tie) == ([7, 2, 9], pytest.approx(math.log(0.125 / 0.75)))
+    rounded = [[math.log(0.9001), 7, None], [math.log(0.05), 2, None]]
+    assert found(Truncation(2, top_p=0.9), drawn=2, log_prob=math.log(0.05), top=rounded)[0] == [7, 2]
+
+
+def test_a_token_that_was_left_out_and_drawn_is_an_error() -> None:
+    with pytest.raises(EngineError) as caught:
+        found(Truncation(3, top_p=0.4), drawn=9, log_prob=EIGHTH)
+    assert str(caught.value) == (
+        "The engine drew token 9 of probability 0.125 at place 0 of a response, which top_p 0.4, top_k 3 and min_p 0 "
+        "leave out. It draws by another rule than sglang 0.5.23 does, or what lies between changed the request; leave "
+        "--rollout-top-p and --rollout-top-k out"
+    )
+
+
+def test_an_engine_that_sends_too_few_is_an_error() -> None:
+    with pytest.raises(EngineError) as caught:
+        truncate([7], [HALF], [TOP[:1]], Truncation(2))
+    assert str(caught.value) == (
+        "The engine was asked for the 2 likeliest tokens at each of 1 places and sent [1] at 1; without them nobody "
+        "knows what top_p and top_k left to draw from"
+    )
+    with pytest.raises(EngineError, match="and sent \\[\\] at 0"):
+        truncate([7], [HALF], [], Truncation(2))
+
+
+def test_a_token_of_probability_zero_comes_as_null_and_does_not_stay() -> None:
+    assert found(Truncation(2), top=[[0.0, 7, None], [None, 2, None]], log_prob=0.0) == ([7], 0.0)
+
+
+def test_a_response_without_tokens_kept_nothing() -> None:
+    kept, log_probs = truncate([], [], [], Truncation(2))
+    assert (list(kept.token_ids), list(kept.offsets), list(log_probs)) == ([], [0], [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "most", "cut"),
+    [
+        ({"top_p": 1.0, "top_k": -1}, 64, None),
+        ({"top_p": 0.9, "top_k": -1}, 64, Truncation(64, 0.9)),
+        ({"top_p": 0.9, "top_k": 100}, 64, Truncation(100, 0.9)),
+        ({"top_p": 1.0, "top_k": -1, "min_p": 0.1}, 64, Truncation(64, 1.0, 0.1)),
+        ({"top_p": 1.0, "top_k": -1, "regex": "[0-9]+"}, 64, Truncation(64)),
+        ({"top_p": 1.0, "top_k": -1, "min_new_tokens": 2, "regex": None}, 64, Truncation(64)),
+        ({"top_p": 0.9, "top_k": -1}, None, None),
+        ({"top_p": 0.9, "top_k": -1, "temperature": 0}, 64, None),
+    ],
+)
+def test_a_request_says_what_it_cuts(fields: dict[str, Any], most: int | None, cut: Truncation | None) -> None:
+    assert Truncation.of(fields, most=most, vocab_size=1000) == cut
+
+
+def test_no_more_are_asked_for_than_there_are() -> None:
+    """An engine that is asked for more of its logits than it has dies."""
+    assert Truncation.of({"top_p": 0.9}, most=64, vocab_size=16) == Truncation(16, 0.9)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize(
+    ("cut", "warper"),
+    [
+        (Truncation(20, top_p=0.8), TopPLogitsWarper(0.8)),
+        (Truncation(4), TopKLogitsWarper(4)),
+        (Truncation(20, min_p=0.1), MinPLogitsWarper(0.1)),
+    ],
+)
+def test_transformers_keeps_the_same_and_gives_it_the_same_log_probabilities(
+    cut: Truncation, warper: Any, temperature: float
+) -> None:
+    logits_TV = 2 * torch.randn(40, 20, generator=torch.Generator().manual_seed(1))
+    warped_TV = LogitsProcessorList([TemperatureLogitsWarper(temperature), warper])(None, logits_TV.clone())
+    theirs_TV = warped_TV.log_softmax(-1)
+    drawn_T = torch.multinomial(theirs_TV.exp(), 1, generator=torch.Generator().manual_seed(2))
+    logs_TK, ids_TK = (logits_TV / temperature).log_softmax(-1).sort(descending=True)
+    top = [
+        [[log, one, None] for log, one in zip(logs, ids, strict=True)]
+        for logs, ids in zip(logs_TK[:, : cut.top_k].tolist(), ids_TK[:, : cut.top_k].tolist(), strict=True)
+    ]
+    before_T = (logits_TV / temperature).log_softmax(-1).gather(1, drawn_T)[:, 0]
+    kept, log_probs = truncate(drawn_T[:, 0].tolist(), before_T.tolist(), top, cut)
+    for place, (start, end) in enumerate(zip(kept.offsets, kept.offsets[1:], strict=False)):
+        assert sorted(kept.token_ids[start:end]) == theirs_TV[place].isfinite().nonzero()[:, 0].tolist()
+    assert list(log_probs) == pytest.approx(theirs_TV.gather(1, drawn_T)[:, 0].tolist(), abs=1e-5)
+
+
+# --- From the engine to the learner -----------------------------------------------------------------------------------
+
+
+async def test_an_answer_says_what_it_was_drawn_from() -> None:
+    sampling = SamplingParams(max_new_tokens=2, top_k=3)
+    with FakeEngine() as engine:
+        async with GenerateClient(engine.url, vocab_size=16) as client:
+            (answer,) = await client.generate([3, 4], sampling=sampling)
+            (whole,) = await client.generate([3, 4], sampling=SamplingParams(max_new_tokens=2, top_k=3, max_kept=None))
+    assert answer.kept is not None
+    assert (list(answer.kept.token_ids), list(answer.kept.offsets)) == ([9, 0, 1, 4, 0, 1], [0, 3, 6])
+    rest = (1 - math.exp(-0.5)) / 15
+    assert list(answer.log_probs) == pytest.approx([-0.5 - math.log(math.exp(-0.5) + 2 * rest)] * 2, abs=1e-6)
+    assert (whole.kept, list(whole.log_probs)) == (None, [-0.5, -0.5])
+
+
+def test_parts_of_a_response_are_joined() -> None:
+    drawn = truncate([7], [HALF], [TOP], Truncation(2))[0]
+    whole = joined([(None, 3), (drawn, 1), (None, 1), (drawn, 1)])
+    assert whole is not None
+    assert (list(whole.token_ids), list(whole.offsets)) == ([7, 2, 7, 2], [0, 0, 0, 0, 2, 2, 4])
+    assert joined([(None, 3), (None, 1)]) is None
+
+
+def sample(index: int = 0, *, prompt: int = 2, sets: Sequence[Sequence[int]] | None, **fields: Any) -> Sample:
+    """Its response is token 7, as often as there are sets."""
+    count = 2 if sets is None else len(sets)
+    made = Sample(
+        index=index, tokens=[5] * prompt + [7] * count, response_length=count, rollout_log_probs=[-1.0] * count
+    )
+    if sets is not None:
+        made.rollout_top_p_token_ids = [one for ids in sets for one in ids]
+        made.rollout_top_p_token_offsets = [0, *np.cumsum([len(ids) for ids in sets]).tolist()]
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def shards(*samples: Sample, cuts: bool = True, ranks: int = 1, **plan: Any) -> list[TrainBatch]:
+    made = BatchPlan(num_ranks=ranks, max_tokens=64, **plan)
+    return make_shards(samples, np.zeros(len(samples), np.float32), made, rollout=0, temperature=1.0, cuts=cuts)
+
+
+def rows(batch: TrainBatch, **how: Any) -> list[list[list[int]]]:
+    """The set of every response token of every micro-batch."""
+    micro_batches = [micro for step in cut_batch(batch, **how) for micro in step]
+    return [[part.tolist() for part in one.kept.ids_S.split(one.kept.counts_U.tolist())] for one in micro_batches]
+
+
+def test_sets_follow_their_tokens_through_shards_rows_and_ranks() -> None:
+    first, second = sample(0, sets=[[7, 1], [7]]), sample(1, prompt=1, sets=[[2, 7, 3], [7, 4], [5, 7]])
+    (whole,) = shards(first, second)
+    assert [sorted(row) for row in rows(whole)] == [sorted([[7, 1], [7], [2, 7, 3], [7, 4], [5, 7]])]
+    split = shards(first, second, ranks=2)
+    assert sorted(row for batch in split for row in rows(batch)) == [[[2, 7, 3], [7, 4], [5, 7]], [[7, 1], [7]]]
+    shares = [rows(whole, layout=ParallelLayout(context=2), context_rank=rank)[0] for rank in (0, 1)]
+    assert sorted([*shares[0], *shares[1]]) == sorted([[7, 1], [7], [2, 7, 3], [7, 4], [5, 7]])
+    assert all(shares)
+
+
+def test_without_a_cut_nothing_is_said() -> None:
+    (batch,) = shards(sample(sets=None), cuts=False)
+    assert (batch.kept_counts_U, batch.kept_ids_S, cut_batch(batch)[0][0].kept) == (None, None, None)
+
+
+def test_what_a_generate_function_cut_by_itself_counts_too() -> None:
+    (batch,) = shards(sample(0, sets=None), sample(1, sets=[[7, 2], []]), cuts=False)
+    assert rows(batch) == [[[], [], [7, 2], []]]
+
+
+def test_a_token_that_does_not_train_may_come_from_anywhere() -> None:
+    assert rows(shards(sample(sets=[[], [7]], loss_mask=[0, 1]))[0]) == [[[], [7]]]
+
+
+NOBODY_SAYS = (
+    "sample 4: rollout_top_p and rollout_top_k leave tokens out, and place {} of the response does not say what it was "
+    "drawn from, so its log-probability can mean nothing. A generate function takes answers of context.client and "
+    "hands each one's kept to slime_core.generation.keep, or leave --rollout-top-p and --rollout-top-k out"
+)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (sample(4, sets=None), NOBODY_SAYS.format(0)),
+        (sample(4, sets=[[7], []]), NOBODY_SAYS.format(1)),
+        (
+            sample(4, sets=[[7], [2, 3, 4]]),
+            "sample 4: token 7 at place 1 of the response is none of the 3 that rollout_top_p_token_ids says it was "
+            "drawn from; keep the ids and what they were drawn from as the engine sent them",
+        ),
+        (
+            sample(4, sets=[[7], [7]], rollout_top_p_token_offsets=[0, 2]),
+            "sample 4: rollout_top_p_token_offsets needs 3 entries for 2 response tokens, rising from 0 to the 2 "
+            "rollout_top_p_token_ids, none of which is negative; found [0, 2]",
+        ),
+    ],
+)
+def test_a_sample_that_does_not_say_what_it_was_drawn_from_is_refused(wrong: Sample, message: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the whole text is compared)
+        shards(sample(1, sets=[[7], [7]]), wrong)
+    assert str(caught.value) == message
+
+
+def test_a_sample_is_written_and_read_with_what_it_was_drawn_from() -> None:
+    written = Sample(response_length=1)
+    keep(written, truncate([7], [HALF], [TOP], Truncation(2))[0])
+    assert written.to_dict()["rollout_top_p_token_ids"] == [7, 2]
+    assert Sample.from_dict(written.to_dict()) == written
+    keep(written, None)
+    assert written.rollout_top_p_token_offsets is None
+
+
+def test_an_observation_is_drawn_from_nothing() -> None:
+    made = sample(sets=[[7, 2]])
+    made.append_response_tokens(tokens=[3, 3], trainable=False)
+    assert list(made.rollout_top_p_token_offsets or ()) == [0, 2, 2, 2]
