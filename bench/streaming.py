@@ -50,7 +50,7 @@ def measured(path: Path, order: str) -> dict[str, Any]:
     """In this process: what a start, the next prompts and a restart take, in seconds, and MB held."""
     request = PromptRequest(path, label_key=None, streams=True, **ORDERS[order])
     clock = _Clock()
-    screen(path, Reading(label_key=None), room=None, setting="prompt_data", streams=True)
+    screen(path, Reading(label_key=None), room=None, setting="prompt_data", share=0.125)
     source = PromptFiles(None, RunView(prompts=request))
     source.next_groups(32)
     start = clock.lap()

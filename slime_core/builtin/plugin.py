@@ -79,12 +79,6 @@ def slime_register_generate_functions() -> Iterator[Component]:
         traits=GenerateTraits(scope="group", sends_prompts_whole=True, draws=False),
         summary="The label of each prompt as its response, for supervised fine-tuning; engines answer evaluations",
     )
-    yield Component(
-        "from_buffer",
-        target="slime_core.rollout.buffered:FromBuffer",
-        traits=GenerateTraits(scope="group", sends_prompts_whole=True, rewards=True, keeps_given=True),
-        summary="Trajectories that the data source gives, as they are; one response to each other prompt",
-    )
 
 
 @hookimpl
@@ -104,10 +98,4 @@ def slime_register_data_sources() -> Iterator[Component]:
         target="slime_core.prompts.prompts:PromptFiles",
         traits=DataTraits(reads_prompt_files=True),
         summary="Prompts from JSON Lines or files of another format, shuffled anew each epoch",
-    )
-    yield Component(
-        "buffered",
-        target="slime_core.prompts.buffer:BufferedPrompts",
-        traits=DataTraits(reads_prompt_files=True, buffers=True),
-        summary="Groups that came back or were written elsewhere (--buffer-data), by --buffer-filter, then prompts",
     )

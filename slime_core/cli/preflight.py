@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.cli.activation import architecture_of
@@ -19,21 +20,20 @@ from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.config.mistakes import Mistake, report
 from slime_core.config.schema import RunConfig
 from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import run_view
+from slime_core.plugins.construction import run_view, screened
 from slime_core.plugins.formats import PromptFormats
 from slime_core.plugins.refusals import refusals
 from slime_core.plugins.selection import has_critic
 from slime_core.plugins.traits import DataTraits, GenerateTraits
-from slime_core.prompts.arrivals import screen_arrivals
 from slime_core.prompts.mixed import shares
-from slime_core.prompts.named import Offered, offered_to_rows
+from slime_core.prompts.named import offered_to_rows
 from slime_core.prompts.processing import has_processor
 from slime_core.prompts.recorded import RolloutFiles
-from slime_core.prompts.requests import reading_of, template_arguments, training_paths
+from slime_core.prompts.requests import reading_of, template_arguments, training_paths, training_request
+from slime_core.prompts.row_checks import check_of
 from slime_core.prompts.row_sampling import drawn
 from slime_core.prompts.screen import Room, screen
 from slime_core.prompts.screen_rollouts import screen_rollouts
-from slime_core.prompts.trajectory import Fit
 from slime_core.runtime.machine import Machine, look
 
 if TYPE_CHECKING:
@@ -91,9 +91,10 @@ def check_files(
     if trains and recorded is not None:
         _screen_rollouts(config, RolloutFiles(recorded, "load_debug_rollout_data"), first=first)
         return []
-    return _screen_prompts(
-        config, registry, PromptFormats(registry, options or {}, run_view(config, options)), trains=trains
-    )
+    formats = PromptFormats(registry, options or {}, run_view(config, options))
+    bad = _screen_training(config, registry, formats, options or {}) if trains else []
+    _screen_evaluations(config, registry, formats)
+    return bad
 
 
 def _check_model(config: RunConfig, registry: Registry) -> None:
@@ -214,49 +215,56 @@ def _screen_rollouts(config: RunConfig, files: RolloutFiles, *, first: int) -> N
     )
 
 
-def _screen_prompts(config: RunConfig, registry: Registry, formats: PromptFormats, *, trains: bool) -> list[str]:
+def _screen_training(
+    config: RunConfig, registry: Registry, formats: PromptFormats, options: Mapping[str, object]
+) -> list[str]:
+    """Look through what the run's data source reads; returns what is wrong with rows that will be left out."""
+    data, rows, offered = config.data, reading_of(config.data, formats), offered_to_rows(config, registry)
+    room = _room(
+        config,
+        registry,
+        response=config.rollout.rollout_max_response_len,
+        leaves_out=data.rollout_max_prompt_len,
+    )
+
+    def look(path: Path, *, setting: str, share: float = 1.0) -> list[str]:
+        return screen(
+            path,
+            rows,
+            room=room,
+            setting=setting,
+            offered=offered,
+            drawn=drawn(config),
+            skips_bad=data.on_bad_data == "skip",
+            share=share,
+        )
+
+    traits = registry.find(Kind.DATA_SOURCE, data.data_source).traits
     bad: list[str] = []
-    embedded = config.model.hf_checkpoint is None
-    rows = reading_of(config.data, formats)
-    offered = offered_to_rows(config, registry)
-    response = config.rollout.rollout_max_response_len
-    source = registry.find(Kind.DATA_SOURCE, config.data.data_source).traits if trains else None
-    buffer = config.data.buffer_data if isinstance(source, DataTraits) and source.buffers else None
-    if buffer is not None and config.data.on_bad_data == "fail":
-        screen_arrivals(buffer, _fit(config, offered))
-    if isinstance(source, DataTraits) and source.reads_prompt_files:
-        if config.data.prompt_mix:
-            shares([weight for _, weight in config.data.prompt_mix])
-        room = _room(config, registry, response=response, leaves_out=config.data.rollout_max_prompt_len)
-        for setting, path in training_paths(config.data):
-            bad += screen(
-                path,
-                rows,
-                room=room,
-                setting=setting,
-                offered=offered,
-                drawn=drawn(config),
-                skips_bad=config.data.on_bad_data == "skip",
-                streams=config.data.streaming_data,
-            )
+    if isinstance(traits, DataTraits) and traits.reads_prompt_files:
+        if data.prompt_mix:
+            shares([weight for _, weight in data.prompt_mix])
+        for setting, path in training_paths(data):
+            bad += look(path, setting=setting, share=0.125 if data.streaming_data else 1.0)
+    request = training_request(
+        config,
+        data.prompt_data or ARITHMETIC / "data" / "train.jsonl",
+        check_of(config, registry, trains=True),
+        formats,
+        vocab_size=whole_number(start_weights(config), "vocab_size"),
+    )
+    return [*bad, *screened(registry, data.data_source, options, run_view(config, options, prompts=request), look)]
+
+
+def _screen_evaluations(config: RunConfig, registry: Registry, formats: PromptFormats) -> None:
+    embedded, offered = config.model.hf_checkpoint is None, offered_to_rows(config, registry)
+    rows = replace(reading_of(config.data, formats), multimodal_keys=())
     for one in eval_sets(config):
         # Ours, for our model: looked through by the tests.
         if not (embedded and one.path.is_relative_to(ARITHMETIC)):
             rows = replace(rows, input_key=one.input_key, label_key=one.label_key, metadata_key=one.metadata_key)
-            rows = replace(rows, multimodal_keys=())
             room = _room_of(one, config, registry)
             screen(one.path, rows, room=room, setting=f"eval_prompt_data {one.name}", offered=offered)
-    return bad
-
-
-def _fit(config: RunConfig, offered: Offered) -> Fit:
-    """What trajectories of the buffer have to fit."""
-    return Fit(
-        size=config.rollout.n_samples_per_prompt,
-        vocab_size=whole_number(start_weights(config), "vocab_size"),
-        reward_key=config.rollout.reward_key,
-        offered=offered,
-    )
 
 
 def _room_of(one: EvalSet, config: RunConfig, registry: Registry) -> Room | None:

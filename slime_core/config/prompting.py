@@ -33,9 +33,6 @@ class DataConfig(Section):
     """Render prompts with the tokenizer's chat template; a text prompt becomes one user message."""
     apply_chat_template_kwargs: Name = "{}"
     """Further arguments of the chat template, as JSON: '{"enable_thinking": false}'."""
-    loss_mask_type: Literal["prefix", "qwen3", "distill_qwen"] = "prefix"
-    """How from_messages finds the assistant's turns: templates whose beginnings stay as they are, as slime's qwen;
-    templates that leave thoughts out of earlier turns, also slime's qwen3_5; that leave them out of all turns."""
     rollout_shuffle: bool = True
     """Shuffle the prompts anew each epoch, by the seed. False: file order."""
     rollout_max_prompt_len: Count | None = None
@@ -52,10 +49,3 @@ class DataConfig(Section):
     out, count it and name it in logs/bad-rows.log."""
     data_source: Name = "prompts"
     """Component that hands out prompts; of kind data_source."""
-    buffer_filter: Literal["oldest", "newest", "prioritised", "stratified"] = "oldest"
-    """Which groups of a data source's buffer come next; prioritised: those with the highest mean reward; stratified:
-    one of each value of buffer_key in turn."""
-    buffer_key: Name | None = None
-    """Field of the metadata that buffer_filter = stratified tells groups apart by. None: it is not stratified."""
-    buffer_data: Path | None = None
-    """JSON Lines file of trajectories, or a folder in which such files appear, for the buffer. None: none are read."""

@@ -14,7 +14,8 @@ from slime_core.config.settings import core_values
 from slime_core.errors import SlimeError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
-from slime_core.plugins.contracts import PromptRequest, RunPlan, RunView
+from slime_core.plugins.contracts import PromptRequest, PromptScreen, RunPlan, RunView
+from slime_core.plugins.discovery import PluginIdentity
 from slime_core.plugins.registration import Registry
 
 __all__ = ["construct", "run_plan", "run_view"]
@@ -32,11 +33,31 @@ def construct(registry: Registry, kind: Kind, name: str, options: Mapping[str, A
     """
     owner = registry.owner(kind, name)
     target = registry.load(kind, name)
-    own = options.get(owner.name)
     with boundary(owner, f"making {kind.words} {name!r}", locate=True, passes=(SlimeError,)):
-        if own is None and owner.name in registry.options:
-            own = registry.options[owner.name]()
-        return target(own, run)
+        return target(_own_options(registry, owner, options), run)
+
+
+def screened(
+    registry: Registry, name: str, options: Mapping[str, object], run: RunView, prompts: PromptScreen
+) -> list[str]:
+    """What a data source says of its own files before anything starts; see
+    :class:`~slime_core.plugins.contracts.ScreenedDataSource`.
+
+    Raises:
+        PluginError: it cannot be imported, or failed.
+        SlimeError: it raised it.
+    """
+    owner, target = registry.owner(Kind.DATA_SOURCE, name), registry.load(Kind.DATA_SOURCE, name)
+    screen = getattr(target, "screen", None)
+    if screen is None:
+        return []
+    with boundary(owner, f"data source {name!r}: screen", locate=True, passes=(SlimeError,)):
+        return [str(one) for one in screen(_own_options(registry, owner, options), run, prompts)]
+
+
+def _own_options(registry: Registry, owner: PluginIdentity, options: Mapping[str, Any]) -> Any:
+    own = options.get(owner.name)
+    return registry.options[owner.name]() if own is None and owner.name in registry.options else own
 
 
 def run_plan(config: RunConfig, options: Mapping[str, Any] | None = None) -> RunPlan:

@@ -13,7 +13,9 @@ OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "slime-compat": {"slime": ("compat",)},
     "slime-datasets": {
         "slime": ("datasets",),
-        "slime.generate_functions": ("from_messages",),
+        "slime.data_sources": ("buffered",),
+        "slime.flags": ("buffer-data", "buffer-filter", "buffer-key", "loss-mask-type"),
+        "slime.generate_functions": ("from_buffer", "from_messages"),
         "slime.prompt_formats": ("dataset_dict.json", "parquet", "state.json"),
     },
     "slime-grpo": {

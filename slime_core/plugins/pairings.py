@@ -24,45 +24,11 @@ def check_pairings(config: RunConfig, registry: Registry) -> None:
         return
     _refuse_unknown_log_probs(config, registry)
     _refuse_uncorrected(config, registry)
-    _refuse_unread_data_settings(config, registry)
     if config.debug.generates and config.debug.trains:
         _refuse_equal_answers(config, registry)
         if not _learns_from_something_else(config):
             _refuse_groups_of_one(config, registry)
             _refuse_equal_rewards(config, registry)
-
-
-# --- Where prompts come from ------------------------------------------------------------------------------------------
-
-BUFFER = {"buffer_filter": "oldest", "buffer_key": None, "buffer_data": None}
-"""Settings of data sources with a buffer, and what they are where nobody sets them."""
-
-
-def _refuse_unread_data_settings(config: RunConfig, registry: Registry) -> None:
-    source, generate = config.data.data_source, config.rollout.generate_function
-    found = [name for name, default in BUFFER.items() if getattr(config.data, name) != default]
-    if found and not _traits(registry, Kind.DATA_SOURCE, source).buffers:
-        able = [name for name in registry.names(Kind.DATA_SOURCE) if _traits(registry, Kind.DATA_SOURCE, name).buffers]
-        raise PluginError(
-            f"{found[0]} = {getattr(config.data, found[0])}: {_named(registry, Kind.DATA_SOURCE, source)} has no "
-            f"buffer. Choose a data source with one, --data-source {' or '.join(able)}, or leave it out."
-        )
-    if config.data.loss_mask_type != "prefix":
-        asked = f"loss_mask_type = {config.data.loss_mask_type}"
-        _require_generate(registry, generate, "masks_turns", asked, "does not train the turns of conversations")
-    if config.data.buffer_data is not None:
-        asked = f"buffer_data = {config.data.buffer_data}"
-        _require_generate(registry, generate, "keeps_given", asked, "does not train responses that are given")
-
-
-def _require_generate(registry: Registry, name: str, trait: str, asked: str, lacks: str) -> None:
-    if getattr(_traits(registry, Kind.GENERATE_FUNCTION, name), trait):
-        return
-    names = registry.names(Kind.GENERATE_FUNCTION)
-    able = [one for one in names if getattr(_traits(registry, Kind.GENERATE_FUNCTION, one), trait)]
-    way = f"--generate-function {' or '.join(able)}" if able else "of a plugin that is not active"
-    who = _named(registry, Kind.GENERATE_FUNCTION, name)
-    raise PluginError(f"{asked}: {who} {lacks}. Choose one that does, {way}, or leave it out.")
 
 
 # --- What no engine has drawn -----------------------------------------------------------------------------------------

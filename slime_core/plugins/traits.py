@@ -159,10 +159,6 @@ class GenerateTraits:
         rewards: it may give samples their rewards itself; the reward model is asked for the others only.
         resumes: with ``partial_rollout``, it is handed ``ABORTED`` samples with the tokens that they have and goes on
             from them; what is finished in its group it leaves alone. False: what was not finished is begun anew.
-        masks_turns: it trains the assistant's turns of conversations and reads ``loss_mask_type``; with another, a run
-            that sets that is refused.
-        keeps_given: it trains responses that the data source gives, such as trajectories of ``buffer_data``, as they
-            are; with another, a run that sets that is refused.
     """
 
     scope: Literal["sample", "group"] = "sample"
@@ -170,8 +166,6 @@ class GenerateTraits:
     draws: bool = True
     rewards: bool = False
     resumes: bool = False
-    masks_turns: bool = False
-    keeps_given: bool = False
 
     def __post_init__(self) -> None:
         _require_choice("GenerateTraits.scope", self.scope, ("sample", "group"))
@@ -183,13 +177,11 @@ class DataTraits:
 
     Arguments:
         reads_prompt_files: they are rows of ``prompt_data`` in the core's form, so the core may look through that file
-            before the run starts. False: ``prompt_data`` means what the data source makes of it.
-        buffers: it holds groups and reads ``buffer_filter``, ``buffer_key`` and ``buffer_data``; with another, a run
-            that sets one of them is refused.
+            before the run starts. False: ``prompt_data`` means what the data source makes of it; it may look itself
+            (:class:`~slime_core.ScreenedDataSource`).
     """
 
     reads_prompt_files: bool = False
-    buffers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

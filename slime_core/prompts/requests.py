@@ -10,7 +10,7 @@ from typing import Any
 
 from slime_core.config.prompting import DataConfig
 from slime_core.config.schema import RunConfig
-from slime_core.plugins.contracts import BufferRequest, PromptFormat, PromptRequest
+from slime_core.plugins.contracts import PromptFormat, PromptRequest
 from slime_core.prompts.bad_rows import BadRows
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.left_out import BAD, TOO_LONG
@@ -18,7 +18,7 @@ from slime_core.prompts.lengths import Counting, PromptLengths, ShortEnough
 from slime_core.prompts.row_checks import RowCheck
 from slime_core.prompts.rows import Prompt, Reading
 
-__all__ = ["LeftOut", "reading_of", "template_arguments", "training_paths", "training_request"]
+__all__ = ["LeftOut", "reading_of", "short_enough", "template_arguments", "training_paths", "training_request"]
 
 SAID = {
     TOO_LONG: "prompts are longer than --rollout-max-prompt-len and are left out",
@@ -86,21 +86,20 @@ def training_paths(data: DataConfig) -> list[tuple[str, Path]]:
 def training_request(
     config: RunConfig,
     path: Path,
-    encoder: PromptEncoder,
-    left_out: LeftOut,
     checks: RowCheck,
     formats: Mapping[str, PromptFormat],
+    *,
+    vocab_size: int | None = None,
 ) -> PromptRequest:
-    """What the run's data source is asked for.
+    """What the run's data source is asked for, before anything can count tokens.
 
     Arguments:
         path: of the prompts, where they are not of several paths.
-        left_out: is told of rows that are left out.
         checks: refuses rows that ask for what the run cannot do.
         formats: name -> how prompt files are read, besides JSON Lines.
+        vocab_size: ids that the model has; None: not known.
     """
     data, reading = config.data, reading_of(config.data, formats)
-    short = _short_enough(config, encoder)
     return PromptRequest(
         path=data.prompt_mix[0][0] if data.prompt_mix else path,
         input_key=reading.input_key,
@@ -111,27 +110,18 @@ def training_request(
         n_samples_per_prompt=config.rollout.n_samples_per_prompt,
         shuffle=data.rollout_shuffle,
         seed=config.run.seed,
-        keeps=short,
-        keeps_many=None if short is None else short.many,
         mix=data.prompt_mix,
         streams=data.streaming_data,
         window=data.shuffle_window,
         skips_bad=data.on_bad_data == "skip",
         formats=formats,
-        buffer=BufferRequest(
-            filter=data.buffer_filter,
-            key=data.buffer_key,
-            data=data.buffer_data,
-            reward_key=config.rollout.reward_key,
-            vocab_size=encoder.vocab_size,
-        ),
-        tell=left_out.tell,
-        explain=left_out.explain,
+        vocab_size=vocab_size,
         checks=checks,
     )
 
 
-def _short_enough(config: RunConfig, encoder: PromptEncoder) -> ShortEnough | None:
+def short_enough(config: RunConfig, encoder: PromptEncoder) -> ShortEnough | None:
+    """Which prompts have at most ``rollout_max_prompt_len`` tokens; None: all are kept."""
     longest = config.data.rollout_max_prompt_len
     if longest is None:
         return None

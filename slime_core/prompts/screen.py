@@ -72,7 +72,7 @@ def screen(
     offered: Offered | None = None,
     drawn: Drawn | None = None,
     skips_bad: bool = False,
-    streams: bool = False,
+    share: float = 1.0,
 ) -> list[str]:
     """Returns if nothing wrong was found in the prompts of ``path``.
 
@@ -84,7 +84,7 @@ def screen(
         offered: what rows may name for themselves; None: what they name is not looked at.
         drawn: of a run that trains on them, what rows may not change; None: they are only measured.
         skips_bad: rows that cannot be read, or ask for what the run cannot do, are left out of the run.
-        streams: the run reads them as they are needed, so an eighth as much is looked at before it starts.
+        share: of the bytes that are looked at otherwise.
 
     Returns:
         What is wrong with rows that ``skips_bad`` leaves out, each with file and line.
@@ -93,7 +93,7 @@ def screen(
         DataError: the file is missing, empty or malformed, a prompt is too long, or a row names what no active plugin
             offers; names the line.
     """
-    most = MOST_BYTES // 8 if streams else MOST_BYTES
+    most = int(share * MOST_BYTES)
     bad: list[str] = []
     reading = replace(reading, checks=row_check(offered or {}, drawn))
     found = list(numbered_prompts(path, reading, most_bytes=most, bad=bad if skips_bad else None))

@@ -21,7 +21,7 @@ from slime_core.plugins.formats import PromptFormats
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.named import GENERATE_FUNCTION, REWARD_MODEL, offered_to_rows
-from slime_core.prompts.requests import LeftOut, training_request
+from slime_core.prompts.requests import LeftOut, short_enough, training_request
 from slime_core.prompts.row_checks import RowCheck, check_of
 from slime_core.rollout.component_router import ComponentRouter
 from slime_core.rollout.group_source import GroupSource, PluginRollouts
@@ -112,7 +112,14 @@ class ComponentFactory:
     def prompts(self, path: Path, encoder: PromptEncoder) -> CheckedDataSource:
         """The data source of the training prompts."""
         name = self._config.data.data_source
-        request = training_request(self._config, path, encoder, self.left_out, self.checks(trains=True), self.formats)
+        checks, short = self.checks(trains=True), short_enough(self._config, encoder)
+        request = replace(
+            training_request(self._config, path, checks, self.formats, vocab_size=encoder.vocab_size),
+            keeps=short,
+            keeps_many=None if short is None else short.many,
+            tell=self.left_out.tell,
+            explain=self.left_out.explain,
+        )
         run = replace(self._run, prompts=request)
         source = construct(self._registry, Kind.DATA_SOURCE, name, self._options, run)
         return CheckedDataSource(source, name=name, plugin=self._registry.owner(Kind.DATA_SOURCE, name))

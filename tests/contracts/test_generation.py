@@ -15,7 +15,3 @@ class TestSingleTurnOfChat(GenerateFunctionSuite):
 
 class TestFromLabel(GenerateFunctionSuite):
     component = "from_label"
-
-
-class TestFromBuffer(GenerateFunctionSuite):
-    component = "from_buffer"

@@ -5,7 +5,3 @@ from slime_testing import DataSourceSuite
 
 class TestPrompts(DataSourceSuite):
     component = "prompts"
-
-
-class TestBuffered(DataSourceSuite):
-    component = "buffered"

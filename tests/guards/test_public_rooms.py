@@ -24,7 +24,6 @@ PUBLIC = {"errors", "generation", "harness", "modeling", "ops", "prompts", "serv
 BESIDE_THE_FLOORS = {"__main__", "builtin", "cpu"}
 NAMED = re.compile(r"slime_core\.(\w+)((?:\.\w+)*)")
 STILL = {
-    ("slime_core/builtin/plugin.py", "slime_core.rollout.buffered"),
     ("plugins/slime-compat/src/slime_compat/generate.py", "slime_core.rollout.lineage"),
 }
 """(file, what it names) that waits for its extension point; no line may be added."""

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from slime_core import generation
+from slime_core import RunView, generation
 from slime_core.generation import GenerateContext, ProcessedPrompt, SamplingParams
 from slime_core.modeling.layout import ParallelLayout
 
@@ -24,7 +24,7 @@ ROOMS = (
 )
 
 FOR_CHECKERS: Mapping[str, object] = {
-    **{one.__name__: one for one in (BaseModel, GenerateContext, ParallelLayout, ProcessedPrompt)},
+    **{one.__name__: one for one in (BaseModel, GenerateContext, ParallelLayout, ProcessedPrompt, RunView)},
     **{"Encoder": generation.Encoder, "NDArray": NDArray, "SamplingParams": SamplingParams, "np": np, "torch": torch},
     "TransformerBlockSubmodules": object,  # Megatron warns where it is imported
     "TransformerConfig": object,

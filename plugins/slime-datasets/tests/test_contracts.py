@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from slime_testing import GenerateFunctionSuite, PromptFormatSuite
+from slime_testing import DataSourceSuite, GenerateFunctionSuite, PromptFormatSuite
 
 
 @pytest.fixture(autouse=True)
@@ -44,3 +44,11 @@ class TestFromMessages(GenerateFunctionSuite):
         [{"role": "user", "content": text}, {"role": "assistant", "content": f"about {text}"}]
         for text in ("12", "ab c")
     )
+
+
+class TestFromBuffer(GenerateFunctionSuite):
+    component = "from_buffer"
+
+
+class TestBuffered(DataSourceSuite):
+    component = "buffered"

@@ -15,6 +15,7 @@ from slime_core.generation.trajectory import engine_inputs
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.types import LogProbs, Sample, Status, TokenIds
 from slime_datasets.conversations import FromMessages
+from slime_datasets.options import DatasetsOptions
 
 TURNS = [
     {"role": "user", "content": "1+1"},
@@ -40,7 +41,9 @@ async def answer(prompt: Any, *, template: bool = True, longest: int = 99, evalu
     encoder = PromptEncoder(ARITHMETIC / "model", apply_chat_template=template)
     samples = [Sample(group_index=3, index=0, prompt=prompt)]
     context = GenerateContext(engine, encoder, evaluation=evaluation)
-    (sample,) = await FromMessages(None, RunView())(context, samples, SamplingParams(max_new_tokens=longest))
+    (sample,) = await FromMessages(DatasetsOptions(), RunView())(
+        context, samples, SamplingParams(max_new_tokens=longest)
+    )
     return sample, engine.asked
 
 
@@ -96,5 +99,5 @@ async def test_a_conversation_is_whole_again_where_its_evaluation_was_refused():
     context = GenerateContext(refusing, PromptEncoder(ARITHMETIC / "model", apply_chat_template=True), evaluation=True)
     sample = Sample(group_index=3, index=0, prompt=list(TURNS))
     with pytest.raises(RequestRefused, match="too long"):
-        await FromMessages(None, RunView())(context, [sample], SamplingParams())
+        await FromMessages(DatasetsOptions(), RunView())(context, [sample], SamplingParams())
     assert sample.prompt == TURNS

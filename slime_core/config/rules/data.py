@@ -95,20 +95,6 @@ def _inputs_are_named(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _buffer_is_readable(config: RunConfig) -> Iterator[str]:
-    data = config.data
-    if data.buffer_data is not None and not data.buffer_data.exists():
-        yield (
-            f"buffer_data: {data.buffer_data} does not exist; accepted: a JSON Lines file of samples, or a folder for "
-            "such files"
-        )
-    if (data.buffer_key is None) is (data.buffer_filter == "stratified"):
-        yield (
-            f"buffer_filter = {data.buffer_filter} and buffer_key = {data.buffer_key or 'none'}; accepted: both "
-            "--buffer-filter stratified and --buffer-key FIELD, or neither"
-        )
-
-
 def _parsed(text: str) -> Any:
     """The value of JSON; text that is none stands for itself."""
     try:
@@ -124,6 +110,5 @@ DATA: dict[Rule, str] = {
     _workers_have_work: "num_data_workers rollout_max_prompt_len",
     _template_arguments_are_used: "apply_chat_template_kwargs apply_chat_template",
     _inputs_are_named: "multimodal_keys",
-    _buffer_is_readable: "buffer_data buffer_filter buffer_key",
 }
 """Rule -> the settings it reads."""

@@ -38,16 +38,17 @@ from slime_core.plugins.contracts.losses import (
 )
 from slime_core.plugins.contracts.models import ModelSpec
 from slime_core.plugins.contracts.rollouts import (
-    BufferRequest,
     DataSource,
     GenerateFunction,
     GroupGenerateFunction,
     GroupTransform,
     PromptRequest,
+    PromptScreen,
     RewardModel,
     RolloutBatch,
     RolloutSource,
     RolloutTransform,
+    ScreenedDataSource,
     TrainSamples,
     Transformed,
 )
@@ -57,7 +58,6 @@ from slime_core.plugins.contracts.trackers import SampleTracker, Tracker
 __all__ = [
     "AdvantageEstimator",
     "AdvantageSettings",
-    "BufferRequest",
     "Correction",
     "CorrectionOutput",
     "CorrectionTerms",
@@ -82,6 +82,7 @@ __all__ = [
     "PolicyLoss",
     "PromptFormat",
     "PromptRequest",
+    "PromptScreen",
     "PromptTable",
     "RawRow",
     "Reductions",
@@ -96,6 +97,7 @@ __all__ = [
     "SampleTracker",
     "SamplerInfo",
     "Schedule",
+    "ScreenedDataSource",
     "Segments",
     "TokenAdvantageEstimator",
     "TokenAdvantages",

@@ -12,18 +12,20 @@ from slime_core.types import JsonValue, PromptGroup, Reward, RewardFailure, Samp
 
 if TYPE_CHECKING:
     from slime_core.generation import GenerateContext, SamplingParams
+    from slime_core.plugins.contracts.run import RunView
 
 __all__ = [
-    "BufferRequest",
     "DataSource",
     "GenerateFunction",
     "GroupGenerateFunction",
     "GroupTransform",
     "PromptRequest",
+    "PromptScreen",
     "RewardModel",
     "RolloutBatch",
     "RolloutSource",
     "RolloutTransform",
+    "ScreenedDataSource",
     "TrainSamples",
     "Transformed",
 ]
@@ -67,26 +69,6 @@ class GroupGenerateFunction(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class BufferRequest:
-    """What a data source with a buffer is asked for.
-
-    Arguments:
-        filter: which groups of the buffer come next: ``oldest``, ``newest``, ``prioritised`` (highest mean reward) or
-            ``stratified`` (one of each stratum in turn).
-        key: field of the metadata that says a group's stratum; None: there is one stratum.
-        data: a file of trajectories, or a folder in which such files appear; None: there are none.
-        reward_key: which of several rewards counts.
-        vocab_size: ids that the model has; None: nobody knows.
-    """
-
-    filter: str = "oldest"
-    key: str | None = None
-    data: Path | None = None
-    reward_key: str | None = None
-    vocab_size: int | None = None
-
-
 def _nobody(*said: object) -> None:
     """Nobody is told."""
     del said
@@ -109,7 +91,7 @@ class PromptRequest:
         streams: read rows as they are needed, rather than all at once.
         window: with ``streams`` and ``shuffle``, shuffle only among so many neighbours; None: among all.
         skips_bad: leave rows out that cannot be read; False: they are an error.
-        buffer: for data sources that hold groups; see :class:`BufferRequest`.
+        vocab_size: ids that the model has; None: not known.
         formats: name -> how prompt files of the format are read; a file of none of them is read as JSON Lines.
         tell: called with a reason and a number of rows that were left out for it.
         explain: called with what is wrong with a row that is left out because it cannot be read, file and line first.
@@ -133,7 +115,7 @@ class PromptRequest:
     window: int | None = None
     skips_bad: bool = False
     formats: Mapping[str, PromptFormat] = field(default_factory=dict)
-    buffer: BufferRequest = field(default_factory=BufferRequest)
+    vocab_size: int | None = None
     tell: Callable[[str, int], None] = _nobody
     explain: Callable[[str], None] = _nobody
     checks: Callable[[Mapping[str, JsonValue], str], None] | None = None
@@ -160,6 +142,44 @@ class DataSource(Protocol):
 
     def restore(self, state: Mapping[str, JsonValue]) -> None:
         """Continue from where ``state()`` was taken."""
+        ...
+
+
+class PromptScreen(Protocol):
+    """Looks through prompt files before anything starts, as the core does for its own data source."""
+
+    def __call__(self, path: Path, *, setting: str, share: float = 1.0) -> Sequence[str]:
+        """What is wrong with rows of ``path`` that the run will leave out (``on_bad_data = skip``), with file and line.
+
+        Arguments:
+            path: as :class:`PromptRequest` takes it.
+            setting: which setting names it, for messages.
+            share: of the bytes that are looked at otherwise.
+
+        Raises:
+            DataError: a row cannot be read or asks for what the run cannot do, or a prompt is too long.
+        """
+        ...
+
+
+class ScreenedDataSource(DataSource, Protocol):
+    """A data source that looks through its own files before anything starts, in ``slime check`` too. Optional."""
+
+    @classmethod
+    def screen(cls, options: object, run: RunView, prompts: PromptScreen) -> Sequence[str]:
+        """Look at the files of a run without making the data source.
+
+        Arguments:
+            options: of the plugin, as the constructor gets them.
+            run: with ``prompts``; what counts tokens is not there yet.
+            prompts: for prompt files in the core's form.
+
+        Returns:
+            What is wrong with rows that the run will leave out, with file and line; empty: nothing.
+
+        Raises:
+            DataError: with file and line.
+        """
         ...
 
 

@@ -208,11 +208,27 @@ class Lines:
 
 OTHER_WAYS = """
 from slime_core import Component, DataTraits, GenerateTraits, hookimpl
+from slime_core.errors import DataError
 
 @hookimpl
 def slime_register_data_sources():
-    yield Component("rows", target="a:B", traits=DataTraits(reads_prompt_files=True))
-    yield Component("tables", target="a:B")
+    yield Component("rows", target=f"{__name__}:Rows", traits=DataTraits(reads_prompt_files=True))
+    yield Component("tables", target=f"{__name__}:Tables")
+    yield Component("pairs", target=f"{__name__}:Pairs")
+
+class Tables:
+    def __init__(self, options, run): raise AssertionError("nothing is made before a run")
+    def next_groups(self, n): ...
+    def put_back(self, groups): ...
+    def state(self): ...
+    def restore(self, state): ...
+
+class Rows(Tables): pass
+
+class Pairs(Tables):
+    @classmethod
+    def screen(cls, options, run, prompts):
+        return [*prompts(run.prompts.path, setting="pairs"), f"{run.prompts.vocab_size} ids"]
 
 @hookimpl
 def slime_register_generate_functions():
@@ -230,6 +246,19 @@ def test_whose_prompts_the_core_looks_through_is_said_by_traits(tmp_path: Path) 
     check_files(config(f"{line} tables"), registry, trains=True)
     with pytest.raises(DataError, match="line 1, column 1: not JSON"):
         check_files(config(f"{line} rows"), registry, trains=True)
+
+
+def test_a_data_source_looks_through_its_own_files(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OTHER_WAYS)
+    registry = activate(["grpo", str(tmp_path / "mine.py")]).registry
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('nonsense\n{"prompt": "1+1=", "label": "2"}\n')
+    line = f"--prompt-data {file} --rollout-max-response-len 8 --data-source pairs"
+    with pytest.raises(DataError, match="line 1, column 1: not JSON"):
+        check_files(config(line), registry, trains=True)
+    bad, ids = check_files(config(f"{line} --on-bad-data skip"), registry, trains=True)
+    assert bad.startswith(f"{file}, line 1, column 1: not JSON")
+    assert ids == "16 ids"
 
 
 def test_how_long_prompts_may_be_is_asked_where_they_are_sent_whole(tmp_path: Path) -> None:

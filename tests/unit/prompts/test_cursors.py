@@ -10,7 +10,6 @@ import pytest
 
 from slime_core import PromptRequest, RunView
 from slime_core.errors import CheckpointError
-from slime_core.prompts.buffer import BufferedPrompts
 from slime_core.prompts.prompts import PromptFiles
 
 OLD: dict[str, Any] = json.loads(Path(__file__).with_name("cursors.json").read_text())
@@ -42,9 +41,3 @@ def test_an_old_cursor_of_other_prompts_or_settings_is_refused_with_what_differs
     file.write_text(file.read_text().replace("p3", "p9"))
     with pytest.raises(CheckpointError, match=r"would mean other prompts: digest was 166556\w+, is \w+\. Resume with"):
         source(file).restore(OLD["cursor"])
-
-
-def test_an_old_cursor_is_none_of_a_buffered_source(file):
-    buffered = BufferedPrompts(None, RunView(prompts=PromptRequest(path=file, n_samples_per_prompt=2, seed=11)))
-    with pytest.raises(CheckpointError, match="has no buffer, so another data source wrote it; resume with the"):
-        buffered.restore(OLD["cursor"])

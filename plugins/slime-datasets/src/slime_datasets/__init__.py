@@ -1,8 +1,13 @@
 """Where prompts come from besides JSON Lines.
 
-plugin    what the plugin declares
-formats   the prompt formats: Parquet files, folders that the datasets library saved
-columnar  the rows of an open file of columns
+plugin         what the plugin declares, and what it says of settings together
+options        its settings
+formats        the prompt formats: Parquet files, folders that the datasets library saved
+columnar       the rows of an open file of columns
+buffer         the data source with a buffer
+arrivals       trajectories that arrive in a file or a folder
+trajectories   what every field of such a line may hold
+given          the generate function that trains trajectories as they are
 conversations  the generate function that trains the assistant's turns
-masks     which tokens of a conversation those are
+masks          which tokens of a conversation those are
 """

@@ -11,6 +11,7 @@ from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.rows import tools_of
 from slime_core.types import Mask, PromptGroup, Sample, Status
 from slime_datasets.masks import ASSISTANT, Conversation, Family, conversation
+from slime_datasets.options import DatasetsOptions
 
 __all__ = ["FromMessages"]
 
@@ -23,9 +24,9 @@ class FromMessages:
     ``single_turn`` does.
     """
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options
-        self._family = cast(Family, run.settings.get("loss_mask_type", "prefix"))
+    def __init__(self, options: DatasetsOptions, run: RunView) -> None:
+        del run
+        self._family: Family = options.loss_mask_type
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
         """The same samples, finished; responses longer than ``sampling`` allows are cut and count as truncated.

@@ -8,9 +8,6 @@ import pytest
 
 from slime_core.config.check import mistakes
 from slime_core.config.load import load
-from slime_core.errors import PluginError
-from slime_core.plugins.pairings import check_pairings
-from slime_core.plugins.registry import activate
 
 HERE = Path(__file__)
 
@@ -77,20 +74,6 @@ def broken(line: str) -> list[str]:
             "multimodal_keys = 'image' does not name fields; accepted: a JSON object of kinds and the fields "
             """that hold them, such as '{"image": "images"}'""",
         ),
-        (
-            "--buffer-data /absent",
-            "buffer_data: /absent does not exist; accepted: a JSON Lines file of samples, or a folder for such files",
-        ),
-        (
-            "--buffer-filter stratified",
-            "buffer_filter = stratified and buffer_key = none; accepted: both --buffer-filter stratified and "
-            "--buffer-key FIELD, or neither",
-        ),
-        (
-            "--buffer-key level",
-            "buffer_filter = oldest and buffer_key = level; accepted: both --buffer-filter stratified and "
-            "--buffer-key FIELD, or neither",
-        ),
     ],
 )
 def test_a_broken_rule_says_what_was_found_and_what_is_accepted(line: str, message: str) -> None:
@@ -101,12 +84,12 @@ def test_a_broken_rule_says_what_was_found_and_what_is_accepted(line: str, messa
     "line",
     [
         f"--prompt-mix {HERE} 0.7 {HERE.parent / 'test_layout.py'} 0.3 --streaming-data --shuffle-window 8",
-        "--rollout-max-prompt-len 64 --num-data-workers 2 --buffer-filter stratified --buffer-key level",
+        "--rollout-max-prompt-len 64 --num-data-workers 2",
         """--apply-chat-template --apply-chat-template-kwargs {"a":1} --multimodal-keys {"image":"images"}""",
     ],
 )
 def test_what_goes_together_is_accepted(line: str) -> None:
-    about = ("prompt_", "shuffle_", "num_data", "apply_", "multimodal_", "buffer_")
+    about = ("prompt_", "shuffle_", "num_data", "apply_", "multimodal_")
     assert not [message for message in broken(line) if message.startswith(about)]
 
 
@@ -119,30 +102,3 @@ def test_a_mix_has_paths_and_weights_from_flags_and_from_a_file(tmp_path: Path) 
     config = load(["--config", str(file)], check_rules=False).config
     assert config.data.prompt_mix == wanted
     assert config.rollout.num_rollout != 80  # the embedded run's own settings are not for other prompts
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (
-            "--buffer-filter newest",
-            r"^buffer_filter = newest: 'prompts' of .* has no buffer\. Choose a data source with one, "
-            r"--data-source buffered, or leave it out\.$",
-        ),
-        (
-            "--loss-mask-type qwen3",
-            r"^loss_mask_type = qwen3: 'single_turn' of .* does not train the turns of conversations\. Choose one that "
-            r"does, --generate-function from_messages, or leave it out\.$",
-        ),
-        (
-            "--data-source buffered --buffer-data given.jsonl",
-            r"^buffer_data = .*given\.jsonl: 'single_turn' of .* does not train responses that are given\. Choose one "
-            r"that does, --generate-function from_buffer, or leave it out\.$",
-        ),
-    ],
-)
-def test_what_the_components_do_not_read_is_refused(line: str, message: str) -> None:
-    registry = activate(["grpo", "datasets"]).registry
-    config = load(["--advantage-estimator", "grpo", *line.split()], check_rules=False).config
-    with pytest.raises(PluginError, match=message):
-        check_pairings(config, registry)

@@ -18,13 +18,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from slime_core import PromptRequest, RawRow, RunView
 from slime_core.errors import DataError
-from slime_core.plugins.contracts import PromptRequest, RawRow
 from slime_core.prompts.left_out import BAD, tell
 from slime_core.prompts.rows import content_of
 from slime_core.prompts.tables import Joined, LineTable
-from slime_core.prompts.trajectory import Fit, read_trajectories
 from slime_core.types import PromptGroup
+from slime_datasets.trajectories import Fit, read_trajectories
 
 __all__ = ["Arrivals", "screen_arrivals"]
 
@@ -36,13 +36,13 @@ class Arrivals:
     """The groups of a file, or of the files that appear in a folder.
 
     Arguments:
-        request: ``request.buffer.data`` names it; None: nothing arrives.
+        path: names it; None: nothing arrives.
     """
 
-    def __init__(self, request: PromptRequest) -> None:
-        buffer = request.buffer
-        self._request, self._read = request, dict[str, None]()  # names in the order of reading
-        self._fit = Fit(size=request.n_samples_per_prompt, vocab_size=buffer.vocab_size, reward_key=buffer.reward_key)
+    def __init__(self, path: Path | None, request: PromptRequest, run: RunView) -> None:
+        self._path, self._request = path, request
+        self._read: dict[str, None] = {}  # names in the order of reading
+        self._fit = Fit.of(request, run)
         self._groups = 0
 
     def take(self) -> list[PromptGroup]:
@@ -51,8 +51,7 @@ class Arrivals:
         Raises:
             DataError: a line is no finished sample; with ``skips_bad`` its group is left out and counted.
         """
-        path = self._request.buffer.data
-        new = [file for file in ([] if path is None else _files(path)) if file.name not in self._read]
+        new = [file for file in ([] if self._path is None else _files(self._path)) if file.name not in self._read]
         found = [group for file in new for group in self._of_file(file)]
         self._read |= dict.fromkeys(file.name for file in new)
         return found

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from slime_core import RunView
 from slime_core.errors import DataError
 from slime_core.generation import GenerateContext, SamplingParams, generate_group
-from slime_core.plugins.contracts import RunView
-from slime_core.prompts.trajectory import GIVEN
 from slime_core.types import PromptGroup, Sample, Status
+from slime_datasets.trajectories import GIVEN
 
 __all__ = ["FromBuffer"]
 

@@ -13,14 +13,15 @@ from slime_core import PromptRequest, RunView, Sample
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.errors import CheckpointError, DataError
 from slime_core.generation import GenerateContext, SamplingParams
-from slime_core.plugins.contracts import BufferRequest
-from slime_core.prompts.arrivals import screen_arrivals
-from slime_core.prompts.buffer import BufferedPrompts
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.trajectory import Fit
-from slime_core.rollout.buffered import FromBuffer
+from slime_core.prompts.row_checks import row_check
 from slime_core.rollout.resuming import reset_sample
 from slime_core.types import LogProbs, SpecInfo, Status, TokenIds
+from slime_datasets.arrivals import screen_arrivals
+from slime_datasets.buffer import BufferedPrompts
+from slime_datasets.given import FromBuffer
+from slime_datasets.options import DatasetsOptions
+from slime_datasets.trajectories import Fit
 
 GOOD = {
     "group_index": 3,
@@ -40,9 +41,9 @@ def make(tmp_path: Path) -> Any:
     (tmp_path / "inbox").mkdir()
 
     def made(**changed: Any) -> BufferedPrompts:
-        buffer = BufferRequest(**{"data": tmp_path / "inbox", **changed.pop("buffer", {})})
-        request = {"label_key": None, "shuffle": False, "buffer": buffer, **changed}
-        return BufferedPrompts(None, RunView(prompts=PromptRequest(tmp_path / "prompts.jsonl", **request)))
+        options = DatasetsOptions(**{"buffer_data": tmp_path / "inbox", **changed.pop("options", {})})
+        request = {"label_key": None, "shuffle": False, **changed}
+        return BufferedPrompts(options, RunView(prompts=PromptRequest(tmp_path / "prompts.jsonl", **request)))
 
     return made
 
@@ -60,16 +61,16 @@ def prompts(groups: list[list[Sample]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("buffer", "wanted"),
+    ("options", "wanted"),
     [
-        ({"filter": "oldest"}, ["g0", "g1", "g2", "g3"]),
-        ({"filter": "newest"}, ["g4", "g3", "g2", "g1"]),
-        ({"filter": "prioritised"}, ["g3", "g1", "g0", "g4"]),
-        ({"filter": "stratified", "key": "kind"}, ["g0", "g2", "g1", "g3"]),
+        ({"buffer_filter": "oldest"}, ["g0", "g1", "g2", "g3"]),
+        ({"buffer_filter": "newest"}, ["g4", "g3", "g2", "g1"]),
+        ({"buffer_filter": "prioritised"}, ["g3", "g1", "g0", "g4"]),
+        ({"buffer_filter": "stratified", "buffer_key": "kind"}, ["g0", "g2", "g1", "g3"]),
     ],
 )
-def test_the_filter_says_which_groups_come_next(make, buffer, wanted):
-    source = make(buffer=buffer)
+def test_the_filter_says_which_groups_come_next(make, options, wanted):
+    source = make(options=options)
     rewards = [0.25, 0.5, None, 1.0, 0.0]
     kinds = ["a", "a", "b", "b", "b"]
     source.add_samples([group(n, rewards[n], kind=kinds[n]) for n in range(5)])
@@ -232,11 +233,11 @@ def test_the_state_of_another_data_source_is_refused(make):
 def test_a_trajectory_that_could_not_be_trained_is_named_by_file_and_line(make, tmp_path, changed, found):
     write(tmp_path / "inbox" / "a.jsonl", "", {**GOOD, **changed})
     with pytest.raises(DataError, match=rf"a\.jsonl, line 2: {found}"):
-        make(buffer={"vocab_size": 20}).next_groups(1)
+        make(vocab_size=20).next_groups(1)
     told: list[Any] = []
     skipping = make(
         skips_bad=True,
-        buffer={"vocab_size": 20},
+        vocab_size=20,
         tell=lambda *said: told.append(said),
         explain=lambda mistake: told.append(mistake.partition(": ")[0]),
     )
@@ -304,7 +305,7 @@ def test_in_a_folder_names_that_begin_with_a_dot_or_an_underscore_wait(make, tmp
     for name in ("_a.jsonl", ".b.jsonl"):
         write(tmp_path / "inbox" / name, GOOD)
     assert prompts(make().next_groups(1)) == ["p0"]
-    source = make(buffer={"data": tmp_path / "inbox" / "_a.jsonl"})
+    source = make(options={"buffer_data": tmp_path / "inbox" / "_a.jsonl"})
     assert prompts(source.next_groups(1)) == ["1+1"]
 
 
@@ -329,7 +330,7 @@ def test_trajectories_are_looked_through_before_anything_starts(tmp_path):
         screen_arrivals(tmp_path / "a.jsonl", Fit(size=2))
     write(tmp_path / "c.jsonl", {**GOOD, "metadata": {"rm_type": "lenght"}})
     with pytest.raises(DataError, match=r"c\.jsonl, line 1: metadata rm_type = 'lenght' names no reward model of the"):
-        screen_arrivals(tmp_path / "c.jsonl", Fit(offered={"rm_type": {"length": ""}}))
+        screen_arrivals(tmp_path / "c.jsonl", Fit(checks=row_check({"rm_type": {"length": ""}}, None)))
 
 
 async def test_a_trajectory_is_trained_as_it_came(make, tmp_path):

@@ -1,8 +1,4 @@
-"""The data source ``buffered``: groups that came back or came from elsewhere, before new prompts.
-
-buffer    prompt groups as they are: those that a rollout put back, and trajectories that somebody else wrote
-filters   which of them come next
-"""
+"""The data source ``buffered``: groups that came back or came from elsewhere, before new prompts."""
 
 from __future__ import annotations
 
@@ -11,11 +7,13 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from slime_core import PromptScreen, RunView
 from slime_core.errors import CheckpointError
-from slime_core.plugins.contracts import RunView
-from slime_core.prompts.arrivals import Arrivals
 from slime_core.prompts.prompts import PromptFiles, requested
 from slime_core.types import PromptGroup, Sample
+from slime_datasets.arrivals import Arrivals, screen_arrivals
+from slime_datasets.options import DatasetsOptions
+from slime_datasets.trajectories import Fit
 
 __all__ = ["FILTERS", "BufferedPrompts"]
 
@@ -24,19 +22,31 @@ class BufferedPrompts:
     """Hands out groups of its buffer first, in the order of its filter, then new prompts.
 
     Arguments:
-        options: the built-in plugin has none.
-        run: with its ``prompts``, see :class:`PromptRequest`; their ``buffer`` says what is read besides prompts, and
-            which filter chooses.
+        options: what is read besides prompts, and which filter chooses.
+        run: with its ``prompts``, see :class:`~slime_core.PromptRequest`.
 
     Raises:
         DataError: prompts or trajectories cannot be read.
     """
 
-    def __init__(self, options: object, run: RunView) -> None:
-        self._prompts, request = PromptFiles(options, run), requested(run)
-        self._settings, self._key = request.buffer, request.buffer.reward_key
+    def __init__(self, options: DatasetsOptions, run: RunView) -> None:
+        self._options, self._reward_key = options, run.reward_key
+        self._prompts = PromptFiles(options, run)
+        self._arrivals = Arrivals(options.buffer_data, requested(run), run)
         self._buffer: list[PromptGroup] = []
-        self._arrivals = Arrivals(request)
+
+    @classmethod
+    def screen(cls, options: DatasetsOptions, run: RunView, prompts: PromptScreen) -> list[str]:
+        """See :class:`~slime_core.ScreenedDataSource`: also looks at the trajectories that are there already.
+
+        Raises:
+            DataError: a prompt or a trajectory; names file and line.
+        """
+        request = requested(run)
+        if options.buffer_data is not None and not request.skips_bad:
+            screen_arrivals(options.buffer_data, Fit.of(request, run))
+        named = [("prompt_mix", path) for path, _ in request.mix] or [("prompt_data", request.path)]
+        return [bad for setting, path in named for bad in prompts(path, setting=setting)]
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -51,7 +61,7 @@ class BufferedPrompts:
 
     def buffer_filter(self, buffer: Sequence[PromptGroup], n: int) -> list[PromptGroup]:
         """Which groups of ``buffer`` come next, at most ``n``; derive from the class to choose otherwise."""
-        return FILTERS[self._settings.filter](buffer, n, self._order)
+        return FILTERS[self._options.buffer_filter](buffer, n, self._order)
 
     def next_groups(self, n: int) -> list[PromptGroup]:
         """The next ``n`` groups."""
@@ -87,9 +97,9 @@ class BufferedPrompts:
 
     def _order(self, group: PromptGroup) -> tuple[float, str]:
         """The mean reward of the group, and its stratum."""
-        rewards = [sample.reward_value(self._key) for sample in group if sample.reward is not None]
+        rewards = [sample.reward_value(self._reward_key) for sample in group if sample.reward is not None]
         mean = statistics.fmean(rewards) if rewards else float("-inf")
-        return mean, str(group[0].metadata.get(self._settings.key or ""))
+        return mean, str(group[0].metadata.get(self._options.buffer_key or ""))
 
 
 Order = Callable[[PromptGroup], tuple[float, str]]

@@ -6,19 +6,19 @@ _mistakes  what fields that go together say of one another
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from slime_core.config.mistakes import nearest
+from slime_core import PromptRequest, RawRow, RunView
 from slime_core.errors import DataError
-from slime_core.opaque import array_of, from_json
-from slime_core.plugins.contracts import RawRow
 from slime_core.prompts.cells import fields_of
-from slime_core.prompts.named import GENERATE_FUNCTION, Offered, refuse_unknown
+from slime_core.prompts.named import GENERATE_FUNCTION
+from slime_core.prompts.row_sampling import SAMPLING_PARAMS
 from slime_core.prompts.rows import content_of, is_chat
-from slime_core.types import LogProbs, Mask, PromptGroup, Sample, SpecInfo, Status, TokenIds
+from slime_core.types import JsonValue, LogProbs, Mask, PromptGroup, Sample, SpecInfo, Status, TokenIds
 
 __all__ = ["GIVEN", "Fit", "read_trajectories"]
 
@@ -40,15 +40,22 @@ class Fit:
 
     Arguments:
         size: samples of a group.
-        vocab_size: ids that the model has; None: nobody knows.
+        vocab_size: ids that the model has; None: not known.
         reward_key: which of several rewards counts.
-        offered: what their metadata may name; empty: it is not looked at.
+        checks: called with a trajectory's metadata and where it stands; raises a DataError where it names what the run
+            does not have. None: it is not called.
     """
 
     size: int = 1
     vocab_size: int | None = None
     reward_key: str | None = None
-    offered: Offered = field(default_factory=dict)
+    checks: Callable[[Mapping[str, JsonValue], str], None] | None = None
+
+    @classmethod
+    def of(cls, request: PromptRequest, run: RunView) -> Fit:
+        """What those of a run have to fit."""
+        size, vocab_size = request.n_samples_per_prompt, request.vocab_size
+        return cls(size=size, vocab_size=vocab_size, reward_key=run.reward_key, checks=request.checks)
 
 
 def read_trajectories(lines: Sequence[RawRow], fit: Fit) -> PromptGroup:
@@ -80,7 +87,9 @@ def _sample(raw: RawRow, fit: Fit) -> Sample:
         raise DataError(f"{raw.place}: {wrong}")
     # How it was made is over; who rewards it is asked where it has no reward.
     metadata = {key: value for key, value in sample.metadata.items() if key != GENERATE_FUNCTION}
-    refuse_unknown(metadata, fit.offered, where=raw.place)
+    if fit.checks is not None:
+        # The response is there already, so it no longer matters how its row asked for it.
+        fit.checks({key: value for key, value in metadata.items() if key != SAMPLING_PARAMS}, raw.place)
     given = {**(sample.train_metadata or {}), GIVEN: [sample.status.value, sample.reward]}
     return replace(
         sample,
@@ -148,10 +157,17 @@ def _are_arrays(value: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
+    """As :meth:`Sample.to_dict` writes an array or a tensor, or lists of numbers."""
+    import numpy as np
+
     try:
-        return value is None or bool(array_of(from_json(value) if isinstance(value, dict) else value).dtype)
+        found: Any = (Sample.from_dict({"multimodal_train_inputs": {"": value}}).multimodal_train_inputs or {})[""]
+        if found is None or (hasattr(found, "ndim") and not isinstance(found, np.ndarray)):  # a tensor, read from bytes
+            return found is None or found.ndim > 0
+        values = np.asarray(found)
     except (ValueError, TypeError, OverflowError):
         return False
+    return values.dtype.kind in "biuf" and values.ndim > 0
 
 
 def _are_routes(value: Any) -> bool:
@@ -215,10 +231,15 @@ def _of_no_kind(values: Mapping[str, Any]) -> list[str]:
     missing = [name for name in NEEDED if name not in values]
     wrong = [name for name, (accepts, _) in KINDS.items() if name in values and not accepts(values[name])]
     return [
-        *(f"no such field {name:.40}{nearest(name, Sample.__dataclass_fields__)}" for name in unknown),
+        *(f"no such field {name:.40}{_nearest(name)}" for name in unknown),
         *(f"no field {name}; a trajectory has {', '.join(NEEDED)}" for name in missing),
         *(f"{name} is {values[name]!r:.80}; accepted: {KINDS[name][1]}" for name in wrong),
     ]
+
+
+def _nearest(name: str) -> str:
+    close = difflib.get_close_matches(name, Sample.__dataclass_fields__, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 # --- Several fields ---------------------------------------------------------------------------------------------------
