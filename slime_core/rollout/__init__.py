@@ -21,6 +21,7 @@ In the order in which a prompt group passes through them:
     sampling_params.py        sampling parameters: of training, of an evaluation set, of a row
     truncated_sampling.py     top-p/top-k: which tokens stayed, and log-probs renormalized over them
     reward_dispatcher.py      calls reward models; a sample without a usable reward has failed
+    buffered.py               the generate function of trajectories that the data source gives
     resuming.py               resets or resumes the samples of an aborted group
     resumable_groups.py       groups as JSON, for checkpoints
     staleness.py              how many versions old the tokens of a sample are, and the bound on it
