@@ -7,10 +7,11 @@ where one of those has no usable value, because that was reported already.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from slime_core.config.conditions import unmet
 from slime_core.config.custom import function_paths
 from slime_core.config.described import context_length, described, start_weights
 from slime_core.config.folders import unwritable
@@ -32,21 +33,42 @@ from slime_core.config.rules.rewards import REWARDS
 from slime_core.config.rules.roles import ROLES
 from slime_core.config.rules.routing import ROUTING
 from slime_core.config.rules.serving import SERVING, SERVING_OF_EVAL, SERVING_OF_RUN
+from slime_core.config.running import DebugConfig
 from slime_core.config.schema import RunConfig
+from slime_core.config.settings import Setting, core_settings, core_values
 
 __all__ = ["mistakes"]
 
 
-def mistakes(config: RunConfig, *, purpose: str = "run", broken: frozenset[str] = frozenset()) -> list[Mistake]:
-    """Every rule that ``config`` breaks.
+def mistakes(
+    config: RunConfig,
+    *,
+    purpose: str = "run",
+    broken: frozenset[str] = frozenset(),
+    of_plugins: Mapping[str, tuple[Setting, Any]] | None = None,
+) -> list[Mistake]:
+    """Every condition and every rule that ``config`` breaks.
 
     Arguments:
         purpose: ``run``, or ``eval``, which trains nothing.
         broken: settings whose value is not what the user meant.
+        of_plugins: setting key -> (setting, value), of the active plugins.
     """
+    if purpose == "eval":
+        config = config.model_copy(update={"debug": DebugConfig()})  # neither half of the loop runs
     rules = _ALWAYS | (_OF_EVAL if purpose == "eval" else _OF_RUN)
     sound = (rule for rule, reads in rules.items() if not broken.intersection(reads.split()))
-    return [Mistake(message) for rule in sound for message in rule(config)]
+    of_core = core_values(config)
+    values = {key: (setting, of_core[key]) for key, setting in core_settings().items()}
+    messages = [
+        *unmet(values | dict(of_plugins or {}), sections=OF_EVALUATIONS if purpose == "eval" else None, broken=broken),
+        *(message for rule in sound for message in rule(config)),
+    ]
+    return list(map(Mistake, messages))
+
+
+OF_EVALUATIONS = frozenset({"engine", "eval"})
+"""Sections whose conditions hold for an evaluation too."""
 
 
 def _estimator_is_named(config: RunConfig) -> Iterator[str]:
@@ -107,15 +129,6 @@ def _colocated_engines_have_devices(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _colocated_weights_come_back(config: RunConfig) -> Iterator[str]:
-    interval = config.weights.update_weights_interval
-    if config.cluster.colocate and interval != 1:
-        yield (
-            f"colocate: update_weights_interval = {interval}, but engines give their weights away while the learner "
-            "trains, so that each training ends with an update; leave the interval at 1, or colocate out"
-        )
-
-
 def _transport_reaches_the_engines(config: RunConfig) -> Iterator[str]:
     nodes = config.cluster.actor_num_nodes
     if config.transport == "tensor" and nodes > 1:
@@ -126,15 +139,8 @@ def _transport_reaches_the_engines(config: RunConfig) -> Iterator[str]:
 
 
 def _disk_folder_is_used(config: RunConfig) -> Iterator[str]:
-    folder, transport = config.weights.update_weight_disk_dir, config.weights.update_weight_transport
-    if folder is None:
-        return
-    if transport != "disk":
-        yield (
-            f"update_weight_disk_dir = {folder} has no effect with update_weight_transport = {transport}; "
-            "add --update-weight-transport disk, or leave it out"
-        )
-    else:
+    folder = config.weights.update_weight_disk_dir
+    if folder is not None:
         yield from unwritable(folder, "update_weight_disk_dir")
 
 
@@ -145,9 +151,6 @@ def _parity_bounds_are_ordered(config: RunConfig) -> Iterator[str]:
         "parity_max_tolerance": settings.parity_max_tolerance,
     }
     if settings.parity_interval == 0:
-        for name, value in given.items():
-            if value is not None:
-                yield f"{name} = {value:g} has no effect with parity_interval = 0; leave one of them out"
         return
     defaults = dict(zip(given, PARITY_BOUNDS[number], strict=True))
     mean, largest = (value or defaults[name] for name, value in given.items())
@@ -163,15 +166,6 @@ def _waits_warn_first(config: RunConfig) -> Iterator[str]:
     if config.watch.wait_warn_s > config.watch.wait_fail_s:
         warn, fail = config.watch.wait_warn_s, config.watch.wait_fail_s
         yield f"wait_warn_s = {warn:g} is above wait_fail_s = {fail:g}; a wait is reported before it fails"
-
-
-def _interval_has_data(config: RunConfig) -> Iterator[str]:
-    if config.eval.eval_interval is not None and not config.evaluates:
-        interval = config.eval.eval_interval
-        yield (
-            f"eval_interval = {interval}, but there is nothing to evaluate on; "
-            "add --eval-prompt-data NAME FILE, or --eval-interval none"
-        )
 
 
 def _there_is_eval_data(config: RunConfig) -> Iterator[str]:
@@ -292,12 +286,10 @@ _OF_RUN: dict[Rule, str] = {
     **ROLES,
     **ROUTING,
     _colocated_engines_have_devices: "colocate rollout_num_gpus actor_num_nodes actor_num_gpus_per_node",
-    _colocated_weights_come_back: "colocate update_weights_interval",
     _transport_reaches_the_engines: "colocate update_weight_transport actor_num_nodes",
     _disk_folder_is_used: "update_weight_transport update_weight_disk_dir",
     _parity_bounds_are_ordered: "bf16 parity_interval parity_mean_tolerance parity_max_tolerance",
     _responses_fit_the_model: "hf_checkpoint rollout_max_response_len eval_max_response_len",
-    _interval_has_data: "eval_interval eval_prompt_data eval_datasets eval_function_path",
     _prompts_are_readable: "prompt_data debug_train_only load_debug_rollout_data",
     _reference_is_a_model: "ref_load",
     _critic_is_a_model: "critic_load",

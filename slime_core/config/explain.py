@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -24,6 +22,7 @@ from slime_core.config.megatron_flags import megatron_flags
 from slime_core.config.mistakes import nearest
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import Setting, core_settings, plugin_settings
+from slime_core.config.wording import as_toml, as_words
 from slime_core.errors import ConfigError
 
 __all__ = ["explain", "help_page", "help_topic", "settings_tables", "to_toml"]
@@ -93,12 +92,12 @@ def explain(name: str, resolved: Resolved) -> str:
     rows = {
         "from": str(resolved.provenance.get(setting.key, DEFAULT)),
         "accepts": setting.accepts,
-        "default": _plain(setting.default),
+        "default": as_words(setting.default),
         "flag": _flag(setting),
         "file": f"[{setting.section}] {setting.name}",
     }
     listed = "\n".join(f"  {label:<8} {text}" for label, text in rows.items())
-    return f"{setting.section}.{setting.name} = {_plain(value)}\n{listed}\n{_wrapped(_does(setting), indent=2)}"
+    return f"{setting.section}.{setting.name} = {as_words(value)}\n{listed}\n{_wrapped(_does(setting), indent=2)}"
 
 
 def _of_engine(wanted: str, name: str, names: Iterable[str]) -> Setting:
@@ -154,7 +153,7 @@ def settings_tables(options: Mapping[str, type[BaseModel]]) -> Iterator[str]:
     for section, settings in _by_section(everything.values()).items():
         yield f"## {_title(section)}\n\n| setting | default | |\n|---|---|---|"
         for setting in settings:
-            cells = f"`{_flag(setting)}`", f"`{_plain(setting.default)}`", _does(setting)
+            cells = f"`{_flag(setting)}`", f"`{as_words(setting.default)}`", _does(setting)
             yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
         yield ""
 
@@ -163,45 +162,8 @@ def _toml_line(setting: Setting, value: object, *, source: str) -> str:
     if value is None and source == str(DEFAULT):
         return f"# {setting.name} is not set"
     if setting.is_once:
-        return f"# {setting.name} = {_toml(value)}  # {source}; holds for one start"
-    return f"{setting.name} = {_toml(value)}  # {source}"
-
-
-def _toml(value: object) -> str:
-    match value:
-        case None:
-            return '"none"'
-        case bool():
-            return str(value).lower()
-        case int() | float():
-            return repr(value)
-        case str() | Path():
-            # TOML's basic strings are JSON's, but for one control character.
-            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-        case list() | tuple():
-            return f"[{', '.join(map(_toml, value))}]"
-        case BaseModel():
-            return _toml({name: entry for name, entry in value if entry != type(value).model_fields[name].default})
-        case dict():
-            return f"{{ {', '.join(f'{_toml(key)} = {_toml(entry)}' for key, entry in value.items())} }}"
-    raise TypeError(f"a setting of type {type(value).__name__} cannot be written as TOML")
-
-
-def _plain(value: Any) -> str:
-    """The value as one would write it after its flag."""
-    match value:
-        case None:
-            return "none"
-        case bool():
-            return str(value).lower()
-        case tuple():
-            return " ".join(map(_plain, value)) or "(empty)"
-        case float():
-            short = f"{value:g}"
-            return short if float(short) == value else repr(value)
-        case BaseModel():
-            return _toml(value)
-    return str(value)
+        return f"# {setting.name} = {as_toml(value)}  # {source}; holds for one start"
+    return f"{setting.name} = {as_toml(value)}  # {source}"
 
 
 def _spellings(setting: Setting) -> list[str]:
@@ -266,7 +228,7 @@ def _flag(setting: Setting, *, short: bool = False) -> str:
 
 
 def _row(setting: Setting) -> tuple[str, str]:
-    default = _plain(setting.default)
+    default = as_words(setting.default)
     tail = "" if default in ("none", "(empty)") else f" [{default}]"
     return _flag(setting), _does(setting) + tail
 
@@ -274,7 +236,7 @@ def _row(setting: Setting) -> tuple[str, str]:
 def _short_row(setting: Setting) -> tuple[str, str]:
     """The row with as much of what it says as stays on one line: the first sentence, or its first clause."""
     left, _ = _row(setting)
-    default = _plain(setting.default)
+    default = as_words(setting.default)
     tail = "" if default in ("none", "false", "(empty)") else f" [{default}]"
     sentence = _does(setting).split(". ")[0].removesuffix(".")
     if len(sentence + tail) > _RIGHT:

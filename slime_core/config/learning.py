@@ -8,9 +8,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from slime_core.config.bounded import Count, CountOrZero, Fraction, Name, Positive, PositiveOrZero
+from slime_core.config.options import NO_ENGINES, Conflicts, Needs
 from slime_core.config.section import Section
 
 __all__ = ["AlgorithmConfig", "CriticConfig", "LearnerConfig", "OptimizerConfig", "ParallelConfig"]
+
+
+OF_SEPARATE_CRITIC = Needs("critic_num_gpus", because="otherwise the critic shares the actor's ranks")
 
 
 class AlgorithmConfig(Section):
@@ -28,7 +32,7 @@ class AlgorithmConfig(Section):
     """Dual clip: bound of the loss, in multiples of a negative advantage. None: no bound."""
     use_kl_loss: bool = False
     """Add the divergence from the reference model to the loss; a second model is kept in memory."""
-    kl_loss_coef: PositiveOrZero = 0.0
+    kl_loss_coef: Annotated[PositiveOrZero, Needs("use_kl_loss")] = 0.0
     """Weight of that divergence. 0 with use_kl_loss: it is measured only."""
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "low_var_kl"
     """Estimator of the divergence. low_var_kl: k3, clamped.
@@ -37,11 +41,17 @@ class AlgorithmConfig(Section):
     """
     entropy_coef: PositiveOrZero = 0.0
     """Weight of the entropy bonus. 0: entropy is measured only."""
-    use_unbiased_kl: bool = False
+    use_unbiased_kl: Annotated[
+        bool,
+        Needs("use_kl_loss"),
+        Conflicts("kl_loss_type", equals="k2", because="the mean of k2 is not the divergence"),
+    ] = False
     """Weigh the divergence in the loss by the importance ratio of the actor to the old one, gradient included."""
     calculate_per_token_loss: bool = False
     """Average the loss over all tokens of a step. False: over each response, then over responses."""
-    loss_token_divisor: Positive | None = None
+    loss_token_divisor: Annotated[
+        Positive | None, Conflicts("calculate_per_token_loss", because="each divides the loss in its own way")
+    ] = None
     """Divide each response's loss by this many tokens, whatever its length (Dr. GRPO). None: by its own tokens."""
     normalize_advantages: bool = False
     """Whiten the advantages over all trained tokens of a rollout: mean 0, variance 1."""
@@ -49,7 +59,7 @@ class AlgorithmConfig(Section):
     """Discount of the reward of a later token. 1: none. For estimators that work token by token."""
     lambd: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Decay of generalised advantage estimation, for estimators with a critic. 1: returns minus values."""
-    kl_coef: PositiveOrZero = 0.0
+    kl_coef: Annotated[PositiveOrZero, Conflicts("kl_loss_coef", because="the divergence would count twice")] = 0.0
     """Weight of the divergence from the reference model that is taken off each token's reward. 0: none.
 
     For estimators that work token by token; above 0 a second model is kept in memory.
@@ -60,21 +70,50 @@ class AlgorithmConfig(Section):
     """The engine's log-probs are the old ones, of policy loss and estimators; the learner computes none of its own."""
     get_mismatch_metrics: bool = False
     """Measure how far learner and engine stand apart, in train/mismatch_... metrics."""
-    true_on_policy_mode: bool = False
+    true_on_policy_mode: Annotated[
+        bool,
+        Conflicts(
+            "async_buffer_size",
+            "use_rollout_logprobs",
+            because="it trains on what the trained weights sampled, with a ratio of exactly 1",
+        ),
+        Conflicts("corrections", because="it leaves nothing to correct"),
+        Conflicts("update_weights_interval", because="weights are published after every rollout"),
+        Conflicts("parity_interval", because="learner and engine are compared at every rollout"),
+        Conflicts("bf16", because="bfloat16 rounds a thousand times as much as it allows"),
+        Conflicts(*NO_ENGINES, because="other weights sampled what is read"),
+    ] = False
     """Train only on what the trained weights drew: one optimizer step a rollout, published after each, ratio exactly 1.
 
     Learner and engine must agree in float32 within 1e-5 nats on average and 1e-4 at most, at every rollout, or the run
     ends. Their kernels differ, so no agreement to the bit is promised.
     """
-    use_opd: bool = False
+    use_opd: Annotated[
+        bool,
+        Needs("opd_teacher_load"),
+        Conflicts("opd_kl_coef", equals=0, because="a weight of 0 leaves the teacher without effect"),
+    ] = False
     """On-policy distillation: take the divergence from a teacher off each token's advantage; a model more in memory."""
-    opd_kl_coef: PositiveOrZero = 1.0
+    opd_kl_coef: Annotated[PositiveOrZero, Needs("use_opd")] = 1.0
     """Weight of that divergence."""
-    opd_teacher_load: Path | None = None
+    opd_teacher_load: Annotated[Path | None, Needs("use_opd")] = None
     """Hugging Face folder of the teacher, of the policy's architecture and vocabulary. None: there is no teacher."""
-    ref_update_interval: Count | None = None
+    ref_update_interval: Annotated[
+        Count | None, Needs("use_kl_loss", "kl_coef", because="only they keep a reference")
+    ] = None
     """Copy the actor into the reference after every so many rollouts. None: the reference never changes."""
-    keep_old_actor: bool = False
+    keep_old_actor: Annotated[
+        bool,
+        Needs(
+            "update_weights_interval", because="engines that are updated after every rollout serve the current weights"
+        ),
+        Conflicts("use_rollout_logprobs", because="each says where old log-probs come from"),
+        Conflicts(
+            "async_buffer_size",
+            because="it keeps one copy of the weights; --use-rollout-logprobs has the log-probs of older ones",
+        ),
+        Conflicts(*NO_ENGINES, because="no engine is started"),
+    ] = False
     """Old log-probs come from a kept copy of the weights that the engines served, not from the current ones."""
 
 
@@ -83,20 +122,24 @@ class OptimizerConfig(Section):
 
     lr: PositiveOrZero = 1e-6
     """Learning rate after warm-up."""
-    min_lr: PositiveOrZero = 0.0
+    min_lr: Annotated[PositiveOrZero, Needs("lr_decay_style")] = 0.0
     """Learning rate at the end of the decay; not used by a constant schedule."""
     lr_warmup_iters: CountOrZero = 0
     """Optimizer steps over which the learning rate rises linearly from 0. 0: no warm-up."""
-    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "constant"
+    lr_decay_style: Annotated[
+        Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"], Needs("lr_wsd_decay_iters", when="WSD")
+    ] = "constant"
     """How the learning rate falls after warm-up. WSD: it stays, and falls over the last lr_wsd_decay_iters steps.
 
     inverse-square-root: with the square root of lr_warmup_iters over the steps done, never below min_lr.
     """
-    lr_decay_iters: Count | None = None
+    lr_decay_iters: Annotated[Count | None, Needs("lr_decay_style")] = None
     """Optimizer steps until min_lr is reached. None: all steps of the run."""
-    lr_wsd_decay_iters: Count | None = None
+    lr_wsd_decay_iters: Annotated[Count | None, Needs("lr_decay_style", equals="WSD")] = None
     """Optimizer steps over which the learning rate falls at the end, with lr_decay_style WSD. None: there are none."""
-    lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] = "exponential"
+    lr_wsd_decay_style: Annotated[
+        Literal["linear", "cosine", "exponential", "minus_sqrt"], Needs("lr_decay_style", equals="WSD")
+    ] = "exponential"
     """How it falls over those steps."""
     weight_decay: PositiveOrZero = 0.1
     """Decoupled weight decay."""
@@ -108,11 +151,11 @@ class OptimizerConfig(Section):
     """Added to the denominator of the Adam update."""
     clip_grad: PositiveOrZero = 1.0
     """Largest global norm of the gradient; larger ones are scaled down. 0: no clipping."""
-    lr_warmup_init: PositiveOrZero = 0.0
+    lr_warmup_init: Annotated[PositiveOrZero, Needs("lr_warmup_iters")] = 0.0
     """Learning rate at which warm-up begins."""
     reset_optimizer_states: bool = False
     """Forget Adam's means and counts at the start of each rollout."""
-    only_train_params_name_list: tuple[Name, ...] = ()
+    only_train_params_name_list: Annotated[tuple[Name, ...], Conflicts("freeze_params_name_list")] = ()
     """Train only weights whose Megatron name one of these regular expressions finds. Empty: all."""
     freeze_params_name_list: tuple[Name, ...] = ()
     """Train all weights but those whose Megatron name one of these regular expressions finds."""
@@ -143,13 +186,13 @@ class CriticConfig(Section):
     """Rollouts at the start that train the critic alone."""
     critic_num_gpus: Count | None = None
     """Devices of a critic that trains apart from the actor; on a CPU, processes. None: it shares the actor's ranks."""
-    critic_tensor_model_parallel_size: Count | None = None
+    critic_tensor_model_parallel_size: Annotated[Count | None, OF_SEPARATE_CRITIC] = None
     """As tensor_model_parallel_size, of a critic apart. None: as the actor."""
-    critic_sequence_parallel: bool | None = None
+    critic_sequence_parallel: Annotated[bool | None, OF_SEPARATE_CRITIC] = None
     """As sequence_parallel, of a critic apart. None: as the actor."""
-    critic_pipeline_model_parallel_size: Count | None = None
+    critic_pipeline_model_parallel_size: Annotated[Count | None, OF_SEPARATE_CRITIC] = None
     """As pipeline_model_parallel_size, of a critic apart. None: as the actor."""
-    critic_context_parallel_size: Count | None = None
+    critic_context_parallel_size: Annotated[Count | None, OF_SEPARATE_CRITIC] = None
     """As context_parallel_size, of a critic apart. None: as the actor."""
 
 
@@ -160,7 +203,10 @@ class LearnerConfig(Section):
     """Samples an optimizer step. None: rollout_batch_size x n_samples_per_prompt / num_steps_per_rollout."""
     num_steps_per_rollout: Count | None = None
     """Optimizer steps a rollout. None: what global_batch_size implies, or 1."""
-    max_tokens_per_gpu: Count = 8192
+    max_tokens_per_gpu: Annotated[
+        Count,
+        Conflicts("micro_batch_size", unless="hard_token_budget", because="micro_batch_size counts samples instead"),
+    ] = 8192
     """Most tokens of one packed micro-batch on one rank; one longer sample still goes alone."""
     hard_token_budget: bool = False
     """Refuse a run whose longest sequence does not fit max_tokens_per_gpu, instead of letting it go alone."""
@@ -178,7 +224,9 @@ class LearnerConfig(Section):
     """Response tokens whose probabilities over the vocabulary are in memory at once. None: all of a micro-batch."""
     shared_prompts: Literal["auto", "off"] = "auto"
     """Pack a prompt group so that its prompt stands once. auto: where it can and saves a twentieth of the tokens."""
-    use_routing_replay: bool = False
+    use_routing_replay: Annotated[
+        bool, Conflicts("use_rollout_routing_replay", because="the engine's routes are for all passes")
+    ] = False
     """A mixture's routes are recorded in the first pass over a rollout and used again by the later ones."""
     use_rollout_routing_replay: bool = False
     """A mixture's routes are those that the engine took; it returns them with each response."""

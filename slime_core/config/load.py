@@ -180,7 +180,8 @@ def load(
     reading.refuse_contested(presets or {})
     config, plugins = reading.build(options)
     if check_rules and not reading.file_is_unreadable:
-        reading.mistakes += check.mistakes(config, purpose=purpose, broken=reading.broken)
+        of_plugins = {key: pair for key, pair in Resolved(config, plugins).values().items() if pair[0].of_plugin}
+        reading.mistakes += check.mistakes(config, purpose=purpose, broken=reading.broken, of_plugins=of_plugins)
         reading.mistakes += engine_flags.mistakes(config, broken=reading.broken)
     if reading.mistakes:
         raise report(reading.mistakes)

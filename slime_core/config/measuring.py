@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from slime_core.config.bounded import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Share
 from slime_core.config.mistakes import nearest
+from slime_core.config.options import NO_ENGINES, Conflicts, Needs
 from slime_core.config.reward_sum import RewardSum
 from slime_core.config.section import TOLD, Once, Section
 from slime_core.config.serving import EngineGroup
@@ -138,16 +139,27 @@ def _told(text: str) -> PydanticCustomError:
     return PydanticCustomError(TOLD, "{text}", {"text": text})
 
 
+EVALUATION_DATA = ("eval_prompt_data", "eval_datasets", "eval_function_path")
+NO_EVALUATION = Conflicts("skip_eval_before_train", unless="eval_interval", because="nothing would be evaluated")
+
+
 class EvalConfig(Section):
     """Measuring on held-out prompts."""
 
-    eval_prompt_data: tuple[tuple[Name, Path], ...] = ()
+    eval_prompt_data: Annotated[
+        tuple[tuple[Name, Path], ...], Conflicts(*NO_ENGINES, because="evaluations need engines")
+    ] = ()
     """Named files of prompts to evaluate on: NAME FILE. Empty: no evaluation, but on eval_datasets."""
-    eval_datasets: tuple[Annotated[EvalDataset, PlainValidator(dataset_of)], ...] = ()
+    eval_datasets: Annotated[
+        tuple[Annotated[EvalDataset, PlainValidator(dataset_of)], ...],
+        Conflicts(*NO_ENGINES, because="evaluations need engines"),
+    ] = ()
     """Evaluation sets with settings of their own, besides eval_prompt_data: tables with at least name and path."""
     eval_config: Annotated[Path | None, Once()] = None
     """YAML or TOML file with evaluation sets and defaults for them, read into eval_datasets. None: there is none."""
-    eval_interval: Count | None = None
+    eval_interval: Annotated[
+        Count | None, Needs(*EVALUATION_DATA), Conflicts(*NO_ENGINES, because="evaluations need engines")
+    ] = None
     """Evaluate after every so many rollouts, and at the end. None: only before the first."""
     skip_eval_before_train: bool = False
     """Do not evaluate the start weights."""
@@ -175,11 +187,17 @@ class EvalConfig(Section):
     """Which of a reward model's named numbers evaluations count. None: reward_key."""
     eval_pass_threshold: Finite = 1.0
     """Reward from which on a response counts as solved, in pass@k."""
-    eval_num_gpus: Count | None = None
+    eval_num_gpus: Annotated[
+        Count | None,
+        Needs(*EVALUATION_DATA),
+        Conflicts("eval_interleaved", because="the policy's engines evaluate with it"),
+        Conflicts("colocate", because="the learner sleeps when an evaluation begins; --eval-interleaved goes with it"),
+        NO_EVALUATION,
+    ] = None
     """GPUs of engines that only evaluate, beside training; on a CPU, one a server process. None: there are none."""
-    eval_num_gpus_per_engine: Count | None = None
+    eval_num_gpus_per_engine: Annotated[Count | None, Needs("eval_num_gpus")] = None
     """GPUs one of these engines spans. None: rollout_num_gpus_per_engine."""
-    eval_interleaved: bool = False
+    eval_interleaved: Annotated[bool, Needs(*EVALUATION_DATA), NO_EVALUATION] = False
     """Evaluate on the policy's engines while generation and training go on; new weights wait for it.
 
     False: training waits for an evaluation, which waits for what is generated ahead.

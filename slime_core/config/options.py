@@ -6,7 +6,7 @@
     Conflicts   another setting that excludes this one
 
 A condition speaks where its setting has another value than its default; the messages are made in one place
-(:mod:`slime_core.plugins.conditions`).
+(:mod:`slime_core.config.conditions`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from dataclasses import dataclass
 
 from slime_core.types import JsonValue
 
-__all__ = ["Condition", "Conflicts", "Flag", "Needs", "UsedBy"]
+__all__ = ["NO_ENGINES", "ONE_HALF", "Conflicts", "Flag", "Needs", "UsedBy"]
+
+NO_ENGINES = ("debug_train_only", "load_debug_rollout_data")
+"""Settings with which rollouts are read, so that no engine is started."""
+
+ONE_HALF = ("debug_rollout_only", *NO_ENGINES)
+"""Settings with which the learner or the engines run alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +53,54 @@ class UsedBy:
         object.__setattr__(self, "components", components)
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """Another setting without which this one has no effect.
+@dataclass(frozen=True, slots=True, init=False)
+class _Relation:
+    """What a setting says about others.
 
     Arguments:
-        setting: its name, of the same plugin or of the core.
-        equals: the value that it needs; None: any other than its default.
+        settings: their names, of the same plugin, of the core, or with a flag of their own.
+        equals: the value of theirs that counts; None: any other than the default.
+        when: the only value of this setting for which it holds; None: any other than the default.
+        unless: another setting with which it does not hold, if that has another value than its default.
+        because: the reason, for messages: ``engines and learner take turns on the same devices``.
     """
 
-    setting: str
-    equals: JsonValue = None
+    settings: tuple[str, ...]
+    equals: JsonValue
+    when: JsonValue
+    unless: str
+    because: str
+
+    def __init__(
+        self, *settings: str, equals: JsonValue = None, when: JsonValue = None, unless: str = "", because: str = ""
+    ) -> None:
+        if not settings:
+            raise ValueError(f"{type(self).__name__}() names no setting; leave it out, or name one")
+        for name, value in {
+            "settings": settings,
+            "equals": equals,
+            "when": when,
+            "unless": unless,
+            "because": because,
+        }.items():
+            object.__setattr__(self, name, value)
 
 
-@dataclass(frozen=True, slots=True)
-class Conflicts:
-    """Another setting, of the same plugin or of the core, that may not be set too."""
+class Needs(_Relation):
+    """Another setting without which this one has no effect; of several, one is enough.
 
-    setting: str
+    Example: ``Needs("use_kl_loss", "kl_coef")``, ``Needs("failed_samples", equals="retry")``,
+    ``Needs("lr_wsd_decay_iters", when="WSD")``.
+    """
+
+    __slots__ = ()
 
 
-Condition = UsedBy | Needs | Conflicts
+class Conflicts(_Relation):
+    """Other settings of which none may be set too.
+
+    Example: ``Conflicts("colocate", because="engines and learner take turns on the same devices")``,
+    ``Conflicts("parity_interval", equals=0)``.
+    """
+
+    __slots__ = ()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from slime_core.config.bounded import Count, CountOrZero, Name, Positive
+from slime_core.config.options import Needs
 from slime_core.config.section import Section
 
 __all__ = ["DataConfig"]
@@ -31,13 +32,13 @@ class DataConfig(Section):
     """Fields of a row with images and the like, as JSON: '{"image": "images"}'; the engine is sent them. None: none."""
     apply_chat_template: bool = False
     """Render prompts with the tokenizer's chat template; a text prompt becomes one user message."""
-    apply_chat_template_kwargs: Name = "{}"
+    apply_chat_template_kwargs: Annotated[Name, Needs("apply_chat_template")] = "{}"
     """Further arguments of the chat template, as JSON: '{"enable_thinking": false}'."""
     rollout_shuffle: bool = True
     """Shuffle the prompts anew each epoch, by the seed. False: file order."""
     rollout_max_prompt_len: Count | None = None
     """Leave out prompts longer than this many tokens, and count them. None: keep all."""
-    num_data_workers: CountOrZero = 0
+    num_data_workers: Annotated[CountOrZero, Needs("rollout_max_prompt_len")] = 0
     """Processes that count the tokens of prompts for rollout_max_prompt_len. 0: the sampler itself does."""
     streaming_data: bool = False
     """Read prompts as they are needed: large files start at once and take no memory. False: hold them in memory."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from slime_core.config.bounded import Count, CountOrZero, Positive
+from slime_core.config.options import ONE_HALF, Conflicts, Needs
 from slime_core.config.section import Section
 
 __all__ = ["PARITY_BOUNDS", "STRICT_PARITY_BOUNDS", "WeightsConfig"]
@@ -30,13 +31,19 @@ class WeightsConfig(Section):
 
     auto: distributed; with colocate tensor on one machine, and disk on several.
     """
-    update_weight_disk_dir: Path | None = None
+    update_weight_disk_dir: Annotated[Path | None, Needs("update_weight_transport", equals="disk")] = None
     """Folder for weights that travel as files; learner and engines must all see it. None: inside the run folder."""
-    check_weight_update_equal: bool = False
+    check_weight_update_equal: Annotated[bool, Conflicts(*ONE_HALF, because="learner and engines do not both run")] = (
+        False
+    )
     """After the first publication, spoil the engines' weights, publish again, and compare what they hold."""
     parity_interval: CountOrZero = 1
     """Compare log-probs of learner and engines every so many rollouts; stop if they differ. 0: never."""
-    parity_mean_tolerance: Positive | None = None
+    parity_mean_tolerance: Annotated[
+        Positive | None, Conflicts("parity_interval", equals=0, because="nothing is compared")
+    ] = None
     """Largest mean absolute difference of log-probs. None: 1e-4 in float32, 0.1 in bfloat16."""
-    parity_max_tolerance: Positive | None = None
+    parity_max_tolerance: Annotated[
+        Positive | None, Conflicts("parity_interval", equals=0, because="nothing is compared")
+    ] = None
     """Largest absolute difference of one token's log-probs. None: 1e-3 in float32, 2 in bfloat16."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from slime_core.config.bounded import Count, CountOrZero, Name, Positive, Share
+from slime_core.config.options import NO_ENGINES, Conflicts, Needs
 from slime_core.config.section import Once, Section
 
 __all__ = ["CheckpointConfig", "ClusterConfig", "DebugConfig", "JobConfig", "ModelConfig", "WatchConfig"]
@@ -42,9 +43,14 @@ class ModelConfig(Section):
 
     hf_checkpoint: Path | None = None
     """Hugging Face folder: start weights, config.json, tokenizer. None: the embedded arithmetic model."""
-    ref_load: Path | None = None
+    ref_load: Annotated[Path | None, Needs("use_kl_loss", "kl_coef", because="only they keep a reference")] = None
     """Hugging Face folder of the reference model that the KL term compares with. None: the start weights."""
-    load: Path | None = None
+    load: Annotated[
+        Path | None,
+        Conflicts(
+            "debug_rollout_only", because="no learner resumes; engines get the weights of --hf-checkpoint CHECKPOINT/hf"
+        ),
+    ] = None
     """Run folder or checkpoint to resume from; optimizer, step and data cursor too. None: start at step 0.
 
     Without --config, the settings are those of that run. Such a folder can hold pickled parts, which run code when they
@@ -69,7 +75,9 @@ class ClusterConfig(Section):
     """GPUs that generate, over all engines; on a CPU, one a server process."""
     rollout_num_gpus_per_engine: Count = 1
     """GPUs one engine spans (its tensor parallel size); on a CPU, its processes."""
-    colocate: bool = False
+    colocate: Annotated[
+        bool, Conflicts("update_weights_interval", because="engines give their weights away while the learner trains")
+    ] = False
     """Learner and engines take turns on the same devices; rollout_num_gpus may then not exceed the learner's."""
     ray_address: Name | None = None
     """Ray cluster to join: "auto" or an address. None: start a local one and stop it at the end."""
@@ -78,7 +86,7 @@ class ClusterConfig(Section):
 class CheckpointConfig(Section):
     """Saving; a checkpoint is always written at the end of a run."""
 
-    save_interval: Count | None = None
+    save_interval: Annotated[Count | None, Conflicts("debug_rollout_only", because="nothing is trained")] = None
     """Save after every so many rollouts. None: only at the end."""
     save_hf: bool = True
     """Also write each checkpoint's weights as a Hugging Face folder."""
@@ -96,20 +104,22 @@ class WatchConfig(Section):
 class DebugConfig(Section):
     """One half of the loop alone, and what crosses between the halves, on disk."""
 
-    debug_rollout_only: bool = False
+    debug_rollout_only: Annotated[
+        bool, Conflicts(*NO_ENGINES, because="neither learner nor engines would be started")
+    ] = False
     """Generate and reward, and train nothing: no learner is started."""
-    debug_train_only: bool = False
+    debug_train_only: Annotated[bool, Needs("load_debug_rollout_data")] = False
     """Train on saved rollouts: no engine is started. Needs load_debug_rollout_data."""
-    save_debug_rollout_data: Path | None = None
+    save_debug_rollout_data: Annotated[Path | None, Conflicts(*NO_ENGINES, because="nothing is generated")] = None
     """File for the samples of each rollout, JSON Lines; {rollout_id} stands for its number. None: not written."""
     load_debug_rollout_data: Path | None = None
     """File with the samples of each rollout, as save_debug_rollout_data wrote it; means debug_train_only.
 
     None: rollouts are generated.
     """
-    load_debug_rollout_data_subsample: Share | None = None
+    load_debug_rollout_data_subsample: Annotated[Share | None, Needs("load_debug_rollout_data")] = None
     """Share of each loaded rollout's prompt groups that is trained on. None: all."""
-    save_debug_train_data: Path | None = None
+    save_debug_train_data: Annotated[Path | None, Conflicts("debug_rollout_only", because="nothing is trained")] = None
     """File for what each learner rank trained, safetensors; {rollout_id} and {rank} stand for their numbers.
 
     None: not written.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from slime_core.config.bounded import All, Count, CountOrZero, Name, Positive, Refusal, Share
+from slime_core.config.options import NO_ENGINES, ONE_HALF, Conflicts, Needs
 from slime_core.config.reward_sum import RewardSum
 from slime_core.config.section import Section
 
@@ -95,12 +96,16 @@ class RolloutConfig(Section):
     The rollout takes those that finish first. What has finished besides waits for the next rollout; what has not is
     ended, and comes again, unless generation runs ahead (async_buffer_size).
     """
-    partial_rollout: bool = False
+    partial_rollout: Annotated[
+        bool, Conflicts("max_staleness", equals=0, because="older weights began what is resumed")
+    ] = False
     """Go on with responses that were ended before their time, from the tokens they have. False: begin them anew.
 
     It takes a generate function that can, as single_turn does; others begin anew what was not finished.
     """
-    mask_offpolicy_in_partial_rollout: bool = False
+    mask_offpolicy_in_partial_rollout: Annotated[
+        bool, Needs("partial_rollout", because="no other response is resumed")
+    ] = False
     """Train only those tokens of such a response that were drawn after it was taken up again."""
     failed_samples: Literal["drop_sample", "drop_group", "retry"] = "drop_sample"
     """What a sample does to its group that no engine answered or no reward model scored. None is ever trained on.
@@ -108,7 +113,7 @@ class RolloutConfig(Section):
     drop_sample: the others of its group are trained, with statistics of their own. drop_group: another prompt takes the
     place of the group. retry: the sample is generated again, unless it was refused (4xx), and then dropped.
     """
-    failed_sample_retries: Count = 2
+    failed_sample_retries: Annotated[Count, Needs("failed_samples", equals="retry")] = 2
     """How often, with failed_samples = retry."""
     reward_num_workers: Count | None = None
     """Processes that score responses; each works on several calls that wait for something at once.
@@ -119,23 +124,44 @@ class RolloutConfig(Section):
     """Seconds that scoring may take; beyond, its process is ended and only the sample in question is lost."""
     reward_memory_gib: Positive = 4.0
     """Memory of one such process in GiB; beyond, the same happens."""
-    async_buffer_size: CountOrZero = 0
+    async_buffer_size: Annotated[
+        CountOrZero,
+        Conflicts("colocate", because="engines and learner take turns on the same devices"),
+        Conflicts("rollout_source", because="it makes whole rollouts when it is called"),
+        Conflicts("debug_rollout_only", because="nothing is trained meanwhile"),
+        Conflicts(*NO_ENGINES, because="nothing is generated"),
+    ] = 0
     """Rollouts that may be generated ahead while the learner trains. 0: none, generation starts when the loop asks.
 
     1: one step ahead. What is generated ahead is trained with newer weights than drew it: see max_staleness.
     """
-    max_staleness: CountOrZero | None = None
+    max_staleness: Annotated[
+        CountOrZero | None, Conflicts(*ONE_HALF, because="learner and engines do not both run")
+    ] = None
     """How many trained rollouts older the weights that drew a sample's first token may be than those it trains.
 
     0: exactly on-policy. None: as old as async_buffer_size and update_weights_interval make them, and never refused.
     """
-    stale_samples: Literal["requeue", "correct", "evict"] = "requeue"
+    stale_samples: Annotated[
+        Literal["requeue", "correct", "evict"],
+        Needs("max_staleness", because="otherwise no sample is stale"),
+        Needs(
+            "corrections",
+            "use_rollout_logprobs",
+            "custom_tis_function_path",
+            when="correct",
+            because="something has to weigh stale samples",
+        ),
+    ] = "requeue"
     """What becomes of samples above max_staleness: the prompt comes again, they are trained, or they are left out.
 
     correct needs a correction that compares learner and engine, or use_rollout_logprobs; no rollout waits for a slow
     group then.
     """
-    pause_generation_mode: Literal["retract", "in_place", "abort"] = "retract"
+    pause_generation_mode: Annotated[
+        Literal["retract", "in_place", "abort"],
+        Needs("async_buffer_size", because="otherwise nothing is in flight when weights are published"),
+    ] = "retract"
     """What becomes of requests in flight when weights are published. retract: they go on, with their cache recomputed.
 
     in_place: they go on with the cache of the old weights. abort: they end, and their prompts come again.

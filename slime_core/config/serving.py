@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from slime_core.config.bounded import Count, Name, Positive
+from slime_core.config.options import Conflicts, Needs
 from slime_core.config.section import Section, Value
 
 __all__ = ["EngineConfig", "EngineGroup", "EngineModel", "RouterPolicy", "WorkerType"]
@@ -118,15 +119,30 @@ class EngineConfig(Section):
 
     None: there is none.
     """
-    prefill_num_servers: Count | None = None
+    prefill_num_servers: Annotated[
+        Count | None, Conflicts("engine_groups", because="each says which engines compute prompts only")
+    ] = None
     """Engines that compute prompts only; the others compute only what follows. Needs GPUs. None: all do both."""
-    rollout_external_engine_addrs: tuple[Name, ...] = ()
+    rollout_external_engine_addrs: Annotated[
+        tuple[Name, ...],
+        Conflicts(
+            "engine_groups",
+            "prefill_num_servers",
+            "sglang_context_length",
+            "sglang_mem_fraction_static",
+            "colocate",
+            because="the run does not start those engines",
+        ),
+        Conflicts("debug_rollout_only", because="no learner publishes weights to engines whose weights are unknown"),
+    ] = ()
     """Engines that somebody else started and ends, as host:port. Empty: the run starts its own."""
-    sglang_router_ip: Name | None = None
+    sglang_router_ip: Annotated[Name | None, Needs("sglang_router_port")] = None
     """Host of a router that somebody else started. None: the run starts its own."""
-    sglang_router_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    sglang_router_port: Annotated[int | None, Field(ge=1, le=65535), Needs("sglang_router_ip")] = None
     """Port of that router. None: the run starts its own."""
-    sglang_router_policy: RouterPolicy = "cache_aware"
+    sglang_router_policy: Annotated[
+        RouterPolicy, Conflicts("sglang_router_ip", because="that router was started with a policy")
+    ] = "cache_aware"
     """How the router chooses an engine; consistent_hashing and manual keep a sample's session_id with one engine."""
 
     def groups(self, *, num_gpus: int, num_gpus_per_engine: int) -> tuple[EngineGroup, ...]:

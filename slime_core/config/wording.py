@@ -1,7 +1,8 @@
-"""What a setting accepts, in words: for messages, and for the place of the value in help."""
+"""What a setting accepts and what its value is, in words and in TOML: for messages, help and files."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from slime_core.config.measuring import EvalDataset
 
-__all__ = ["InWords", "accepted_words", "is_table", "placeholder_of"]
+__all__ = ["InWords", "accepted_words", "as_toml", "as_words", "is_table", "placeholder_of"]
 
 _WORDS = {
     bool: "true or false",
@@ -91,3 +92,41 @@ def _bounds(metadata: Sequence[object]) -> str:
 
 def _flat(metadata: Sequence[object]) -> list[object]:
     return [entry for item in metadata for entry in (item.metadata if isinstance(item, FieldInfo) else [item])]
+
+
+def as_toml(value: object) -> str:
+    """A value as TOML writes it; tables without what is at its default."""
+    match value:
+        case None:
+            return '"none"'
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)
+        case str() | Path():
+            # TOML's basic strings are JSON's, but for one control character.
+            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+        case list() | tuple():
+            return f"[{', '.join(map(as_toml, value))}]"
+        case BaseModel():
+            return as_toml({name: entry for name, entry in value if entry != type(value).model_fields[name].default})
+        case dict():
+            return f"{{ {', '.join(f'{as_toml(key)} = {as_toml(entry)}' for key, entry in value.items())} }}"
+    raise TypeError(f"a setting of type {type(value).__name__} cannot be written as TOML")
+
+
+def as_words(value: Any) -> str:
+    """The value as one would write it after its flag."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return str(value).lower()
+        case tuple():
+            return " ".join(map(as_words, value)) or "(empty)"
+        case float():
+            short = f"{value:g}"
+            return short if float(short) == value else repr(value)
+        case BaseModel():
+            return as_toml(value)
+    return str(value)

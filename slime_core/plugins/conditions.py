@@ -1,7 +1,7 @@
 """Whether every setting that a run gives takes effect, and what its plugins say of the settings together.
 
-A setting is judged by what its annotation says (:mod:`slime_core.config.options`) where it has another value than its
-default. What no annotation can say, such as an order between two numbers, a plugin says in ``slime_check``.
+The annotation of a plugin's setting may name others (:mod:`slime_core.config.conditions`) and the components that read
+it. What no annotation can say, such as an order between two numbers, a plugin says in ``slime_check``.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slime_core.config.conditions import called
 from slime_core.config.custom import function_paths
 from slime_core.config.load import Resolved
 from slime_core.config.mistakes import Mistake, report
-from slime_core.config.options import Conflicts, Needs, UsedBy
+from slime_core.config.options import UsedBy
 from slime_core.config.settings import Setting
+from slime_core.config.wording import as_words
 from slime_core.errors import PluginError
 from slime_core.plugins import hooks
 from slime_core.plugins.boundary import boundary
@@ -44,7 +46,6 @@ class _Settings:
     """Every setting with its value, and the components that the run uses."""
 
     values: Mapping[str, tuple[Setting, Any]]
-    by_flag: Mapping[str, tuple[Setting, Any]]
     registry: Registry
     used: frozenset[tuple[Kind, str]]
     runs_functions: bool
@@ -55,7 +56,6 @@ class _Settings:
         chosen = selected(resolved.config, registry, trains=True, architecture=None)
         return cls(
             values,
-            {pair[0].flag: pair for pair in values.values()},
             registry,
             frozenset((one.kind, one.component.name) for one in chosen),
             bool(function_paths(dict(resolved.config.custom))),
@@ -68,15 +68,11 @@ class _Settings:
                 # A function that is named by path reads every setting.
                 if isinstance(condition, UsedBy) and not self.runs_functions:
                     yield from self._unused(setting, value, condition)
-                elif isinstance(condition, Needs):
-                    yield from self._unmet(setting, value, condition)
-                elif isinstance(condition, Conflicts):
-                    yield from self._conflicting(setting, value, condition)
         for setting, value in given:
             says_itself = any(isinstance(condition, UsedBy) for condition in setting.info.metadata)
             if setting.of_plugin and not says_itself and self._is_idle(setting.section):
                 yield (
-                    f"{_called(setting)} = {_shown(value)} has no effect: the run uses no component of plugin "
+                    f"{called(setting)} = {as_words(value)} has no effect: the run uses no component of plugin "
                     f"{setting.section!r}. Leave {setting.flag} out, or name one: {self._offered(setting.section)}"
                 )
 
@@ -89,7 +85,7 @@ class _Settings:
             return
         article = "an" if kinds[0].words[0] in "aeiou" else "a"
         yield (
-            f"{_called(setting)} = {_shown(value)} has no effect: {self._chosen(kinds[0])} reads it. Leave "
+            f"{called(setting)} = {as_words(value)} has no effect: {self._chosen(kinds[0])} reads it. Leave "
             f"{setting.flag} out, or name {article} {kinds[0].words} that reads it: {', '.join(condition.components)}"
         )
 
@@ -98,35 +94,6 @@ class _Settings:
         by = next((setting for setting, named in SELECTED_BY.items() if named is kind), kind.value)
         names = [name for used, name in sorted(self.used) if used is kind]
         return f"none of {by} = {' '.join(names)}" if names else f"{by} names no {kind.words}, and none"
-
-    def _unmet(self, setting: Setting, value: Any, condition: Needs) -> Iterator[str]:
-        other, found = self._other(setting, condition.setting)
-        if condition.equals is None and found == other.default:
-            yield (
-                f"{_called(setting)} = {_shown(value)} has no effect without {_called(other)}. Add {other.flag}, or "
-                f"leave {setting.flag} out"
-            )
-        elif condition.equals is not None and found != condition.equals:
-            yield (
-                f"{_called(setting)} = {_shown(value)} has no effect with {_called(other)} = {_shown(found)}. Give "
-                f"{other.flag} {_shown(condition.equals)}, or leave {setting.flag} out"
-            )
-
-    def _conflicting(self, setting: Setting, value: Any, condition: Conflicts) -> Iterator[str]:
-        other, found = self._other(setting, condition.setting)
-        if found != other.default:
-            yield (
-                f"{_called(setting)} = {_shown(value)} and {_called(other)} = {_shown(found)} exclude each other. "
-                f"Leave {setting.flag} or {other.flag} out"
-            )
-
-    def _other(self, setting: Setting, name: str) -> tuple[Setting, Any]:
-        """The setting of that name, of the same plugin or with a flag of its own."""
-        own = self.values.get(f"{setting.section}.{name}") if setting.of_plugin else None
-        other = own or self.by_flag.get(f"--{name.replace('_', '-')}")
-        if other is None:
-            raise PluginError(f"setting {setting.key}: its condition names {name}, and there is no such setting.")
-        return other
 
     def _is_idle(self, plugin: str) -> bool:
         """Whether the plugin takes part in the run by components alone, and the run uses none of them."""
@@ -163,16 +130,3 @@ def _messages(found: object) -> Sequence[str]:
     if wrong := [message for message in messages if not isinstance(message, str) or not message]:
         raise TypeError(f"it yielded {wrong[0]!r:.80}; yield messages")
     return messages
-
-
-def _called(setting: Setting) -> str:
-    """How messages name it: as its flag does, without dashes."""
-    return setting.flag.removeprefix("--").replace("-", "_")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
-    return " ".join(map(_shown, value)) if isinstance(value, tuple | list) else str(value)

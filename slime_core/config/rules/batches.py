@@ -40,21 +40,9 @@ def _losses_are_averaged_one_way(config: RunConfig) -> Iterator[str]:
     if divisor is None:
         return
     named = f"loss_token_divisor = {divisor:g} divides the loss of each response by a constant"
-    if config.algorithm.calculate_per_token_loss:
-        yield f"{named}, and calculate_per_token_loss = true averages over all tokens of a step; leave one of them out"
     for setting in ("custom_pg_loss_reducer_function_path", "custom_loss_function_path"):
         if getattr(config.custom, setting) is not None:
             yield f"{named}, and {setting} names a function that averages by itself; leave one of them out"
-
-
-def _micro_batches_have_one_size(config: RunConfig) -> Iterator[str]:
-    settings = config.learner
-    tokens, default = settings.max_tokens_per_gpu, type(settings).model_fields["max_tokens_per_gpu"].default
-    if settings.micro_batch_size is not None and tokens != default and not settings.hard_token_budget:
-        yield (
-            f"max_tokens_per_gpu = {tokens} has no effect with micro_batch_size = {settings.micro_batch_size}, which "
-            "counts samples; leave one of them out, or add --hard-token-budget"
-        )
 
 
 def _hard_budget_holds_the_longest(config: RunConfig) -> Iterator[str]:
@@ -117,7 +105,6 @@ BATCHES: dict[Rule, str] = {
     _losses_are_averaged_one_way: (
         "loss_token_divisor calculate_per_token_loss custom_pg_loss_reducer_function_path custom_loss_function_path"
     ),
-    _micro_batches_have_one_size: "micro_batch_size max_tokens_per_gpu hard_token_budget",
     _hard_budget_holds_the_longest: (
         "hard_token_budget max_tokens_per_gpu micro_batch_size context_parallel_size critic_context_parallel_size "
         "critic_num_gpus rollout_max_prompt_len rollout_max_response_len sglang_context_length hf_checkpoint"

@@ -30,26 +30,6 @@ def _the_engine_is_not_corrected_twice(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _one_divergence(config: RunConfig) -> Iterator[str]:
-    reward, loss = config.algorithm.kl_coef, config.algorithm.kl_loss_coef
-    if reward and loss:
-        yield (
-            f"kl_coef = {reward:g} takes the divergence off the reward, and kl_loss_coef = {loss:g} adds it to the "
-            "loss, so it would count twice; leave one of them out (--use-kl-loss with --kl-loss-coef 0 measures it)"
-        )
-
-
-def _unbiased_kl_is_used(config: RunConfig) -> Iterator[str]:
-    settings = config.algorithm
-    if settings.use_unbiased_kl and not settings.use_kl_loss:
-        yield "use_unbiased_kl = true has no effect without use_kl_loss; add --use-kl-loss, or leave it out"
-    elif settings.use_unbiased_kl and settings.kl_loss_type == "k2":
-        yield (
-            "use_unbiased_kl = true with kl_loss_type = k2: the mean of k2 is not the divergence, so weighing it makes "
-            "nothing unbiased; choose --kl-loss-type k1, k3 or low_var_kl"
-        )
-
-
 def _measures_of_the_policy_loss_are_used(config: RunConfig) -> Iterator[str]:
     loss = config.custom.custom_loss_function_path
     for name in ("use_unbiased_kl", "get_mismatch_metrics"):
@@ -66,35 +46,13 @@ def _true_on_policy_is_possible(config: RunConfig) -> Iterator[str]:
             f"{mode} trains once on what the trained weights drew, and num_steps_per_rollout = "
             f"{config.steps_per_rollout}: every step after the first would be off-policy; give 1, or leave the mode out"
         )
-    if config.weights.update_weights_interval != 1:
-        yield (
-            f"{mode} needs the weights published after every rollout, and update_weights_interval = "
-            f"{config.weights.update_weights_interval}; give 1, or leave the mode out"
-        )
     if (path := config.custom.custom_tis_function_path) is not None:
         yield f"{mode} leaves nothing to correct, and custom_tis_function_path = {path}; leave one of them out"
-    if config.algorithm.corrections:
-        yield (
-            f"{mode} leaves nothing to correct, and corrections = {' '.join(config.algorithm.corrections)}; leave one "
-            "of them out"
-        )
-    if config.algorithm.use_rollout_logprobs:
-        yield (
-            f"{mode} has a ratio of exactly 1, of the learner to itself, and use_rollout_logprobs takes it to the "
-            "engine; leave one of them out"
-        )
-    if config.model.bf16:
-        yield f"{mode} is held in float32 only, and bf16 = true rounds a thousand times as much; leave one of them out"
     yield from _parity_is_strict(config, mode)
 
 
 def _parity_is_strict(config: RunConfig, mode: str) -> Iterator[str]:
     weights = config.weights
-    if weights.parity_interval != 1:
-        yield (
-            f"{mode} compares learner and engine at every rollout, and parity_interval = {weights.parity_interval}; "
-            "give 1, or leave the mode out"
-        )
     given = {
         "parity_mean_tolerance": weights.parity_mean_tolerance,
         "parity_max_tolerance": weights.parity_max_tolerance,
@@ -107,8 +65,6 @@ def _parity_is_strict(config: RunConfig, mode: str) -> Iterator[str]:
 CORRECTIONS: dict[Rule, str] = {
     _corrections_are_named_once: "corrections",
     _the_engine_is_not_corrected_twice: "use_rollout_logprobs custom_tis_function_path",
-    _one_divergence: "kl_coef kl_loss_coef",
-    _unbiased_kl_is_used: "use_unbiased_kl use_kl_loss kl_loss_type",
     _measures_of_the_policy_loss_are_used: "use_unbiased_kl get_mismatch_metrics custom_loss_function_path",
     _true_on_policy_is_possible: (
         "true_on_policy_mode num_steps_per_rollout global_batch_size update_weights_interval corrections "

@@ -54,15 +54,6 @@ def _critic_warm_up_ends(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _layout_is_of_a_critic_apart(config: RunConfig) -> Iterator[str]:
-    given = [f"{name} = {value}" for name in _OWN_LAYOUT if (value := getattr(config.critic, name)) is not None]
-    if given and not config.num_critic_ranks:
-        yield (
-            f"{', '.join(given)}: a layout of a critic apart, and critic_num_gpus does not say on how many devices it "
-            "is; add --critic-num-gpus, or leave it out: then the critic shares the actor's ranks and layout"
-        )
-
-
 def _critic_apart_fits_its_devices(config: RunConfig) -> Iterator[str]:
     """The rules of the learner's layout, for the critic's and in its words."""
     ranks = config.num_critic_ranks
@@ -105,7 +96,6 @@ CRITIC: dict[Rule, str] = {
         "critic_lr_warmup_iters lr_decay_iters lr_decay_style lr_wsd_decay_iters num_rollout rollout_batch_size "
         "n_samples_per_prompt global_batch_size num_steps_per_rollout"
     ),
-    _layout_is_of_a_critic_apart: f"critic_num_gpus {' '.join(_OWN_LAYOUT)}",
     _critic_apart_fits_its_devices: " ".join(("critic_num_gpus", *_OWN_LAYOUT, *LEARNER_LAYOUT.values())),
     _critic_is_the_same_model: "hf_checkpoint critic_load",
 }

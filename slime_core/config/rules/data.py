@@ -47,15 +47,6 @@ def _windows_are_of_streams(config: RunConfig) -> Iterator[str]:
         yield f"shuffle_window = {data.shuffle_window} and rollout_shuffle = false; give one of them"
 
 
-def _workers_have_work(config: RunConfig) -> Iterator[str]:
-    data = config.data
-    if data.num_data_workers and data.rollout_max_prompt_len is None:
-        yield (
-            f"num_data_workers = {data.num_data_workers} processes count tokens for rollout_max_prompt_len, and it is "
-            "not set; add --rollout-max-prompt-len N, or leave the workers out"
-        )
-
-
 GIVEN_BY_THE_RUN = frozenset(
     {
         *("conversation", "messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize"),
@@ -77,11 +68,6 @@ def _template_arguments_are_used(config: RunConfig) -> Iterator[str]:
         yield (
             f"apply_chat_template_kwargs = {data.apply_chat_template_kwargs!r} holds {', '.join(taken)}, which the run "
             "itself decides at each prompt; accepted: what the template reads besides, such as enable_thinking"
-        )
-    elif data.apply_chat_template_kwargs != "{}" and not data.apply_chat_template:
-        yield (
-            f"apply_chat_template_kwargs = {data.apply_chat_template_kwargs!r} are arguments of a template that is not "
-            "applied; add --apply-chat-template, or leave them out"
         )
 
 
@@ -107,7 +93,6 @@ DATA: dict[Rule, str] = {
     _one_of_file_and_mix: "prompt_data prompt_mix debug_train_only load_debug_rollout_data",
     _sources_differ: "prompt_mix",
     _windows_are_of_streams: "shuffle_window streaming_data rollout_shuffle",
-    _workers_have_work: "num_data_workers rollout_max_prompt_len",
     _template_arguments_are_used: "apply_chat_template_kwargs apply_chat_template",
     _inputs_are_named: "multimodal_keys",
 }

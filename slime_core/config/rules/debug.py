@@ -40,33 +40,6 @@ PLACEHOLDER = r"\{\w+\}"
 PICKLES = (".pt", ".pth", ".pkl")
 
 
-def _one_half_is_left(config: RunConfig) -> Iterator[str]:
-    debug = config.debug
-    if debug.debug_rollout_only and not debug.generates:
-        other = "debug_train_only = true"
-        if debug.load_debug_rollout_data is not None:
-            other = f"load_debug_rollout_data = {debug.load_debug_rollout_data}"
-        yield (
-            f"debug_rollout_only = true starts no learner, and {other} starts no engine, so nothing would run; "
-            "leave one of the two out"
-        )
-
-
-def _training_alone_has_rollouts(config: RunConfig) -> Iterator[str]:
-    debug = config.debug
-    if debug.debug_train_only and debug.load_debug_rollout_data is None:
-        yield (
-            "debug_train_only = true starts no engine, and load_debug_rollout_data names no rollouts to train on; "
-            "add --load-debug-rollout-data FILE, as --save-debug-rollout-data wrote it"
-        )
-    share = debug.load_debug_rollout_data_subsample
-    if share is not None and debug.load_debug_rollout_data is None:
-        yield (
-            f"load_debug_rollout_data_subsample = {share:g} has no effect without load_debug_rollout_data; "
-            "add --load-debug-rollout-data FILE, or leave it out"
-        )
-
-
 def _rollouts_have_one_source(config: RunConfig) -> Iterator[str]:
     path, name = config.debug.load_debug_rollout_data, config.rollout.rollout_source
     if path is not None and name is not None and config.custom.rollout_function_path is None:
@@ -184,70 +157,11 @@ def _head(file: Path, size: int) -> bytes:
         return b""
 
 
-def _what_is_saved_happens(config: RunConfig) -> Iterator[str]:
-    debug = config.debug
-    if not debug.generates and debug.save_debug_rollout_data is not None:
-        yield (
-            f"save_debug_rollout_data = {debug.save_debug_rollout_data} has no effect with {_reads(config)}, because "
-            "nothing is generated; add --save-debug-rollout-data none"
-        )
-    if not debug.trains and debug.save_debug_train_data is not None:
-        yield (
-            f"save_debug_train_data = {debug.save_debug_train_data} has no effect with debug_rollout_only = true, "
-            "because nothing is trained; add --save-debug-train-data none"
-        )
-
-
 def _engines_are_there_to_be_evaluated(config: RunConfig) -> Iterator[str]:
-    asked = {
-        "eval_interval": config.eval.eval_interval,
-        "eval_prompt_data": " ".join(name for name, _ in config.eval.eval_prompt_data) or None,
-        "eval_datasets": " ".join(one.name for one in config.eval.eval_datasets) or None,
-        "eval_function_path": config.custom.eval_function_path,
-    }
-    found = [f"{name} = {value}" for name, value in asked.items() if value is not None]
-    if not config.debug.generates and found:
-        out = " ".join(f"--{name.replace('_', '-')} none" for name, value in asked.items() if value is not None)
-        yield f"{_reads(config)} starts no engine, and {', '.join(found)} evaluates on engines; add {out}"
-
-
-def _learner_and_engines_are_there_to_be_compared(config: RunConfig) -> Iterator[str]:
-    if config.weights.check_weight_update_equal and not (config.debug.generates and config.debug.trains):
-        half = _reads(config) if not config.debug.generates else "debug_rollout_only = true"
+    if not config.debug.generates and (path := config.custom.eval_function_path) is not None:
         yield (
-            f"check_weight_update_equal = true publishes the learner's weights to engines, and {half} starts only one "
-            "of the two; leave one of the settings out"
-        )
-
-
-def _what_is_trained_was_drawn_in_this_run(config: RunConfig) -> Iterator[str]:
-    if config.algorithm.true_on_policy_mode and not config.debug.generates:
-        yield (
-            f"true_on_policy_mode trains only on what the weights of this run drew, and {_reads(config)} starts no "
-            "engine: what is read, others drew; leave one of the two out"
-        )
-
-
-def _an_old_actor_is_one_that_engines_serve(config: RunConfig) -> Iterator[str]:
-    if config.algorithm.keep_old_actor and not config.debug.generates:
-        yield (
-            f"keep_old_actor has no effect with {_reads(config)}: it keeps the weights that the engines serve, and "
-            "none is started; leave one of the two out"
-        )
-
-
-def _a_learner_is_there_to_be_saved(config: RunConfig) -> Iterator[str]:
-    if config.debug.trains:
-        return
-    if config.model.load is not None:
-        yield (
-            f"load = {config.model.load} continues a learner, and debug_rollout_only = true starts none; give engines "
-            "the checkpoint's weights instead, --hf-checkpoint CHECKPOINT/hf"
-        )
-    if config.checkpoint.save_interval is not None:
-        yield (
-            f"save_interval = {config.checkpoint.save_interval} has no effect with debug_rollout_only = true, because "
-            "nothing is trained; add --save-interval none"
+            f"{_reads(config)} starts no engine, and eval_function_path = {path} evaluates on engines; leave one of "
+            "the two out"
         )
 
 
@@ -259,8 +173,6 @@ def _reads(config: RunConfig) -> str:
 _HALVES = "debug_rollout_only debug_train_only load_debug_rollout_data"
 
 DEBUG: dict[Rule, str] = {
-    _one_half_is_left: _HALVES,
-    _training_alone_has_rollouts: f"{_HALVES} load_debug_rollout_data_subsample",
     _rollouts_have_one_source: "load_debug_rollout_data rollout_source rollout_function_path",
     _placeholders_are_known: " ".join(FILES),
     _every_rollout_has_a_file: f"num_rollout {' '.join(FILES)}",
@@ -268,11 +180,6 @@ DEBUG: dict[Rule, str] = {
     _nothing_is_pickled: " ".join(FILES),
     _files_can_be_written: " ".join(MARKS),
     _nothing_else_is_replaced: " ".join([*FILES, *READ, "eval_datasets"]),
-    _what_is_saved_happens: f"{_HALVES} save_debug_rollout_data save_debug_train_data",
-    _engines_are_there_to_be_evaluated: f"{_HALVES} eval_interval eval_prompt_data eval_datasets eval_function_path",
-    _learner_and_engines_are_there_to_be_compared: f"{_HALVES} check_weight_update_equal",
-    _what_is_trained_was_drawn_in_this_run: f"{_HALVES} true_on_policy_mode",
-    _an_old_actor_is_one_that_engines_serve: f"{_HALVES} keep_old_actor",
-    _a_learner_is_there_to_be_saved: "debug_rollout_only load save_interval",
+    _engines_are_there_to_be_evaluated: f"{_HALVES} eval_function_path",
 }
 """Rule -> the settings it reads."""

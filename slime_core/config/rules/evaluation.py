@@ -93,23 +93,9 @@ def _a_model_has_a_name_or_an_address(config: RunConfig) -> Iterator[str]:
             )
 
 
-def _evaluations_have_one_place(config: RunConfig) -> Iterator[str]:
-    settings = config.eval
-    if settings.eval_num_gpus is not None and settings.eval_interleaved:
-        yield (
-            f"eval_num_gpus = {settings.eval_num_gpus} has evaluations answered by engines of their own, and "
-            "eval_interleaved by the policy's; leave one of the two out"
-        )
-
-
 def _engines_that_evaluate_fill_their_gpus(config: RunConfig) -> Iterator[str]:
     gpus, size = config.eval.eval_num_gpus, config.eval.eval_num_gpus_per_engine
     if gpus is None:
-        if size is not None:
-            yield (
-                f"eval_num_gpus_per_engine = {size} has no effect without eval_num_gpus, because the policy's engines "
-                "evaluate; add --eval-num-gpus N, or leave it out"
-            )
         return
     each = size or config.cluster.rollout_num_gpus_per_engine
     if gpus % each:
@@ -118,29 +104,6 @@ def _engines_that_evaluate_fill_their_gpus(config: RunConfig) -> Iterator[str]:
             f"eval_num_gpus = {gpus} is no multiple of {name} = {each}; change one, or say how large engines that only "
             "evaluate are with --eval-num-gpus-per-engine"
         )
-
-
-def _a_learner_is_awake_to_be_evaluated(config: RunConfig) -> Iterator[str]:
-    if config.cluster.colocate and config.eval.eval_num_gpus is not None:
-        yield (
-            f"eval_num_gpus = {config.eval.eval_num_gpus} with colocate: an evaluation begins when the learner has "
-            "left the devices that it shares, and asleep it has no weights to hand to other engines; add "
-            "--eval-interleaved instead, or leave one of the two out"
-        )
-
-
-def _what_goes_beside_training_happens(config: RunConfig) -> Iterator[str]:
-    settings = config.eval
-    given = [f"eval_num_gpus = {settings.eval_num_gpus}"] if settings.eval_num_gpus is not None else []
-    given += ["eval_interleaved"] if settings.eval_interleaved else []
-    for setting in given:
-        if not config.evaluates:
-            yield f"{setting} has no effect: there is nothing to evaluate on; add --eval-prompt-data NAME FILE"
-        elif settings.eval_interval is None and settings.skip_eval_before_train:
-            yield (
-                f"{setting} has no effect: skip_eval_before_train leaves the first evaluation out, and no "
-                "eval_interval asks for others; add --eval-interval N, or leave it out"
-            )
 
 
 _SETS = "eval_prompt_data eval_datasets"
@@ -152,11 +115,6 @@ EVALUATION: dict[Rule, str] = {
     _lengths_agree: f"{_LENGTHS} eval_min_new_tokens",
     _choices_have_an_effect: f"{_SETS} eval_temperature eval_top_p eval_top_k",
     _a_model_has_a_name_or_an_address: "eval_datasets engine_models",
-    _evaluations_have_one_place: "eval_num_gpus eval_interleaved",
     _engines_that_evaluate_fill_their_gpus: "eval_num_gpus eval_num_gpus_per_engine rollout_num_gpus_per_engine",
-    _a_learner_is_awake_to_be_evaluated: "eval_num_gpus colocate",
-    _what_goes_beside_training_happens: (
-        f"eval_num_gpus eval_interleaved eval_interval skip_eval_before_train eval_function_path {_SETS}"
-    ),
 }
 """Rule -> the settings it reads."""

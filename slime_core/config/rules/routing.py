@@ -25,14 +25,6 @@ def _a_mixture_is_there(config: RunConfig) -> Iterator[str]:
             )
 
 
-def _routes_come_from_one_place(config: RunConfig) -> Iterator[str]:
-    if config.learner.use_routing_replay and config.learner.use_rollout_routing_replay:
-        yield (
-            "use_routing_replay takes routes from the learner's first pass, and use_rollout_routing_replay takes them "
-            "from the engine, for all passes; leave use_routing_replay out"
-        )
-
-
 def _routes_come_from_whole_engines(config: RunConfig) -> Iterator[str]:
     if config.learner.use_rollout_routing_replay and config.splits_prefill:
         yield (
@@ -63,6 +55,5 @@ ROUTING: dict[Rule, str] = {
         "rollout_external_engine_addrs debug_train_only load_debug_rollout_data"
     ),
     _a_pass_before_training_records: "use_routing_replay use_rollout_logprobs",
-    _routes_come_from_one_place: "use_routing_replay use_rollout_routing_replay",
 }
 """Rule -> the settings it reads."""

@@ -120,8 +120,6 @@ def _prefill_leaves_some_to_decode(config: RunConfig) -> Iterator[str]:
     prefill = config.engine.prefill_num_servers
     if prefill is None:
         return
-    if config.engine.engine_groups:
-        yield "prefill_num_servers and engine_groups both say which engines compute prompts only; leave one out"
     engines = config.cluster.rollout_num_gpus // config.cluster.rollout_num_gpus_per_engine
     if not config.engine.engine_groups and prefill >= engines:
         yield (
@@ -161,25 +159,6 @@ def _addresses_are_addresses(config: RunConfig) -> Iterator[str]:
         yield f"rollout_external_engine_addrs: {address} is named twice; name each engine once"
 
 
-def _others_engines_are_as_they_are(config: RunConfig) -> Iterator[str]:
-    engine = config.engine
-    if not engine.rollout_external_engine_addrs:
-        return
-    asked = {
-        "engine_groups": engine.engine_groups,
-        "prefill_num_servers": engine.prefill_num_servers,
-        "sglang_context_length": engine.sglang_context_length,
-        "sglang_mem_fraction_static": engine.sglang_mem_fraction_static,
-        "colocate": config.cluster.colocate,
-        **{f"sglang.{name}": True for name, _ in config.sglang.given},
-    }
-    for name in (name for name, value in asked.items() if value):
-        yield (
-            f"{name} has no effect with rollout_external_engine_addrs: those engines have been started by somebody "
-            "else; start them with what you need, and leave it out"
-        )
-
-
 def _others_engines_hold_others_weights(config: RunConfig) -> Iterator[str]:
     if config.engine.rollout_external_engine_addrs:
         yield (
@@ -188,32 +167,19 @@ def _others_engines_hold_others_weights(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _somebody_publishes_to_others_engines(config: RunConfig) -> Iterator[str]:
-    if config.engine.rollout_external_engine_addrs and config.debug.debug_rollout_only:
-        yield (
-            "rollout_external_engine_addrs with debug_rollout_only: no learner publishes weights, and what others' "
-            "engines hold is not known; leave one of the two out"
-        )
-
-
-def _a_router_has_an_address(config: RunConfig) -> Iterator[str]:
-    engine = config.engine
-    if (engine.sglang_router_ip is None) != (engine.sglang_router_port is None):
-        name, missing = "sglang_router_ip", "sglang_router_port"
-        if engine.sglang_router_ip is None:
-            name, missing = missing, name
-        yield f"{name} without {missing}; a router that somebody else started needs both, one of the run's own neither"
+def _external_engines_have_flags_of_their_own(config: RunConfig) -> Iterator[str]:
+    if config.engine.rollout_external_engine_addrs:
+        for name, _ in config.sglang.given:
+            yield (
+                f"sglang.{name} has no effect with rollout_external_engine_addrs, because the run does not start those "
+                "engines; start them with what you need, and leave it out"
+            )
 
 
 def _others_routers_choose_themselves(config: RunConfig) -> Iterator[str]:
     engine = config.engine
     if engine.sglang_router_ip is None:
         return
-    if engine.sglang_router_policy != "cache_aware":
-        yield (
-            f"sglang_router_policy = {engine.sglang_router_policy} has no effect with sglang_router_ip: that router "
-            "chooses as it was started; leave one out"
-        )
     if config.splits_prefill:
         yield (
             "sglang_router_ip with prefill and decode apart: which engine does which is said when a router starts; "
@@ -257,19 +223,15 @@ SERVING: dict[Rule, str] = {
     _prefill_leaves_some_to_decode: f"prefill_num_servers engine_groups {_GPUS}",
     _halves_have_gpus: "prefill_num_servers engine_groups engine_models device",
     _drafts_have_gpus: "engine_groups engine_models device",
-    _a_router_has_an_address: "sglang_router_ip sglang_router_port",
     _others_routers_choose_themselves: (
-        f"sglang_router_ip sglang_router_policy prefill_num_servers engine_groups {_GPUS} {_EXTERNAL} "
+        f"sglang_router_ip prefill_num_servers engine_groups {_GPUS} {_EXTERNAL} "
         "debug_train_only load_debug_rollout_data"
     ),
 }
 
 SERVING_OF_RUN: dict[Rule, str] = {
     _addresses_are_addresses: _EXTERNAL,
-    _somebody_publishes_to_others_engines: f"{_EXTERNAL} debug_rollout_only",
-    _others_engines_are_as_they_are: (
-        f"{_EXTERNAL} engine_groups prefill_num_servers sglang_context_length sglang_mem_fraction_static colocate"
-    ),
+    _external_engines_have_flags_of_their_own: _EXTERNAL,
 }
 
 SERVING_OF_EVAL: dict[Rule, str] = {_others_engines_hold_others_weights: _EXTERNAL}

@@ -19,11 +19,11 @@ from pydantic.fields import FieldInfo
 
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.engine_flags import engine_settings
-from slime_core.config.explain import _plain, to_toml
+from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved, load, peek
 from slime_core.config.measuring import EvalDataset
 from slime_core.config.settings import Setting, core_settings
-from slime_core.config.wording import InWords
+from slime_core.config.wording import InWords, as_words
 from slime_core.plugins.registry import activate
 
 WORKFLOW = """
@@ -178,7 +178,7 @@ def as_flags(setting: Setting, value: Any) -> list[str]:
         case tuple() if setting.is_pairs:
             return [word for name, path in value for word in (setting.flag, str(name), str(path))]
         case tuple():
-            return [f"{setting.flag}={_plain(entry)}" for entry in value]
+            return [f"{setting.flag}={as_words(entry)}" for entry in value]
     return [f"{setting.flag}={value}"]
 
 

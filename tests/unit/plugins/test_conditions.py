@@ -64,7 +64,8 @@ def resolved(*argv: str, registry: Registry | None = None) -> Resolved:
 
 def checked(*argv: str) -> None:
     registry = registry_of()
-    check_settings(resolved("--advantage-estimator", "sft", *argv, registry=registry), registry)
+    argv = ("--advantage-estimator", "sft", *argv)
+    check_settings(load(argv, presets=registry.presets, plugin_options=registry.options), registry)
 
 
 def mistake(*argv: str) -> str:
@@ -141,11 +142,11 @@ def test_what_takes_effect_is_accepted(argv: Sequence[str]) -> None:
         ),
         (
             ("--sample-transforms", "a", "--mine.slope", "2"),
-            "mine.slope = 2 has no effect with mine.mode = hard. Give --mine.mode soft, or leave --mine.slope out",
+            "mine.slope = 2 needs mine.mode = soft (got hard). Give --mine.mode soft, or leave --mine.slope out",
         ),
         (
             ("--sample-transforms", "a", "--mine.floor", "2"),
-            "mine.floor = 2 has no effect without length_limit. Add --length-limit, or leave --mine.floor out",
+            "mine.floor = 2 needs another length_limit than 5. Change --length-limit, or leave --mine.floor out",
         ),
         (
             ("--sample-transforms", "a", "--mine.words", "/w", "--reward-key", "score"),

@@ -23,16 +23,6 @@ def broken_rules(line: str) -> list[str]:
     ("line", "message"),
     [
         (
-            "--loss-token-divisor 64 --calculate-per-token-loss",
-            "loss_token_divisor = 64 divides the loss of each response by a constant, and calculate_per_token_loss = "
-            "true averages over all tokens of a step; leave one of them out",
-        ),
-        (
-            "--micro-batch-size 3 --max-tokens-per-gpu 512",
-            "max_tokens_per_gpu = 512 has no effect with micro_batch_size = 3, which counts samples; leave one of them "
-            "out, or add --hard-token-budget",
-        ),
-        (
             "--hard-token-budget --max-tokens-per-gpu 63 --rollout-max-prompt-len 40 --rollout-max-response-len 24",
             f"hard_token_budget: {FULL} tokens do not fit max_tokens_per_gpu x context_parallel_size = 63 x 1 = 63; "
             "give max_tokens_per_gpu at least 64, or shorten prompts or responses",

@@ -52,12 +52,6 @@ def broken_rules(line: str) -> list[str]:
             "steps a rollout - lr_warmup_iters = 6 - 0 = 6; give at most that",
         ),
         (
-            "--critic-tensor-model-parallel-size 2 --critic-sequence-parallel true",
-            "critic_tensor_model_parallel_size = 2, critic_sequence_parallel = True: a layout of a critic apart, and "
-            "critic_num_gpus does not say on how many devices it is; add --critic-num-gpus, or leave it out: then the "
-            "critic shares the actor's ranks and layout",
-        ),
-        (
             "--critic-num-gpus 3 --critic-tensor-model-parallel-size 2",
             "critic: critic_tensor_model_parallel_size x critic_pipeline_model_parallel_size x "
             "critic_context_parallel_size = 2 x 1 x 1 = 2 ranks hold one copy of the model, but critic_num_gpus = 3 is "

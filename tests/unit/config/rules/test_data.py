@@ -50,19 +50,9 @@ def broken(line: str) -> list[str]:
             "shuffle_window = 8 and rollout_shuffle = false; give one of them",
         ),
         (
-            "--num-data-workers 2",
-            "num_data_workers = 2 processes count tokens for rollout_max_prompt_len, and it is not set; add "
-            "--rollout-max-prompt-len N, or leave the workers out",
-        ),
-        (
             "--apply-chat-template --apply-chat-template-kwargs [1]",
             "apply_chat_template_kwargs = '[1]' is no JSON object; accepted: text such as "
             """'{"enable_thinking": false}'""",
-        ),
-        (
-            """--no-apply-chat-template --apply-chat-template-kwargs {"a":1}""",
-            """apply_chat_template_kwargs = '{"a":1}' are arguments of a template that is not applied; add """
-            "--apply-chat-template, or leave them out",
         ),
         (
             """--multimodal-keys {"image":3}""",

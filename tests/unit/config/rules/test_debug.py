@@ -39,21 +39,6 @@ def test_one_half_that_is_asked_for_well_breaks_no_rule(line: str) -> None:
     ("line", "message"),
     [
         (
-            f"--debug-rollout-only {LOAD}",
-            f"debug_rollout_only = true starts no learner, and {LOADED} starts no engine, so nothing would run; "
-            "leave one of the two out",
-        ),
-        (
-            "--load-debug-rollout-data-subsample 0.5",
-            "load_debug_rollout_data_subsample = 0.5 has no effect without load_debug_rollout_data; add "
-            "--load-debug-rollout-data FILE, or leave it out",
-        ),
-        (
-            "--debug-train-only",
-            "debug_train_only = true starts no engine, and load_debug_rollout_data names no rollouts to train on; "
-            "add --load-debug-rollout-data FILE, as --save-debug-rollout-data wrote it",
-        ),
-        (
             "--load-debug-rollout-data r.jsonl --num-rollout 3",
             f"load_debug_rollout_data = {HERE}/r.jsonl is one file, and num_rollout = 3 rollouts have one each; put "
             f"{{rollout_id}} into the path, as in {HERE}/r-{{rollout_id}}.jsonl, or give --num-rollout 1",
@@ -89,50 +74,6 @@ def test_one_half_that_is_asked_for_well_breaks_no_rule(line: str) -> None:
             "--save-debug-rollout-data /dev/null/r-{rollout_id}.jsonl",
             "save_debug_rollout_data: /dev/null is a file, so /dev/null cannot be a folder; choose another with "
             "--save-debug-rollout-data",
-        ),
-        (
-            f"{LOAD} --save-debug-rollout-data s-{{rollout_id}}.jsonl",
-            f"save_debug_rollout_data = {HERE}/s-{{rollout_id}}.jsonl has no effect with {LOADED}, because nothing is "
-            "generated; add --save-debug-rollout-data none",
-        ),
-        (
-            "--debug-rollout-only --save-debug-train-data t-{rollout_id}.st",
-            f"save_debug_train_data = {HERE}/t-{{rollout_id}}.st has no effect with debug_rollout_only = true, because "
-            "nothing is trained; add --save-debug-train-data none",
-        ),
-        (
-            f"{LOAD} --eval-interval 2",
-            f"{LOADED} starts no engine, and eval_interval = 2 evaluates on engines; add --eval-interval none",
-        ),
-        (
-            f"{LOAD} --check-weight-update-equal",
-            f"check_weight_update_equal = true publishes the learner's weights to engines, and {LOADED} starts only "
-            "one of the two; leave one of the settings out",
-        ),
-        (
-            "--debug-rollout-only --check-weight-update-equal",
-            "check_weight_update_equal = true publishes the learner's weights to engines, and debug_rollout_only = "
-            "true starts only one of the two; leave one of the settings out",
-        ),
-        (
-            f"{LOAD} --true-on-policy-mode",
-            f"true_on_policy_mode trains only on what the weights of this run drew, and {LOADED} starts no engine: "
-            "what is read, others drew; leave one of the two out",
-        ),
-        (
-            f"{LOAD} --keep-old-actor --update-weights-interval 2",
-            f"keep_old_actor has no effect with {LOADED}: it keeps the weights that the engines serve, and none is "
-            "started; leave one of the two out",
-        ),
-        (
-            "--debug-rollout-only --save-interval 2",
-            "save_interval = 2 has no effect with debug_rollout_only = true, because nothing is trained; add "
-            "--save-interval none",
-        ),
-        (
-            "--debug-rollout-only --load tests",
-            f"load = {HERE}/tests continues a learner, and debug_rollout_only = true starts none; give engines the "
-            "checkpoint's weights instead, --hf-checkpoint CHECKPOINT/hf",
         ),
     ],
 )

@@ -78,19 +78,9 @@ def described(folder: Path, **values: object) -> str:
             "actor_num_gpus_per_node = 1 x 2 = 2, and engines sit on those; give at most 2",
         ),
         (
-            "--colocate true --update-weights-interval 0",
-            "colocate: update_weights_interval = 0, but engines give their weights away while the learner trains, so "
-            "that each training ends with an update; leave the interval at 1, or colocate out",
-        ),
-        (
             "--update-weight-transport tensor --actor-num-nodes 2",
             "update_weight_transport = tensor shares memory inside the machine of the first learner rank, and "
             "actor_num_nodes = 2 has engines on others; choose disk, or without colocate distributed",
-        ),
-        (
-            "--update-weight-disk-dir /weights",
-            "update_weight_disk_dir = /weights has no effect with update_weight_transport = auto; add "
-            "--update-weight-transport disk, or leave it out",
         ),
         (
             "--update-weight-disk-dir /dev/null/weights --update-weight-transport disk",
@@ -101,10 +91,6 @@ def described(folder: Path, **values: object) -> str:
             "--parity-mean-tolerance 0.01",
             "parity_mean_tolerance = 0.01 is above parity_max_tolerance = 0.001, and no mean is above its largest "
             "part; give both (in float32 they are 0.0001 and 0.001 by default)",
-        ),
-        (
-            "--parity-interval 0 --parity-max-tolerance 1",
-            "parity_max_tolerance = 1 has no effect with parity_interval = 0; leave one of them out",
         ),
         (
             "--sglang-context-length 4096",

@@ -37,16 +37,6 @@ def test_what_can_be_kept_breaks_no_rule(line: str) -> None:
             "leave it out",
         ),
         (
-            "--failed-sample-retries 5",
-            "failed_sample_retries = 5 has no effect with failed_samples = drop_sample, which generates none again; "
-            "add --failed-samples retry, or leave it out",
-        ),
-        (
-            "--mask-offpolicy-in-partial-rollout",
-            "mask_offpolicy_in_partial_rollout masks what was drawn before a response was taken up again, and without "
-            "partial_rollout none is; add --partial-rollout, or leave it out",
-        ),
-        (
             "--partial-rollout",
             "partial_rollout goes on with responses that were ended before their time, and none is: give "
             "--over-sampling-batch-size N, or --async-buffer-size N with --pause-generation-mode abort, or leave it "
@@ -68,11 +58,6 @@ def test_what_can_be_kept_breaks_no_rule(line: str) -> None:
             "keep_old_actor keeps one copy of the weights, those published last, and over_sampling_batch_size = 64 "
             "keeps groups that older ones drew; for the log-probs of the weights that drew each token add "
             "--use-rollout-logprobs, and leave keep_old_actor out",
-        ),
-        (
-            "--partial-rollout --over-sampling-batch-size 64 --max-staleness 0",
-            "partial_rollout trains responses that older weights began, and max_staleness = 0 trains none of these; "
-            "give a bound of at least 1, or leave one of the two out",
         ),
     ],
 )

@@ -33,7 +33,7 @@ def test_a_model_without_experts_has_no_routes(name: str) -> None:
     )
 
 
-def test_routes_come_from_one_place_and_from_engines_that_do_whole_requests(tmp_path: Path) -> None:
+def test_routes_come_from_engines_that_do_whole_requests(tmp_path: Path) -> None:
     config = {"architectures": ["X"], "num_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 3}
     (tmp_path / "config.json").write_text(json.dumps(config))
     line = f"--hf-checkpoint {tmp_path} --rollout-max-response-len 8"
@@ -41,10 +41,6 @@ def test_routes_come_from_one_place_and_from_engines_that_do_whole_requests(tmp_
     assert broken_rules(f"{line} --use-rollout-routing-replay") == []
     split = "--prefill-num-servers 1 --rollout-num-gpus 2"
     assert broken_rules(f"{line} --use-rollout-routing-replay {split}") == [HALVES]
-    assert broken_rules(f"{line} --use-rollout-routing-replay --use-routing-replay") == [
-        "use_routing_replay takes routes from the learner's first pass, and use_rollout_routing_replay takes them from "
-        "the engine, for all passes; leave use_routing_replay out",
-    ]
 
 
 def test_routes_that_no_pass_records_before_training_cannot_be_replayed(tmp_path: Path) -> None:

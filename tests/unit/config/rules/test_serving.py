@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.config.check import mistakes
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.explain import to_toml
 from slime_core.config.load import load
@@ -189,34 +188,15 @@ WRONG_FLAGS = {
     '--engine-groups {"num_gpus":1,"overrides":{"speculative_algorithm":"NGRAM"}} --device cpu': (
         f"engine_groups: group 0: {DRAFTS}"
     ),
-    '--prefill-num-servers 1 --engine-groups {"num_gpus":1}': (
-        "prefill_num_servers and engine_groups both say which engines compute prompts only; leave one out"
-    ),
     "--rollout-external-engine-addrs http://a:1": (
         "rollout_external_engine_addrs: 'http://a:1' is no host:port; accepted is 10.0.0.7:30000, for one"
     ),
     "--rollout-external-engine-addrs a:1 a:1": (
         "rollout_external_engine_addrs: a:1 is named twice; name each engine once"
     ),
-    f"{EXTERNAL} --sglang-context-length 64": (
-        "sglang_context_length has no effect with rollout_external_engine_addrs: those engines have been started by "
-        "somebody else; start them with what you need, and leave it out"
-    ),
     f"{EXTERNAL} --sglang-chunked-prefill-size 64": (
-        "sglang.chunked_prefill_size has no effect with rollout_external_engine_addrs: those engines have been started "
-        "by somebody else; start them with what you need, and leave it out"
-    ),
-    f"{EXTERNAL} --debug-rollout-only": (
-        "rollout_external_engine_addrs with debug_rollout_only: no learner publishes weights, and what others' engines "
-        "hold is not known; leave one of the two out"
-    ),
-    "--sglang-router-ip 10.0.0.9": (
-        "sglang_router_ip without sglang_router_port; a router that somebody else started needs both, one of the run's "
-        "own neither"
-    ),
-    "--sglang-router-ip 10.0.0.9 --sglang-router-port 1 --sglang-router-policy manual": (
-        "sglang_router_policy = manual has no effect with sglang_router_ip: that router chooses as it was started; "
-        "leave one out"
+        "sglang.chunked_prefill_size has no effect with rollout_external_engine_addrs, because the run does not start "
+        "those engines; start them with what you need, and leave it out"
     ),
     "--sglang-router-ip 10.0.0.9 --sglang-router-port 1 --prefill-num-servers 1 --rollout-num-gpus 2": (
         "sglang_router_ip with prefill and decode apart: which engine does which is said when a router starts; leave "
@@ -241,11 +221,6 @@ def test_an_evaluation_takes_no_engines_whose_weights_nobody_knows():
         "rollout_external_engine_addrs: an evaluation publishes no weights, and what others' engines hold is not "
         "known; leave it out, so that engines are started with the weights in question"
     ]
-
-
-def test_the_rules_are_among_those_of_a_run():
-    config = load([*TOY, "--sglang-router-ip", "a"], check_rules=False).config
-    assert any(mistake.message.startswith("sglang_router_ip without") for mistake in mistakes(config))
 
 
 @pytest.mark.parametrize("name", ["engine", "eval", "../judge", "a/b", ".hidden", "my judge"])

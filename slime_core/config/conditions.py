@@ -1,0 +1,119 @@
+"""What settings say of each other in their annotations: finds what does not go together, and says so.
+
+Every message about a condition is made here, from the annotation alone: what was given, what it needs or excludes, the
+reason where the annotation has one, and the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from slime_core.config.options import Conflicts, Needs
+from slime_core.config.settings import Setting
+from slime_core.config.wording import as_words
+from slime_core.errors import PluginError
+
+__all__ = ["called", "unmet"]
+
+Pair = tuple[Setting, Any]
+
+
+def unmet(
+    values: Mapping[str, Pair], *, sections: Collection[str] | None = None, broken: Collection[str] = ()
+) -> Iterator[str]:
+    """A message for every condition that does not hold.
+
+    Arguments:
+        values: setting key -> (setting, value), of the core and of the active plugins.
+        sections: whose conditions to look at; None: of all.
+        broken: keys of settings whose value is not what the user meant; conditions on them are left alone.
+
+    Raises:
+        PluginError: a plugin's setting names one that does not exist.
+    """
+    by_flag = {pair[0].flag: pair for pair in values.values()}
+    for setting, value in values.values():
+        if value == setting.default or setting.key in broken or (sections and setting.section not in sections):
+            continue
+        for condition in setting.info.metadata:
+            if isinstance(condition, Needs | Conflicts) and condition.when in (None, value):
+                names = (*condition.settings, *([condition.unless] if condition.unless else []))
+                found = {name: _find(setting, name, values, by_flag) for name in names}
+                if not any(pair and pair[0].key in broken for pair in found.values()):
+                    yield from _judged((setting, value), condition, found)
+
+
+def _find(setting: Setting, name: str, values: Mapping[str, Pair], by_flag: Mapping[str, Pair]) -> Pair | None:
+    """The setting of that name, of the same plugin or with a flag of its own.
+
+    None: the core names a setting of a plugin that is not active, so nothing can have set it.
+    """
+    own = values.get(f"{setting.section}.{name}") if setting.of_plugin else None
+    found = own or by_flag.get(f"--{name.replace('_', '-')}")
+    if found is None and setting.of_plugin:
+        raise PluginError(f"setting {setting.key}: its condition names {name}, and there is no such setting.")
+    return found
+
+
+def called(setting: Setting) -> str:
+    """How messages name it: as its flag does, without dashes."""
+    return setting.flag.removeprefix("--").replace("-", "_")
+
+
+def _judged(given: Pair, condition: Needs | Conflicts, found: Mapping[str, Pair | None]) -> Iterator[str]:
+    spared = found[condition.unless] if condition.unless else None
+    if spared is not None and _counts(spared, None):
+        return
+    others = [pair for name in condition.settings if (pair := found[name]) is not None]
+    counting = [pair for pair in others if _counts(pair, condition.equals)]
+    if isinstance(condition, Conflicts) and counting:
+        yield _exclusive(given, counting, spared[0] if spared else None, condition)
+    elif isinstance(condition, Needs) and not counting:
+        yield _missing(given, others, condition)
+
+
+def _counts(pair: Pair, equals: object) -> bool:
+    setting, value = pair
+    return bool(value != setting.default if equals is None else value == equals)
+
+
+def _exclusive(given: Pair, others: list[Pair], spared: Setting | None, condition: Conflicts) -> str:
+    outs = " or ".join(map(_flag, [given, *others])) if len(others) == 1 else f"{_flag(given)}, or the others,"
+    unless = f", or add {spared.flag}" if spared is not None else ""
+    return (
+        f"{_shown(given)} and {' and '.join(map(_shown, others))} exclude each other{_reason(condition)}. Leave {outs} "
+        f"out{unless}"
+    )
+
+
+def _missing(given: Pair, others: list[Pair], condition: Needs) -> str:
+    """Several settings, of which one is enough, are named without their values, which are their defaults."""
+    out = f"or leave {_flag(given)} out"
+    first = others[0][0] if others else None
+    if first is None:
+        return f"{_shown(given)} needs {' or '.join(condition.settings)}{_reason(condition)}. Leave {_flag(given)} out"
+    if condition.equals is not None:
+        wanted, found = as_words(condition.equals), as_words(others[0][1])
+        needs, step = f"{called(first)} = {wanted} (got {found})", f"Give {first.flag} {wanted}"
+    elif len(others) == 1 and first.default and not first.is_sequence:
+        needs, step = f"another {called(first)} than {as_words(first.default)}", f"Change {first.flag}"
+    else:
+        needs = " or ".join(called(other) for other, _ in others)
+        step = f"Add {' or '.join(other.flag for other, _ in others)}"
+    return f"{_shown(given)} needs {needs}{_reason(condition)}. {step}, {out}"
+
+
+def _reason(condition: Needs | Conflicts) -> str:
+    return f", because {condition.because}" if condition.because else ""
+
+
+def _shown(pair: Pair) -> str:
+    setting, value = pair
+    return f"{called(setting)} = {as_words(value)}"
+
+
+def _flag(pair: Pair) -> str:
+    """The flag that gave the value: of a switch that is off, the one that turns it off."""
+    setting, value = pair
+    return setting.flag.replace("--", "--no-", 1) if setting.is_switch and value is False else setting.flag

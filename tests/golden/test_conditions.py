@@ -1,0 +1,129 @@
+"""Every condition in the annotation of a core setting: it refuses, it accepts, and its message is the stored one.
+
+``python -m tests.golden.test_conditions --write`` stores the messages in ``conditions.txt``; read the difference.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from slime_core.config.conditions import unmet
+from slime_core.config.measuring import EvalDataset
+from slime_core.config.options import Conflicts, Needs
+from slime_core.config.serving import EngineGroup
+from slime_core.config.settings import Setting, core_settings
+
+STORED = Path(__file__).with_name("conditions.txt")
+AGAIN = "if this is meant, store it with python -m tests.golden.test_conditions --write"
+SETTINGS = core_settings()
+TABLES: dict[str, Any] = {
+    "engine_groups": (EngineGroup(num_gpus=1),),
+    "eval_datasets": (EvalDataset(name="aime", path=Path("aime.jsonl")),),
+    "eval_prompt_data": (("aime", Path("aime.jsonl")),),
+}
+
+Case = tuple[str, int]
+
+
+def cases() -> Iterator[Case]:
+    """The name of each setting with conditions, and the place of each condition among its annotations."""
+    for name, setting in SETTINGS.items():
+        for place, entry in enumerate(setting.info.metadata):
+            if isinstance(entry, Needs | Conflicts):
+                yield name, place
+
+
+def other_value(setting: Setting) -> Any:
+    """A value that the setting accepts and that is not its default."""
+    kinds = [setting.info.annotation, *get_args(setting.info.annotation)]
+    choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    names: list[Any] = [Path("file"), "name", ("name",)]
+    for value in [TABLES.get(setting.name), *choices, True, False, 2, 3, 0.5, *names]:
+        try:
+            read = TypeAdapter[Any](setting.info.annotation).validate_python(value, strict=True)
+        except ValidationError:
+            continue
+        if read is not None and read != setting.default:
+            return read
+    raise AssertionError(f"no other value of {setting.name} is known here")
+
+
+def values(conditions: dict[str, list[Any]], **given: Any) -> dict[str, tuple[Setting, Any]]:
+    """All settings of the core, with ``given`` values, and without conditions but for ``conditions`` (of a setting)."""
+    found = {}
+    for name, setting in SETTINGS.items():
+        info = copy.copy(setting.info)
+        info.metadata = conditions.get(name, [])
+        found[name] = (replace(setting, info=info), given.get(name, setting.default))
+    return found
+
+
+def messages(case: Case, **others: Any) -> list[str]:
+    """What is said where the setting is given and only this condition is looked at."""
+    name, place = case
+    condition = SETTINGS[name].info.metadata[place]
+    value = other_value(SETTINGS[name]) if condition.when is None else condition.when
+    return list(unmet(values({name: [condition]}, **others, **{name: value})))
+
+
+def verdicts(case: Case) -> tuple[list[str], list[list[str]]]:
+    """The messages where the condition does not hold, and those of every way in which it holds."""
+    condition = SETTINGS[case[0]].info.metadata[case[1]]
+    known = [SETTINGS[name] for name in condition.settings if name in SETTINGS]
+    given = {one.name: other_value(one) if condition.equals is None else condition.equals for one in known}
+    if isinstance(condition, Needs):
+        return messages(case), [messages(case, **{name: value}) for name, value in given.items()]
+    assert all(len(messages(case, **{name: value})) == 1 for name, value in given.items())
+    spared = [given | {condition.unless: other_value(SETTINGS[condition.unless])}] if condition.unless else []
+    return messages(case, **given), [messages(case, **others) for others in [{}, *spared]]
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=lambda case: f"{case[0]}-{case[1]}")
+def test_a_condition_refuses_and_accepts(case: Case) -> None:
+    refused, accepted = verdicts(case)
+    assert len(refused) == 1
+    assert refused[0] in STORED.read_text(encoding="utf-8").splitlines(), AGAIN
+    assert not any(accepted)
+
+
+def test_no_other_message_is_stored() -> None:
+    assert STORED.read_text(encoding="utf-8") == text(), AGAIN
+
+
+def test_conditions_name_settings_that_exist() -> None:
+    known = {*SETTINGS, *(point.name.replace("-", "_") for point in entry_points(group="slime.flags"))}
+    found = [SETTINGS[name].info.metadata[place] for name, place in cases()]
+    assert {one for entry in found for one in (*entry.settings, entry.unless) if one} <= known
+
+
+def test_a_condition_is_silent_where_one_of_its_settings_has_no_usable_value() -> None:
+    given = values({"kl_loss_coef": [Needs("use_kl_loss")]}, kl_loss_coef=0.1)
+    assert len(list(unmet(given))) == 1
+    assert [*unmet(given, broken={"use_kl_loss"}), *unmet(given, broken={"kl_loss_coef"})] == []
+
+
+def test_an_evaluation_looks_at_the_conditions_of_its_own_sections() -> None:
+    conditions = {"kl_loss_coef": [Needs("use_kl_loss")], "eval_num_gpus_per_engine": [Needs("eval_num_gpus")]}
+    given = values(conditions, kl_loss_coef=0.1, eval_num_gpus_per_engine=2)
+    (message,) = unmet(given, sections={"eval"})
+    assert message.startswith("eval_num_gpus_per_engine = 2 needs eval_num_gpus")
+
+
+def text() -> str:
+    return "".join(f"{message}\n" for case in cases() for message in verdicts(case)[0])
+
+
+if __name__ == "__main__":
+    if "--write" in sys.argv:
+        STORED.write_text(text(), encoding="utf-8")
+    else:
+        print(text(), end="")
