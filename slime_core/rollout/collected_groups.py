@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from slime_core.generation.outcome import is_finished
 from slime_core.plugins.contracts import Transformed
-from slime_core.rollout.rewards.weighted import part_metrics
+from slime_core.rollout.rewards.reward_sum import part_metrics
 from slime_core.rollout.transforms import REASON, Transforms
 from slime_core.track.ledger import FAILED_GROUP
 from slime_core.types import PromptGroup, Sample, Status

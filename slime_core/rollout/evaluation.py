@@ -26,7 +26,7 @@ from slime_core.rollout.collected_groups import describe_failures
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.eval_scores import EvalScores, score
 from slime_core.rollout.group_collector import GroupCollector
-from slime_core.rollout.rewards.weighted import part_metrics
+from slime_core.rollout.rewards.reward_sum import part_metrics
 from slime_core.rollout.run_all import run_all
 from slime_core.rollout.sampling_params import eval_sampling
 from slime_core.track.samples import SampleWriter

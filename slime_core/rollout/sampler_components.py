@@ -19,7 +19,7 @@ from slime_core.rollout.component_factory import ComponentFactory
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.evaluation import EvalComponents, Evaluation
 from slime_core.rollout.group_collector import GroupCollector
-from slime_core.rollout.rewards.place import Rewarding, pool_of
+from slime_core.rollout.rewards.scorers import RewardScorers, make_pool
 from slime_core.rollout.sampler_records import SamplerSettings
 from slime_core.rollout.sampling_params import apply_row_sampling, train_sampling
 from slime_core.track.samples import SampleWriter
@@ -55,10 +55,10 @@ class SamplerComponents:
         self._processor = self._processes()
         self.client = self._asks()
         self.components = ComponentFactory(config, registry, settings.options, settings.run, bad_rows=settings.bad_rows)
-        self._rewarding = Rewarding(
+        self._rewarding = RewardScorers(
             registry,
             make=partial(self.components.make, Kind.REWARD_MODEL),
-            pool=pool_of(manifest, settings),
+            pool=make_pool(manifest, settings),
         )
         self._generators = cache(self.components.generators)
         self._rewards = cache(partial(self.components.rewards, make=self._rewarding))

@@ -1,8 +1,8 @@
-"""Rewards: what judges a response runs where it can do no harm.
+"""Reward models, isolated from the sampler: one that hangs, crashes or eats memory fails only its own samples.
 
-place.py     where each reward model runs: in a process that can be killed, or inside the sampler
-pool.py      the processes, and who is asked again when one of them ends
-process.py   one such process, as the sampler sees it
-worker.py    the program in it
-weighted.py  sums of several reward models
+scorers.py     where each reward model runs: in the process pool, or in the sampler if its traits say so
+pool.py        the pool of reward processes; retries the samples of a process that died
+process.py     one reward process, seen from the sampler
+worker.py      the program of a reward process
+reward_sum.py  weighted sums of several reward models
 """

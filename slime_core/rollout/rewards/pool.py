@@ -1,12 +1,14 @@
-"""Rewards in processes of their own: one that hangs, crashes or eats memory costs its own samples, and nothing else.
+"""The pool of reward processes: a reward that hangs, crashes or eats memory fails its own samples and no others.
 
-    seats   a process each; one is handed a call when it would begin with it at once, so that no call stands behind one
-            that computes or hangs, and those that wait for something overlap
-    apart   as many, started when a process has died: each repeats one of the samples that were lost at a time, so that
-            only the guilty ones fail
+    shared slots     one process each. A slot gets a call only while its event loop is idle, so no call queues behind
+    one
+                     that computes or hangs, and calls that wait for a network overlap
+    isolated slots   as many again, started once a process has died: each repeats one lost sample at a time, so that
+        only
+                     the sample at fault fails
 
-N samples that hang therefore take about N / workers time limits, and cost nobody else his own. All processes load
-exactly the driver's plugins. See :mod:`slime_core.rollout.rewards.process`.
+N samples that hang therefore take about N / workers time limits. All processes load exactly the driver's plugins. See
+:mod:`slime_core.rollout.rewards.process`.
 """
 
 from __future__ import annotations
@@ -20,22 +22,22 @@ from slime_core.types import Reward, RewardFailure, Sample
 
 __all__ = ["RewardPool", "RewardPoolSettings"]
 
-CALLS_A_PROCESS = 16
-"""Calls in flight in one process; more wait here, where nothing can happen to them."""
+CALLS_PER_PROCESS = 16
+"""Calls in flight in one process; more wait in the sampler, where a crash does not lose them."""
 
 CLOSED = RewardFailure("crash", "the processes of reward models were ended before it was scored")
 
 
 class RewardPool:
-    """Starts processes when they are needed; belongs to one event loop. :meth:`close` leaves none behind."""
+    """Starts processes when they are needed, and ends them in :meth:`close`; use it in one event loop."""
 
     def __init__(self, settings: RewardPoolSettings) -> None:
-        self._each: set[str] = set()
-        self._seats, self._apart = (
-            [_Seat(settings, place, self._each) for place in range(settings.num_workers)] for _ in range(2)
+        self._scores_each: set[str] = set()
+        self._slots, self._isolated_slots = (
+            [_Slot(settings, place, self._scores_each) for place in range(settings.num_workers)] for _ in range(2)
         )
-        self._free, self._alone = _queue(self._seats), _queue(self._apart)
-        self._room = asyncio.Semaphore(settings.num_workers * CALLS_A_PROCESS)
+        self._free_slots, self._free_isolated = _queue(self._slots), _queue(self._isolated_slots)
+        self._room = asyncio.Semaphore(settings.num_workers * CALLS_PER_PROCESS)
         self._is_closed = False
 
     async def score(self, name: str, samples: Sequence[Sample], *, together: bool) -> list[Reward | RewardFailure]:
@@ -43,48 +45,48 @@ class RewardPool:
 
         Arguments:
             name: of the reward model.
-            together: the model has to see all of them at once; if it fails, they all do. One that has said of itself
-                that it scores each by itself is asked again like the others.
+            together: the model must get all of them at once; if it fails, they all fail. A model that reports
+                ``scores_each`` gets them one by one when they are repeated.
 
         Raises:
             PluginError: a process cannot load the run's plugins.
         """
-        found = await self._shared(name, list(samples))
+        found = await self._score_shared(name, list(samples))
         if not isinstance(found, RewardFailure):
             return found
-        whole = together and name not in self._each
+        whole = together and name not in self._scores_each
         parts = [list(samples)] if whole else [[sample] for sample in samples]
         if len(parts) == 1 and (found.own or not found.lost):
             return [found] * len(samples)
-        again = self._isolated if found.lost else self._shared
+        again = self._score_isolated if found.lost else self._score_shared
         answers = await asyncio.gather(*(again(name, part) for part in parts))
         return [one for part, answer in zip(parts, answers, strict=True) for one in _each(answer, len(part))]
 
     async def close(self) -> None:
-        """End every process; calls under way fail, and are not asked again."""
+        """End every process; calls in flight fail and are not repeated."""
         self._is_closed = True
-        await asyncio.gather(*(seat.close() for seat in [*self._seats, *self._apart]))
+        await asyncio.gather(*(slot.close() for slot in [*self._slots, *self._isolated_slots]))
 
-    async def _shared(self, name: str, samples: list[Sample]) -> Answers:
+    async def _score_shared(self, name: str, samples: list[Sample]) -> Answers:
         async with self._room:
-            _, _, seat = await self._free.get()
+            _, _, slot = await self._free_slots.get()
             with ExitStack() as turn:
-                turn.callback(lambda: self._free.put_nowait(seat.entry))
-                return CLOSED if self._is_closed else await seat.score(name, samples, idle=turn.close)
+                turn.callback(lambda: self._free_slots.put_nowait(slot.entry))
+                return CLOSED if self._is_closed else await slot.score(name, samples, idle=turn.close)
 
-    async def _isolated(self, name: str, samples: list[Sample]) -> Answers:
-        _, _, seat = await self._alone.get()
+    async def _score_isolated(self, name: str, samples: list[Sample]) -> Answers:
+        _, _, slot = await self._free_isolated.get()
         try:
-            return CLOSED if self._is_closed else await seat.score(name, samples)
+            return CLOSED if self._is_closed else await slot.score(name, samples)
         finally:
-            self._alone.put_nowait(seat.entry)
+            self._free_isolated.put_nowait(slot.entry)
 
 
-class _Seat:
-    """One process after the other: a new one where the last has ended, or is stuck and only finishes what it has."""
+class _Slot:
+    """Holds one process; replaces it when it has ended, or when a timed-out call has left something running in it."""
 
     def __init__(self, settings: RewardPoolSettings, place: int, each: set[str]) -> None:
-        self._settings, self._place, self._each = settings, place, each
+        self._settings, self._place, self._scores_each = settings, place, each
         self._process: RewardProcess | None = None
         self._starting = asyncio.Lock()
         self._draining: set[asyncio.Task[None]] = set()
@@ -92,7 +94,7 @@ class _Seat:
 
     @property
     def entry(self) -> _Entry:
-        """In a queue of seats: that with the fewest calls comes first, and of such the same again."""
+        """The slot as a queue entry: fewest calls first, then by place."""
         return self.num_calls, self._place, self
 
     async def score(self, name: str, samples: list[Sample], *, idle: Callable[[], None] | None = None) -> Answers:
@@ -110,7 +112,7 @@ class _Seat:
                     task = asyncio.create_task(last.drain())
                     self._draining.add(task)
                     task.add_done_callback(self._draining.discard)
-                self._process = await RewardProcess.start(self._settings, apart=self._each)
+                self._process = await RewardProcess.start(self._settings, scores_each=self._scores_each)
             return self._process
 
     async def close(self) -> None:
@@ -120,14 +122,14 @@ class _Seat:
             await asyncio.gather(*self._draining)
 
 
-_Entry = tuple[int, int, _Seat]
+_Entry = tuple[int, int, _Slot]
 
 
-def _queue(seats: Sequence[_Seat]) -> asyncio.PriorityQueue[_Entry]:
-    """The seats that would begin with a call at once; each stands in it once, so that seats are never compared."""
+def _queue(slots: Sequence[_Slot]) -> asyncio.PriorityQueue[_Entry]:
+    """Idle slots. Each is in the queue once and has its own place, so two slots are never compared."""
     queue: asyncio.PriorityQueue[_Entry] = asyncio.PriorityQueue()
-    for seat in seats:
-        queue.put_nowait(seat.entry)
+    for slot in slots:
+        queue.put_nowait(slot.entry)
     return queue
 
 

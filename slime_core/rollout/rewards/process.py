@@ -1,9 +1,8 @@
-"""One process that scores responses, as the sampler sees it: its socket, what it is working on, and its end.
+"""One reward process, seen from the sampler: its socket, its calls in flight, and its end.
 
-    RewardProcess       started, asked, ended; every call gets an answer, whatever the process does
-
-A call times out by itself unless it holds the interpreter; then, or over the memory limit, the process is ended. The
-program is :mod:`slime_core.rollout.rewards.worker`; it answers in JSON: what user code wrote is never unpickled here.
+Every call gets an answer, whatever the process does. A call times out inside the process, unless it holds the
+interpreter; then, or over the memory limit, the sampler kills the process. The program of the process is
+:mod:`slime_core.rollout.rewards.worker`. It answers in JSON, so the sampler never unpickles what user code wrote.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from slime_core.types import Reward, RewardFailure, Sample
 
 __all__ = ["Answers", "RewardPoolSettings", "RewardProcess"]
 
-LOOK_S = 0.1
-"""Seconds between two looks at the process."""
+POLL_S = 0.1
+"""Seconds between two checks of the process."""
 
 GRACE_S = 1.0
-"""Seconds after its time limit in which a call that waits for something ends by itself."""
+"""Seconds beyond the time limit in which a waiting call ends by itself."""
 
 START_LIMIT_S = 120.0
 """A reward may import a library that takes a minute on a busy machine."""
 
 END_GRACE_S = 10.0
-"""Seconds in which a process that was asked to end takes its children along; killed, it could not."""
+"""Seconds after SIGTERM in which a process ends its children; after SIGKILL it could not."""
 
 Answers = list[Reward | RewardFailure] | RewardFailure
 """One for each sample of a call, or why the whole call failed."""
@@ -54,16 +53,16 @@ Answers = list[Reward | RewardFailure] | RewardFailure
 
 @dataclass(frozen=True, slots=True)
 class RewardPoolSettings:
-    """What reward processes need to know.
+    """Settings of the reward processes.
 
     Arguments:
         manifest: the run's plugins, as :meth:`slime_core.plugins.manifest.Manifest.to_json` writes them.
         options: plugin name -> its options object.
-        run: what every reward model is made with.
+        run: handed to every reward model.
         num_workers: processes.
         timeout_s: seconds that one call may take.
         memory_gib: memory that one process and its children may use.
-        log_file: receives what rewards print; None: nothing does.
+        log_file: receives the output of rewards; None: it is dropped.
     """
 
     manifest: str
@@ -81,10 +80,11 @@ class RewardPoolSettings:
 
 
 class _LostError(Exception):
-    """The process was ended, or ended; the arguments are the cause, and whether it worked on this call alone."""
+    """The process ended: why, and whether it was working on this call alone."""
 
     def __init__(self, cause: str, is_alone: bool = False) -> None:
-        self.cause, self.is_alone = cause, is_alone
+        self.cause = cause
+        self.is_alone = is_alone
         super().__init__(cause)
 
 
@@ -93,48 +93,47 @@ class _Call:
     answer: asyncio.Future[Any]
     idle: Callable[[], None] | None
     sent_s: float = field(default_factory=time.monotonic)
-    begun_s: float | None = None
+    started_s: float | None = None
 
 
 class RewardProcess:
     """Made by :meth:`start`; belongs to one event loop."""
 
-    def __init__(self, settings: RewardPoolSettings, process: subprocess.Popen[bytes], apart: set[str]) -> None:
-        self._settings, self._process, self._apart = settings, process, apart
+    def __init__(self, settings: RewardPoolSettings, process: subprocess.Popen[bytes], scores_each: set[str]) -> None:
+        self._settings, self._process, self._scores_each = settings, process, scores_each
         self._numbers = itertools.count()
         self._calls: dict[int, _Call] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._runs, self._has_stuck = True, False
-        self._heard_s = 0.0
+        self._runs, self._has_leftovers = True, False
+        self._last_message_s = 0.0
 
     @staticmethod
-    async def start(settings: RewardPoolSettings, *, apart: set[str]) -> RewardProcess:
+    async def start(settings: RewardPoolSettings, *, scores_each: set[str]) -> RewardProcess:
         """A process that has loaded the plugins.
 
         Arguments:
-            apart: gets the names of reward models of whole groups that say of themselves that they score each sample by
-                itself.
+            scores_each: receives the names of reward models with scope ``group`` that report ``scores_each``.
 
         Raises:
-            PluginError: it cannot.
+            PluginError: it cannot load them.
         """
         ours, theirs = socket.socketpair()
         with theirs:
-            process = RewardProcess(settings, _spawn(settings, theirs), apart)
+            process = RewardProcess(settings, _spawn(settings, theirs), scores_each)
         try:
-            await process._meet(ours)
+            await process._connect(ours)
         except BaseException:
             await process.end("crash")
             raise
         return process
 
-    async def _meet(self, ours: socket.socket) -> None:
+    async def _connect(self, ours: socket.socket) -> None:
         reader, self._writer = await asyncio.open_connection(sock=ours)
         settings = self._settings
         setup = {
             "manifest": settings.manifest,
-            # Objects of classes that plugins define: readable there once those are loaded.
+            # Pickled: their classes are defined by plugins, which the process loads first.
             "options": pickle.dumps(dict(settings.options)),
             "run": settings.run.to_json(),
             "timeout_s": settings.timeout_s,
@@ -147,19 +146,19 @@ class RewardProcess:
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError) as error:
             late = isinstance(error, TimeoutError)
             what = f"was not ready after {START_LIMIT_S:g} s" if late else "ended before it was ready"
-            raise PluginError(f"a reward process {what}; what it printed is in {settings.log_file}") from error
+            raise PluginError(f"a reward process {what}; its output is in {settings.log_file}") from error
         if "broken" in first:
             raise PluginError(str(first["broken"]))
         self._tasks = [asyncio.create_task(self._listen(reader)), asyncio.create_task(self._watch())]
 
     @property
     def takes_calls(self) -> bool:
-        """Whether it runs, and no call that timed out has left something running in it."""
-        return self._runs and not self._has_stuck
+        """Whether it runs, and no call has left a thread, a child or memory behind in it."""
+        return self._runs and not self._has_leftovers
 
     async def score(self, name: str, samples: list[Sample], *, idle: Callable[[], None] | None = None) -> Answers:
-        """The rewards of ``samples``, or why there are none; ``idle`` is called where they wait for something, so that
-        the process would begin with another call."""
+        """The rewards of ``samples``, or why there are none; ``idle`` is called when they wait for something, because
+        the process can then start another call."""
         number = next(self._numbers)
         call = self._calls[number] = _Call(asyncio.get_running_loop().create_future(), idle)
         try:
@@ -175,22 +174,22 @@ class RewardProcess:
         except (_LostError, ConnectionError) as lost:
             cause = lost.cause if isinstance(lost, _LostError) else "crash"
             is_own = isinstance(lost, _LostError) and lost.is_alone and cause == "timeout"
-            return RewardFailure(cause, _said(cause, name, self._settings), lost=True, own=is_own)
+            return RewardFailure(cause, _failure_text(cause, name, self._settings), lost=True, own=is_own)
         finally:
             self._calls.pop(number, None)
         if "failed" in message:
             cause, own = str(message["cause"]), str(message["error"])
-            said = f"reward model {name!r}: {own}" if own else _said(cause, name, self._settings)
+            said = f"reward model {name!r}: {own}" if own else _failure_text(cause, name, self._settings)
             return RewardFailure(cause, said, lost=cause == "memory")
         return _checked(name, message["rewards"], samples)
 
     async def drain(self) -> None:
-        """End it once its calls are answered."""
+        """End the process once its calls are answered."""
         await asyncio.gather(*(call.answer for call in self._calls.values()), return_exceptions=True)
         await self.end("timeout")
 
     async def end(self, cause: str) -> None:
-        """The process and all that it started are gone; calls that it had learn ``cause``."""
+        """End the process and its descendants; its calls fail with ``cause``."""
         self._runs = False
         for task in self._tasks:
             if task is not asyncio.current_task():
@@ -199,9 +198,9 @@ class RewardProcess:
         if self._writer is not None:
             self._writer.close()
         left = [call for call in self._calls.values() if not call.answer.done()]
-        num_begun = sum(call.begun_s is not None for call in left)
+        num_begun = sum(call.started_s is not None for call in left)
         for call in left:
-            call.answer.set_exception(_LostError(cause, is_alone=call.begun_s is not None and num_begun == 1))
+            call.answer.set_exception(_LostError(cause, is_alone=call.started_s is not None and num_begun == 1))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while True:
@@ -210,21 +209,21 @@ class RewardProcess:
             except (asyncio.IncompleteReadError, ConnectionError, ValueError):
                 await self.end("crash")
                 return
-            self._take(message)
+            self._handle(message)
 
-    def _take(self, message: dict[str, Any]) -> None:
-        self._heard_s = time.monotonic()
-        if "apart" in message:
-            self._apart.add(str(message["apart"]))
-        # A call that timed out may have left a thread or a child behind, and one out of memory what it took: both would
-        # be in the way of others.
-        self._has_stuck = self._has_stuck or message.get("cause") in ("timeout", "memory")
+    def _handle(self, message: dict[str, Any]) -> None:
+        self._last_message_s = time.monotonic()
+        if "scores_each" in message:
+            self._scores_each.add(str(message["scores_each"]))
+        # A call that timed out may leave a thread or a child behind, and one out of memory its memory: both would slow
+        # down or fail other calls.
+        self._has_leftovers = self._has_leftovers or message.get("cause") in ("timeout", "memory")
         number = next((message[key] for key in ("begun", "idle", "done", "failed") if key in message), -1)
         call = self._calls.get(int(number))
         if call is None or call.answer.done():
             return
         if "begun" in message:
-            call.begun_s = time.monotonic()
+            call.started_s = time.monotonic()
         elif "idle" in message:
             if call.idle is not None:
                 call.idle()
@@ -233,27 +232,27 @@ class RewardProcess:
 
     async def _watch(self) -> None:
         before, cause = None, None
-        # Late twice: what came while this loop was busy is read between the two looks.
+        # Two checks in a row, because messages that arrived while this event loop was busy are read between them.
         while cause is None or (cause == "timeout" and before is None):
             before = cause
-            await asyncio.sleep(LOOK_S)
-            cause = self._over()
+            await asyncio.sleep(POLL_S)
+            cause = self._end_cause()
         await self.end(cause)
 
-    def _over(self) -> str | None:
-        """Why the process has to end now."""
+    def _end_cause(self) -> str | None:
+        """Why the process must end now; None: it need not."""
         limit_s, now_s = self._settings.timeout_s + GRACE_S, time.monotonic()
         if self._process.poll() is not None:
             return "crash"
-        if any(now_s - since_s > limit_s for since_s in self._waits()):
+        if any(now_s - since_s > limit_s for since_s in self._busy_since()):
             return "timeout"
         return "memory" if _memory(self._process.pid) > self._settings.memory_bytes else None
 
-    def _waits(self) -> list[float]:
-        """Since when the process works on calls; where it says that it works on none, on reading the next."""
+    def _busy_since(self) -> list[float]:
+        """Start times of its running calls; if none runs, since when it could have started one."""
         left = [call for call in self._calls.values() if not call.answer.done()]
-        begun = [call.begun_s for call in left if call.begun_s is not None]
-        return begun or [max(call.sent_s, self._heard_s) for call in left]
+        begun = [call.started_s for call in left if call.started_s is not None]
+        return begun or [max(call.sent_s, self._last_message_s) for call in left]
 
 
 def _spawn(settings: RewardPoolSettings, theirs: socket.socket) -> subprocess.Popen[bytes]:
@@ -268,7 +267,7 @@ def _spawn(settings: RewardPoolSettings, theirs: socket.socket) -> subprocess.Po
             pass_fds=[theirs.fileno()],
             start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            # Asked, not killed: its keeper takes along what rewards have started.
+            # SIGTERM, not SIGKILL: its supervisor then ends the children of rewards too.
             preexec_fn=lambda: die_with(parent, signal.SIGTERM),
         )
     finally:
@@ -287,12 +286,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _memory(pid: int) -> int:
-    """Resident bytes of a process and its children; 0 where it has gone."""
+    """Resident bytes of a process and its children; 0 if it has ended."""
     found = 0
     with suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
         for one in [root, *root.children(recursive=True)]:
-            with suppress(psutil.NoSuchProcess):  # one that has ended meanwhile hides no other
+            with suppress(psutil.NoSuchProcess):  # one of them has ended meanwhile
                 found += int(one.memory_info().rss)
     return found
 
@@ -312,10 +311,10 @@ def _valid(name: str, reward: Any) -> Reward | RewardFailure:
     return RewardFailure("invalid", f"reward model {name!r} returned {reward!r:.200}; {accepted}")
 
 
-def _said(cause: str, name: str, settings: RewardPoolSettings) -> str:
+def _failure_text(cause: str, name: str, settings: RewardPoolSettings) -> str:
     said = {
         "timeout": f"took more than {settings.timeout_s:g} s (--reward-timeout-s) and was ended",
         "memory": f"took more than {settings.memory_gib:g} GiB (--reward-memory-gib) and was ended",
-        "crash": f"ended its process; what it printed is in {settings.log_file}",
+        "crash": f"ended its process; its output is in {settings.log_file}",
     }
     return f"reward model {name!r} {said[cause]}"

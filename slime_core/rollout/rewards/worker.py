@@ -1,15 +1,15 @@
-"""The program of one reward worker: scores what its parent sends, in a process that can be killed.
+"""The program of a reward process: scores the samples that the sampler sends.
 
-    parent -> worker    a pickled (call, reward model, samples), which only the parent writes
-    worker -> parent    JSON: {"ready": true}, {"begun": call}, {"idle": call}, {"done": call, "rewards": [...]},
+    sampler -> worker   a pickled (call, reward model, samples)
+    worker -> sampler   JSON: {"ready": true}, {"begun": call}, {"idle": call}, {"done": call, "rewards": [...]},
                         {"failed": call, "cause": ..., "error": ...}, {"broken": why it cannot work at all}
 
-Behind the process that the parent starts stands a keeper: it forks the one that works, adopts whatever that leaves
-behind, and ends it all when the parent asks for it, or has gone.
+The process that the sampler starts is a supervisor. It forks the worker, adopts orphaned descendants, and ends them all
+on SIGTERM or when the sampler dies.
 
 Calls run concurrently in one event loop, so that rewards which wait for a network overlap. "begun" is sent when a call
-really starts to run: its time counts from there, whatever else had the loop before. "idle" is sent when the loop has
-its turn again: the call waits for something, and another can run beside it.
+starts to run; its time limit counts from there. "idle" is sent when the event loop gets control back: the call waits
+for something, and another one can run.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ __all__ = ["main", "read_frame", "write_frame"]
 PR_SET_CHILD_SUBREAPER = 36
 """prctl(2)."""
 
-LAST_S = 1.0
-"""Seconds in which killed processes are gone; a signal is delivered some time after it was sent."""
+KILL_GRACE_S = 1.0
+"""Seconds to wait for killed processes."""
 
 LIMITS: dict[type[BaseException], str] = {TimeoutError: "timeout", MemoryError: "memory"}
-"""What is raised in a process at its limits -> the cause that it is counted under."""
+"""Exception at a limit -> the cause under which metrics count it."""
 
-LARGEST_ANSWER = 2**24
-"""Bytes of what one call gives; more is no reward, and the sampler holds it all."""
+MAX_ANSWER_BYTES = 2**24
+"""Limit of one answer in bytes, because the sampler holds it in memory."""
 
-LONGEST_ERROR = 2000
-"""Characters of what a reward raises that its sample says."""
+MAX_ERROR_CHARS = 2000
+"""Characters of an exception's message that its sample keeps."""
 
-HEAD = 8
+LENGTH_BYTES = 8
 """Bytes of a frame's length, big-endian."""
 
 
@@ -64,54 +64,54 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
     Raises:
         asyncio.IncompleteReadError: the other side has gone.
     """
-    return await reader.readexactly(int.from_bytes(await reader.readexactly(HEAD)))
+    return await reader.readexactly(int.from_bytes(await reader.readexactly(LENGTH_BYTES)))
 
 
 def write_frame(writer: asyncio.StreamWriter, content: bytes) -> None:
-    """Send one frame; it has left this process when the call returns, unless much is waiting to be sent."""
-    writer.write(len(content).to_bytes(HEAD) + content)
+    """Send one frame: 8 bytes of length, then the content."""
+    writer.write(len(content).to_bytes(LENGTH_BYTES) + content)
 
 
 def main() -> None:
     """Serve the socket whose descriptor is the first argument until the parent closes it."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     fork_behind_proxy()
-    signal.signal(signal.SIGTERM, lambda *_: _leave())
+    signal.signal(signal.SIGTERM, lambda *_: _exit_with_descendants())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
-    # Descendants whose own parent ends become children of the keeper, whatever session they are in.
+    # Orphaned descendants become children of the supervisor, whatever session they are in.
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    keeper, worker = os.getpid(), os.fork()
+    supervisor, worker = os.getpid(), os.fork()
     if worker == 0:
-        die_with(keeper)
+        die_with(supervisor)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _keep_from_children(connection)
+        _close_in_children(connection)
         asyncio.run(_serve(connection))
     else:
         connection.close()
-        _keep(worker)
+        _supervise(worker)
 
 
-def _keep_from_children(connection: socket.socket) -> None:
-    """A process that a reward forks can neither take the parent's words nor answer in its place."""
+def _close_in_children(connection: socket.socket) -> None:
+    """Close the socket in processes that a reward forks, so that they neither read requests nor answer them."""
     nothing = os.open(os.devnull, os.O_RDWR)
     os.register_at_fork(after_in_child=lambda: os.dup2(nothing, connection.fileno()))
 
 
-def _keep(worker: int) -> None:
+def _supervise(worker: int) -> None:
     while os.waitpid(-1, 0)[0] != worker:
         continue
-    _leave()
+    _exit_with_descendants()
 
 
-def _leave() -> None:
-    """End with all descendants; stopped first, so that none of them starts another meanwhile."""
+def _exit_with_descendants() -> None:
+    """End this process and all descendants. They are stopped first, so that none of them forks meanwhile."""
     children: list[psutil.Process] = []
     for what in (signal.SIGSTOP, signal.SIGKILL):
         children = psutil.Process().children(recursive=True)
         for child in children:
             with suppress(psutil.NoSuchProcess):
                 child.send_signal(what)
-    psutil.wait_procs(children, timeout=LAST_S)
+    psutil.wait_procs(children, timeout=KILL_GRACE_S)
     os._exit(0)
 
 
@@ -120,10 +120,10 @@ async def _serve(connection: socket.socket) -> None:
     try:
         worker = _Worker(pickle.loads(await read_frame(reader)), writer)
     except SlimeError as error:
-        _say(writer, broken=str(error))
+        _send(writer, broken=str(error))
         await writer.drain()
         return
-    worker.say(ready=True)
+    worker.send(ready=True)
     running: set[asyncio.Task[None]] = set()
     while True:
         try:
@@ -135,23 +135,23 @@ async def _serve(connection: socket.socket) -> None:
         task.add_done_callback(running.discard)
 
 
-def _say(writer: asyncio.StreamWriter, **message: Any) -> None:
+def _send(writer: asyncio.StreamWriter, **message: Any) -> None:
     write_frame(writer, json.dumps(message).encode())
 
 
 @runtime_checkable
-class _Apart(Protocol):
-    """A reward model of whole groups that knows once it is made whether it scores each sample by itself."""
+class _ScoresEach(Protocol):
+    """A reward model of scope ``group`` that may score each sample by itself."""
 
     scores_each: bool
 
 
 class _Worker:
-    """The reward models that were asked for so far."""
+    """The reward models of this process, each made at its first call."""
 
     def __init__(self, setup: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         limit = setup["memory_bytes"]
-        # Private memory, not address space: libraries reserve far more of that than they use.
+        # RLIMIT_DATA counts private memory; libraries reserve far more address space than they use.
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         self._registry: Registry = attach(Manifest.from_json(setup["manifest"]))
         self._options: dict[str, Any] = pickle.loads(setup["options"])
@@ -160,50 +160,50 @@ class _Worker:
         self._writer, self._process = writer, os.getpid()
         self._models: dict[str, Any] = {}
 
-    def say(self, **message: Any) -> None:
-        _say(self._writer, **message)
+    def send(self, **message: Any) -> None:
+        _send(self._writer, **message)
 
     async def run(self, call: int, name: str, samples: list[Any]) -> None:
         try:
             await self._run(call, name, samples)
         finally:
-            if os.getpid() != self._process:  # what a reward has forked goes no further than the reward
+            if os.getpid() != self._process:  # a fork of the reward: it must not go on as a worker
                 os._exit(0)
 
     async def _run(self, call: int, name: str, samples: list[Any]) -> None:
-        self.say(begun=call)
-        asyncio.get_running_loop().call_soon(lambda: self.say(idle=call))
+        self.send(begun=call)
+        asyncio.get_running_loop().call_soon(lambda: self.send(idle=call))
         try:
-            # Whatever a reward raises costs the samples of this call, and says so with its own words.
+            # An exception of the reward fails the samples of this call, with its own message.
             with boundary(f"reward model {name!r}", "scoring"):
                 async with asyncio.timeout(self._timeout_s):
                     rewards = await self._model(name).score(samples)
                 answer = json.dumps({"done": call, "rewards": [_plain(reward) for reward in rewards]}).encode()
-                if len(answer) > LARGEST_ANSWER:
-                    raise ValueError(f"the rewards of one call take more than {LARGEST_ANSWER} bytes")
+                if len(answer) > MAX_ANSWER_BYTES:
+                    raise ValueError(f"the rewards of one call take more than {MAX_ANSWER_BYTES} bytes")
             write_frame(self._writer, answer)
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt) as error:
-            # Nobody cancels a call here, so the reward did, as `await task` does of a task that was cancelled.
-            self.say(failed=call, cause=type(error).__name__, error=f"it raised {type(error).__name__}")
+            # This program never cancels a call, so the reward did: `await task` of a cancelled task raises this.
+            self.send(failed=call, cause=type(error).__name__, error=f"it raised {type(error).__name__}")
         except SlimeError as error:
             cause = _cause(error.__cause__)
-            # Limits raise without a word; whose they are and what they are, the parent knows.
+            # Exceptions at limits have no message; the sampler knows the limits and words it.
             own = str(error.__cause__ or error) or ("" if cause in LIMITS.values() else str(error))
-            # Half a surrogate pair, as JSON of a response may give, can be written into no file.
-            said = own[:LONGEST_ERROR].encode("utf-8", "backslashreplace").decode()
-            self.say(failed=call, cause=cause, error=said)
+            # An unpaired surrogate, which the JSON of a response may hold, cannot be written to a file.
+            said = own[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()
+            self.send(failed=call, cause=cause, error=said)
 
     def _model(self, name: str) -> Any:
         if name not in self._models:
             model = construct(self._registry, Kind.REWARD_MODEL, name, self._options, self._run_view)
-            if isinstance(model, _Apart) and model.scores_each:
-                self.say(apart=name)  # now: what it does next may end the process
+            if isinstance(model, _ScoresEach) and model.scores_each:
+                self.send(scores_each=name)  # before scoring, which may end the process
             self._models[name] = model
         return self._models[name]
 
 
 def _plain(reward: Any) -> Any:
-    """The reward as JSON has it: numbers of numpy and torch become numbers, what is none becomes text."""
+    """The reward for JSON: numpy and torch scalars become floats, anything else becomes text."""
     if isinstance(reward, dict):
         return {str(name): _plain(value) for name, value in reward.items()}
     if isinstance(reward, numbers.Real):
@@ -214,7 +214,7 @@ def _plain(reward: Any) -> Any:
 
 
 def _cause(error: BaseException | None) -> str:
-    while isinstance(error, SlimeError) and error.__cause__ is not None:  # an adapter's words around the function's own
+    while isinstance(error, SlimeError) and error.__cause__ is not None:  # unwrap the adapter's error
         error = error.__cause__
     if isinstance(error, PluginError):  # an adapter refuses what the function returned
         return "invalid"

@@ -26,7 +26,7 @@ from slime_core.rollout.component_router import ComponentRouter, RoutedComponent
 from slime_core.rollout.eval_sampler import EvalSampler
 from slime_core.rollout.evaluation import Evaluation
 from slime_core.rollout.group_collector import GroupCollector
-from slime_core.rollout.rewards.place import InSampler
+from slime_core.rollout.rewards.scorers import InProcessScorer
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_records import SamplerSettings
 from slime_core.types import Sample, Status
@@ -324,7 +324,7 @@ async def test_a_reward_model_that_skips_a_sample_is_refused(build):
             return [1.0] * (len(samples) - 1)
 
     sampler._collector._rewards._made["exact_match"] = RoutedComponent(
-        "exact_match", InSampler("exact_match", Short()), takes_groups=False
+        "exact_match", InProcessScorer("exact_match", Short()), takes_groups=False
     )
     with pytest.raises(RunError, match="'exact_match' returned 1 rewards for 2 samples"):
         await sampler.sample(0)

@@ -16,8 +16,8 @@ from slime_core import RunView
 from slime_core.errors import PluginError
 from slime_core.plugins.discovery import CORE, PluginSource, local_file
 from slime_core.plugins.manifest import record
-from slime_core.rollout.rewards.place import num_workers_of
 from slime_core.rollout.rewards.pool import RewardFailure, RewardPool, RewardPoolSettings
+from slime_core.rollout.rewards.scorers import default_num_workers
 from slime_core.types import Sample
 from tests.answering import Answering
 from tests.processes import children, left_of, runs
@@ -175,7 +175,7 @@ async def test_rewards_come_back_in_order_and_named_ones_as_numbers(pool: Reward
         ("hang", "timeout", r"reward model 'mean' took more than 0\.5 s \(--reward-timeout-s\) and was ended"),
         ("wait", "timeout", r"reward model 'mean' took more than .* s \(--reward-timeout-s\)"),
         ("child", "timeout", r"took more than 0\.5 s \(--reward-timeout-s\)"),
-        ("exit", "crash", "reward model 'mean' ended its process; what it printed is in"),
+        ("exit", "crash", "reward model 'mean' ended its process; its output is in"),
         ("eat", "memory", r"reward model 'mean' took more than .* GiB \(--reward-memory-gib\)"),
         ("raise", "ValueError", "reward model 'mean': no such answer"),
         ("nan", "invalid", "reward model 'mean' returned nan; accepted is a finite number, or a dict"),
@@ -292,7 +292,7 @@ async def test_what_is_too_much_costs_its_own_sample_and_few_words(tmp_path: Pat
 async def test_what_is_under_way_when_the_pool_is_closed_fails_and_starts_nothing(tmp_path: Path) -> None:
     pool = RewardPool(settings(tmp_path, num_workers=1, timeout_s=60.0))
     asked = [asyncio.create_task(pool.score("mean", samples("wait"), together=False)) for _ in range(20)]
-    while not pool._seats[0]._process or not pool._seats[0]._process._waits():
+    while not pool._slots[0]._process or not pool._slots[0]._process._busy_since():
         await asyncio.sleep(0.01)
     await pool.close()
     assert {one.cause for (one,) in await asyncio.gather(*asked)} == {"crash"}
@@ -330,10 +330,10 @@ async def test_calls_that_come_together_spread_over_all_processes_and_others_sta
     pool = RewardPool(settings(tmp_path, num_workers=3, timeout_s=60.0))
     for _ in range(3):
         await pool.score("mean", samples("a"), together=False)
-    assert [seat._process is not None for seat in pool._seats] == [True, False, False]
+    assert [slot._process is not None for slot in pool._slots] == [True, False, False]
     await asyncio.gather(*(pool.score("mean", samples("a"), together=False) for _ in range(6)))
     await pool.close()
-    assert [seat._process is not None for seat in pool._seats] == [True, True, True]
+    assert [slot._process is not None for slot in pool._slots] == [True, True, True]
 
 
 async def test_no_call_stands_behind_one_that_hangs(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ async def test_what_hangs_alone_in_a_process_is_not_asked_twice(tmp_path: Path, 
     found = await pool.score("mean", samples("hang"), together=together)
     await pool.close()
     assert [one.cause for one in found] == ["timeout"]
-    assert pool._apart[0]._process is None
+    assert pool._isolated_slots[0]._process is None
 
 
 async def test_samples_of_a_group_that_all_hang_do_so_side_by_side(tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ async def test_samples_of_a_group_that_all_hang_do_so_side_by_side(tmp_path: Pat
 
 
 def test_there_are_as_many_processes_as_half_the_cores_within_bounds() -> None:
-    assert [num_workers_of(cores) for cores in (1, 2, 8, 192)] == [2, 2, 4, 16]
+    assert [default_num_workers(cores) for cores in (1, 2, 8, 192)] == [2, 2, 4, 16]
 
 
 async def test_what_a_reward_prints_is_in_the_log(pool: RewardPool, tmp_path: Path) -> None:

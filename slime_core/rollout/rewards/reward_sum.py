@@ -1,4 +1,4 @@
-"""Weighted sums of reward models: every part is scored as if it stood alone, and its reward is kept for people."""
+"""Weighted sums of reward models; the reward of each part is stored in the sample's metadata."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PARTS = "reward_parts"
 
 
 class Scorer(Protocol):
-    """A reward model as the sampler asks it."""
+    """A reward model as the sampler calls it."""
 
     async def score(self, samples: Sequence[Sample]) -> list[Reward | RewardFailure]:
-        """One reward or failure a sample, in order."""
+        """One reward or failure per sample, in order."""
         ...
 
 
@@ -33,15 +33,15 @@ class WeightedSum:
     as ``reward_parts`` in its metadata.
 
     Arguments:
-        written: the sum, for messages.
-        parts: what is added.
+        written: the sum as the user wrote it, for messages.
+        parts: its terms with their scorers.
     """
 
     def __init__(self, written: str, parts: Sequence[tuple[RewardTerm, Scorer]]) -> None:
         self._written, self._parts = written, parts
 
     async def score(self, samples: Sequence[Sample]) -> list[Reward | RewardFailure]:
-        """One reward a sample, in order; where a part fails, its failure."""
+        """One reward per sample, in order; if a part fails, that failure."""
         columns = await run_all(scorer.score(samples) for _, scorer in self._parts)
         return [self._sum(sample, row) for sample, *row in zip(samples, *columns, strict=True)]
 
@@ -52,7 +52,7 @@ class WeightedSum:
             if isinstance(value, RewardFailure):
                 return value
             found[str(term)] = value
-        # A new table: samples of a group share their row's.
+        # A copy, because the samples of a group share the metadata of their row.
         sample.metadata = {**sample.metadata, PARTS: found}
         total = _sum(term.weight * found[str(term)] for term, _ in self._parts)
         if not math.isfinite(total):
@@ -74,7 +74,7 @@ class WeightedSum:
 
 
 def _sum(values: Iterable[float]) -> float:
-    """Exactly; NaN where it is beyond the largest number."""
+    """Exact sum (math.fsum); NaN on overflow."""
     try:
         return math.fsum(values)
     except (OverflowError, ValueError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime_core.errors import DataError, PluginError, RunError
-from slime_core.rollout.rewards.place import InSampler
+from slime_core.rollout.rewards.scorers import InProcessScorer
 from slime_core.types import Sample
 
 
@@ -32,4 +32,4 @@ class Given:
 )
 async def test_what_it_raises_or_returns_amiss_ends_the_run_and_names_it(answer, kind, said):
     with pytest.raises(kind, match=said):
-        await InSampler("mine", Given(answer)).score([Sample(), Sample()])
+        await InProcessScorer("mine", Given(answer)).score([Sample(), Sample()])
