@@ -1,7 +1,7 @@
 """Every error that slime raises on purpose.
 
     SlimeError                     the root; the command line prints its message and no traceback
-    ├── UserError                  a mistake in what was asked; exit code 2
+    ├── UserError                  a mistake of the user; exit code 2
     │   ├── ConfigError            settings: unknown, missing, out of range, contradictory (also a ValueError)
     │   ├── DataError              a data file, with file and line number (also a ValueError)
     │   └── PluginError            a plugin that cannot be found, loaded or trusted (also a ValueError)
@@ -9,18 +9,18 @@
     └── RunError                   something failed while running; exit code 1 (also a RuntimeError)
         ├── PlacementError         the cluster cannot hold the request
         ├── EngineError            an inference server or the router failed or died
-        │   ├── RequestRefused     a request that no engine will ever take; trying again is no use
-        │   └── RequestFailed      a request that no engine answered in time, however often it was sent
+        │   ├── RequestRefused     a request that every engine would refuse; it is not retried
+        │   └── RequestFailed      a request that no engine answered in time, retries included
         ├── ServiceError           an HTTP service gave no usable answer
-        ├── WeightSyncError        learner and engines would not, or do not, hold the same weights
+        ├── WeightSyncError        learner and engines do not, or would not, hold the same weights
         ├── ParityError             learner and engines give the same tokens other log-probabilities
         ├── CheckpointError        a checkpoint cannot be written or read
         ├── NonFiniteError         a NaN or an infinity in a loss, a gradient or a weight
-        ├── WaitTimeout            a wait outlived its limit; says who waited for what
+        ├── WaitTimeout            a wait exceeded its limit; says what it waited for
         └── RemoteError            an actor failed; carries the remote message
 
-A message says what was asked, what was found, what would be accepted and the next step. All of them survive pickling,
-because Ray carries them between processes.
+A message says what was given, what is wrong, what would be accepted and the next step. All errors can be pickled,
+because Ray sends them between processes.
 """
 
 __all__ = [
@@ -52,7 +52,7 @@ class SlimeError(Exception):
 
 
 class UserError(SlimeError):
-    """What was asked cannot be done as asked; raised before anything expensive starts, where it can be known then."""
+    """A mistake of the user; raised before anything expensive starts, where it can be known then."""
 
     exit_code = 2
 
@@ -78,7 +78,7 @@ class RunError(SlimeError, RuntimeError):
 
 
 class PlacementError(RunError):
-    """The cluster cannot hold what was asked for; the message carries the arithmetic."""
+    """The cluster has too few devices for the run; the message has the arithmetic."""
 
 
 class EngineError(RunError):
@@ -86,11 +86,11 @@ class EngineError(RunError):
 
 
 class RequestRefused(EngineError):
-    """An engine will never take this request; the message carries its reason."""
+    """The engine refused this request, and would again; the message has its reason."""
 
 
 class RequestFailed(EngineError):
-    """No engine answered a request in time; ``cause`` says in a word how the last try failed."""
+    """No engine answered a request in time; ``cause`` is one word for how the last attempt failed."""
 
     def __init__(self, message: str, cause: str = "engine") -> None:
         super().__init__(message)
@@ -135,7 +135,7 @@ class NonFiniteError(RunError):
 
 
 class WaitTimeout(RunError):
-    """A wait outlived its limit; the message says who waited for what, with stacks."""
+    """A wait exceeded its limit; the message says what it waited for, with stacks."""
 
 
 class RemoteError(RunError):

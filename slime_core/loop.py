@@ -1,7 +1,7 @@
 """The training loop. Start here.
 
 One step is a sentence: sample, train, save, publish, evaluate. Training borrows the devices and gives them back only
-when its weights are published. Overlap of sampling and training is the sampler's business, which is told what the
+when its weights are published. Overlap of sampling and training is the sampler's business, which learns what the
 engines serve; sharing of devices is the lending's: neither needs a second loop.
 """
 
@@ -39,7 +39,7 @@ class SamplerState(Protocol):
 
     @property
     def cursor(self) -> dict[str, Any]:
-        """Where the data stands behind the rollouts that were returned, whatever was generated ahead."""
+        """Position in the data after the rollouts that were returned, without those generated ahead."""
 
     @property
     def plugin_states(self) -> PlaceStates:
@@ -139,7 +139,7 @@ def publish(
 
 def evaluate(sampler: Sampler, track: Track, *, step: int, served: int) -> None:
     """Measure what the engines serve after ``step`` steps: weights of version ``served``, older if updates are rare.
-    An evaluation beside training only begins."""
+    A concurrent evaluation only starts here."""
     with track.timer("eval"):
         scores = sampler.evaluate(step)
     if scores is not None:

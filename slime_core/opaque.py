@@ -1,11 +1,11 @@
-"""Numbers that samples carry beside their tokens for the model to make something of, such as the pixels of images.
+"""Arrays that samples carry in addition to their tokens as inputs of the model, such as the pixels of images.
 
-Nobody here knows what they mean: each has a name, a dtype and a shape whose first dimension may be of any length, and
-keeps all three on its way into a file, into a shard and out of it again.
+The core does not interpret them: each has a name, a dtype and a shape whose first dimension may have any length, and
+files and shards preserve all three.
 
     as_json, from_json    in files: an object with dtype, shape and the bytes in base 64; reading runs nothing
-    array_of              what user code gives, as a NumPy array and the name of its dtype
-    column, part          in shards: every array once, and for each sample where its own is
+    array_of              a tensor, array or list of user code as a NumPy array and the name of its dtype
+    column, part          in shards: every array once, and for each sample the place of its own
 
 NumPy has no bfloat16 and no 8-bit floats. Such numbers are held as integers of the same bits, under the dtype's name.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["ARRAY", "Array", "Opaque", "array_of", "as_json", "column", "from_json", "json_of", "part", "read_json"]
 
 ARRAY = "__array__"
-"""Key of an object that stands for an array: its dtype; beside it ``shape`` and the bytes in base 64."""
+"""Key of an object that stands for an array: its dtype; ``shape`` and the bytes in base 64 are further keys."""
 
 KINDS = "biuf"
 """Of NumPy's dtypes: truth values, integers, floats."""
@@ -83,7 +83,7 @@ def array_of(value: Any) -> Array:
 def _held(value: Any) -> Array:
     import numpy as np
 
-    torch = sys.modules.get("torch")  # who holds a tensor has imported it
+    torch = sys.modules.get("torch")  # a tensor exists only if torch was imported
     if torch is None or not isinstance(value, torch.Tensor):
         values = np.asarray(value)
         return Array(values, values.dtype.name)
@@ -160,7 +160,7 @@ def read_json(inputs: Any) -> Any:
 
 
 def column(parts: Sequence[np.ndarray], dtype: str) -> Opaque:
-    """The column of samples that have ``parts``, at least one, each [n, ...] of one dtype and alike behind n."""
+    """The column of samples that have ``parts``, at least one, each [n, ...], of one dtype and equal shapes after n."""
     import numpy as np
 
     starts: dict[bytes, int] = {}

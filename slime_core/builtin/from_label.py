@@ -11,9 +11,9 @@ __all__ = ["FromLabel"]
 
 
 class FromLabel:
-    """Every sample of a group answers with its label and the token that ends a response; no engine is asked.
+    """Every sample of a group answers with its label and the token that ends a response; no engine is used.
 
-    An evaluation asks the engines, as ``single_turn`` does. No engine says how likely the tokens are, so their
+    An evaluation uses the engines, as ``single_turn`` does. No engine says how likely the tokens are, so their
     log-probabilities are 0; its trait ``draws`` has runs refused that read them.
     """
 

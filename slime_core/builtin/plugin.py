@@ -97,5 +97,5 @@ def slime_register_data_sources() -> Iterator[Component]:
         "prompts",
         target="slime_core.prompts.prompts:PromptFiles",
         traits=DataTraits(reads_prompt_files=True),
-        summary="Prompts from JSON Lines or files of another format, shuffled anew each epoch",
+        summary="Prompts from JSON Lines or files of another format, reshuffled each epoch",
     )

@@ -38,7 +38,7 @@ class Random:
         self._seed = run.seed
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """One reward a sample, in order; what the response says does not matter."""
+        """One reward a sample, in order; ignores the response."""
         return [float(self._coin(sample)) for sample in samples]
 
     def _coin(self, sample: Sample) -> int:
@@ -54,7 +54,7 @@ class NoReward:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """One reward a sample; what the response says does not matter."""
+        """One reward per sample; ignores the response."""
         return [0.0] * len(samples)
 
 

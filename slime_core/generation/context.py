@@ -44,7 +44,7 @@ class Client(Protocol):
             n: number of responses.
             timeout_s: seconds until there must be an answer; None: the client's own limit.
             extra: further fields of SGLang's request (``image_data``, ``lora_path``).
-            session: of a conversation, whose turns stay with one engine where ``sglang_router_policy`` says so.
+            session: id of the conversation; its requests go to one engine where ``sglang_router_policy`` supports it.
 
         Raises:
             RequestRefused: an id is out of range, or the engine refused the request.

@@ -4,13 +4,13 @@ An engine (sglang 0.5.23, srt/managers/schedule_batch.py) looks whether a respon
 
     in the tokens of one request    so a stop text, or what ``stop_regex`` matches, that ended tokens begin and new ones
                                     complete is not seen (tail_str)
-    unless it was told to abort     so what a last token completes, or a last token that is a stop id, is not seen
+    unless it was aborted           so what a last token completes, or a last token that is a stop id, is not seen
                                     (update_finish_state)
 
-Either is found here, and what was drawn behind it is left out. That changes no log-probability: the tokens drawn by
+Either is found here, and what was sampled after it is left out. That changes no log-probability: the tokens sampled by
 then decide where a response ends, so those up to there have the distribution that they have without an interruption. To
 draw the last tokens before it once more, so that the engine sees a stop text whole, would change it: tokens that could
-begin one would have to be drawn twice to stay, and would be rarer than their log-probabilities say.
+begin one would have to be sampled twice to stay, and would be rarer than their log-probabilities say.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ longest match has characters, which for most patterns is all of them, at each to
 
 
 def until_stop(before: Sequence[int], answer: Generation, sampling: SamplingParams, encoder: Encoder) -> Generation:
-    """``answer`` up to where the response ends, as one that has stopped there; as it is where the engine has said all.
+    """``answer`` up to where the response ends, as one that has stopped there; unchanged where the engine has reported
+    it all.
 
     Arguments:
-        before: the tokens of the response that ``answer`` goes on with; none where it begins.
-        sampling: what the whole response was asked for with.
+        before: the tokens of the response before ``answer``; empty at its start.
+        sampling: the sampling parameters of the whole response.
     """
     fields = sampling.fields(n=1)
     texts, patterns = _listed(fields["stop"]), _listed(fields.get("stop_regex"))

@@ -66,7 +66,7 @@ class Interrupted(RunError):
     """A turn was aborted: its request ended before the response did.
 
     A generate function lets it pass. The core takes ``sample``, which is ``ABORTED`` and holds the tokens so far; it is
-    handed over again where the function's traits say ``resumes``, and else begins anew.
+    handed over again where the function's traits say ``resumes``, and else restarted.
     """
 
     def __init__(self, message: str, sample: Sample) -> None:
@@ -148,7 +148,7 @@ class Trajectory:
 
         ``sampling.max_new_tokens`` limits the turn, :attr:`remaining` the response. The first request of a response is
         not shortened to the context length: an engine refuses a prompt that leaves too little room. Without room, the
-        turn ends with ``length`` and no engine is asked.
+        turn ends with ``length`` without a request.
 
         Raises:
             Interrupted: the turn was aborted.
@@ -349,7 +349,7 @@ async def _begin(context: GenerateContext, samples: Sequence[Sample], sampling: 
             first._sent(), sampling=sampling, n=len(samples), **engine_inputs(samples[0])
         )
         if len(answers) != len(samples):
-            raise RunError(f"{len(samples)} responses were asked for, the engine returned {len(answers)}")
+            raise RunError(f"{len(samples)} responses were requested, the engine returned {len(answers)}")
         for trajectory, answer in zip(trajectories, answers, strict=True):
             trajectory._use(first._processed)
             trajectory._take(answer, sampling)

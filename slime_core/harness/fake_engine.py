@@ -46,11 +46,11 @@ class FakeEngine(FakeServer):
 
     Attributes:
         answers: ids of the next responses, first one first, which then end with id 1; without, it answers as above.
-        drawn: the prompt and the response of every generation, in order.
+        sampled: the prompt and the response of every generation, in order.
         loaded: names of the weights of the last update.
         joined: rank and size of the update group that was joined last.
         released: tags of the memory that was given away.
-        spoiled: it holds random numbers instead of weights, until the next update; its checksum says no more than that.
+        spoiled: it holds random numbers instead of weights until the next update; its checksum tells no more.
         fail_with: statuses that the next generate requests are answered with, first one first.
         delay_s: seconds that every generate request takes.
         partial: tokens that a response has when it is aborted.
@@ -58,13 +58,13 @@ class FakeEngine(FakeServer):
         most_in_flight: generate requests that were under way at once; those that came while it was paused wait before.
         info: further fields of its server info.
         meta: further fields of every answer's ``meta_info``.
-        bodies: what each generate request said, in order.
+        bodies: the parsed body of each generate request, in order.
     """
 
     def __init__(self, *, vocab_size: int = 16, context_length: int = 128, version: str = "default") -> None:
         super().__init__(faulty="/generate")
         self.answers: list[list[int]] = []
-        self.drawn: list[tuple[list[int], list[int]]] = []
+        self.sampled: list[tuple[list[int], list[int]]] = []
         self.loaded: list[str] = []
         self.joined: tuple[int, int] | None = None
         self.released: set[str] = set()
@@ -121,8 +121,8 @@ class FakeEngine(FakeServer):
         return 200, rows if len(rows) > 1 else rows[0]
 
     async def _is_aborted(self) -> bool:
-        """Takes its time, and says whether it was told to stop meanwhile. A request that comes while the engine is
-        paused is not begun, so nothing ends it before the engine goes on."""
+        """Take the configured time; whether the request was aborted meanwhile. A request that arrives while the
+        engine is paused does not start before the engine resumes."""
         await self._running.wait()
         self._in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
@@ -153,7 +153,7 @@ class FakeEngine(FakeServer):
             texts = [one for one in sampling.get("stop", []) if one in self.text(ids)]
             texts += [one for one in sampling.get("stop_regex", []) if re.search(one, self.text(ids))]
             matched = ids[-1] if ids[-1] in stops else next(iter(texts), None)
-        self.drawn.append((list(prompt), list(ids)))
+        self.sampled.append((list(prompt), list(ids)))
         reason = {"type": "length", "length": len(ids)} if matched is None else {"type": "stop", "matched": matched}
         meta = {
             "finish_reason": reason,
@@ -168,11 +168,11 @@ class FakeEngine(FakeServer):
         row["meta_info"]["finish_reason"] = {"type": "abort", "message": "Abort"}
         return row
 
-    def _likeliest(self, drawn: int, count: int) -> list[list[Any]]:
-        """The token that is drawn is the likeliest; all others are equally unlikely, and numbers break the tie."""
-        others = [one for one in range(self._vocab_size) if one != drawn][: count - 1]
+    def _likeliest(self, sampled: int, count: int) -> list[list[Any]]:
+        """The sampled token is the likeliest; all others are equally unlikely, in the order of their ids."""
+        others = [one for one in range(self._vocab_size) if one != sampled][: count - 1]
         rest = math.log(-math.expm1(LOG_PROB) / (self._vocab_size - 1))
-        return [[LOG_PROB, drawn, None], *([rest, one, None] for one in others)]
+        return [[LOG_PROB, sampled, None], *([rest, one, None] for one in others)]
 
     def _next(self, prompt: list[int], ids: list[int], *, after: int) -> int:
         ends = len(ids) >= after > 0 or len(ids) == ANSWER_LENGTH

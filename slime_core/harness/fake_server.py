@@ -1,6 +1,6 @@
 """A server on a loopback port, in a thread of this process, that answers by path and fails on demand.
 
-Concurrency: handlers run in the server's own event loop; whoever uses it reads and sets its attributes from outside,
+Concurrency: handlers run in the server's own event loop; the test reads and sets its attributes from outside,
 between requests.
 """
 
@@ -29,7 +29,7 @@ Answer = tuple[int, Any]
 """A status, and what is sent as JSON."""
 
 Handler = Callable[[dict[str, Any]], Coroutine[Any, Any, Answer]]
-"""From what a request says, parsed from JSON, to the answer."""
+"""From the parsed body of a request to the answer."""
 
 
 class FakeServer(ABC):
@@ -40,7 +40,7 @@ class FakeServer(ABC):
 
     Attributes:
         url: where it listens, once it has been started.
-        calls: the paths that were asked for, in order.
+        calls: the requested paths, in order.
         headers: of each request to ``faulty``, in order.
         faults: what the next requests to ``faulty`` meet, first one first: ``reset``: the connection is cut; ``torn``:
             it is cut within an answer; ``garbage``: the answer is no JSON; ``hang``: none comes.

@@ -1,6 +1,6 @@
 """A plugin under test, activated as in a run that names it and nothing else.
 
-    activate       the plugin beside ``core``; what a run would refuse is a PluginError
+    activate       the plugin together with ``core``; a PluginError where a run would refuse it
     ActivePlugin   what it offers, its options, its hooks; its JSON activates the same code in another process
     import_plugin, check_hooks    the first two steps of ``activate`` alone, for kits that report on each step
     only_core_installed           a block in which no installed plugin but ``core`` is found
@@ -49,7 +49,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ActivePlugin:
-    """A plugin that is active beside ``core``; made by :func:`activate`.
+    """A plugin that is active together with ``core``; made by :func:`activate`.
 
     Example::
 
@@ -137,7 +137,7 @@ class ActivePlugin:
         return LifecycleHooks(self._registry, place=place, options={self.identity.name: options}, where=where)
 
     def refusals(self, architecture: str, config: Mapping[str, object]) -> list[str]:
-        """What of a checkpoint its model spec says before the start that it does not build; empty: nothing.
+        """What of a checkpoint its model spec does not build, known before the start; empty: nothing.
 
         Arguments:
             config: the object of the checkpoint's ``config.json``.
@@ -177,7 +177,7 @@ class ActivePlugin:
 
 
 def activate(plugin: str | PluginSource) -> ActivePlugin:
-    """The plugin beside ``core``, imported and registered as in a run that names it.
+    """The plugin together with ``core``, imported and registered as in a run that names it.
 
     Arguments:
         plugin: what a run writes after ``--plugin``, or what :func:`slime_core.harness.find_plugin` returned.

@@ -11,7 +11,7 @@
     shares       which tokens of a row each context-parallel rank holds, and what it needs of the others
 
 The rule between them: they see model chunks, a config and packed rows, never a family's name. ``MBridgeSpec`` and
-``local_layers`` load torch when they are first asked for; the rest of the names below loads nothing heavy.
+``local_layers`` load torch at their first use; the other names below load nothing heavy.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ before need keys and values of other ranks; those are gathered, and their gradie
 sums of softmax are never split, so that the result is that of one rank up to the order of additions.
 
 In a row that holds the prompt of several responses once, the responses continue it: they see its keys, and their rotary
-positions go on behind it (:mod:`slime_core.modeling.rows`, ``docs/shared-prompts.md``).
+positions continue after it (:mod:`slime_core.modeling.rows`, ``docs/shared-prompts.md``).
 
 Left out: sliding windows, attention that is not causal, and context parallelism for multi-latent attention or padded
 batches. All are refused.

@@ -89,7 +89,7 @@ class _Choice:
 
 
 def _completed(given: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """``given`` for the tokens that this router sees, with ``own`` where nobody told the route of a token."""
+    """``given`` for the tokens that this router sees, with ``own`` where the route of a token is not given."""
     if given.size(0) != own.size(0):  # sequence parallelism shares them out
         parts = given.tensor_split(parallel_state.get_tensor_model_parallel_world_size())
         given = parts[parallel_state.get_tensor_model_parallel_rank()]

@@ -8,7 +8,7 @@ Which part of a row a context-parallel rank computes is in :mod:`slime_core.mode
 A sequence may *continue* another one of its row: a response whose prompt stands there once for its whole group. Its
 queries see the keys of both. Such sequences share a batch if what they continue is equally long, so that one mask
 serves all of them; where they are longer than what they continue, the batch takes queries for that as well, whose
-output nobody reads, and needs no mask: the causal kernel then does less than half the work of a masked one.
+output is not read, and needs no mask: the causal kernel then does less than half the work of a masked one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Packing:
     Arguments:
         rows_S: int64 [s], the token each slot takes; padding takes its sequence's last one.
         slots_T: int64 [t], the slot each token stands in.
-        positions_T: int64 [t], place of each token in its own sequence, behind the one that this continues.
+        positions_T: int64 [t], position of each token in its own sequence, counted from the one that this continues.
         shapes: sequences and slots a sequence of each batch, in the order of the slots.
         whole: int32 [2], ``[0, t]``: the row taken for one sequence.
         shared: where keys and values go; None: where queries do.

@@ -1,12 +1,12 @@
 """Sets of tokens, one a place, that a distribution is cut to: top-p, top-k and what else leaves tokens out.
 
-Of a place with the set ``S``, logits ``z`` and the token ``t`` that was drawn from it,
+For a position with the set ``S``, logits ``z`` and the token ``t`` that was sampled from it,
 
     log q_t = z_t - log sum_{v in S} exp(z_v)          d log q_t / d z_v = [v = t] - [v in S] q_v
 
-Where a set is recorded when a token is drawn, and later log-probabilities of the token are taken over the same set, old
-and new distributions have the same support, and their ratio is an importance ratio (DeepSeek-V3.2, 2512.02556, section
-3.1, "keep sampling mask").
+Where a set is recorded when a token is sampled, and later log-probabilities of the token are taken over the same set,
+old and new distributions have the same support, and their ratio is an importance ratio (DeepSeek-V3.2, 2512.02556,
+section 3.1, "keep sampling mask").
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["KeptTokens"]
 class KeptTokens:
     """The sets of u places, one after the other.
 
-    Example, of three tokens, the first drawn from 7 and 2, the second from all, the third from 5 alone: ``ids_S = [7,
+    Example, of three tokens, the first sampled from 7 and 2, the second from all, the third from 5 alone: ``ids_S = [7,
     2, 5]``, ``counts_U = [2, 0, 1]``.
 
     Arguments:

@@ -3,7 +3,7 @@
 Sources: J. Schulman, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html, 2020); k3 as the penalty of GRPO:
 DeepSeekMath (2402.03300), equation 4; weighed by the importance ratio: DeepSeek-V3.2 (2512.02556), equation 7.
 
-What the weight does. Tokens x are drawn from mu, and the actor is pi. An estimate k(x) whose mean under pi is the
+What the weight does. Tokens x are sampled from mu, and the actor is pi. An estimate k(x) whose mean under pi is the
 divergence has, weighed by pi(x) / mu(x), that mean under mu, whatever pi is; so the mean of its gradient is the
 gradient of the divergence. That takes the gradient of the weight too: where mu equals pi the weight is 1, and still
 
@@ -47,9 +47,9 @@ def approximate_kl(
     Arguments:
         log_probs_T: float [T], of the actor; may carry the gradient.
         base_log_probs_T: float [T], of the model it is held against.
-        sampled_log_probs_T: float [T], of the policy that drew the tokens, no gradient: every estimate is weighed by
+        sampled_log_probs_T: float [T], of the policy that sampled the tokens, no gradient: every estimate is weighed by
             exp(log_probs - sampled_log_probs), which passes a gradient, its logarithm held at
-            :data:`~slime_core.ops.policy.LARGEST_LOG_RATIO`. None: the actor drew them, and nothing is weighed.
+            :data:`~slime_core.ops.policy.LARGEST_LOG_RATIO`. None: the actor sampled them, and no estimate is weighted.
 
     Raises:
         ValueError: the shapes differ, or there is no such estimator.

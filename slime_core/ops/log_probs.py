@@ -11,8 +11,8 @@ terms of ``H`` are at least 0, so nothing cancels, and ``m`` is never added to `
 away. A rank that holds part of the vocabulary has its own ``m``, ``S`` and ``E``; all ranks exchange them once, for all
 rows, and add them up in the same order.
 
-Where a token was drawn from some of the vocabulary only (:mod:`slime_core.ops.kept`), ``m`` and ``S`` of its log p are
-those of the logits in its set; ``H`` stays that of the whole vocabulary.
+Where a token was sampled from a part of the vocabulary only (:mod:`slime_core.ops.kept`), ``m`` and ``S`` of its log p
+are those of the logits in its set; ``H`` stays that of the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def log_probs_and_entropy(
     consume: bool = False,
     kept: KeptTokens | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """log p(token) and the entropy in nats of the distribution that it is drawn from; float32 [u], differentiable once.
+    """log p(token) and the entropy in nats of the distribution that it is sampled from; float32 [u], differentiable
+    once.
 
     Beyond the logits, and their gradient unless they are consumed, at most ``chunk_size`` rows of float32 are in memory
     at a time, forward and backward; but never less than two. Rows that predict nothing get a gradient of 0.
@@ -59,8 +60,8 @@ def log_probs_and_entropy(
         with_entropy: False: None in its place, for less work.
         consume: the backward pass writes the gradient over the logits. Nobody else may read them by then: autograd
             says so if another operation saved them, and refuses a second pass through the same graph.
-        kept: what each token was drawn from, the token itself among it: log p is over that set. The entropy is that of
-            the whole vocabulary all the same. None: everything.
+        kept: the tokens that each token was sampled from, itself included: log p is over that set. The entropy is that
+            of the whole vocabulary all the same. None: everything.
     """
     how = _How(temperature, chunk_size, group, with_entropy, consume, kept)
     found: tuple[torch.Tensor, torch.Tensor | None] = _LogProbsAndEntropy.apply(  # type: ignore[no-untyped-call]

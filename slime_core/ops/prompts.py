@@ -52,7 +52,7 @@ class Prompts:
 
     @classmethod
     def of(cls, samples: Sequence[NDArray[np.int64]], prompts: Sequence[int]) -> Prompts:
-        """Of token ids: ``samples`` with their prompts, of which ``prompts`` says the lengths."""
+        """From token ids: ``samples`` start with their prompts, whose lengths are ``prompts``."""
         groups = np.zeros(len(samples), np.int64)
         same = same_prompts([sample[:length] for sample, length in zip(samples, prompts, strict=True)])
         for number, members in enumerate(same):

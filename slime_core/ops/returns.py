@@ -1,6 +1,6 @@
 """Sums of discounted rewards, and advantages over values, of responses that lie one after the other in a flat tensor.
 
-Left out of generalised advantage estimation: a value behind the last token of a response that was cut off. Its return
+Left out of generalised advantage estimation: a value after the last token of a truncated response. Its return
 ends there, as where the response ended by itself.
 """
 
@@ -14,7 +14,7 @@ __all__ = ["Estimates", "discounted_returns", "generalized_advantages"]
 
 
 def discounted_returns(rewards_T: torch.Tensor, *, samples_T: torch.Tensor, gamma: float) -> torch.Tensor:
-    """G_t = r_t + gamma * G_(t+1) at every token of every sample, where G is 0 behind its last one; [T], new.
+    """G_t = r_t + gamma * G_(t+1) at every token of every sample, where G is 0 after its last one; [T], new.
 
     Source: Sutton and Barto, Reinforcement Learning (2nd edition), equation 3.9. Computed by doubling: a sum over w
     tokens and the sum over the next w make one over 2w, so that the longest of n tokens takes log2(n) rounds. A token's

@@ -136,13 +136,13 @@ class Service:
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             raise _RetryError("unreachable", type(error).__name__) from error
         except aiohttp.ClientError as error:
-            raise ServiceError(f"{self.shown} cannot be asked: {type(error).__name__}", "refused") from error
+            raise ServiceError(f"{self.shown} cannot be requested: {type(error).__name__}", "refused") from error
         return self._read(status, content, wait_s)
 
     def _read(self, status: int, content: bytes, wait_s: float) -> JsonValue:
         text = self._masked(content[:BODY_LOOKED_AT].decode(errors="replace"))[:BODY_SHOWN]
         if status in self._retry_statuses or status >= 500:
-            waits = f", to be asked again in {wait_s:g} s" if wait_s else ""
+            waits = f", to be repeated in {wait_s:g} s" if wait_s else ""
             raise _RetryError("unavailable", f"status {status}{waits}: {text}", wait_s, status)
         if status != 200:
             raise ServiceError(f"{self.shown} refused with status {status}: {text}", "refused", status)

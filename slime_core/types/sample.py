@@ -61,7 +61,7 @@ class Sample:
                rollout_log_probs=[-0.11, -0.02])
 
     Arguments:
-        group_index: number of the prompt group within the run; groups are told apart by this, never by position.
+        group_index: number of the prompt group within the run; groups are identified by this, never by position.
         index: number of the sample within the run.
         rollout_id: of a group, siblings that one generation fanned out into share it and are one rollout; None: alone.
         prompt: text, or chat messages ``[{"role": ..., "content": ...}]``.
@@ -78,15 +78,17 @@ class Sample:
             for this row, ``reward_key`` one of the named rewards, see :mod:`slime_core.prompts.named`.
         generate_function_path: slime's name for the former, which goes before it; a component's name, never a path.
         weight_versions: the versions of the weights that produced the response, oldest first.
-        weight_spans: which of them drew which tokens of the response, ``(version, start, end)`` with ``end`` excluded;
-            tokens that no engine drew are in no span. Empty: not recorded; one version then drew the whole response.
-        rollout_log_probs: the engine's log-probability of each response id, in the distribution that it was drawn from:
-            after division by the temperature, and over what top-p and top-k left.
-        rollout_top_p_token_ids: what they left at each place of the response, place after place; None: everything.
-        rollout_top_p_token_offsets: where each place begins in these ids, and behind it the end of the last one; a
-            place of none, such as one that a tool wrote, has all tokens.
+        weight_spans: which of them sampled which tokens of the response, ``(version, start, end)`` with ``end``
+            excluded; tokens that no engine sampled are in no span. Empty: not recorded; one version then sampled the
+            whole response.
+        rollout_log_probs: the engine's log-probability of each response id, in the distribution that it was sampled
+            from: after division by the temperature, and over what top-p and top-k left.
+        rollout_top_p_token_ids: the tokens that they left at each position of the response, position by position; None:
+            all.
+        rollout_top_p_token_offsets: where each position begins in these ids, followed by the end of the last one; a
+            position without ids, such as one that a tool wrote, was sampled from all tokens.
         rollout_routed_experts: int16 [tokens - 1, layers, experts a token], which experts of a mixture the engine took;
-            None: it was not asked (``use_rollout_routing_replay``).
+            None: it was not requested (``use_rollout_routing_replay``).
         remove_sample: keep the sample out of the loss; it still counts in its group's statistics.
         custom_rm_path: a field of slime's samples, kept and written down; nothing reads it. A sample's own reward
             model stands under ``rm_type`` in its metadata.
@@ -178,24 +180,24 @@ class Sample:
 
         Arguments:
             args: not needed; slime's functions pass it.
-            tokens: ids that the engine drew, or ids of an observation.
-            log_probs: natural, one an id that the engine drew; None for an observation, whose ids do not train.
+            tokens: ids that the engine sampled, or ids of an observation.
+            log_probs: natural, one per id that the engine sampled; None for an observation, whose ids do not train.
             trainable: False: an observation.
-            meta_info: of the engine's answer; says how it ended and which weights drew it.
+            meta_info: of the engine's answer: how it ended and which weights sampled it.
             text: for reading.
             update_terminal_info: take the status from ``meta_info``.
 
         Raises:
             ValueError: trained tokens without as many log-probs, or an observation with log-probs.
         """
-        ids, drawn = list(tokens), None if log_probs is None else list(log_probs)
-        if trainable is (drawn is None) or (drawn is not None and len(drawn) != len(ids)):
-            found = "no log-probs" if drawn is None else f"{len(drawn)} log-probs"
+        ids, sampled = list(tokens), None if log_probs is None else list(log_probs)
+        if trainable is (sampled is None) or (sampled is not None and len(sampled) != len(ids)):
+            found = "no log-probs" if sampled is None else f"{len(sampled)} log-probs"
             accepted = "one for each token" if trainable else "none, since it does not train"
             raise ValueError(f"sample {self.index}: {len(ids)} more response tokens with {found}; accepted: {accepted}")
         self.tokens = TokenIds([*self.tokens, *ids])
         self.loss_mask = Mask([*self._mask_so_far(), *([int(trainable)] * len(ids))])
-        self.rollout_log_probs = LogProbs([*(self.rollout_log_probs or ()), *(drawn or [0.0] * len(ids))])
+        self.rollout_log_probs = LogProbs([*(self.rollout_log_probs or ()), *(sampled or [0.0] * len(ids))])
         if self.rollout_top_p_token_offsets is not None:
             end = self.rollout_top_p_token_offsets[-1]
             self.rollout_top_p_token_offsets = TokenIds([*self.rollout_top_p_token_offsets, *([end] * len(ids))])

@@ -8,7 +8,7 @@ What reinforcement learning adds: it finds that the rarer answers are the reward
 This sharpens an ability that the warm-up left latent and the habit covered up; it does not discover addition from
 nothing.
 
-A trainer repeats it so: a new model of :func:`model_files`, weights drawn by ``WarmUp.seed``; each batch of
+A trainer repeats it so: a new model of :func:`model_files`, weights initialised with ``WarmUp.seed``; each batch of
 :func:`warm_up_batches` one step of AdamW on the mean cross-entropy over the target's characters and ``<eos>``, prompt
 through the chat template; learning rate :meth:`WarmUp.learning_rate`.
 """
@@ -35,9 +35,10 @@ class WarmUp:
 
     Arguments:
         steps: optimizer steps, at least 1.
-        batch_size: problems a step, drawn with replacement from the training split.
-        short_share: probability, 0 to 1, that a problem is drawn from those with a one-digit operand, ``1+1``, ``1+2``
-            and ``2+1`` digits equally often; they are a fifth of all sums, ``1+1`` a hundredth: too few to learn.
+        batch_size: problems a step, sampled with replacement from the training split.
+        short_share: probability, 0 to 1, that a problem is sampled from those with a one-digit operand, ``1+1``,
+            ``1+2`` and ``2+1`` digits equally often; they are a fifth of all sums, ``1+1`` a hundredth: too few to
+            learn.
         habit_share: probability, 0 to 1, that a target drops its carries.
         lr: peak learning rate.
         lr_warmup_steps: steps of linear rise; a cosine over all ``steps`` multiplies it and ends at zero.

@@ -6,7 +6,7 @@ Accuracy by carries and by operand length tells adding from knowing the format: 
 exactly where there are none.
 
 The 10,000 problems are split once and for all: 9,000 to train on, 500 held out to be evaluated during runs, 500 in
-reserve that nobody tunes against. A sum and its mirror image, ``37+45`` and ``45+37``, are always on the same side,
+reserve for final checks. A sum and its mirror image, ``37+45`` and ``45+37``, are always on the same side,
 so that nothing held out can be read off a training row. No training file and no warm-up contains a problem of the
 last two.
 """
@@ -100,7 +100,7 @@ class Problem:
 
     @property
     def answer_without_carries(self) -> str:
-        """The answer of somebody who adds each column on its own and drops what would be carried: 37+45 is ``"72"``."""
+        """The answer that adds each column on its own and drops every carry: 37+45 is ``"72"``."""
         units = (self.left + self.right) % 10
         tens = (self.left // 10 + self.right // 10) % 10
         return str(10 * tens + units)

@@ -280,7 +280,7 @@ async def test_two_turns_on_an_engine_continue_each_others_ids() -> None:
             trajectory.append_text("+")
             second = await trajectory.generate(SamplingParams(max_new_tokens=4))
             sample = trajectory.finish()
-        drawn = list(engine.drawn)
+        drawn = list(engine.sampled)
     assert drawn == [([113], first.token_ids), ([113, *first.token_ids, 43], second.token_ids)]
     assert list(sample.tokens) == [113, *first.token_ids, 43, *second.token_ids]
     assert sample.loss_mask == [1, 1, 1, 0, 1, 1, 1, 1]

@@ -106,8 +106,8 @@ async def test_it_generates_with_the_engines_of_the_run(build: Build) -> None:
         sampled = await sampler.sample(4)
         await sampler.close()
     (shard,) = sampled.shards
-    assert len(engine.drawn) == 4
-    made = [[*prompt, *response] for prompt, response in engine.drawn]
+    assert len(engine.sampled) == 4
+    made = [[*prompt, *response] for prompt, response in engine.sampled]
     assert [sequence.tolist() for sequence in np.split(shard.tokens_T, np.cumsum(shard.lengths_B)[:-1])] == made
     assert {body["sampling_params"]["max_new_tokens"] for body in engine.bodies} == {3}
 

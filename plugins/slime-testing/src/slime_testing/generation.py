@@ -185,7 +185,7 @@ class GenerateFunctionSuite(ComponentSuite):
         with make_engine(version=LATER) as engine:
             engine.answers = [letters(text) for text in self.answers]
             (calls,) = run(self._generated(engine, [copy.deepcopy([before, *finished])]))
-            drawn = list(engine.drawn)
+            drawn = list(engine.sampled)
         made = [sample for call in calls for sample in call]
         most = SAMPLING.max_new_tokens if self.traits().sends_prompts_whole else None
         require_resumed(before, made, drawn, versions=(VERSION, LATER), most=most)
@@ -214,7 +214,7 @@ class GenerateFunctionSuite(ComponentSuite):
     def _played(self, engine: FakeEngine, groups: list[PromptGroup], evaluation: bool) -> list[_Played]:
         parents = copy.deepcopy(groups)
         calls = run(self._generated(engine, groups, evaluation=evaluation))
-        return [_Played(*each, list(engine.drawn)) for each in zip(parents, calls, strict=True)]
+        return [_Played(*each, list(engine.sampled)) for each in zip(parents, calls, strict=True)]
 
     async def _generated(
         self, engine: FakeEngine, groups: list[PromptGroup], *, evaluation: bool = False

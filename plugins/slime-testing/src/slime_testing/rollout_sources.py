@@ -167,7 +167,7 @@ class _Batch:
 
     @property
     def sampled(self) -> list[tuple[list[int], list[int]]]:
-        return self._engine.drawn
+        return self._engine.sampled
 
     def generation(self, sample: Sample) -> tuple[GenerateContext, SamplingParams]:
         del sample

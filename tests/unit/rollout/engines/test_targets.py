@@ -55,10 +55,10 @@ async def test_a_client_spreads_requests_over_engines_and_goes_round_one_that_is
         urls = [one.url, two.url]
         async with GenerateClient("http://router", engines=urls) as client:
             await asyncio.gather(*(client.generate([3], sampling=SHORT) for _ in range(8)))
-            assert (len(one.drawn), len(two.drawn)) == (4, 4)
+            assert (len(one.sampled), len(two.sampled)) == (4, 4)
             one.stop()
             await asyncio.gather(*(client.generate([3], sampling=SHORT) for _ in range(3)))
-            assert len(two.drawn) == 7
+            assert len(two.sampled) == 7
 
 
 async def test_a_session_travels_as_the_routers_header():
