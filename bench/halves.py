@@ -30,7 +30,7 @@ from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import activate
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_records import SampledRollout, SamplerSettings, SamplerState
-from slime_core.runtime.lending import Lending
+from slime_core.runtime.device_pool import DevicePool
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
 from slime_core.weights.endpoints import EngineControl
@@ -150,7 +150,7 @@ def step_time(generating: float, training: float, *, ahead: int) -> float:
                 config=config,
                 state=RunState(),
                 track=track,
-                devices=Lending(),
+                devices=DevicePool(),
                 hooks=LifecycleHooks(registry, place=Place.DRIVER, options={}),
             )
         sampler.close()

@@ -118,7 +118,7 @@ def train(case: Case, rank: int, address: str, folder: Path, target: Path) -> No
         layout=case.layout,
     )
     found: dict[str, Any] = {}
-    finish, cut = learner.actor.optimizer.step, learner._cut
+    finish, cut = learner.actor.optimizer.step, learner._make_micro_batches
 
     def step() -> Any:
         found["gradients"] = named_gradients(learner._spec, learner.actor.model)
@@ -129,7 +129,7 @@ def train(case: Case, rank: int, address: str, folder: Path, target: Path) -> No
         found["tokens"] = sum(micro.num_tokens for step in steps for micro in step)
         return steps
 
-    learner.actor.optimizer.step, learner._cut = step, counted
+    learner.actor.optimizer.step, learner._make_micro_batches = step, counted
     data_rank = case.layout.data_rank(rank, world_size=case.ranks)
     shard = shards(case.layout.data_size(case.ranks), share=case.share)[data_rank]
     found["metrics"] = learner.train(shard)

@@ -24,7 +24,7 @@ import torch
 
 from slime_core import RunView
 from slime_core.cpu.megatron import install
-from slime_core.learner.layout import initialize
+from slime_core.learner.process import initialize_model_parallel
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.types import StepPlan, TrainBatch
 
@@ -141,7 +141,7 @@ def build(shape: dict[str, Any]) -> Any:
 
 def train(chunk: Any, micro: Any) -> torch.Tensor:
     """Log-probs of the responses; the gradients of a policy loss are in the parameters."""
-    from slime_core.learner.loss.log_probs import response_log_probs
+    from slime_core.learner.forward_backward import response_log_probs
 
     chunk.zero_grad()
     logits = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=micro.packed_sequence)
@@ -171,11 +171,11 @@ def kept_mib(chunk: Any, micro: Any) -> float:
 
 
 def measure(case: Case, repeats: int) -> Row:
-    from slime_core.learner.packed.batches import cut
+    from slime_core.learner.micro_batches import make_micro_batches
 
     shape = SHAPES[case.shape]
     chunk, shard = build(shape), make_shard(case, shape["vocab_size"])
-    ((repeated,),), ((once,),) = cut(shard), cut(shard, share=True)
+    ((repeated,),), ((once,),) = make_micro_batches(shard), make_micro_batches(shard, share=True)
     expected_U, expected = train(chunk, repeated), gradients(chunk)
     found_U, found = train(chunk, once), gradients(chunk)
     seconds: dict[str, float] = {}
@@ -227,7 +227,7 @@ def prepare() -> None:
     warnings.filterwarnings("ignore", module="megatron")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    initialize(ParallelLayout(), seed=1)
+    initialize_model_parallel(ParallelLayout(), seed=1)
 
 
 def main() -> None:

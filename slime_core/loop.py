@@ -1,8 +1,8 @@
 """The training loop. Start here.
 
-One step is a sentence: sample, train, save, publish, evaluate. Training borrows the devices and gives them back only
-when its weights are published. Overlap of sampling and training is the sampler's business, which learns what the
-engines serve; sharing of devices is the lending's: neither needs a second loop.
+One step is a sentence: sample, train, save, publish, evaluate. The learner holds the devices while it trains, until its
+weights are published. The sampler overlaps sampling and training on its own, and the device pool moves memory where
+learner and engines share devices: neither needs a second loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
 from slime_core.runtime.actors import Ref
-from slime_core.runtime.lending import Lending
+from slime_core.runtime.device_pool import DevicePool
 from slime_core.track.track import Track
 from slime_core.types import TrainBatch
 
@@ -35,38 +35,38 @@ class Rollout(Protocol):
 
 
 class SamplerState(Protocol):
-    """What a checkpoint holds of the sampler, all of one moment."""
+    """The sampler's part of a checkpoint, all of one moment."""
 
     @property
     def cursor(self) -> dict[str, Any]:
-        """Position in the data after the rollouts that were returned, without those generated ahead."""
+        """Position in the data after the rollouts that were returned; rollouts generated ahead do not count."""
 
     @property
     def plugin_states(self) -> PlaceStates:
-        """What the plugins of the sampler want to find in a checkpoint."""
+        """States of the sampler's plugins."""
 
 
 class Sampler(Protocol):
-    """What the loop asks of the rollout side."""
+    """The rollout side, as the loop calls it."""
 
     def sample(self, rollout: int) -> Rollout:
-        """The next rollout; waits until it is there."""
+        """The next rollout; waits until it is complete."""
 
     def evaluate(self, step: int) -> dict[str, float] | None:
-        """Scores of the weights that the engines hold; None: they are being measured, and the track hears of it."""
+        """Scores of the weights that the engines hold; None: a concurrent evaluation has started and reports them."""
 
     def before_publish(self) -> None:
-        """Nothing measures any more what the engines serve, so that it may change, when this returns."""
+        """Wait for a concurrent evaluation, whose weights must not change."""
 
     def published(self, version: int) -> None:
-        """The engines serve ``version``; what is generated ahead may go on."""
+        """The engines serve ``version``; generation ahead of training may resume."""
 
     def state(self) -> SamplerState:
-        """What a checkpoint holds of the sampler."""
+        """The sampler's part of a checkpoint."""
 
 
 class Learner(Protocol):
-    """What the loop asks of the training side."""
+    """The training side, as the loop calls it."""
 
     def train(self, shards: list[Ref[TrainBatch]]) -> dict[str, float]:
         """All optimizer steps of one rollout."""
@@ -85,13 +85,12 @@ def train(
     config: RunConfig,
     state: RunState,
     track: Track,
-    devices: Lending,
+    devices: DevicePool,
     hooks: LifecycleHooks,
 ) -> RunState:
-    """Run the steps that are left; returns where the run then stands. Engines never serve what the learner does not
-    hold."""
+    """Run the remaining steps; returns the state after them. Engines serve only weights that the learner holds."""
     total = config.rollout.num_rollout
-    with devices.lend("learner"):
+    with devices.held_by("learner"):
         served = publish(learner, sampler, track, devices, hooks, version=state.step)
     if config.evaluates and not config.eval.skip_eval_before_train:
         evaluate(sampler, track, step=state.step, served=served)
@@ -100,7 +99,7 @@ def train(
             with track.timer("rollout"):
                 rollout = sampler.sample(step)
             metrics.update(rollout.metrics)
-            with devices.lend("learner"):
+            with devices.held_by("learner"):
                 with track.timer("train"):
                     metrics.update(learner.train(rollout.refs))
                 state = replace(state, step=step + 1)
@@ -116,7 +115,7 @@ def train(
 
 
 def save(state: RunState, learner: Learner, sampler: Sampler, hooks: LifecycleHooks) -> RunState:
-    """Write a checkpoint, with where the data stands and what the plugins of every process want to find; returns it."""
+    """Write a checkpoint with the position in the data and the states of plugins; returns the state that it holds."""
     found = sampler.state()
     states: dict[str, Any] = {Place.DRIVER: hooks.states(), Place.SAMPLER: found.plugin_states}
     state = replace(state, cursor=found.cursor, plugin_states=states)
@@ -125,9 +124,9 @@ def save(state: RunState, learner: Learner, sampler: Sampler, hooks: LifecycleHo
 
 
 def publish(
-    learner: Learner, sampler: Sampler, track: Track, devices: Lending, hooks: LifecycleHooks, *, version: int
+    learner: Learner, sampler: Sampler, track: Track, devices: DevicePool, hooks: LifecycleHooks, *, version: int
 ) -> int:
-    """Hand the learner's weights to every engine; returns the version that the engines now serve."""
+    """Send the learner's weights to every engine; returns the version that the engines now serve."""
     with track.timer("update_weights"):
         sampler.before_publish()
         devices.make_room_for_weights()
@@ -138,7 +137,7 @@ def publish(
 
 
 def evaluate(sampler: Sampler, track: Track, *, step: int, served: int) -> None:
-    """Measure what the engines serve after ``step`` steps: weights of version ``served``, older if updates are rare.
+    """Evaluate the engines after ``step`` steps; they serve version ``served``, which is older if updates are rare.
     A concurrent evaluation only starts here."""
     with track.timer("eval"):
         scores = sampler.evaluate(step)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from slime_core.learner.packed.batches import MicroBatch
+from slime_core.learner.micro_batches import MicroBatch
 
 
 def micro(**columns: Any) -> MicroBatch:

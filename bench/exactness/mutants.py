@@ -108,10 +108,10 @@ def _wrong_divisor() -> None:
 
 
 def _change_micro_batches(change: Callable[[Any], Any]) -> None:
-    from slime_core.learner.packed import batches
+    from slime_core.learner import micro_batches
 
-    make = batches._micro_batch
-    batches._micro_batch = lambda *arguments, **options: change(make(*arguments, **options))
+    make = micro_batches._micro_batch
+    micro_batches._micro_batch = lambda *arguments, **options: change(make(*arguments, **options))
 
 
 def _shifted_label() -> None:
@@ -143,16 +143,16 @@ def _forgotten_temperature() -> None:
 
 def _forgotten_reference() -> None:
     """The reference is the actor."""
-    from slime_core.learner.roles import Roles
+    from slime_core.learner.frozen_models import WeightSnapshots
 
-    Roles.read = lambda self, role, load: self.remember(role)  # type: ignore[method-assign]
+    WeightSnapshots.load = lambda self, role, load: self.snapshot(role)  # type: ignore[method-assign]
 
 
 def _late_old_log_probs() -> None:
     """The old log-probabilities are those of the step itself, so that no ratio leaves 1."""
-    from slime_core.learner.columns import Columns
+    from slime_core.learner.log_prob_pass import RequiredColumns
 
-    Columns.old = lambda *_, **__: False  # type: ignore[method-assign]
+    RequiredColumns.old = lambda *_, **__: False  # type: ignore[method-assign]
 
 
 # --- Sums over ranks --------------------------------------------------------------------------------------------------
@@ -193,9 +193,9 @@ def _no_gradient_of_sequence_sums() -> None:
 
 
 def _whitened_alone() -> None:
-    from slime_core.learner.loss.advantages import OverShards
+    from slime_core.learner.loss.advantages import DataParallelSums
 
-    OverShards.sum = lambda self, values: values.detach().clone()  # type: ignore[method-assign]
+    DataParallelSums.sum = lambda self, values: values.detach().clone()  # type: ignore[method-assign]
 
 
 MUTANTS = (

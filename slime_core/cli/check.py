@@ -19,7 +19,7 @@ from slime_core.errors import ConfigError, PlacementError
 from slime_core.plugins.entries import listed
 from slime_core.plugins.selection import check_targets, has_critic, selected
 from slime_core.prompts.bad_rows import BadRows
-from slime_core.runtime.machine import look
+from slime_core.runtime.machine import free_resources
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
@@ -79,7 +79,7 @@ def _left_out(mistakes: list[str]) -> Iterator[str]:
 
 def _plan(resolved: Resolved, needs: Needs) -> list[str]:
     try:
-        return list(placement_plan(resolved.config, needs, look()))
+        return list(placement_plan(resolved.config, needs, free_resources()))
     except PlacementError as refused:  # a mistake in what was asked, since nothing runs yet
         raise ConfigError(f"{refused}") from refused
 

@@ -15,8 +15,7 @@ from slime_core.cli.needs import GIB, Needs
 from slime_core.cli.preflight import joins_a_cluster
 from slime_core.config.schema import RunConfig
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.runtime.asked import asked_layout
-from slime_core.runtime.layout import Assignment, Capacity, Device, Layout, Plan, Seat, assign, plan
+from slime_core.runtime.layout import Assignment, Capacity, Device, Layout, Plan, Seat, assign, plan, requested_layout
 from slime_core.runtime.machine import Machine
 
 __all__ = ["Machines", "expected_machines", "half_of", "layout_of", "placement_plan"]
@@ -58,7 +57,7 @@ def layout_of(config: RunConfig, machine: Machine) -> Layout:
     cluster = config.cluster
     auto: Device = "gpu" if joins_a_cluster(config) or machine.can_use_gpus else "cpu"
     device: Device = {"auto": auto, "cuda": "gpu", "cpu": "cpu"}[cluster.device]
-    return asked_layout(config, device, learner_ranks=config.num_started_ranks)
+    return requested_layout(config, device, learner_ranks=config.num_started_ranks)
 
 
 def expected_machines(config: RunConfig, layout: Layout, machine: Machine) -> Machines:
@@ -136,7 +135,7 @@ def _rows(config: RunConfig, layout: Layout, seats: Assignment) -> Iterator[str]
     ]
     evaluating = sum(group.num_engines for group in config.eval_groups)
     names += [(f"eval engine {number}", "evaluations alone") for number in range(evaluating)]
-    for (name, purpose), block in zip(names, seats.beside, strict=True):
+    for (name, purpose), block in zip(names, seats.auxiliary, strict=True):
         size = f"tensor parallel over {len(block)}" if len(block) > 1 else "whole"
         yield f"  {name:<16} {_place(*block):<28} {size}, {purpose}"
 

@@ -34,7 +34,7 @@ from slime_core.prompts.row_checks import check_of
 from slime_core.prompts.row_sampling import drawn
 from slime_core.prompts.screen import Room, screen
 from slime_core.prompts.screen_rollouts import screen_rollouts
-from slime_core.runtime.machine import Machine, look
+from slime_core.runtime.machine import Machine, free_resources
 
 if TYPE_CHECKING:
     from slime_core.plugins.registry import Registry
@@ -141,7 +141,7 @@ def check_machine(config: RunConfig, needs: Needs) -> None:
         ConfigError: it is too small; lists all that it has too little of.
     """
     # What other machines have is Ray's to say, and the placement's.
-    found = [] if joins_a_cluster(config) else list(machine_mistakes(config, needs, look()))
+    found = [] if joins_a_cluster(config) else list(machine_mistakes(config, needs, free_resources()))
     if found:
         raise report([Mistake(message) for message in found])
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from slime_core.cpu.megatron import install
-from slime_core.learner.layout import initialize
+from slime_core.learner.process import initialize_model_parallel
 from slime_core.modeling.layout import ParallelLayout
 
 __all__ = ["prepare_megatron", "start_single_rank"]
@@ -36,5 +36,5 @@ def start_single_rank(*, seed: int = 1) -> ParallelLayout:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     layout = ParallelLayout()
-    initialize(layout, seed=seed)
+    initialize_model_parallel(layout, seed=seed)
     return layout

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from slime_core.learner.packed.batches import cut
+from slime_core.learner.micro_batches import make_micro_batches
 from slime_core.plugins.contracts import MicroBatch
 from slime_core.types import StepPlan, TrainBatch
 
@@ -31,7 +31,7 @@ def small_shard(rollout: int = 0) -> tuple[TrainBatch, list[Sequence[MicroBatch]
         steps=(StepPlan(micro_batches=((0,), (1,)), divisor=2.0),),
         indices_B=np.array([0, 1]),
     )
-    steps = cut(shard)
+    steps = make_micro_batches(shard)
     for micro in (micro for step in steps for micro in step):
         micro.old_log_probs_U = micro.rollout_log_probs_U.clone()
         micro.ref_log_probs_U = torch.zeros_like(micro.rollout_log_probs_U)

@@ -1,29 +1,32 @@
-"""Trains the actor with Megatron-core; the only room, with modeling, weights and checkpoint, that imports it.
+"""Trains the actor with Megatron-core. Besides it, only modeling, weights and checkpoint import Megatron.
 
-    packed/      samples as rows: micro-batches
-    model/       which parameters train, and which experts a mixture's routers take
-    loss/        from log-probabilities to one number to minimise; corrections, metrics, the parity gate
-    critic/      the model of values, on the actor's ranks or apart
+The way of a rollout, in reading order:
 
-    layout       Megatron's parallel state, as the model is cut over ranks
-    passes       micro-batches through Megatron's schedule, forward only or with gradients
-    optimizer    Megatron's DDP, optimizer and schedule
-    trained      a model with both: what takes optimizer steps, is saved and is loaded
-    columns      which columns of a rollout something reads; only those are computed
-    annotator    fills them
-    roles, cast  sets of weights that take turns in one model, and when in a run they do
-    replay       whose passes keep the routes of a mixture
-    components   the components of the run that work on a rank, built and held to their contracts
-    refusals, finite    what ends a run before anything that it spoilt is published
-    gradients    gradients under Hugging Face names, to compare layouts
-    train_data   what a rank trained, on disk, to look into a run
-    sleep        device memory given away and taken back
-    settings, process, meeting    what a process is told, what it prepares, where the ranks meet
-    rank         one process of the learner, with or without Ray
-    actor        the ranks as Ray actors, and the driver's handle
-    absent       the learner of a run that goes with one half alone, as the loop calls it
+    actor             the ranks as Ray actors, and the driver's handle
+    rank              one rank: ``Learner.train`` runs the steps below
+    micro_batches     packs the samples of a shard into rows
+    log_prob_pass     forward passes of the roles that something reads
+    frozen_models     weights of reference, teacher and old actor, loaded into the actor's model for a pass
+    loss/             advantages, objective, corrections, parity
+    forward_backward  runs micro-batches through Megatron's schedule
+    trained_model     chunks, DDP, optimizer and schedule; takes the step
 
-The rules between them: it sees model chunks and packed micro-batches, never a family's name. What
-imports Megatron is imported inside functions, after ``slime_core.cpu.megatron.install()``; once it is imported, nothing
-can be installed any more.
+Around it:
+
+    components        builds the run's components that work on a rank, and checks them
+    critic/           the critic, on the actor's ranks or on its own
+    optimizer         Megatron's DDP, optimizer and learning-rate schedule
+    routing_replay    replays the experts that a mixture chose
+    freezing          which parameters train
+    shared_prompts    whether the model can take rows in which responses share a prompt
+    same_model        whether another folder's weights fit the actor's model
+    checks            errors that end a run before a spoilt step is published
+    offload           moves a rank's device memory to the host and back
+    train_data        writes what a rank trained to a file
+    gradients         gradients under Hugging Face names, to compare layouts
+    settings, process, rendezvous    settings of a rank, joining the process group, its address
+
+The rules between them: files see model chunks and packed micro-batches, never the name of a model family. What imports
+Megatron is imported inside functions, after ``slime_core.cpu.megatron.install()``: what is imported before cannot be
+patched any more.
 """

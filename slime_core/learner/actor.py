@@ -14,14 +14,13 @@ import ray
 
 from slime_core.checkpoint.folder import Checkpoint, RunState, drafted, write_state
 from slime_core.learner.critic.actor import CriticGroup
-from slime_core.learner.critic.recut import Column, put_together
-from slime_core.learner.meeting import Meeting, numbered
+from slime_core.learner.critic.reshard import TokenValues, values_of_shard
+from slime_core.learner.rendezvous import Rendezvous, settings_of_ranks
 from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
-from slime_core.runtime.actors import Call, Ref, uncollected
-from slime_core.runtime.group import ActorGroup
+from slime_core.runtime.actors import ActorGroup, Call, Ref, uncollected
 from slime_core.runtime.waiting import Wait
 from slime_core.types import TrainBatch
 from slime_core.weights.publisher import Publisher, PublisherSettings
@@ -29,7 +28,7 @@ from slime_core.weights.publisher import Publisher, PublisherSettings
 if TYPE_CHECKING:
     from slime_core.learner.rank import Learner
 
-__all__ = ["LearnerActor", "LearnerHandle", "Saving", "Trained", "unchecked"]
+__all__ = ["LearnerActor", "LearnerHandle", "NoLearner", "RankResult", "SaveSettings", "parity_unchecked_warning"]
 
 UNCHECKED = (
     "parity of learner and engines could not be checked: no trained token of this rollout is known to come from the "
@@ -43,7 +42,7 @@ OLDER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
+class SaveSettings:
     """Where checkpoints go and what they hold.
 
     Arguments:
@@ -58,13 +57,13 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """What one rank says of a rollout that it trained.
+class RankResult:
+    """What one rank returns after training a rollout.
 
     Arguments:
         metrics: the same on every rank.
-        failures: what watching plugins got wrong there.
-        returns: a reference to what a critic apart is to learn of the rank's shard, from the one that speaks for it.
+        failures: of the plugins' observers on the rank.
+        returns: a reference to the targets of a separate critic, from the rank that reports its shard.
     """
 
     metrics: dict[str, float]
@@ -72,7 +71,7 @@ class Trained:
     returns: tuple[Ref[np.ndarray], ...] = ()
 
 
-class LearnerActor(Meeting):
+class LearnerActor(Rendezvous):
     """Runs a :class:`~slime_core.learner.rank.Learner`, with exactly the driver's plugins."""
 
     _learner: Learner  # once setup() has returned
@@ -80,7 +79,7 @@ class LearnerActor(Meeting):
     _eval_publisher: Publisher  # once connect_evaluation() has returned
 
     def __init__(self, manifest: Manifest) -> None:
-        # Here, because the options that setup() is handed are objects of the plugins' classes.
+        # Before setup(), whose settings hold options objects of the plugins' classes.
         self._registry = attach(manifest)
         self._publishers: list[Publisher] = []
 
@@ -92,22 +91,22 @@ class LearnerActor(Meeting):
             self._learner = Learner(settings, self._registry)
 
     def connect(self, engine_urls: list[str], settings: PublisherSettings) -> None:
-        """Meet the engines for weight transfer. Collective."""
-        self._publisher = self._publishes_to(engine_urls, settings)
+        """Connect to the engines for weight transfer. Collective."""
+        self._publisher = self._make_publisher(engine_urls, settings)
 
     def connect_evaluation(self, engine_urls: list[str], settings: PublisherSettings) -> None:
-        """Meet the engines that only evaluate. Collective."""
-        self._eval_publisher = self._publishes_to(engine_urls, settings)
+        """Connect to the engines that only evaluate. Collective."""
+        self._eval_publisher = self._make_publisher(engine_urls, settings)
 
-    def _publishes_to(self, engine_urls: list[str], settings: PublisherSettings) -> Publisher:
+    def _make_publisher(self, engine_urls: list[str], settings: PublisherSettings) -> Publisher:
         learner = self._learner
-        watched = settings.transport == "disk" and learner.hooks.implementers("slime_after_weight_write")
+        has_observers = settings.transport == "disk" and learner.hooks.implementers("slime_after_weight_write")
         publisher = Publisher(
             engine_urls,
             settings=settings,
             weights=learner.export_weights(),
             sends=learner.is_sender,
-            written=partial(self._written, engine_urls) if watched else None,
+            written=partial(self._written, engine_urls) if has_observers else None,
         )
         self._publishers.append(publisher)
         return publisher
@@ -115,23 +114,25 @@ class LearnerActor(Meeting):
     def _written(self, engine_urls: list[str], folder: Path | None) -> None:
         self._learner.hooks.call("slime_after_weight_write", folder=folder, engine_urls=engine_urls)
 
-    def train(self, shards: list[Ref[TrainBatch]], values: Sequence[Ref[Column]] = (), *, number: int = 0) -> Trained:
+    def train(
+        self, shards: list[Ref[TrainBatch]], values: Sequence[Ref[TokenValues]] = (), *, number: int = 0
+    ) -> RankResult:
         """Train this rank's shard, a reference in a list of one.
 
         Arguments:
-            values: references to the values of a critic apart, of all shards; empty: there is none.
-            number: which of the shards it is.
+            values: references to the values of a separate critic, of all shards; empty: there is none.
+            number: of the shard among all.
         """
         learner, shard = self._learner, ray.get(shards[0])
         if not values:
-            return Trained(learner.train(shard), learner.hooks.failures.take())
-        from slime_core.learner.critic.rank import speaks_for_shard
+            return RankResult(learner.train(shard), learner.hooks.failures.take())
+        from slime_core.learner.critic.rank import reports_shard
 
-        metrics = learner.train(shard, put_together(ray.get(list(values)), shard, number=number))
+        metrics = learner.train(shard, values_of_shard(ray.get(list(values)), shard, number=number))
         failures, returns_U = learner.hooks.failures.take(), learner.returns_U
-        if returns_U is None or not speaks_for_shard():
-            return Trained(metrics, failures)
-        return Trained(metrics, failures, (ray.put(returns_U.cpu().numpy()),))
+        if returns_U is None or not reports_shard():
+            return RankResult(metrics, failures)
+        return RankResult(metrics, failures, (ray.put(returns_U.cpu().numpy()),))
 
     def publish(self, version: int) -> float:
         """Every engine holds the weights of the learner, as ``version``. Collective; see ``Publisher.publish``."""
@@ -157,7 +158,7 @@ class LearnerActor(Meeting):
             hf.write(draft / "hf", learner.export_weights(), template=template, writes=learner.is_sender)
 
     def plugin_states(self) -> PlaceStates:
-        """What the plugins of this rank want to find in a checkpoint."""
+        """The plugins' states on this rank, for a checkpoint."""
         return self._learner.hooks.states()
 
     def load(self, folder: Path, states: PlaceStates) -> None:
@@ -167,11 +168,11 @@ class LearnerActor(Meeting):
         learner.hooks.restore(states)
 
     def sleep(self) -> int:
-        """Give all device memory away; returns its bytes."""
+        """Move all device memory to the host; returns its bytes."""
         return self._learner.sleep()
 
     def wake(self) -> None:
-        """Take the device memory back."""
+        """Move everything back to the device."""
         self._learner.wake()
 
     def close(self) -> None:
@@ -182,7 +183,7 @@ class LearnerActor(Meeting):
 
 
 class LearnerHandle:
-    """All ranks as the loop calls them; every wait is watched.
+    """All ranks as the loop calls them. Every wait has a name and a limit.
 
     Arguments:
         group: its ranks, in their order.
@@ -190,10 +191,11 @@ class LearnerHandle:
         saving: where checkpoints go.
         data_ranks: which data-parallel shard each rank trains; ranks that share one copy of the model share a shard.
         checks_equal: after the first publication, prove that it reaches every weight of the engines.
-        ahead: rollouts that are generated ahead of training, for the words of a warning.
-        warn: receives what a person should read.
-        failures: receives what watching plugins got wrong on any rank.
-        critic: a critic apart; None: it shares the ranks, or there is none.
+        ahead: rollouts that are generated ahead of training; a warning explains it.
+        warn: receives warnings for the user.
+        failures: receives the failures of plugins' observers on any rank.
+        critic: a separate critic; None: it shares the ranks, or there is none.
+        has_engines: False: the run only trains, so weights are not published and parity is never due.
     """
 
     def __init__(
@@ -201,19 +203,27 @@ class LearnerHandle:
         group: ActorGroup[LearnerActor],
         *,
         wait: Wait,
-        saving: Saving,
+        saving: SaveSettings,
         data_ranks: Sequence[int],
         checks_equal: bool = False,
         ahead: int = 0,
         warn: Callable[[str], None],
         failures: Failures,
         critic: CriticGroup | None = None,
+        has_engines: bool = True,
     ) -> None:
-        self._failures, self._critic = failures, critic
-        self._group, self._wait, self._saving = group, wait, saving
-        self._warned, self._parity_seen, self._checks_equal = False, False, checks_equal
-        self._data_ranks, self._warn = list(data_ranks), warn
+        self._group = group
+        self._critic = critic
+        self._wait = wait
+        self._saving = saving
+        self._data_ranks = list(data_ranks)
+        self._checks_equal = checks_equal
         self._ahead = ahead
+        self._has_engines = has_engines
+        self._warn = warn
+        self._failures = failures
+        self._warned_of_names = False
+        self._parity_was_due = False
 
     def setup(self, settings: LearnerSettings, *, reachable: bool) -> list[Call[None]]:
         """Start building on every rank; the caller waits.
@@ -222,23 +232,25 @@ class LearnerHandle:
             settings: of any rank; rank, world size and address are filled in.
             reachable: the ranks, or the engines, are on several nodes.
         """
-        meeting = self._group[0].start(LearnerActor.free_address, reachable=reachable)
-        address = self._wait([meeting], what="an address for the learner's ranks")[0]
+        call = self._group[0].start(LearnerActor.free_address, reachable=reachable)
+        address = self._wait([call], what="an address for the learner's ranks")[0]
         critic = [] if self._critic is None else self._critic.setup(self._wait, reachable=reachable)
-        return self._group.start_each(LearnerActor.setup, numbered(settings, len(self._group), address)) + critic
+        return (
+            self._group.start_each(LearnerActor.setup, settings_of_ranks(settings, len(self._group), address)) + critic
+        )
 
     def connect(self, engine_urls: list[str], settings: PublisherSettings) -> None:
-        """Meet the engines for weight transfer."""
+        """Connect every rank to the engines for weight transfer."""
         calls = self._group.start(LearnerActor.connect, engine_urls, settings)
         self._wait(calls, what="learner and engines to meet")
 
     def connect_evaluation(self, engine_urls: list[str], settings: PublisherSettings) -> None:
-        """Meet the engines that only evaluate."""
+        """Connect every rank to the engines that only evaluate."""
         calls = self._group.start(LearnerActor.connect_evaluation, engine_urls, settings)
         self._wait(calls, what="learner and engines that only evaluate to meet")
 
     def train(self, shards: list[Ref[TrainBatch]]) -> dict[str, float]:
-        """All optimizer steps of one rollout; ``shards`` are references, one a data-parallel rank."""
+        """Run all optimizer steps of one rollout; ``shards`` are references, one a data-parallel rank."""
         values = [] if self._critic is None else self._critic.values(shards, self._wait)
         calls = [
             actor.start(LearnerActor.train, [shards[number]], values, number=number)
@@ -250,28 +262,30 @@ class LearnerHandle:
         metrics = trained[0].metrics
         if self._critic is not None:
             metrics |= self._critic.fit(self._returns(trained), self._wait)
-        self._watch_parity(metrics.get("parity/tokens"))
+        self._warn_of_unchecked_parity(metrics.get("parity/tokens"))
         return metrics
 
-    def _returns(self, trained: Sequence[Trained]) -> list[Ref[np.ndarray]]:
+    def _returns(self, trained: Sequence[RankResult]) -> list[Ref[np.ndarray]]:
         """A reference a shard, in their order."""
-        spoken = sorted(
+        reported = sorted(
             (number, ref) for number, rank in zip(self._data_ranks, trained, strict=True) for ref in rank.returns
         )
-        return [ref for _, ref in spoken]
+        return [ref for _, ref in reported]
 
-    def _watch_parity(self, tokens: float | None) -> None:
+    def _warn_of_unchecked_parity(self, tokens: float | None) -> None:
         """Warn once if the first rollout whose parity was due could not be compared; None: it was not due."""
-        if tokens == 0 and not self._parity_seen:
-            self._warn(unchecked(self._ahead))
-        self._parity_seen = self._parity_seen or tokens is not None
+        if tokens == 0 and not self._parity_was_due:
+            self._warn(parity_unchecked_warning(self._ahead))
+        self._parity_was_due = self._parity_was_due or tokens is not None
 
     def publish(self, version: int) -> None:
         """Every engine holds the learner's weights, as ``version``, when this returns."""
+        if not self._has_engines:
+            return
         what = f"weights of version {version} to reach the engines"
         proven = self._wait(self._group.start(LearnerActor.publish, version), what=what)[0]
-        if proven < 1 and not self._warned:
-            self._warned = True
+        if proven < 1 and not self._warned_of_names:
+            self._warned_of_names = True
             self._warn(
                 f"{1 - proven:.0%} of the engines' weights have names that cannot be compared with what was sent; "
                 "that all engines agree with each other was checked"
@@ -287,19 +301,18 @@ class LearnerHandle:
         self._wait(calls, what=f"weights of version {version} to reach the engines that only evaluate")
 
     def sleep(self) -> None:
-        """No rank holds anything on its device when this returns."""
+        """Every rank has moved its device memory to the host when this returns."""
         self._wait(self._group.start(LearnerActor.sleep), what="the learner to leave the devices")
 
     def wake(self) -> None:
-        """Every rank holds on its device what it held before when this returns."""
+        """Every rank has moved everything back to its device when this returns."""
         self._wait(self._group.start(LearnerActor.wake), what="the learner to return to the devices")
 
     def save(self, state: RunState) -> None:
-        """A checkpoint of ``state`` is on disk when this returns, or nothing of it; of the plugins on the ranks, rank 0
-        is asked for their states."""
+        """A checkpoint of ``state`` is on disk when this returns, or nothing of it. Plugins' states are rank 0's."""
         saving = self._saving
-        asked = self._group[0].start(LearnerActor.plugin_states)
-        states = self._wait([asked], what="the plugins' states on the learner")[0]
+        call = self._group[0].start(LearnerActor.plugin_states)
+        states = self._wait([call], what="the plugins' states on the learner")[0]
         with drafted(saving.folder, state.step) as draft:
             (draft / "torch_dist").mkdir()
             calls = self._group.start(LearnerActor.save, draft, export=saving.save_hf, template=saving.hf_template)
@@ -315,14 +328,31 @@ class LearnerHandle:
         self._wait(calls, what=f"the checkpoint {checkpoint.path.name}")
 
     def close(self) -> None:
-        """Let every rank leave its process groups."""
+        """Every rank leaves its process groups."""
         calls = self._group.start(LearnerActor.close)
         calls += [] if self._critic is None else self._critic.close()
         self._wait(calls, what="the learner to close")
 
 
-def unchecked(ahead: int) -> str:
-    """What to say where no token could be compared in a run that generates ``ahead`` rollouts ahead."""
+class NoLearner:
+    """In the place of :class:`LearnerHandle` where the run only generates: engines keep their start weights."""
+
+    def train(self, shards: list[Ref[TrainBatch]]) -> dict[str, float]:
+        """Ignore the shards; there are no metrics of training."""
+        return {}
+
+    def publish(self, version: int) -> None:
+        """The engines hold the start weights already."""
+
+    def save(self, state: RunState) -> None:
+        """There are no weights to save."""
+
+    def close(self) -> None:
+        """No rank was started."""
+
+
+def parity_unchecked_warning(ahead: int) -> str:
+    """The warning of a run that generates ``ahead`` rollouts ahead and could compare no token."""
     return UNCHECKED.format(older=OLDER.format(ahead=ahead) if ahead else "")
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import PluginError, RunError
-from slime_core.learner.loss.advantages import OverShards, TokenEstimation
+from slime_core.learner.loss.advantages import DataParallelSums, TokenEstimation
 from slime_core.learner.loss.corrections import Corrections, NamedCorrection
 from slime_core.learner.loss.objective import Objective
-from slime_core.learner.packed.inputs import AcceptedInputs
 from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct
@@ -20,14 +19,54 @@ from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import Registry
 
 __all__ = [
+    "AcceptedInputs",
     "accepted_inputs",
     "build_estimation",
     "build_learning",
     "build_model_spec",
     "build_objective",
     "loss_parts",
-    "who_builds",
+    "model_spec_label",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedInputs:
+    """The inputs of samples that a model takes in addition to tokens.
+
+    Arguments:
+        names: of the keyword arguments that its forward takes.
+        builder: the model spec and its plugin, for messages.
+        context: ranks that share a row.
+    """
+
+    names: Set[str]
+    builder: str
+    context: int = 1
+
+    def require(self, carried: Set[str]) -> None:
+        """Return if the model takes every input that samples carry.
+
+        Arguments:
+            carried: names of the samples' inputs.
+
+        Raises:
+            RunError: it does not.
+        """
+        foreign = ", ".join(sorted(carried - self.names))
+        if foreign:
+            takes = f"takes {', '.join(sorted(self.names))}" if self.names else "takes tokens only"
+            raise RunError(
+                f"the samples carry {foreign} in multimodal_train_inputs, and the model of {self.builder} {takes}; "
+                "training would go on without what the engine was shown. Use a model spec whose traits declare them "
+                "(ModelSpecTraits.inputs), or leave them out of the samples"
+            )
+        if carried and self.context > 1:
+            raise RunError(
+                f"the samples carry {', '.join(sorted(carried))} in multimodal_train_inputs, and context_parallel_size "
+                f"= {self.context} gives a rank parts of a row: nothing says which of these belong to its tokens. "
+                "Leave --context-parallel-size out"
+            )
 
 
 def build_objective(
@@ -49,30 +88,32 @@ def build_objective(
         run: what every component is made with.
         context_group: the ranks that share every row, if there are several.
         parts: what plugins put in place of parts of the loss; None: nothing.
-        generate_function: name of the component that makes the samples; None: one that has engines draw them.
+        generate_function: name of the component that makes the samples; None: one that samples from engines.
     """
     parts = parts or LossParts()
     named = [
-        NamedCorrection(construct(registry, Kind.CORRECTION, name, options, run), _who(registry, Kind.CORRECTION, name))
+        NamedCorrection(
+            construct(registry, Kind.CORRECTION, name, options, run), _component_label(registry, Kind.CORRECTION, name)
+        )
         for name in algorithm.corrections
     ]
     return Objective(
         construct(registry, Kind.POLICY_LOSS, policy_loss, options, run),
         algorithm,
-        who=_who(registry, Kind.POLICY_LOSS, policy_loss),
+        label=_component_label(registry, Kind.POLICY_LOSS, policy_loss),
         corrections=Corrections(named),
         context_group=context_group,
         correct=parts.correct,
         reduce=parts.reduce,
         of_logits=parts.of_logits,
-        drawn=generate_function is None or _draws(registry, generate_function),
+        engine_sampled=generate_function is None or _samples_from_engine(registry, generate_function),
     )
 
 
 def build_learning(
     registry: Registry, settings: LearnerSettings, *, parts: LossParts
 ) -> tuple[Objective, TokenEstimation | None]:
-    """What a rank learns by: the loss, and the estimator of advantages where it works token by token.
+    """The loss, and the advantage estimator if its scope is ``token``.
 
     Raises:
         PluginError: a component cannot be made.
@@ -107,13 +148,13 @@ def loss_parts(hooks: LifecycleHooks, learner: LearnerInfo) -> LossParts:
     merged = LossParts()
     for found in hooks.answers("slime_loss_parts", learner=learner):
         if not isinstance(found, LossParts):
-            who = hooks.implementers("slime_loss_parts")
-            raise PluginError(f"slime_loss_parts of {who} returned {found!r:.80}; return a LossParts, or None.")
+            plugins = hooks.implementers("slime_loss_parts")
+            raise PluginError(f"slime_loss_parts of {plugins} returned {found!r:.80}; return a LossParts, or None.")
         if twice := sorted(merged.given & found.given):
-            who = hooks.implementers("slime_loss_parts")
+            plugins = hooks.implementers("slime_loss_parts")
             raise PluginError(
-                f"slime_loss_parts: two of the plugins {who} give {', '.join(twice)} of the loss, and it can have one. "
-                "Run without one of them."
+                f"slime_loss_parts: two of the plugins {plugins} give {', '.join(twice)} of the loss, and it can have "
+                "one. Run without one of them."
             )
         merged = replace(merged, **{name: getattr(found, name) for name in found.given})
     return merged
@@ -132,16 +173,16 @@ def build_model_spec(registry: Registry, settings: LearnerSettings, *, hooks: Li
     return spec
 
 
-def who_builds(registry: Registry, architecture: str) -> str:
+def model_spec_label(registry: Registry, architecture: str) -> str:
     """The model spec that fits the checkpoint, and its plugin, for messages."""
-    return _who(registry, Kind.MODEL_SPEC, _spec_name(registry, architecture))
+    return _component_label(registry, Kind.MODEL_SPEC, _spec_name(registry, architecture))
 
 
 def accepted_inputs(registry: Registry, settings: LearnerSettings) -> AcceptedInputs:
-    """What the model of the checkpoint takes beside tokens."""
+    """The inputs that the checkpoint's model takes in addition to tokens."""
     name = _spec_name(registry, settings.architecture)
     traits: Any = registry.find(Kind.MODEL_SPEC, name).traits
-    return AcceptedInputs(traits.inputs, _who(registry, Kind.MODEL_SPEC, name), settings.layout.context)
+    return AcceptedInputs(traits.inputs, _component_label(registry, Kind.MODEL_SPEC, name), settings.layout.context)
 
 
 def build_estimation(
@@ -153,7 +194,7 @@ def build_estimation(
     data_group: Any,
     context_group: Any = None,
 ) -> TokenEstimation | None:
-    """The run's advantage estimator if its scope is ``token``; None: the sampler, or nobody, estimates.
+    """The run's advantage estimator if its scope is ``token``; None: the sampler estimates, or the run has none.
 
     Arguments:
         data_group: one rank of each data-parallel shard.
@@ -167,15 +208,15 @@ def build_estimation(
         return None
     return TokenEstimation(
         construct(registry, kind, name, options, run),
-        who=_who(registry, kind, name),
+        label=_component_label(registry, kind, name),
         reads=traits.reads | traits.kl_reads if algorithm.kl_coef else traits.reads,
         settings=AdvantageSettings(gamma=algorithm.gamma, lambd=algorithm.lambd, kl_coef=algorithm.kl_coef),
-        reduce=OverShards(data_group),
+        reduce=DataParallelSums(data_group),
         context_group=context_group,
     )
 
 
-def _draws(registry: Registry, generate_function: str) -> bool:
+def _samples_from_engine(registry: Registry, generate_function: str) -> bool:
     traits: Any = registry.find(Kind.GENERATE_FUNCTION, generate_function).traits
     return bool(traits.draws)
 
@@ -187,5 +228,5 @@ def _spec_name(registry: Registry, architecture: str) -> str:
     return component.name
 
 
-def _who(registry: Registry, kind: Kind, name: str) -> str:
+def _component_label(registry: Registry, kind: Kind, name: str) -> str:
     return f"{kind.words} {name!r} of {registry.owner(kind, name)}"

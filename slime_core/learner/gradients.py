@@ -16,7 +16,7 @@ def named_gradients(spec: Any, model: Sequence[Any]) -> dict[str, torch.Tensor]:
     """The gradient of every weight of the whole model, gathered over all ranks, under the weight's Hugging Face name.
 
     Gradients take the parameters' places for the length of an export, so that names, splits and gathering are those of
-    the weights. Collective. Valid between :func:`slime_core.learner.passes.backward` and the optimizer's step, which
+    the weights. Collective. Valid between ``forward_backward_policy`` and the optimizer's step, which
     still finds what it needs.
 
     Arguments:
@@ -32,7 +32,7 @@ def named_gradients(spec: Any, model: Sequence[Any]) -> dict[str, torch.Tensor]:
 
 
 def _complete(model: Sequence[Any]) -> None:
-    """The distributed optimizer leaves each rank with the summed gradients of its own shard; fetch the other shards."""
+    """Gather the gradient shards of all ranks: the distributed optimizer reduces to each rank only its own shard."""
     for chunk in model:
         for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
             group = buffer.data_parallel_group

@@ -21,7 +21,7 @@ from megatron.core.transformer.module import Float16Module
 
 from slime_core.config.schema import OptimizerConfig as OptimizerSettings
 
-__all__ = ["build_optimizer", "build_schedule", "forget", "sum_gradients", "wrap"]
+__all__ = ["build_optimizer", "build_schedule", "reset_optimizer_states", "sum_gradients", "wrap"]
 
 
 def wrap(chunks: list[torch.nn.Module], *, bf16: bool) -> list[Any]:
@@ -45,7 +45,8 @@ def wrap(chunks: list[torch.nn.Module], *, bf16: bool) -> list[Any]:
 def sum_gradients(model: list[Any], num_tokens: torch.Tensor | None = None, **options: Any) -> None:
     """Finish the gradients of a step: summed over data-parallel ranks, shared and replicated parameters made to agree.
 
-    Without it every rank steps on its own samples alone, and nothing complains. ``num_tokens`` is ignored (see above).
+    Without it every rank would step on its own samples, and nothing would report it. ``num_tokens`` is ignored: see the
+    module.
     """
     finalize_model_grads(model, None, **options)
 
@@ -80,10 +81,10 @@ def build_optimizer(
 
 
 def build_schedule(optimizer: Any, settings: OptimizerSettings, *, num_steps: int) -> OptimizerParamScheduler:
-    """Linear warm-up from ``lr_warmup_init``, then the decay that was asked for, counted in optimizer steps.
+    """Linear warm-up from ``lr_warmup_init``, then the configured decay, counted in optimizer steps.
 
     The schedule is one step ahead of the optimizer: the first step already runs one ``lr_warmup_iters``-th of the way
-    up to ``lr``. What the styles compute is Megatron's (optimizer_param_scheduler.py:199); the unit tests hold a table.
+    up to ``lr``. The decay styles are Megatron's (optimizer_param_scheduler.py:199); a unit test holds a table of them.
     """
     decay = max(settings.lr_decay_iters or num_steps, settings.lr_warmup_iters + 1)
     schedule = OptimizerParamScheduler(
@@ -105,8 +106,8 @@ def build_schedule(optimizer: Any, settings: OptimizerSettings, *, num_steps: in
     return schedule
 
 
-def forget(optimizer: Any) -> None:
-    """Adam's means and step counts are as before its first step; master weights and the schedule stay.
+def reset_optimizer_states(optimizer: Any) -> None:
+    """Reset Adam's means and step counts to those before its first step; master weights and the schedule stay.
 
     Arguments:
         optimizer: of Megatron, chained or not.

@@ -1,4 +1,4 @@
-"""How one learner process joins the others."""
+"""Joins a learner process to the process group and to Megatron's parallel groups."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 
 from slime_core.cpu.accelerator import accelerator
-from slime_core.learner.layout import initialize
+from slime_core.errors import RunError
 from slime_core.learner.settings import LearnerSettings
+from slime_core.modeling.layout import ParallelLayout
 from slime_core.weights.group import listening_store
 
-__all__ = ["prepare_process"]
+__all__ = ["initialize_model_parallel", "prepare_process"]
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """Limit of one collective operation; torch's own default for gloo is half an hour."""
@@ -30,12 +31,12 @@ def prepare_process(settings: LearnerSettings) -> torch.device:
         _repeat_bit_for_bit(strict=kind == "cpu")
     device = torch.device("cpu")
     if kind == "cuda":
-        # Ray shows every actor its own device only, which is then number 0.
+        # Ray shows every actor only its own device, as number 0.
         device = torch.device("cuda", 0)
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if kind == "cuda" else "gloo",
-        store=_meeting_point(settings),
+        store=_rendezvous_store(settings),
         rank=settings.rank,
         world_size=settings.world_size,
         timeout=COLLECTIVE_TIMEOUT,
@@ -44,20 +45,54 @@ def prepare_process(settings: LearnerSettings) -> torch.device:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-    initialize(settings.layout, seed=seed)
+    initialize_model_parallel(settings.layout, seed=seed)
     return device
 
 
+def initialize_model_parallel(layout: ParallelLayout, *, seed: int) -> None:
+    """Create Megatron's parallel groups over the default process group, and seed its random number generators.
+
+    Collective over all ranks; a process does it once.
+
+    Arguments:
+        layout: the same on every rank.
+        seed: the same on every rank; Megatron derives different ones for ranks that hold different slices.
+
+    Raises:
+        ConfigError: the layout does not fit the number of ranks.
+        RunError: there is no default process group, or Megatron's groups exist already.
+    """
+    from megatron.core import parallel_state, tensor_parallel
+
+    if not dist.is_initialized():
+        raise RunError("Megatron's groups were asked for before torch.distributed.init_process_group was called")
+    if parallel_state.model_parallel_is_initialized():
+        raise RunError(
+            "Megatron's groups exist already in this process; it holds one layout, a second one needs other processes"
+        )
+    layout.data_size(dist.get_world_size())
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
 def _repeat_bit_for_bit(*, strict: bool) -> None:
-    """Training on the same rollouts again gives the same bits: operations that add up in the order in which threads
-    come are replaced, and where there is no other, they fail (or warn, unless ``strict``)."""
+    """Use torch's deterministic operations, so that training on the same rollouts again gives the same bits.
+
+    An operation without a deterministic version fails, or warns unless ``strict``.
+    """
     torch.use_deterministic_algorithms(True, warn_only=not strict)
-    # It would fill fresh memory with NaN, which costs time and changes no result.
+    # By default it fills fresh memory with NaN, which costs time and changes no result.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def _meeting_point(settings: LearnerSettings) -> Any:
-    """The store where the ranks find each other; rank 0 serves it, on the agreed address only."""
+def _rendezvous_store(settings: LearnerSettings) -> Any:
+    """torch's store where the ranks find each other; rank 0 serves it, on the address of the settings only."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     host, _, port = settings.address.rpartition(":")

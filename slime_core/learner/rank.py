@@ -15,21 +15,28 @@ import torch
 import torch.distributed as dist
 
 from slime_core.config.settings import core_values
-from slime_core.learner.annotator import Annotator
-from slime_core.learner.cast import Cast
-from slime_core.learner.columns import Columns
-from slime_core.learner.components import accepted_inputs, build_learning, build_model_spec, loss_parts, who_builds
+from slime_core.learner.checks import require_finite_metrics, require_finite_weights, require_loss_weight
+from slime_core.learner.components import (
+    accepted_inputs,
+    build_learning,
+    build_model_spec,
+    loss_parts,
+    model_spec_label,
+)
 from slime_core.learner.critic.critic import Critic
-from slime_core.learner.finite import refuse_non_finite_weights
+from slime_core.learner.freezing import freeze
+from slime_core.learner.frozen_models import ACTOR, FrozenModels
+from slime_core.learner.log_prob_pass import LogProbPass, RequiredColumns
+from slime_core.learner.loss.advantages import fill_advantages
+from slime_core.learner.loss.metric_sums import average_metrics
 from slime_core.learner.loss.parity import ParityGate
+from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
+from slime_core.learner.offload import Offloader
 from slime_core.learner.process import prepare_process
-from slime_core.learner.refusals import refuse_non_finite, refuse_wrong_weights
-from slime_core.learner.replay import Replay
-from slime_core.learner.roles import ACTOR
+from slime_core.learner.routing_replay import RoutingReplay
 from slime_core.learner.settings import LearnerSettings
-from slime_core.learner.sleep import Bed
 from slime_core.learner.train_data import save_train_data
-from slime_core.learner.trained import TrainedModel
+from slime_core.learner.trained_model import TrainedModel, build_chunks
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import LearnerInfo, Place, TrainStep
 from slime_core.plugins.lifecycle import LifecycleHooks
@@ -40,7 +47,20 @@ __all__ = ["Learner", "LearnerSettings"]
 
 
 class Learner:
-    """The actor, its optimizer, and reference and critic if they are needed. Methods are collective over all ranks."""
+    """The actor with its optimizer, and frozen models and a critic if they are needed.
+
+    Methods are collective over all ranks. :meth:`train` is the way of a rollout: micro-batches, log-prob pass,
+    advantages, the critic's optimizer steps, the actor's.
+
+    Attributes:
+        device: of this rank.
+        hooks: the plugins' lifecycle hooks of this rank.
+        actor: the policy that trains.
+        critic: on the actor's ranks; None: there is none, or it has ranks of its own.
+        parity: compares log-probabilities of learner and engines.
+        returns_U: the critic's targets of the last rollout, float32 [u] in the order of the shard; None on ranks that
+            do not estimate them.
+    """
 
     def __init__(self, settings: LearnerSettings, registry: Registry) -> None:
         """Join the process group and build the model with the start weights.
@@ -54,67 +74,72 @@ class Learner:
 
         megatron.install()
         config = settings.config
-        self._settings, self._config = settings, config
+        self._settings = settings
+        self._config = config
         self.device = prepare_process(settings)
         where = f"learner rank {settings.rank}"
         self.hooks = LifecycleHooks(registry, place=Place.RANK, options=settings.options, where=where)
         self._info = LearnerInfo(settings.rank, settings.world_size, core_values(config))
         self.hooks.call("slime_learner_start", learner=self._info)
-        self.actor = self._trained_model(registry)
+        self._accepted_inputs = accepted_inputs(registry, settings)
+        self._spec = build_model_spec(registry, settings, hooks=self.hooks)
+        self.actor = self._build_actor(registry)
         self._info = replace(
             self._info, model=tuple(self.actor.model), optimizer=self.actor.optimizer, schedule=self.actor.schedule
         )
         self._objective, self._estimation = build_learning(registry, settings, parts=loss_parts(self.hooks, self._info))
-        traits: Any = registry.find(Kind.POLICY_LOSS, settings.policy_loss).traits
-        distils = config.algorithm.use_opd
-        self._columns = Columns(self._objective, self._estimation, loss_reads=traits.reads, distils=distils)
         self._shares_prompts = self._can_share_prompts()
         self.parity = ParityGate(config.weights, bf16=config.model.bf16, strict=config.algorithm.true_on_policy_mode)
-        self._bed: Bed | None = None
-        self._cast = Cast(self.actor, self._columns, config=config, folder=settings.folder)
-        shares = self._columns.values and not config.num_critic_ranks
-        self.critic = self._build_critic(registry) if shares else None
+        columns = self._required_columns(registry)
+        self._frozen = FrozenModels(
+            self.actor, reads_reference=columns.reference, config=config, folder=settings.folder
+        )
+        has_critic = columns.values and not config.num_critic_ranks
+        self.critic = self._build_critic(registry) if has_critic else None
         self.returns_U: torch.Tensor | None = None
-        self._replay = Replay.of(config.learner, self.actor.chunks)
-        self._annotator = self._annotates()
+        self._replay = RoutingReplay(self.actor.chunks, config.learner)
+        self._log_prob_pass = LogProbPass(
+            self.actor.model,
+            columns=columns,
+            frozen=self._frozen,
+            critic=self.critic,
+            objective=self._objective,
+            replay=self._replay,
+            config=config,
+            hooks=self.hooks,
+            learner=self._info,
+        )
+        self._offloader: Offloader | None = None  # while the device memory is given away
 
     # --- Building ----------------------------------------------------------------------------------------------------
 
-    def _trained_model(self, registry: Registry) -> TrainedModel:
-        from slime_core.learner.model.freezing import freeze
-
+    def _build_actor(self, registry: Registry) -> TrainedModel:
         settings, config = self._settings, self._config
-        self._accepts = accepted_inputs(registry, settings)
-        self._spec = build_model_spec(registry, settings, hooks=self.hooks)
+        label = model_spec_label(registry, settings.architecture)
+        chunks = build_chunks(self._spec, label=label, settings=settings, folder=settings.folder)
+        freeze(
+            chunks,
+            only=config.optimizer.only_train_params_name_list,
+            frozen=config.optimizer.freeze_params_name_list,
+        )
+        num_steps = settings.num_steps - self._critic_only * config.steps_per_rollout
         return TrainedModel(
-            self._spec,
-            builder=who_builds(registry, settings.architecture),
-            settings=replace(settings, num_steps=settings.num_steps - self._critic_only * config.steps_per_rollout),
-            folder=settings.folder,
+            chunks,
+            spec=self._spec,
+            label=label,
+            settings=replace(settings, num_steps=num_steps),
             optimizer=config.optimizer,
-            adapt=lambda chunks: freeze(
-                chunks,
-                only=config.optimizer.only_train_params_name_list,
-                frozen=config.optimizer.freeze_params_name_list,
-            ),
         )
 
     def _build_critic(self, registry: Registry) -> Critic:
         settings = self._settings
         spec = build_model_spec(registry, settings, hooks=self.hooks)
-        return Critic(spec, builder=who_builds(registry, settings.architecture), settings=settings)
+        return Critic(spec, label=model_spec_label(registry, settings.architecture), settings=settings)
 
-    def _annotates(self) -> Annotator:
-        return Annotator(
-            self.actor.model,
-            self._cast,
-            self.critic,
-            self._objective,
-            self._estimation,
-            replay=self._replay,
-            config=self._config,
-            before_pass=lambda role: self.hooks.call("slime_before_log_probs", role=role, learner=self._info),
-        )
+    def _required_columns(self, registry: Registry) -> RequiredColumns:
+        traits: Any = registry.find(Kind.POLICY_LOSS, self._settings.policy_loss).traits
+        distils = self._config.algorithm.use_opd
+        return RequiredColumns(self._objective, self._estimation, loss_reads=traits.reads, distils=distils)
 
     @property
     def _models(self) -> list[TrainedModel]:
@@ -122,100 +147,108 @@ class Learner:
 
     @property
     def _critic_only(self) -> int:
-        """Rollouts at the start that leave the actor as it is."""
+        """Rollouts at the start in which only the critic trains."""
         return self._config.critic.num_critic_only_steps
 
     def _can_share_prompts(self) -> bool:
-        from slime_core.learner.model.sharing import can_share_prompts
+        from slime_core.learner.shared_prompts import can_share_prompts
 
-        # A loss of logits finds its tokens by where they would stand if every sample had its prompt.
         able = can_share_prompts(self.actor.chunks, context=self._settings.layout.context, device=self.device)
+        # A loss of logits finds its tokens by where they would stand if every sample had its prompt.
         return able and self._config.learner.shared_prompts == "auto" and self._objective.of_logits is None
 
     # --- Training ----------------------------------------------------------------------------------------------------
 
-    def train(self, shard: TrainBatch, values_U: np.ndarray | None = None) -> dict[str, float]:
-        """Run every optimizer step of ``shard``, the critic's first; only numbers come back.
-
-        Afterwards ``returns_U`` holds what a critic is to learn, float32 [u] in the order of the shard, on the ranks
-        that estimate it.
+    def train(self, shard: TrainBatch, critic_values_U: np.ndarray | None = None) -> dict[str, float]:
+        """Run every optimizer step of ``shard``, the critic's first; only numbers are returned.
 
         Arguments:
-            values_U: float32 [u], those of a critic apart.
+            critic_values_U: float32 [u], values of a separate critic.
 
         Returns:
-            ``train/...`` metrics, averaged over the optimizer steps, and ``parity/...`` metrics where it was due; the
-            same on every rank.
+            ``train/...`` metrics, averaged over the optimizer steps, and ``parity/...`` metrics where parity was
+            compared; the same on every rank.
 
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite; the weights of this process are spoilt from then
-            on.
+                on.
             ParityError: learner and engines give the same tokens other log-probabilities; nothing was trained.
             PluginError: a hook failed.
             RunError: the samples carry inputs that the model does not take.
         """
-        from slime_core.learner.loss.totals import average
-
         for model in self._models:
             model.begin_rollout()
-        self._replay.require_fitting(shard)
-        self._accepts.require(shard.inputs.keys())
-        steps = self._cut(shard)
+        self._replay.require_routes(shard)
+        self._accepted_inputs.require(shard.inputs.keys())
+        steps = self._make_micro_batches(shard)
         self.parity.mark(shard, steps[0])
-        every = [micro for step in steps for micro in step]
         trains_actor = shard.rollout >= self._critic_only
-        # A plugin that changes columns finds the same ones in every rollout.
-        num_reading = len(steps) if trains_actor or self.hooks.implementers("slime_before_training") else 0
-        self._annotator.annotate(every, num_steps=num_reading, values_U=values_U)
-        self.returns_U = self._annotator.estimate(shard, every)
-        self.hooks.answers("slime_before_training", shard=shard, steps=steps)
-        if (saved := self._config.debug.save_debug_train_data) is not None:
-            save_train_data(saved, shard, steps, self._settings)
-        numbered = enumerate(steps if trains_actor else [])
-        judged = [self.critic.step(step, rollout=shard.rollout) for step in steps if self.critic]
-        results = [self._hooked_step(step, TrainStep(shard.rollout, i, self._info)) for i, step in numbered]
-        refuse_non_finite_weights(self.actor.chunks, rollout=shard.rollout)
+        self._fill_columns(shard, steps, trains_actor=trains_actor, critic_values_U=critic_values_U)
+        critic_steps = [self.critic.step(step, rollout=shard.rollout) for step in steps if self.critic]
+        actor_steps = [self._hooked_step(step, shard, i) for i, step in enumerate(steps if trains_actor else [])]
+        require_finite_weights(self.actor.chunks, rollout=shard.rollout)
         if self.critic is not None:
-            self.critic.refuse_non_finite_weights(shard.rollout)
+            self.critic.require_finite_weights(shard.rollout)
         if trains_actor:
-            self._cast.trained(shard.rollout)
-        metrics = average(results) | average(judged)
+            self._frozen.trained(shard.rollout)
+        metrics = average_metrics(actor_steps) | average_metrics(critic_steps)
         return {f"train/{name}": value for name, value in metrics.items()} | self.parity.report()
 
-    def _cut(self, shard: TrainBatch) -> list[list[Any]]:
+    def _make_micro_batches(self, shard: TrainBatch) -> list[list[MicroBatch]]:
+        """The packed micro-batches of every optimizer step of ``shard``."""
         from megatron.core import parallel_state
 
-        from slime_core.learner.packed.batches import cut
-        from slime_core.learner.passes import fill_up
+        from slime_core.learner.forward_backward import add_idle_micro_batches
 
-        layout, context_rank = self._settings.layout, parallel_state.get_context_parallel_rank()
-        steps = cut(
+        layout = self._settings.layout
+        steps = make_micro_batches(
             shard,
             device=self.device,
             layout=layout,
-            context_rank=context_rank,
+            context_rank=parallel_state.get_context_parallel_rank(),
             share=self._shares_prompts,
             max_tokens=self._config.learner.max_tokens_per_gpu,
         )
-        fill_up(steps, layout)
+        add_idle_micro_batches(steps, layout)
         return steps
 
-    def _hooked_step(self, micro_batches: list[Any], step: TrainStep) -> dict[str, float]:
+    def _fill_columns(
+        self,
+        shard: TrainBatch,
+        steps: list[list[MicroBatch]],
+        *,
+        trains_actor: bool,
+        critic_values_U: np.ndarray | None,
+    ) -> None:
+        """Fill what the steps read: log-probabilities, values, advantages, returns, and what plugins add."""
+        micro_batches = [micro for step in steps for micro in step]
+        # A plugin that changes columns finds the same ones in every rollout.
+        num_steps = len(steps) if trains_actor or self.hooks.implementers("slime_before_training") else 0
+        self._log_prob_pass.run(micro_batches, num_steps=num_steps, critic_values_U=critic_values_U)
+        normalizes = self._config.algorithm.normalize_advantages
+        self.returns_U = fill_advantages(self._estimation, shard, micro_batches, normalizes=normalizes)
+        self.hooks.answers("slime_before_training", shard=shard, steps=steps)
+        if (saved := self._config.debug.save_debug_train_data) is not None:
+            save_train_data(saved, shard, steps, self._settings)
+
+    def _hooked_step(self, micro_batches: list[MicroBatch], shard: TrainBatch, number: int) -> dict[str, float]:
+        step = TrainStep(shard.rollout, number, self._info)
         self.hooks.call("slime_before_train_step", step=step)
         metrics = self._step(micro_batches, rollout=step.rollout)
         self.hooks.call("slime_after_train_step", step=replace(step, metrics=dict(metrics)))
         return metrics
 
-    def _step(self, micro_batches: list[Any], *, rollout: int) -> dict[str, float]:
-        with self._replay.kept(micro_batches, ACTOR):
-            metrics = self.actor.backward(micro_batches, self._objective)
+    def _step(self, micro_batches: list[MicroBatch], *, rollout: int) -> dict[str, float]:
+        """One optimizer step of the actor; every check that can refuse it comes before the weights change."""
+        with self._replay.record_or_replay(micro_batches, ACTOR):
+            metrics = self.actor.forward_backward(micro_batches, self._objective)
         self._objective.corrections.refuse_faults(metrics, rollout=rollout)
-        refuse_non_finite(metrics, rollout)
-        refuse_wrong_weights(metrics.pop("weight"), rollout)
+        require_finite_metrics(metrics, rollout)
+        require_loss_weight(metrics.pop("weight"), rollout)
         self.parity.check(metrics, rollout=rollout, temperature=micro_batches[0].temperature)
-        self.parity.moved()
-        metrics |= self.actor.update()
-        refuse_non_finite(metrics, rollout)
+        self.parity.weights_changed()
+        metrics |= self.actor.step()
+        require_finite_metrics(metrics, rollout)
         return metrics
 
     # --- Weights -----------------------------------------------------------------------------------------------------
@@ -223,7 +256,7 @@ class Learner:
     def published(self, version: int) -> None:
         """The engines hold the actor's weights, as ``version``."""
         self.parity.published(version)
-        self._cast.published()
+        self._frozen.published()
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All weights under their Hugging Face names, gathered over ranks; views, valid until the next step."""
@@ -232,7 +265,7 @@ class Learner:
 
     @property
     def is_sender(self) -> bool:
-        """Whether this rank is the one that talks to the engines and writes shared files."""
+        """Whether this rank sends weights to the engines and writes shared files."""
         return self._settings.rank == 0
 
     # --- Checkpoints -------------------------------------------------------------------------------------------------
@@ -244,7 +277,7 @@ class Learner:
             CheckpointError: it cannot be written.
         """
         self.actor.save(folder / "torch_dist")
-        self._cast.save(folder / "roles")
+        self._frozen.save(folder / "roles")
         if self.critic is not None:
             self.critic.save(folder)
 
@@ -257,23 +290,23 @@ class Learner:
         if self.critic is not None:
             self.critic.load(folder)
         self.actor.load(folder / "torch_dist")
-        self._cast.load(folder / "roles")
-        self.parity.moved()
+        self._frozen.load(folder / "roles")
+        self.parity.weights_changed()
 
     # --- Devices -----------------------------------------------------------------------------------------------------
 
     def sleep(self) -> int:
-        """Give all device memory away until :meth:`wake`; returns its bytes. Not collective."""
-        if self._bed is None:
+        """Move all device memory to the host until :meth:`wake`; returns its bytes. Not collective."""
+        if self._offloader is None:
             self.returns_U = None
-            self._bed = Bed.of(self._models)  # anew each time: an optimizer makes its state at its first step
-        return self._bed.sleep()
+            self._offloader = Offloader.of(self._models)  # each time: an optimizer makes its state at its first step
+        return self._offloader.offload()
 
     def wake(self) -> None:
-        """Hold everything on the device again, where it was. Nothing to do if it is awake."""
-        if self._bed is not None:
-            self._bed.wake()
-            self._bed = None
+        """Move everything back to the device. Nothing to do if it is there."""
+        if self._offloader is not None:
+            self._offloader.restore()
+            self._offloader = None
 
     def close(self) -> None:
         """Leave the process group."""

@@ -1,4 +1,4 @@
-"""What one learner process is told; the driver writes it, so nothing heavy is imported here."""
+"""The settings of a learner rank, written by the driver; so nothing heavy is imported here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["LearnerSettings"]
 
 @dataclass(frozen=True, slots=True)
 class LearnerSettings:
-    """What a learner rank needs to know.
+    """The settings of one rank of the learner or of a separate critic.
 
     Arguments:
         config: the run's settings.
@@ -48,7 +48,7 @@ class LearnerSettings:
 
     @property
     def run(self) -> RunView:
-        """What the rank's components are made with."""
+        """The view of the run that the rank's components get."""
         return run_view(
             self.config,
             self.options,

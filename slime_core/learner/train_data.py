@@ -1,4 +1,4 @@
-"""What one rank trains of a rollout, as a file: safetensors with the packing as metadata.
+"""Writes what one rank trains of a rollout to a file: safetensors with the packing as metadata.
 
 Per-sample and per-token columns stand in the order of the shard. A rank writes only what it holds: NaN stands where
 another context-parallel rank holds a token, and a column that no pass computed is left out, such as ``old_log_probs_U``
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from safetensors.numpy import save
 
-from slime_core.learner.packed.batches import MicroBatch
+from slime_core.learner.micro_batches import MicroBatch
 from slime_core.learner.settings import LearnerSettings
 from slime_core.track.record import write_atomically
 from slime_core.types import TrainBatch
@@ -26,7 +26,7 @@ __all__ = ["save_train_data", "trained_columns"]
 FORMAT, VERSION = "slime train data", "1"
 
 LEFT_OUT = frozenset({"rows_U", "targets_U", "samples_U", "places_U", "fresh_U"})
-"""Where tokens stand in their row, which the shard says better, and whether parity is due, which needs engines."""
+"""Indices into the row, which the shard holds already, and which tokens parity compares, which depends on engines."""
 
 
 def save_train_data(
@@ -60,7 +60,7 @@ def trained_columns(shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]]) ->
         found |= {f"inputs/{name}": given.values}
         found |= {f"inputs/{name}/starts_B": given.starts_B, f"inputs/{name}/counts_B": given.counts_B}
     found |= {f"{name}_B": np.ascontiguousarray(values) for name, values in shard.columns_B.items()}
-    # An idle micro-batch repeats another one without weight, to fill a schedule up.
+    # An idle micro-batch repeats another one without weight, to complete a schedule.
     for micro in (micro for step in steps for micro in step if micro.scale):
         for name, values_U in _per_token(micro).items():
             column_U = found.setdefault(f"trained/{name}", np.full(shard.loss_mask_U.shape, np.nan, np.float32))

@@ -102,7 +102,7 @@ class MBridgeSpec:
             config: the object of the checkpoint's ``config.json``; fields that it leaves out have the values that
                 transformers gives them.
             dtype: of the parameters.
-            parallel: what Megatron was initialised with (:func:`slime_core.learner.layout.initialize`).
+            parallel: what Megatron was initialised with (:func:`slime_core.learner.process.initialize`).
             overrides: fields of Megatron's TransformerConfig, by their names; they win over the checkpoint's.
 
         Raises:

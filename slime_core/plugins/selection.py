@@ -171,7 +171,7 @@ def _refuse_idle_critic(found: Selected, critic: CriticConfig) -> None:
 
 
 def _refuse_idle_replay(found: Selected, config: RunConfig) -> None:
-    """Refuse routes that are kept for a later pass over a token where there is none; see ``learner/columns.py``."""
+    """Refuse routes that are kept for a later pass over a token where there is none; see ``RequiredColumns``."""
     traits: Any = found.component.traits
     settings = config.algorithm
     reads = traits.reads | traits.kl_reads if settings.kl_coef else traits.reads

@@ -1,20 +1,18 @@
 """Ray: the cluster of a run, its actors and every wait for them; nothing else asks Ray for machines.
 
-    session.py    a Ray cluster for the length of a run: its own, or one that is running
-    layout.py     what a run needs and how that is cut into bundles; plain arithmetic, no Ray
-    asked.py      the device and the layout that the settings ask for, and what cannot be on that device
-    machine.py    what this machine has left, before anything is started
-    inspection.py whether every node has the driver's plugins
-    placement.py  the one placement group, and which bundle is whose
-    actors.py     one actor: started in a slot, watched, called by name
-    group.py      several actors called as one
-    waiting.py    every wait knows what it waits for, reports who is late, and ends
-    lending.py    who may use the devices now
-    failures.py   what a remote failure becomes on the driver
-    stacks.py     what every thread and every task of this process is doing
-    launch/       starts what a run needs, hands it to the loop and takes it down
+    launch/        starts the processes of a run, runs the loop, and stops them
+    session        a Ray cluster for the length of a run: its own, or one that is running
+    layout         the devices that a run needs, divided into bundles; arithmetic, no Ray
+    placement      the placement group, and the processes of its bundles
+    actors         one actor, or several as one: started in a slot, called through the methods of their class
+    waiting        every wait has a name, reports late calls, and ends
+    device_pool    which role holds the devices
+    machine        free resources of this machine, before anything is started
+    inspection     whether every node has the driver's plugins
+    remote_errors  errors of actors on the driver
+    stacks         stacks of all threads and tasks of a process
 
-The rule between them: nothing outside this room calls ``ray.get`` or ``ray.wait``. A started call is a
-:class:`~.actors.Call` that knows its actor, and only :func:`~.waiting.wait` takes its result, so no wait is anonymous
-and none is endless. ``layout``, ``lending``, ``machine`` and ``stacks`` import no Ray.
+The rule between them: nothing outside this package calls ``ray.get`` or ``ray.wait`` on a started call, a
+:class:`~.actors.Call` that knows its actor. Only :func:`~.waiting.wait` takes its result, so every wait has a name and
+a limit. ``device_pool``, ``machine`` and ``stacks`` import no Ray.
 """

@@ -3,12 +3,13 @@
     Watched       the base class of everything that runs as an actor: answers even while it is busy
     control       marks further methods that do
     start_actor   the only place that creates actors
-    Launch        under which name, in which slot and environment it starts one
-    Actor         a handle that knows the actor's class and the name that people read
+    Launch        its name, slot and environment variables
+    Actor         a handle with the actor's class and its name in messages
+    ActorGroup    several actors of one class, called as one
     Call          a method that was started, and on which actor
-    uncollected   around what imports much
+    uncollected   switches garbage collection off around large imports
 
-Who calls an actor names the method itself, ``actor.start(LearnerActor.publish, 3)``: mypy checks the arguments and the
+A caller names the method itself, ``actor.start(LearnerActor.publish, 3)``: mypy checks the arguments and the
 result, and an editor jumps to the code that runs. The class is imported for that on both sides, so its file imports
 torch and the like inside methods only.
 
@@ -23,7 +24,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Generic, Never, ParamSpec, TypeVar, overload
@@ -32,12 +33,13 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime_core.errors import SlimeError
-from slime_core.runtime.failures import SealedError
 from slime_core.runtime.placement import Slot
+from slime_core.runtime.remote_errors import SealedError
 from slime_core.runtime.stacks import process_stacks
 
-__all__ = ["Actor", "Call", "Launch", "Ref", "Watched", "control", "start_actor", "uncollected"]
+__all__ = ["Actor", "ActorGroup", "Call", "Launch", "Ref", "Watched", "control", "start_actor", "uncollected"]
 
+A = TypeVar("A")
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -103,7 +105,7 @@ class Actor(Generic[W_co]):
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[R_co]):
-    """A started call: the reference to its result, who runs what; ``actor`` is None where no stacks can be asked."""
+    """A started call: the reference to its result, its actor and method; without ``actor`` there are no stacks."""
 
     ref: Ref[R_co]
     who: str
@@ -115,11 +117,42 @@ class Call(Generic[R_co]):
 
 
 @dataclass(frozen=True, slots=True)
+class ActorGroup(Generic[W_co]):
+    """Actors in rank order; results have that order.
+
+    Their methods are no coroutines.
+    """
+
+    actors: tuple[Actor[W_co], ...]
+
+    def __len__(self) -> int:
+        return len(self.actors)
+
+    def __iter__(self) -> Iterator[Actor[W_co]]:
+        return iter(self.actors)
+
+    def __getitem__(self, rank: int) -> Actor[W_co]:
+        return self.actors[rank]
+
+    def start(self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[Call[R]]:
+        """Start ``method`` with the same arguments on every actor."""
+        return [actor.start(method, *args, **kwargs) for actor in self.actors]
+
+    def start_each(self, method: Callable[[W_co, A], R], arguments: Sequence[A], /) -> list[Call[R]]:
+        """Start ``method`` on every actor, each with its own argument.
+
+        Raises:
+            ValueError: not one argument an actor.
+        """
+        return [actor.start(method, own) for actor, own in zip(self.actors, arguments, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """How an actor is started.
 
     Arguments:
-        label: what people call it, ``"engine 1"``.
+        label: its name in messages, ``"engine 1"``.
         slot: the seat it takes and the environment that seat needs; None: anywhere, no core and no device.
         env: further environment variables of the process. With none it starts in 0.2-0.5 s, otherwise in about 1 s.
     """
@@ -145,10 +178,10 @@ def start_actor(launch: Launch, cls: Callable[P, W], /, *args: P.args, **kwargs:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """In the block no garbage is looked for, and afterwards never again among what is there by then.
+    """No garbage collection inside the block, and objects that exist after it are never collected.
 
-    For imports of torch, Megatron-core and transformers: their half a million objects stay, and looking through them
-    again and again takes about a second of the start of a process.
+    For imports of torch, Megatron-core and transformers: their half a million objects stay, and collecting among them
+    takes about a second of the start of a process.
     """
     gc.disable()
     try:

@@ -1,10 +1,11 @@
-"""Every node looks at its own plugins before anything is loaded, and all that differs comes in one table.
+"""Compares the plugins of every node with the driver's before anything is loaded, and reports all differences in one
+table.
 
-Actors refuse on their own what is not the driver's, but one at a time, and only when they start: after engines have
-loaded their weights. Here one task a node, in a worker process like theirs, attaches the manifest and reports.
+Actors refuse plugins that differ from the driver's, but one actor at a time, and only when it starts: after engines
+have loaded their weights. Here one task a node, in a worker process like theirs, attaches the manifest and reports.
 
-Only a cluster that is joined is asked. The one node of a run's own cluster is the driver's machine, environment and
-folder: to ask it would hold up every start by a second or two, and the actors refuse all the same.
+Only the nodes of a joined cluster are inspected. The node of a run's own cluster is the driver's machine, environment
+and folder: inspecting it would delay every start by a second or two, and its actors compare the manifest as well.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one node has otherwise, or which plugin it has and cannot load.
+    """How the plugins of one node differ from the driver's, or which of them it cannot load.
 
     Arguments:
         differences: from the manifest.
@@ -55,15 +56,15 @@ def inspect_nodes(manifest: Manifest, *, limit_s: float = LIMIT_S) -> None:
     """
     nodes = labels([node for node in ray.nodes() if node["Alive"]])
     calls = [Call(_look_on(node, manifest), f"node {label}", "attach") for node, label in nodes.items()]
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     reports, silent = {}, []
     for label, call in zip(nodes.values(), calls, strict=True):
-        left_s = max(0.0, begun_s + limit_s - time.monotonic())
+        left_s = max(0.0, started_s + limit_s - time.monotonic())
         try:
             reports[label] = wait([call], what="every node to look at its plugins", fail_after_s=left_s)[0]
         except WaitTimeout:
             silent.append(label)
-        except SlimeError as failure:  # slime itself is not there, or another one
+        except SlimeError as failure:  # slime is not installed there, or in another version
             reports[label] = Report(broken=str(failure))
     judge(reports, total=len(nodes))
     if silent:
@@ -90,7 +91,7 @@ def _look(manifest: Manifest) -> Report:
 
 
 def labels(nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Node id -> what people call it: host name and address, and the id where two share those."""
+    """Node id -> its name in messages: host name and address, and the id where two nodes share those."""
     names = {node["NodeID"]: f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in nodes}
     count = Counter(names.values())
     return {node: name if count[name] == 1 else f"{name} {node[:8]}" for node, name in names.items()}
@@ -100,7 +101,7 @@ def judge(reports: Mapping[str, Report], *, total: int) -> None:
     """Returns if no node has reported anything.
 
     Arguments:
-        reports: node -> what it said.
+        reports: node -> its report.
         total: nodes of the cluster, those that have not answered included.
 
     Raises:
@@ -118,7 +119,7 @@ def judge(reports: Mapping[str, Report], *, total: int) -> None:
 
 def _late(silent: Sequence[str], *, total: int, limit_s: float) -> str:
     return (
-        f"{len(silent)} of {total} nodes did not say within {limit_s:g} s which plugins they have: "
+        f"{len(silent)} of {total} nodes did not report their plugins within {limit_s:g} s: "
         f"{', '.join(silent)}.\n"
         "`ray status` and the logs of Ray on those nodes say why no process of theirs runs; then start again."
     )

@@ -1,10 +1,9 @@
-"""What a run needs and how that is cut into bundles: arithmetic, without a cluster.
+"""The devices that a run needs, divided into bundles: arithmetic, without a cluster.
 
 A *bundle* is one device (and the core that drives it), or on a CPU a share of the cores. A *seat* is where a bundle
-landed. The learner's ranks take the first seats, a critic apart those behind them, and each engine takes
-``devices_per_engine`` seats of one node, so
-tensor-parallel traffic stays inside a node. Colocated, they take the same seats, and turns. The sampler and the router
-ask for nothing: they mostly wait.
+landed. The learner's ranks take the first seats, a separate critic the next ones, and each engine takes
+``devices_per_engine`` seats of one node, so that tensor-parallel traffic stays inside a node. Colocated engines take
+the learner's seats. The sampler and the router need no device: they mostly wait.
 """
 
 from __future__ import annotations
@@ -12,11 +11,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Literal
 
-from slime_core.errors import PlacementError
+from slime_core.config.schema import RunConfig
+from slime_core.config.sglang import speculates
+from slime_core.errors import ConfigError, PlacementError
 
-__all__ = ["Assignment", "Capacity", "Device", "Layout", "Plan", "Seat", "assign", "plan"]
+__all__ = [
+    "Assignment",
+    "Capacity",
+    "Device",
+    "Layout",
+    "Plan",
+    "Seat",
+    "assign",
+    "device_of",
+    "plan",
+    "requested_layout",
+    "require_device_support",
+]
 
 Device = Literal["cpu", "gpu"]
 
@@ -26,9 +40,9 @@ FINEST_SHARE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a run asks for.
+    """The processes of a run that need devices.
 
-    Example, 4 learner ranks beside 2 engines of 2 GPUs each, 8 bundles: ``Layout(learner_ranks=4, engines=2,
+    Example, 4 learner ranks and 2 engines of 2 GPUs each, 8 bundles: ``Layout(learner_ranks=4, engines=2,
     devices_per_engine=2, device="gpu")``.
 
     Arguments:
@@ -37,9 +51,9 @@ class Layout:
         devices_per_engine: devices of one server; on a CPU, its processes.
         device: ``"cpu"`` or ``"gpu"``.
         colocated: engines sit on the learner's devices.
-        critic_ranks: processes of a critic that trains apart, one device each, which nobody shares.
+        critic_ranks: processes of a separate critic, one device each, which they do not share.
         groups: further engines of the policy, as pairs of their number and the devices of each.
-        beside: engines of models beside the policy, and those that only evaluate, as such pairs; nobody shares their
+        auxiliary: engines of auxiliary models, and those that only evaluate, as such pairs; they do not share their
             devices.
     """
 
@@ -50,7 +64,7 @@ class Layout:
     colocated: bool = False
     critic_ranks: int = 0
     groups: tuple[tuple[int, int], ...] = ()
-    beside: tuple[tuple[int, int], ...] = ()
+    auxiliary: tuple[tuple[int, int], ...] = ()
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -58,24 +72,24 @@ class Layout:
         return _each(((self.engines, self.devices_per_engine), *self.groups))
 
     @property
-    def sizes_beside(self) -> tuple[int, ...]:
-        """Devices of each engine beside the policy's."""
-        return _each(self.beside)
+    def auxiliary_sizes(self) -> tuple[int, ...]:
+        """Devices of each auxiliary engine."""
+        return _each(self.auxiliary)
 
     @property
     def bundles(self) -> int:
         """Number of bundles."""
         generating = sum(self.sizes)
         shared = max(self.learner_ranks, generating) if self.colocated else self.learner_ranks + generating
-        return shared + self.critic_ranks + sum(self.sizes_beside)
+        return shared + self.critic_ranks + sum(self.auxiliary_sizes)
 
     def __str__(self) -> str:
         learner = f"{self.learner_ranks} (learner ranks)"
         engines = f"{_products(((self.engines, self.devices_per_engine), *self.groups))} (engines x devices)"
         needed = f"the larger of {learner} and {engines}" if self.colocated else f"{learner} + {engines}"
-        apart = f" + {self.critic_ranks} (critic ranks)" if self.critic_ranks else ""
-        apart += f" + {_products(self.beside)} (further engines x devices)" if self.beside else ""
-        return f"{needed}{apart} = {self.bundles}"
+        others = f" + {self.critic_ranks} (critic ranks)" if self.critic_ranks else ""
+        others += f" + {_products(self.auxiliary)} (further engines x devices)" if self.auxiliary else ""
+        return f"{needed}{others} = {self.bundles}"
 
 
 def _each(groups: Sequence[tuple[int, int]]) -> tuple[int, ...]:
@@ -97,7 +111,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a layout is asked for: ``count`` equal bundles of ``cpus`` cores and ``gpus`` GPUs each."""
+    """How a layout is requested from Ray: ``count`` equal bundles of ``cpus`` cores and ``gpus`` GPUs each."""
 
     layout: Layout
     count: int
@@ -106,7 +120,7 @@ class Plan:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """One bundle in Ray's words."""
+        """Ray's resources of one bundle."""
         return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
 
     @property
@@ -141,13 +155,72 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Whose seat is whose: one for each rank of the learner and of a critic apart, in rank order, and a row for each
-    engine, of the policy and beside it."""
+    """The seats of each process: one a rank of the learner and of a separate critic, in rank order, and a row for each
+    engine, of the policy and auxiliary."""
 
     learner: tuple[Seat, ...]
     engines: tuple[tuple[Seat, ...], ...]
     critic: tuple[Seat, ...] = ()
-    beside: tuple[tuple[Seat, ...], ...] = ()
+    auxiliary: tuple[tuple[Seat, ...], ...] = ()
+
+
+def device_of(config: RunConfig) -> Device:
+    """Where learner and engines compute; ``auto``: on GPUs if the joined cluster has any."""
+    setting = config.cluster.device
+    return "gpu" if setting == "cuda" or (setting == "auto" and _can_use_gpus()) else "cpu"
+
+
+def require_device_support(config: RunConfig, layout: Layout) -> None:
+    """Return if every setting works on the device of ``layout``.
+
+    Raises:
+        ConfigError: one does not. Conflicts between settings alone have been refused before.
+    """
+    if layout.device == "gpu" and layout.colocated and config.transport == "distributed":
+        raise ConfigError(
+            "update_weight_transport = distributed with colocate on GPUs: NCCL takes no two processes on one GPU, and "
+            "the first learner rank shares its GPU with an engine. Choose tensor, disk or auto."
+        )
+    groups = (*config.engine_groups, *config.beside_groups)
+    split = any(group.worker_type != "regular" for group in groups)
+    if layout.device == "cpu" and split:
+        raise ConfigError(
+            "prefill and decode apart hand the cache from GPU to GPU, and this run has none: device = "
+            f"{config.cluster.device} means cpu here. Leave prefill_num_servers and worker_type out, or run on GPUs."
+        )
+    drafts = any(map(speculates, (config.sglang.given, *(group.overrides for group in groups))))
+    if layout.device == "cpu" and groups and drafts:
+        raise ConfigError(
+            "speculative_algorithm needs compiled kernels that SGLang has for GPUs only, and this run has none: device "
+            f"= {config.cluster.device} means cpu here. Leave it out, or run on GPUs."
+        )
+
+
+def _can_use_gpus() -> bool:
+    from slime_core.runtime.session import cluster_has_gpus  # brings Ray, which a look at the settings does without
+
+    # The CPU build of torch says so in its version; importing torch to ask would cost the driver seconds.
+    return cluster_has_gpus() and not metadata.version("torch").endswith("+cpu")
+
+
+def requested_layout(config: RunConfig, device: Device, *, learner_ranks: int) -> Layout:
+    """The layout that the settings request: learner, critic, the policy's engines and auxiliary ones.
+
+    Arguments:
+        device: what ``config.cluster.device`` was resolved to.
+        learner_ranks: processes that train; 0: none do.
+    """
+    (engines, size), *others = [(group.num_engines, group.size) for group in config.engine_groups] or [(0, 1)]
+    return Layout(
+        learner_ranks,
+        engines,
+        size,
+        device,
+        colocated=config.cluster.colocate and learner_ranks > 0 and engines > 0,
+        critic_ranks=config.num_critic_ranks if learner_ranks else 0,
+        groups=tuple(others),
+        auxiliary=tuple((group.num_engines, group.size) for group in config.beside_groups),
+    )
 
 
 def plan(layout: Layout, *, capacity: Capacity) -> Plan:
@@ -184,7 +257,7 @@ def _gpu_plan(layout: Layout, capacity: Capacity) -> Plan:
             f"Asked for {layout} GPUs; the cluster has {capacity.gpus:g}, {needed - capacity.gpus:g} too few. "
             f"Lower {flags}, or add nodes to the cluster."
         )
-    largest = max([*layout.sizes, *layout.sizes_beside], default=0)
+    largest = max([*layout.sizes, *layout.auxiliary_sizes], default=0)
     if largest > capacity.largest_node_gpus:
         raise PlacementError(
             f"Asked for engines of {largest} GPUs; the largest node has "
@@ -203,24 +276,26 @@ def assign(layout: Layout, *, seats: Sequence[Seat]) -> Assignment:
 
     Engines choose first because they must not straddle nodes, and from the end so that the learner's ranks stay
     together. Colocated, the learner takes the first seats of all, and engines whole blocks from the first node on. A
-    critic apart has the last of the seats that the engines leave, and is nobody's neighbour. Engines beside the
-    policy's choose before all others, from the end.
+    separate critic takes the last of the seats that the engines leave. Auxiliary engines choose before all others, from
+    the end.
 
     Raises:
         PlacementError: the free seats of the nodes do not add up to whole engines.
     """
     ordered = sorted(seats, key=_order)
-    beside = _blocks(ordered, layout.sizes_beside)
-    ordered = [seat for seat in ordered if not any(seat in block for block in beside)]
+    auxiliary = _blocks(ordered, layout.auxiliary_sizes)
+    ordered = [seat for seat in ordered if not any(seat in block for block in auxiliary)]
     if layout.colocated:
-        ordered, alone = ordered[: len(ordered) - layout.critic_ranks], ordered[len(ordered) - layout.critic_ranks :]
+        ordered, critic = ordered[: len(ordered) - layout.critic_ranks], ordered[len(ordered) - layout.critic_ranks :]
         engines = _blocks(ordered[::-1], layout.sizes[::-1])
-        return Assignment(tuple(ordered[: layout.learner_ranks]), engines[::-1], critic=tuple(alone), beside=beside)
+        return Assignment(
+            tuple(ordered[: layout.learner_ranks]), engines[::-1], critic=tuple(critic), auxiliary=auxiliary
+        )
     engines = _blocks(ordered, layout.sizes)
     taken = {seat for block in engines for seat in block}
     left = tuple(seat for seat in ordered if seat not in taken)
     count = layout.learner_ranks
-    return Assignment(left[:count], engines, critic=left[count:], beside=beside)
+    return Assignment(left[:count], engines, critic=left[count:], auxiliary=auxiliary)
 
 
 def _blocks(ordered: Sequence[Seat], sizes: Sequence[int]) -> tuple[tuple[Seat, ...], ...]:

@@ -1,4 +1,4 @@
-"""What this machine has left: memory, shared memory, GPUs. Reads files of the operating system; imports no Ray."""
+"""Free resources of this machine: memory, shared memory, GPUs. Reads files of the operating system; imports no Ray."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-__all__ = ["Machine", "look"]
+__all__ = ["Machine", "free_resources"]
 
 CGROUP = Path("/sys/fs/cgroup")
 SHARED = Path("/dev/shm")
@@ -19,7 +19,7 @@ DEVICES = ("nvidia[0-9]*", "kfd", "dxg")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What processes that start now can have.
+    """Resources that processes can use if they start now.
 
     Arguments:
         cores: that this process may run on.
@@ -41,8 +41,8 @@ class Machine:
         return self.has_gpus and not self.torch.endswith("+cpu")
 
 
-def look() -> Machine:
-    """This machine now."""
+def free_resources() -> Machine:
+    """Free resources of this machine now."""
     return Machine(
         cores=len(os.sched_getaffinity(0)),
         memory=min([psutil.virtual_memory().available, *_left_in_group(CGROUP)]),
@@ -69,7 +69,7 @@ def _left_in_group(root: Path, own: str | None = None) -> list[int]:
 
     Arguments:
         root: where the groups are mounted.
-        own: what /proc/self/cgroup says; None: read it.
+        own: content of /proc/self/cgroup; None: read it.
     """
     groups = _own_groups() if own is None else own
     names = [line.removeprefix("0::/") for line in groups.splitlines() if line.startswith("0::/")]

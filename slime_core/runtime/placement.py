@@ -1,4 +1,4 @@
-"""The one placement group of a run, and which bundle of it is whose."""
+"""The placement group of a run, and the processes of its bundles."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One slot a rank of the learner and of a critic apart, in rank order, and one an engine, of the policy and of
-    models beside it; as a context manager it gives them back at the end."""
+    """One slot a rank of the learner and of a separate critic, in rank order, and one an engine, of the policy and
+    auxiliary; as a context manager it releases them at the end."""
 
     plan: Plan
     learner: tuple[Slot, ...]
     engines: tuple[Slot, ...]
     group: PlacementGroup
     critic: tuple[Slot, ...] = ()
-    beside: tuple[Slot, ...] = ()
+    auxiliary: tuple[Slot, ...] = ()
 
     def __enter__(self) -> Placement:
         return self
@@ -53,7 +53,7 @@ class Placement:
         self.release()
 
     def release(self) -> None:
-        """Give all bundles back; every actor in them dies."""
+        """Release all bundles; every actor in them dies."""
         remove_placement_group(self.group)
 
 
@@ -61,10 +61,10 @@ def place(layout: Layout, *, timeout_s: float = 60.0) -> Placement:
     """Bundles for everything in ``layout``, all or none.
 
     Arguments:
-        timeout_s: how long to wait for devices that the cluster has but that others hold.
+        timeout_s: how long to wait for devices that other jobs hold.
 
     Raises:
-        PlacementError: at once when the cluster is too small; after ``timeout_s`` when others hold what is missing.
+        PlacementError: at once if the cluster is too small; after ``timeout_s`` if other jobs hold the devices.
     """
     wanted = plan(layout, capacity=capacity())
     group = placement_group([dict(wanted.bundle) for _ in range(wanted.count)], strategy="PACK")
@@ -75,8 +75,8 @@ def place(layout: Layout, *, timeout_s: float = 60.0) -> Placement:
     learner = tuple(_slot(group, wanted, (seat,)) for seat in seats.learner)
     engines = tuple(_slot(group, wanted, block) for block in seats.engines)
     critic = tuple(_slot(group, wanted, (seat,)) for seat in seats.critic)
-    beside = tuple(_slot(group, wanted, block) for block in seats.beside)
-    return Placement(wanted, learner, engines, group, critic, beside)
+    auxiliary = tuple(_slot(group, wanted, block) for block in seats.auxiliary)
+    return Placement(wanted, learner, engines, group, critic, auxiliary)
 
 
 def capacity() -> Capacity:
@@ -91,8 +91,8 @@ def _held_by_others(wanted: Plan, timeout_s: float) -> str:
     free = ray.available_resources()
     return (
         f"Asked for {wanted}; the cluster is large enough but has {free.get('CPU', 0):g} CPU and "
-        f"{free.get('GPU', 0):g} GPU free, and nobody gave any back within {timeout_s:g} s. "
-        "`ray status` shows who holds them; wait for them or ask for less."
+        f"{free.get('GPU', 0):g} GPU free, and no other job released any within {timeout_s:g} s. "
+        "`ray status` shows what holds them; wait for it, or ask for less."
     )
 
 
@@ -104,7 +104,7 @@ def _seats(group: PlacementGroup, wanted: Plan) -> list[Seat]:
 
 
 def _devices(group: PlacementGroup, *, count: int) -> Sequence[str | None]:
-    # Ray decides which GPU a bundle holds only when something runs in it, so a task in each bundle looks.
+    # Ray assigns a GPU to a bundle when something runs in it, so a task in each bundle reads its own.
     look: Any = ray.remote(num_cpus=0, num_gpus=1)(_visible_device)
     strategies = [PlacementGroupSchedulingStrategy(group, index) for index in range(count)]
     devices: list[str] = ray.get([look.options(scheduling_strategy=s).remote() for s in strategies], timeout=120)
@@ -124,5 +124,5 @@ def _visible(block: tuple[Seat, ...]) -> dict[str, str]:
     devices = [seat.device for seat in block if seat.device is not None]
     if not devices:
         return {}
-    # An actor runs in one bundle but its engine owns several devices: Ray must not narrow what it sees to that one.
+    # An actor runs in one bundle but its engine uses several devices: Ray must not restrict it to the bundle's.
     return {"CUDA_VISIBLE_DEVICES": ",".join(devices), "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}

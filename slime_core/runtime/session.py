@@ -1,10 +1,10 @@
 """A Ray cluster for the length of a run: its own, or one that is running already.
 
-Its own cluster takes seconds to start, most of it Ray's agents coming up one after the other, though services that
-nobody would ask are left out (:data:`UNASKED`). So start it first and load other things meanwhile. Stopping takes 1 to
-2 seconds.
+Its own cluster takes seconds to start, mostly for Ray's agents, which start one after the other; services that a run
+does not use are left out (:data:`UNUSED_SERVICES`). So start it first and load other things meanwhile. Stopping takes 1
+to 2 seconds.
 
-Whoever reaches Ray's ports can run code in its processes, so its own cluster listens on loopback only.
+A client that reaches Ray's ports can run code in its processes, so a run's own cluster listens on loopback only.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ SMALL_MACHINE_BYTES = 64 * 2**30
 SMALL_STORE_BYTES = 256 * 2**20
 """Shards of a small run are megabytes; Ray's own default would take a third of the memory from the engines."""
 
-UNASKED = ("start_monitor", "start_api_server", "start_log_monitor")
-"""What ray 2.60 starts on every head node (_private/node.py:1655, :1666 and :1766), and has no public switch for: an
-autoscaler of a cluster that does not grow, a dashboard without pages, for which ``ray.init`` waits, and a reader of the
-workers' logs for a driver that does not show them. Three processes that take 2 to 3 s of CPU."""
+UNUSED_SERVICES = ("start_monitor", "start_api_server", "start_log_monitor")
+"""Services that ray 2.60 starts on every head node (_private/node.py:1655, :1666 and :1766), without a public switch:
+an autoscaler of a cluster that does not grow, a dashboard without pages, for which ``ray.init`` waits, and a reader of
+the workers' logs for a driver that does not show them. Three processes that take 2 to 3 s of CPU."""
 
 LEFTOVER_GRACE_S = 5.0
 BUSY = (
     "Its services have 30 s to answer. Free some CPU cores and memory, or join a cluster that runs already with "
     "--ray-address."
 )
-KNOCK_LIMIT_S = 3.0
+PROBE_LIMIT_S = 3.0
 
 SOCKET = "/session_2026-01-01_00-00-00_000000_{pid}/sockets/plasma_store"
 """The longest path below Ray's folder for temporary files."""
@@ -89,20 +89,20 @@ class Session:
     def __enter__(self) -> Session:
         before = psutil.Process().children()
         try:
-            with _sigterm_kept():
+            with _keep_sigterm_handler():
                 self._enter()
         except BaseException:
-            # What Ray has started before it was broken off, it has not told anybody.
-            self._services = _others(before)
+            # Ray does not report what it had started before the failure, so its processes are found here.
+            self._services = _children_since(before)
             self.__exit__()
             raise
-        self._services = _others(before)
+        self._services = _children_since(before)
         return self
 
     def _enter(self) -> None:
         if self.own:
             _require_short(get_default_ray_temp_dir())
-            # Where the machine is too busy for it, Ray raises a bare Exception.
+            # On a machine that is too busy, Ray raises a bare Exception.
             with boundary("Ray", "starting on this machine", error=PlacementError, next_step=BUSY):
                 self._start()
         else:
@@ -116,11 +116,11 @@ class Session:
             _end(tree)
 
     def _start(self) -> None:
-        # Ray reads this nowhere but in the environment; a run does not report to anyone without being asked.
+        # Ray reads this from the environment only; a run sends no usage statistics unless the user enables them.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # Ray starts workers at niceness 15, so that whatever else the machine does starves the run.
+        # Ray starts workers at niceness 15, so that any other load of the machine would starve the run.
         os.environ.setdefault("RAY_worker_niceness", "0")
-        with _on_loopback(), _without_the_unasked(), _in_groups_of_their_own():
+        with _on_loopback(), _without_unused_services(), _in_own_process_groups():
             self._init(
                 address="local",
                 num_cpus=self.num_cpus,
@@ -132,7 +132,7 @@ class Session:
     def _join(self) -> None:
         try:
             if self.address != "auto":
-                _knock(self.address)
+                _probe(self.address)
             self._init(address=self.address)
         except (OSError, ValueError, RuntimeError) as error:
             raise PlacementError(
@@ -157,8 +157,8 @@ def _require_short(folder: str) -> None:
 
 
 @contextmanager
-def _sigterm_kept() -> Iterator[None]:
-    # Ray puts its own handler in place of whatever the program had; Python allows both in the main thread only.
+def _keep_sigterm_handler() -> Iterator[None]:
+    # Ray replaces the program's handler by its own; Python allows handlers in the main thread only.
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -180,9 +180,9 @@ def _on_loopback() -> Iterator[None]:
 
 
 @contextmanager
-def _without_the_unasked() -> Iterator[None]:
+def _without_unused_services() -> Iterator[None]:
     # Goes when ray.init can leave them out. Another version of Ray may know them by other names: then they start.
-    before = {name: vars(Node)[name] for name in UNASKED if name in vars(Node)}
+    before = {name: vars(Node)[name] for name in UNUSED_SERVICES if name in vars(Node)}
     for name in before:
         setattr(Node, name, _nothing)
     try:
@@ -192,17 +192,17 @@ def _without_the_unasked() -> Iterator[None]:
             setattr(Node, name, method)
 
 
-class _Apart(services.ConsolePopen):
+class _OwnGroupPopen(services.ConsolePopen):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, process_group=0, **kwargs)
 
 
 @contextmanager
-def _in_groups_of_their_own() -> Iterator[None]:
+def _in_own_process_groups() -> Iterator[None]:
     # `timeout`, systemd and batch systems send SIGTERM to the whole group of a run. Ray's services would be gone before
     # the run could end in order: it would wait a minute for them, and then die of it. They end with the driver anyway.
     before = services.ConsolePopen
-    services.ConsolePopen = _Apart  # type: ignore[misc]
+    services.ConsolePopen = _OwnGroupPopen  # type: ignore[misc]
     try:
         yield
     finally:
@@ -212,20 +212,20 @@ def _in_groups_of_their_own() -> Iterator[None]:
 def _nothing(*_: object, **__: object) -> None: ...
 
 
-def _knock(address: str) -> None:
-    # Ray itself tries for minutes where nobody listens, or a program that is not Ray.
+def _probe(address: str) -> None:
+    # Ray itself retries for minutes if the port is closed, or is not Ray's.
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    with socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_LIMIT_S) as connection:
-        connection.settimeout(KNOCK_LIMIT_S)
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_LIMIT_S) as connection:
+        connection.settimeout(PROBE_LIMIT_S)
         if os.environ.get("RAY_USE_TLS", "0") not in ("", "0", "false"):
-            return  # it answers no greeting that is not encrypted
+            return  # such a server answers encrypted connections only
         connection.sendall(HTTP2_GREETING)
         answer = connection.recv(HTTP2_HEAD, socket.MSG_WAITALL)
     if len(answer) < HTTP2_HEAD or answer[3] != HTTP2_SETTINGS:
         raise ValueError("the program that listens there does not speak gRPC")
 
 
-def _others(before: Sequence[psutil.Process]) -> list[psutil.Process]:
+def _children_since(before: Sequence[psutil.Process]) -> list[psutil.Process]:
     """The children of this process that were not there before."""
     return [child for child in psutil.Process().children() if child not in before]
 

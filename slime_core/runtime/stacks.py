@@ -1,4 +1,4 @@
-"""What every thread and every task of this process is doing, as text a person can read."""
+"""Stacks of all threads and asyncio tasks of this process, as text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEEPEST = 12
 """Innermost frames kept of one stack: enough to leave a library's event loop and reach its caller."""
 
 SCAFFOLDING = ("/site-packages/ray/", "/threading.py", "/asyncio/runners.py", "/asyncio/base_events.py")
-"""Files whose frames are in every stack and explain nothing; what has no other frame is idle and left out."""
+"""Files whose frames are left out, because every stack has them; a thread or task without other frames is idle."""
 
 
 def process_stacks() -> str:
@@ -27,21 +27,21 @@ def process_stacks() -> str:
 
 
 def thread_stacks() -> str:
-    """The stack of every busy thread but the one that asks, innermost frame last."""
+    """The stack of every busy thread but the calling one, innermost frame last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    asking = threading.get_ident()
-    frames = {ident: frame for ident, frame in sys._current_frames().items() if ident != asking}
+    caller = threading.get_ident()
+    frames = {ident: frame for ident, frame in sys._current_frames().items() if ident != caller}
     stacks = {names.get(ident, str(ident)): _frames(frame) for ident, frame in frames.items()}
     return "\n".join(f"thread {name}:\n{stack}" for name, stack in stacks.items() if stack)
 
 
 def task_stacks() -> str:
-    """Where every unfinished asyncio task of this process is suspended, over all event loops; tasks that stand at one
-    place are told once, with their number."""
-    standing: dict[str, list[str]] = {}
+    """Where every unfinished asyncio task of this process is suspended, over all event loops; tasks that
+    wait at the same place are listed once, with their number."""
+    waiting: dict[str, list[str]] = {}
     for task in _tasks():
-        standing.setdefault("".join(_suspended(task)).rstrip(), []).append(task.get_name())
-    return "\n".join(f"{_names(names)}:\n{stack}" for stack, names in standing.items() if stack)
+        waiting.setdefault("".join(_suspended(task)).rstrip(), []).append(task.get_name())
+    return "\n".join(f"{_names(names)}:\n{stack}" for stack, names in waiting.items() if stack)
 
 
 def _names(tasks: list[str]) -> str:
@@ -57,7 +57,7 @@ def _suspended(task: asyncio.Task[Any]) -> Iterator[str]:
     waiting: object = task.get_coro()
     for _ in range(DEEPEST):
         frame = waiting.cr_frame if isinstance(waiting, CoroutineType) else None
-        if frame is not None and _is_told(frame.f_code.co_filename):
+        if frame is not None and _is_shown(frame.f_code.co_filename):
             yield _line(frame)
         waiting = _awaited(waiting)
 
@@ -72,11 +72,11 @@ def _awaited(waiting: object) -> object:
 
 
 def _frames(frame: FrameType) -> str:
-    told = [entry for entry in traceback.extract_stack(frame) if _is_told(entry.filename)]
-    return "".join(traceback.format_list(told[-DEEPEST:])).rstrip()
+    shown = [entry for entry in traceback.extract_stack(frame) if _is_shown(entry.filename)]
+    return "".join(traceback.format_list(shown[-DEEPEST:])).rstrip()
 
 
-def _is_told(filename: str) -> bool:
+def _is_shown(filename: str) -> bool:
     return not any(part in filename for part in SCAFFOLDING)
 
 

@@ -1,10 +1,9 @@
-"""Every wait knows what it waits for, reports who is late, and ends.
+"""Every wait has a name, reports calls that are late, and ends.
 
-A run that hangs without a word is the most common complaint about distributed training, so there is no wait without a
-name: after ``warn_after_s`` the watchdog says who is pending, since when, and what each of them is doing (asked through
-the actors' control threads); after ``fail_after_s`` it raises the same as an error. An actor that died or raised ends
-the wait at once, even while others are still working, and so does a background task that failed. Waiting happens in
-short slices, so Ctrl-C passes at once.
+A silent hang is the most common complaint about distributed training. So after ``warn_after_s`` a wait reports the
+pending calls, for how long they run, and the stacks of their actors (read through the actors' control threads); after
+``fail_after_s`` it raises the same as an error. An actor that died or raised ends the wait at once, even while others
+are still working, and so does a background task that failed. Waiting happens in short slices, so Ctrl-C works.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ray.exceptions import RayError
 from slime_core.config.schema import WatchConfig
 from slime_core.errors import SlimeError, WaitTimeout
 from slime_core.runtime.actors import Call, Ref, Watched
-from slime_core.runtime.failures import local_error
+from slime_core.runtime.remote_errors import local_error
 
 __all__ = ["FAIL_AFTER_S", "WARN_AFTER_S", "Late", "PendingCall", "RunWait", "Wait", "has_ended", "report", "wait"]
 
@@ -40,7 +39,7 @@ STACKS_LIMIT_S = 3.0
 """An actor whose control threads do not answer within this many seconds holds its interpreter, or has not started."""
 
 CAUSE_LIMIT_S = 1.0
-"""A server that dies takes whoever asks it along; which of the two is heard first is chance, within this time."""
+"""A server that dies makes its clients fail; within this many seconds either of the two failures may arrive first."""
 
 FETCH_LIMIT_S = 300.0
 """Seconds to copy a finished result from the node that holds it; results are small, data stays where it is."""
@@ -50,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PendingCall:
-    """One call that has not ended: who runs what, and what that process is doing."""
+    """One call that has not ended: its actor, its method, and the stacks of its process."""
 
     who: str
     method: str
@@ -62,7 +61,7 @@ class PendingCall:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A wait that takes long: what for, for how many seconds so far, how many calls have ended, and who has not."""
+    """A wait that takes long: its name, seconds so far, the number of calls that ended, and those that have not."""
 
     what: str
     waited_s: float
@@ -80,7 +79,7 @@ class Late:
 
 
 def report(late: Late) -> None:
-    """What a late wait does unless told otherwise: a warning in the log."""
+    """Log a warning; the default for a late wait."""
     log.warning("%s", late)
 
 
@@ -96,7 +95,7 @@ def wait(
     """The results of ``calls``, in their order, as soon as all have ended.
 
     Arguments:
-        what: what is waited for, as it reads after "Waiting for".
+        what: name of the wait, as it reads after "Waiting for".
         also: background calls; one that fails meanwhile ends the wait with its error, one that returns is ignored.
         warn_after_s: report after this many seconds, and again at 2, 4, 8 times that.
         fail_after_s: give up after this many seconds.
@@ -105,7 +104,7 @@ def wait(
     Raises:
         SlimeError: the first error of a call, as it was raised there.
         RemoteError: a call failed otherwise, or its actor died.
-        WaitTimeout: ``fail_after_s`` have passed; says who is pending, with stacks.
+        WaitTimeout: ``fail_after_s`` have passed; lists the pending calls with stacks.
     """
     watch = _Watch(what=what, warn_after_s=warn_after_s, fail_after_s=fail_after_s, on_warn=on_warn)
     waiting: dict[Ref[Any], Call[object]] = {call.ref: call for call in calls}
@@ -169,11 +168,11 @@ class _Watch:
         self.what = what
         self.fail_after_s = fail_after_s
         self.on_warn = on_warn
-        self.begun_s = time.monotonic()
+        self.started_s = time.monotonic()
         self.next_warning_s = warn_after_s
 
     def waited_s(self) -> float:
-        return time.monotonic() - self.begun_s
+        return time.monotonic() - self.started_s
 
     def slice_s(self) -> float:
         due_s = min(self.next_warning_s, self.fail_after_s) - self.waited_s()
@@ -205,8 +204,8 @@ def _result(call: Call[R]) -> R:
 
 
 def _raise_cause(background: dict[Ref[Any], Call[object]]) -> None:
-    """Returns if none of ``background`` fails soon. One that does is the cause of another failure: where a server died,
-    its own last word is told, and not the error of whoever asked it."""
+    """Return if no call of ``background`` fails soon. One that does is the cause of another failure: where a server
+    died, its own error is raised, and not that of its client."""
     deadline_s = time.monotonic() + CAUSE_LIMIT_S
     while background and (ready := _ready([*background], within_s=max(0.0, deadline_s - time.monotonic()))):
         for ref in ready:
@@ -214,18 +213,18 @@ def _raise_cause(background: dict[Ref[Any], Call[object]]) -> None:
 
 
 def _describe(pending: Sequence[Call[object]]) -> tuple[PendingCall, ...]:
-    stacks = _ask_stacks(pending)
+    stacks = _collect_stacks(pending)
     return tuple(PendingCall(call.who, call.method, stacks[call.who]) for call in pending)
 
 
-def _ask_stacks(pending: Sequence[Call[object]]) -> Mapping[str, str]:
+def _collect_stacks(pending: Sequence[Call[object]]) -> Mapping[str, str]:
     # All at once under one limit: a group of a hundred silent actors must not take a hundred limits.
-    asked = {call.actor.start(Watched.stacks).ref: call.who for call in pending if call.actor is not None}
-    answered = ray.wait(list(asked), num_returns=len(asked), timeout=STACKS_LIMIT_S)[0] if asked else []
+    started = {call.actor.start(Watched.stacks).ref: call.who for call in pending if call.actor is not None}
+    answered = ray.wait(list(started), num_returns=len(started), timeout=STACKS_LIMIT_S)[0] if started else []
     silent = (
         f"no stacks in {STACKS_LIMIT_S:g} s: its constructor has not returned, or native code holds its interpreter"
     )
-    return {call.who: silent for call in pending} | {asked[ref]: _answer(ref) for ref in answered}
+    return {call.who: silent for call in pending} | {started[ref]: _answer(ref) for ref in answered}
 
 
 def _answer(ref: Ref[str]) -> str:

@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from slime_core.config.embedded import ARITHMETIC
-from slime_core.runtime.machine import look
+from slime_core.runtime.machine import free_resources
 from tests.e2e.conftest import LIMIT_S, command
 from tests.processes import left_of
 
@@ -246,7 +246,7 @@ def place() -> Iterator[Path]:
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS.keys())
 def test_a_mistake_is_explained_and_leaves_nothing(row: Row, place: Path) -> None:
-    if "--device cuda" in row.words and look().can_use_gpus:
+    if "--device cuda" in row.words and free_resources().can_use_gpus:
         pytest.skip("this machine has GPUs")
     row.prepare(place)
     with listening() as port:

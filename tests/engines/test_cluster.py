@@ -22,8 +22,7 @@ from ray import cloudpickle
 
 from slime_core.errors import ConfigError, EngineError, PlacementError, RemoteError, WaitTimeout
 from slime_core.runtime import waiting
-from slime_core.runtime.actors import Actor, Call, Launch, Watched, start_actor
-from slime_core.runtime.group import ActorGroup
+from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, Watched, start_actor
 from slime_core.runtime.layout import Layout
 from slime_core.runtime.placement import Placement, place
 from slime_core.runtime.session import Session

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slime_core.config.schema import OptimizerConfig
-from slime_core.learner.packed.batches import MicroBatch, cut
+from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
 from slime_core.rollout.batch_plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample
@@ -36,12 +36,12 @@ def micro_batch() -> MicroBatch:
     sample = Sample(index=0, tokens=tokens, response_length=4, rollout_log_probs=[-1.0] * 4)
     plan = BatchPlan(num_ranks=1, max_tokens=16)
     (shard,) = make_shards([sample], np.ones(1, np.float32), plan, rollout=0, temperature=1.0)
-    return cut(shard)[0][0]
+    return make_micro_batches(shard)[0][0]
 
 
 def gradients(folder: Path, layout: Any, *, only: list[str], **overrides: Any) -> dict[str, torch.Tensor]:
     """Of the summed log-probabilities of one token, by name; of parameters that train and have one."""
-    from slime_core.learner.model.freezing import freeze
+    from slime_core.learner.freezing import freeze
 
     _, (chunk,) = build(FAMILY, folder, layout, **overrides)
     freeze([chunk], only=only)
@@ -65,7 +65,7 @@ class Experts:
     """A mixture of which the experts alone train; they have an optimizer of their own, as where ranks share them."""
 
     def __init__(self, folder: Path, layout: Any) -> None:
-        from slime_core.learner.model.freezing import freeze
+        from slime_core.learner.freezing import freeze
         from slime_core.learner.optimizer import build_optimizer, build_schedule, wrap
 
         settings = OptimizerConfig(lr=1e-3)

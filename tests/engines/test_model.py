@@ -229,9 +229,10 @@ def test_scaled_rotary_positions_are_refused(megatron, folder):
 
 @pytest.mark.parametrize(("embeds", "names"), [(True, {"pixels"}), (False, set())])
 def test_only_a_chunk_that_embeds_tokens_is_handed_inputs(megatron, embeds, names):
-    from slime_core.learner.packed.inputs import RowInputs, handed
+    from slime_core.learner.forward_backward import model_inputs
+    from slime_core.learner.micro_batches import RowInputs
 
     pixels = {"pixels": column([np.array([[1.0], [2.0]]), np.array([[3.0]])], "float64")}
     wrapped: Any = SimpleNamespace(module=SimpleNamespace(pre_process=embeds))
-    assert handed(wrapped, RowInputs(pixels, (1, 0)), torch.device("cpu")).keys() == names
-    assert handed(wrapped, RowInputs(), torch.device("cpu")) == {}
+    assert model_inputs(wrapped, RowInputs(pixels, (1, 0)), torch.device("cpu")).keys() == names
+    assert model_inputs(wrapped, RowInputs(), torch.device("cpu")) == {}

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from slime_core.config.schema import LearnerConfig
 from slime_core.errors import ConfigError, RunError
-from slime_core.learner.packed.batches import MicroBatch, cut
+from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
 from slime_core.rollout.batch_plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, TrainBatch
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
 
 FAMILY, LAYERS, EXPERTS, CHOSEN = "qwen3_moe", 3, 8, 2
 LENGTHS = (9, 4, 12, 6)
+REPLAY, FROM_ENGINE = LearnerConfig(use_routing_replay=True), LearnerConfig(use_rollout_routing_replay=True)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,7 @@ def forward(chunk: Any, micro: MicroBatch) -> torch.Tensor:
 def passed(chunk: Any, routing: Any, micro_batches: list[MicroBatch]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Logits of one pass with gradients, and the gradients of their log-probabilities' sum."""
     chunk.zero_grad()
-    with routing.kept(micro_batches):
+    with routing.record_or_replay(micro_batches, "actor"):
         logits = torch.cat([forward(chunk, micro) for micro in micro_batches])
     logits.log_softmax(-1)[:, 3].sum().backward()
     return logits.detach(), {
@@ -81,14 +83,14 @@ def nudge(chunk: Any) -> None:
 
 
 def test_replaying_ones_own_routes_changes_no_bit(megatron, folder):
-    from slime_core.learner.model.routing import Routing
+    from slime_core.learner.routing_replay import RoutingReplay
 
     _, (chunk,) = build(FAMILY, folder, megatron)
-    (micro_batches,) = cut(shard())
+    (micro_batches,) = make_micro_batches(shard())
     with torch.no_grad():
         free = torch.cat([forward(chunk, micro) for micro in micro_batches])
-    recorded, first = passed(chunk, Routing([chunk]), micro_batches)
-    replayed, second = passed(chunk, Routing([chunk]), micro_batches)
+    recorded, first = passed(chunk, RoutingReplay([chunk], REPLAY), micro_batches)
+    replayed, second = passed(chunk, RoutingReplay([chunk], REPLAY), micro_batches)
     assert torch.equal(recorded, free)
     assert torch.equal(replayed, free)
     assert first.keys() == second.keys()
@@ -96,19 +98,19 @@ def test_replaying_ones_own_routes_changes_no_bit(megatron, folder):
 
 
 def test_a_pass_without_gradients_records_what_the_next_one_replays(megatron, folder):
-    from slime_core.learner.model.routing import Routing
+    from slime_core.learner.routing_replay import RoutingReplay
 
     _, (chunk,) = build(FAMILY, folder, megatron)
-    (micro_batches,) = cut(shard())
-    routing = Routing([chunk])
-    with torch.no_grad(), routing.kept(micro_batches):
+    (micro_batches,) = make_micro_batches(shard())
+    routing = RoutingReplay([chunk], REPLAY)
+    with torch.no_grad(), routing.record_or_replay(micro_batches, "actor"):
         for micro in micro_batches:
             forward(chunk, micro)
     recorded = [{layer: routes.clone() for layer, routes in micro.routes.items()} for micro in micro_batches]
     assert [sorted(routes) for routes in recorded] == [[1, 2, 3]] * len(micro_batches)
     nudge(chunk)
-    (others,) = cut(shard())
-    with torch.no_grad(), routing.kept(others):
+    (others,) = make_micro_batches(shard())
+    with torch.no_grad(), routing.record_or_replay(others, "actor"):
         for micro in others:
             forward(chunk, micro)
     assert any(not torch.equal(mine.routes[1], theirs[1]) for mine, theirs in zip(others, recorded, strict=True))
@@ -121,11 +123,11 @@ def test_a_pass_without_gradients_records_what_the_next_one_replays(megatron, fo
 
 
 def test_replayed_routes_leave_the_weights_of_experts_to_the_router_and_its_gradient(megatron, folder):
-    from slime_core.learner.model.routing import Routing
+    from slime_core.learner.routing_replay import RoutingReplay
 
     _, (chunk,) = build(FAMILY, folder, megatron)
-    (micro_batches,) = cut(shard(random_routes()))
-    given, gradients = passed(chunk, Routing([chunk]), micro_batches)
+    (micro_batches,) = make_micro_batches(shard(random_routes()))
+    given, gradients = passed(chunk, RoutingReplay([chunk], REPLAY), micro_batches)
     with torch.no_grad():
         free = torch.cat([forward(chunk, micro) for micro in micro_batches])
     assert (given - free).abs().max() > 0.1
@@ -135,11 +137,11 @@ def test_replayed_routes_leave_the_weights_of_experts_to_the_router_and_its_grad
 
 
 def test_outside_a_kept_pass_routers_choose_freely(megatron, folder):
-    from slime_core.learner.model.routing import Routing
+    from slime_core.learner.routing_replay import RoutingReplay
 
     _, (chunk,) = build(FAMILY, folder, megatron)
-    (given,), (plain,) = cut(shard(random_routes())), cut(shard())
-    passed(chunk, Routing([chunk]), given)
+    (given,), (plain,) = make_micro_batches(shard(random_routes())), make_micro_batches(shard())
+    passed(chunk, RoutingReplay([chunk], REPLAY), given)
     with torch.no_grad():
         free = [torch.cat([forward(chunk, micro) for micro in micro_batches]) for micro_batches in (given, plain)]
     assert torch.equal(*free)
@@ -149,27 +151,27 @@ def test_outside_a_kept_pass_routers_choose_freely(megatron, folder):
     ("changes", "found"), [({"layers": 2}, "2 layers with 2 experts"), ({"experts": 64}, "3 layers with 2 experts")]
 )
 def test_routes_of_another_model_are_refused(megatron, folder, changes, found):
-    from slime_core.learner.model.routing import Routing
+    from slime_core.learner.routing_replay import RoutingReplay
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     with pytest.raises(RunError, match=f"the engine returned routes of {found} a token, the largest of them number"):
-        Routing([chunk]).require_fitting(shard(random_routes(**changes)))
+        RoutingReplay([chunk], FROM_ENGINE).require_routes(shard(random_routes(**changes)))
 
 
 def test_a_rollout_without_routes_is_refused(megatron, folder):
-    from slime_core.learner.model.routing import Routing
+    from slime_core.learner.routing_replay import RoutingReplay
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     with pytest.raises(RunError, match="use_rollout_routing_replay needs the routes of every sample"):
-        Routing([chunk]).require_fitting(shard())
+        RoutingReplay([chunk], FROM_ENGINE).require_routes(shard())
 
 
 def test_a_model_with_a_router_of_its_own_is_refused(megatron, folder):
     from megatron.core.transformer.moe.router import TopKRouter
 
-    from slime_core.learner.model.routing import Routing
+    from slime_core.learner.routing_replay import RoutingReplay
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     chunk.decoder.layers[1].mlp.router.__class__ = TopKRouter
     with pytest.raises(ConfigError, match="the layers of this model choose experts with a router of their own; build"):
-        Routing([chunk])
+        RoutingReplay([chunk], REPLAY)

@@ -68,7 +68,7 @@ def test_every_step_runs_at_the_rate_of_the_table(settings, expected):
 
 
 def test_an_adam_that_forgets_steps_as_a_new_one() -> None:
-    from slime_core.learner.optimizer import forget
+    from slime_core.learner.optimizer import reset_optimizer_states
 
     def step(adam: torch.optim.Optimizer, weight: torch.Tensor, gradient: float) -> float:
         weight.grad = torch.full_like(weight, gradient)
@@ -82,8 +82,8 @@ def test_an_adam_that_forgets_steps_as_a_new_one() -> None:
     chained: Any = SimpleNamespace(
         chained_optimizers=[stub, SimpleNamespace(is_stub_optimizer=False, optimizer=adam)],
     )
-    forget(chained)  # nothing to forget yet
+    reset_optimizer_states(chained)  # nothing to forget yet
     assert step(adam, weight, 3.0) == pytest.approx(-0.5)  # Adam's first step: lr times the sign of the gradient
     assert step(adam, weight, -1.0) != pytest.approx(0.5, abs=0.1)
-    forget(chained)
+    reset_optimizer_states(chained)
     assert step(adam, weight, -1.0) == pytest.approx(0.5)

@@ -16,11 +16,11 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassification
 
 from slime_core.config.embedded import ARITHMETIC
-from slime_core.config.schema import RolloutConfig, RunConfig
+from slime_core.config.schema import LearnerConfig, RolloutConfig, RunConfig
 from slime_core.errors import ConfigError, RequestFailed
 from slime_core.generation import Generation, SamplingParams
 from slime_core.harness.fake_engine import FakeEngine
-from slime_core.learner.packed.batches import cut
+from slime_core.learner.micro_batches import make_micro_batches
 from slime_core.plugins.construction import run_view
 from slime_core.rollout.batch_plan import BatchPlan
 from slime_core.rollout.engines.client import GenerateClient
@@ -39,6 +39,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
 MODEL = ARITHMETIC / "model"
 SHORT = SamplingParams(max_new_tokens=2)
 FAMILY, LAYERS, CHOSEN = "qwen3_moe", 3, 2
+REPLAY = LearnerConfig(use_routing_replay=True)
 PROMPTS = [[3, 8 + one, 12, 15, 9 - one, 10, 4][one:] for one in range(4)]
 GREEDY = SamplingParams(temperature=0, max_new_tokens=12, ignore_eos=True)
 """The same tokens in every run: of any tokens some would be routed by less than rounding."""
@@ -143,7 +144,7 @@ def reward_model(folder: Path) -> Any:
 
 def learner_routes(megatron: Any, folder: Path, answers: list[Generation]) -> list[Any]:
     """The experts that a free pass of the learner takes for each answer, int16 [tokens - 1, layers, k]."""
-    from slime_core.learner.model.routing import Routing
+    from slime_core.learner.routing_replay import RoutingReplay
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     found = []
@@ -153,8 +154,8 @@ def learner_routes(megatron: Any, folder: Path, answers: list[Generation]) -> li
         (shard,) = make_shards(
             [sample], np.ones(1, np.float32), BatchPlan(num_ranks=1, max_tokens=64), rollout=0, temperature=1.0
         )
-        (((micro,)),) = cut(shard)
-        with torch.no_grad(), Routing([chunk]).kept([micro]):
+        (((micro,)),) = make_micro_batches(shard)
+        with torch.no_grad(), RoutingReplay([chunk], REPLAY).record_or_replay([micro], "actor"):
             chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=micro.packed_sequence)
         routes = torch.stack([micro.routes[layer] for layer in range(1, LAYERS + 1)], dim=1)
         found.append(routes[: len(ids) - 1].numpy())

@@ -65,9 +65,9 @@ def shard(*plan: tuple[int, ...]) -> TrainBatch:
 
 def trained(chunk: Any, bench: Any, batch: TrainBatch, **options: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Log-probs in the order of the shard, and the gradients over all micro-batches."""
-    from slime_core.learner.packed.batches import cut
+    from slime_core.learner.micro_batches import make_micro_batches
 
-    (step,) = cut(batch, **options)
+    (step,) = make_micro_batches(batch, **options)
     log_probs_U, sums = torch.zeros(len(batch.loss_mask_U)), None
     for micro in step:
         log_probs_U[micro.places_U] = bench.train(chunk, micro)
@@ -92,9 +92,9 @@ def test_log_probs_and_gradients_are_those_of_repeated_prompts(chunk, bench, pla
 
 
 def test_fewer_tokens_run_through_the_model(chunk):
-    from slime_core.learner.packed.batches import cut
+    from slime_core.learner.micro_batches import make_micro_batches
 
-    ((repeated,),), ((once,),) = cut(shard()), cut(shard(), share=True)
+    ((repeated,),), ((once,),) = make_micro_batches(shard()), make_micro_batches(shard(), share=True)
     assert (repeated.num_tokens, once.num_tokens) == (111, 70)
 
 
@@ -113,7 +113,7 @@ def test_fewer_tokens_run_through_the_model(chunk):
     ],
 )
 def test_a_model_whose_tokens_depend_on_others_repeats_prompts(chunk, monkeypatch, setting, value):
-    from slime_core.learner.model.sharing import can_share_prompts
+    from slime_core.learner.shared_prompts import can_share_prompts
 
     device = torch.device("cpu")
     assert can_share_prompts([chunk], context=1, device=device)
@@ -123,7 +123,7 @@ def test_a_model_whose_tokens_depend_on_others_repeats_prompts(chunk, monkeypatc
 
 
 def test_a_model_with_other_layers_repeats_prompts(chunk, monkeypatch):
-    from slime_core.learner.model.sharing import can_share_prompts
+    from slime_core.learner.shared_prompts import can_share_prompts
 
     layer = chunk.decoder.layers[1]
     monkeypatch.setattr(layer.self_attention, "core_attention", torch.nn.Identity())

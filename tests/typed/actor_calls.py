@@ -6,13 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import assert_type
 
-from slime_core.learner.actor import LearnerActor, Trained
+from slime_core.learner.actor import LearnerActor, RankResult
 from slime_core.learner.critic.actor import CriticActor
 from slime_core.plugins.manifest import Manifest
 from slime_core.rollout.actor import SampledShards, SamplerActor
 from slime_core.rollout.engines.actors import EngineActor
-from slime_core.runtime.actors import Actor, Call, Launch, Watched, start_actor
-from slime_core.runtime.group import ActorGroup
+from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, Watched, start_actor
 from slime_core.runtime.waiting import Wait
 
 
@@ -49,7 +48,7 @@ def groups_are_called_likewise(group: ActorGroup[LearnerActor], engines: ActorGr
 
 def a_wait_returns_what_the_calls_return(wait: Wait, group: ActorGroup[LearnerActor]) -> None:
     assert_type(wait(group.start(LearnerActor.publish, 3), what="weights"), list[float])
-    assert_type(wait(group.start(LearnerActor.train, []), what="training"), list[Trained])
+    assert_type(wait(group.start(LearnerActor.train, []), what="training"), list[RankResult])
 
 
 def an_actor_starts_with_the_arguments_of_its_class(manifest: Manifest) -> None:

@@ -13,7 +13,7 @@ from slime_core.loop import train
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import activate
-from slime_core.runtime.lending import Lending
+from slime_core.runtime.device_pool import DevicePool
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
 
@@ -34,9 +34,9 @@ class State:
 class Diary:
     """Plays learner and sampler, and writes down who was called, with what, and who had the devices."""
 
-    devices: Lending = field(default_factory=Lending)
+    devices: DevicePool = field(default_factory=DevicePool)
     calls: list[str] = field(default_factory=list)
-    borrowers: dict[str, str | None] = field(default_factory=dict)
+    owners: dict[str, str | None] = field(default_factory=dict)
     saved: list[RunState] = field(default_factory=list)
     fails_at: int | None = None
     states: dict[str, Any] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Diary:
 
     def _note(self, what: str, detail: Any) -> None:
         self.calls.append(f"{what} {detail}")
-        self.borrowers[what] = self.devices.borrower
+        self.owners[what] = self.devices.owner
 
 
 def config(*, interval: int = 1, save: int | None = 2, evaluate: int | None = 2, steps: int = 3, **more) -> RunConfig:
@@ -191,9 +191,9 @@ def test_an_observer_that_fails_is_counted_in_the_row_of_the_step_and_off_after_
 def test_training_saving_and_publishing_borrow_the_devices(run):
     diary = Diary()
     run(diary, config())
-    assert {what for what, borrower in diary.borrowers.items() if borrower == "learner"} == {"train", "save", "publish"}
-    assert {what for what, borrower in diary.borrowers.items() if borrower is None} == {"sample", "evaluate"}
-    assert diary.devices.borrower is None
+    assert {what for what, owner in diary.owners.items() if owner == "learner"} == {"train", "save", "publish"}
+    assert {what for what, owner in diary.owners.items() if owner is None} == {"sample", "evaluate"}
+    assert diary.devices.owner is None
 
 
 def test_a_failed_step_publishes_and_saves_nothing_and_gives_the_devices_back(run, tmp_path):
@@ -202,7 +202,7 @@ def test_a_failed_step_publishes_and_saves_nothing_and_gives_the_devices_back(ru
         run(diary, config())
     assert diary.calls[-3:] == ["publish 1", "sample 1", "train shard-1"]
     assert diary.saved == []
-    assert diary.devices.borrower is None
+    assert diary.devices.owner is None
     assert [row["step"] for row in rows(tmp_path)] == [0]
 
 

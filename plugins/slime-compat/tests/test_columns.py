@@ -10,7 +10,7 @@ import torch
 
 from slime_compat.columns import Postprocess
 from slime_core.errors import PluginError
-from slime_core.learner.packed.batches import cut, idle
+from slime_core.learner.micro_batches import idle_micro_batch, make_micro_batches
 from slime_core.types import StepPlan, TrainBatch
 from tests.function_paths import options_for
 
@@ -37,8 +37,8 @@ def run(tmp_path, body: str, *, max_tokens: int | None = None, **also: str):
     head = "def f(args, rollout_id, data):\n    args.seen = (rollout_id, dict(data))\n"
     options = options_for(tmp_path, f"{head}    {body}\n{also.pop('code', '')}", **{PATH: "f", **also})
     batch = replace(shard(), shares_prompts=max_tokens is not None)
-    steps = cut(batch, max_tokens=max_tokens)
-    steps[1].append(idle(steps[1][0]))
+    steps = make_micro_batches(batch, max_tokens=max_tokens)
+    steps[1].append(idle_micro_batch(steps[1][0]))
     steps[1][0].fresh_U = torch.ones(len(steps[1][0].mask_U), dtype=torch.bool)
     Postprocess(options)(batch, steps)
     return options.arguments, steps

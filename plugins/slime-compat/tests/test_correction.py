@@ -13,7 +13,7 @@ from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import PluginError
 from slime_core.learner.loss.objective import Objective
-from slime_core.learner.packed.batches import idle
+from slime_core.learner.micro_batches import idle_micro_batch
 from tests.function_paths import options_for
 from tests.micro_batches import micro
 
@@ -102,6 +102,6 @@ def share(*, pg_loss, loss_masks, **_):
     return pg_loss / sum(mask.sum() for mask in loss_masks), loss_masks, {"share": pg_loss}
 """
     correct = CustomCorrection(options_for(tmp_path, code, **{PATH: "share"}))
-    loss, gradient, sums = train(correct, idle(micro()))
+    loss, gradient, sums = train(correct, idle_micro_batch(micro()))
     assert (loss, gradient) == (0.0, [0.0, 0.0, 0.0])
     assert "share" not in sums

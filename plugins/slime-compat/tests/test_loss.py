@@ -7,7 +7,7 @@ import torch
 
 from slime_compat.loss import CustomLoss
 from slime_core.errors import PluginError
-from slime_core.learner.packed.batches import MicroBatch, idle
+from slime_core.learner.micro_batches import MicroBatch, idle_micro_batch
 from tests.function_paths import options_for
 from tests.micro_batches import micro
 
@@ -52,7 +52,7 @@ def test_an_idle_micro_batch_trains_nothing_and_does_not_reach_the_function(tmp_
 def f(args, batch, logits, sum_of_sample_mean):
     return logits.sum() / sum(mask.sum() for mask in batch["loss_masks"]), {}
 """
-    value, found, metrics = gradient(options_for(tmp_path, code, **{PATH: "f"}), idle(micro()))
+    value, found, metrics = gradient(options_for(tmp_path, code, **{PATH: "f"}), idle_micro_batch(micro()))
     assert (value, found, metrics) == (0.0, [0.0] * 5, {})
 
 

@@ -11,7 +11,7 @@ from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import PluginError
 from slime_core.learner.loss.objective import Objective
-from slime_core.learner.packed.batches import idle
+from slime_core.learner.micro_batches import idle_micro_batch
 from tests.function_paths import options_for
 from tests.micro_batches import micro
 
@@ -65,7 +65,7 @@ def test_a_constant_divisor_by_hand(tmp_path):
 def test_an_idle_micro_batch_trains_nothing_and_does_not_reach_the_function(tmp_path):
     code = "def mean(total, response, masks, _):\n    return lambda x: x.sum() / sum(mask.sum() for mask in masks)\n"
     reduce = CustomReducer(options_for(tmp_path, code, **{PATH: "mean"}))
-    found, sums = gradient(reduce, idle(micro()))
+    found, sums = gradient(reduce, idle_micro_batch(micro()))
     assert found == [0.0, 0.0, 0.0]
     assert (sums["loss"], sums["pg_loss"]) == (0.0, 0.0)
 

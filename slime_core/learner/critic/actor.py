@@ -1,7 +1,8 @@
-"""The ranks of a critic apart as Ray actors, and the handle through which the learner's calls them all at once.
+"""The ranks of a separate critic as Ray actors, and the handle through which the learner's handle calls them.
 
-A rollout takes two calls: ``values`` before the actor's advantages are estimated, ``fit`` with the returns that come of
-that. Tokens, values and returns travel from rank to rank through Ray's object store; the driver holds references.
+A rollout takes two calls: ``values`` before the actor's advantages are estimated, ``fit`` with the returns that the
+estimator computed. Tokens, values and returns travel from rank to rank through Ray's object store; the driver holds
+references.
 """
 
 from __future__ import annotations
@@ -12,28 +13,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 import ray
 
-from slime_core.learner.meeting import Meeting, numbered
+from slime_core.learner.rendezvous import Rendezvous, settings_of_ranks
 from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.manifest import Manifest, attach
-from slime_core.runtime.actors import Call, Ref, uncollected
-from slime_core.runtime.group import ActorGroup
+from slime_core.runtime.actors import ActorGroup, Call, Ref, uncollected
 from slime_core.runtime.waiting import Wait
 from slime_core.types import TrainBatch
 
 if TYPE_CHECKING:
     from slime_core.learner.critic.rank import CriticRank
-    from slime_core.learner.critic.recut import Column
+    from slime_core.learner.critic.reshard import TokenValues
 
 __all__ = ["CriticActor", "CriticGroup"]
 
 
-class CriticActor(Meeting):
+class CriticActor(Rendezvous):
     """Runs a :class:`~slime_core.learner.critic.rank.CriticRank`, with exactly the driver's plugins."""
 
     _critic: CriticRank  # once setup() has returned
 
     def __init__(self, manifest: Manifest) -> None:
-        # Here, because the options that setup() is handed are objects of the plugins' classes.
+        # Before setup(), whose settings hold options objects of the plugins' classes.
         self._registry = attach(manifest)
 
     def setup(self, settings: LearnerSettings) -> None:
@@ -43,13 +43,13 @@ class CriticActor(Meeting):
 
             self._critic = CriticRank(settings, self._registry)
 
-    def values(self, shards: list[Ref[TrainBatch]]) -> list[Ref[Column]]:
+    def values(self, shards: list[Ref[TrainBatch]]) -> list[Ref[TokenValues]]:
         """A reference to the values of this rank's share of ``shards``, which are references; or nothing."""
         found = self._critic.values(ray.get(shards))
         return [] if found is None else [ray.put(found)]
 
     def fit(self, returns: list[Ref[np.ndarray]]) -> dict[str, float]:
-        """Learn ``returns``: a reference a shard."""
+        """Train on ``returns``, a reference a shard; returns the critic's metrics."""
         return self._critic.fit(ray.get(returns))
 
     def save(self, folder: Path) -> None:
@@ -66,7 +66,7 @@ class CriticActor(Meeting):
 
 
 class CriticGroup:
-    """All ranks of a critic apart.
+    """All ranks of a separate critic.
 
     Arguments:
         group: its ranks, in their order.
@@ -74,21 +74,22 @@ class CriticGroup:
     """
 
     def __init__(self, group: ActorGroup[CriticActor], settings: LearnerSettings) -> None:
-        self._group, self._settings = group, settings
+        self._group = group
+        self._settings = settings
 
     def setup(self, wait: Wait, *, reachable: bool) -> list[Call[None]]:
         """Start building on every rank; the caller waits."""
-        meeting = self._group[0].start(CriticActor.free_address, reachable=reachable)
-        address = wait([meeting], what="an address for the critic's ranks")[0]
-        return self._group.start_each(CriticActor.setup, numbered(self._settings, len(self._group), address))
+        call = self._group[0].start(CriticActor.free_address, reachable=reachable)
+        address = wait([call], what="an address for the critic's ranks")[0]
+        return self._group.start_each(CriticActor.setup, settings_of_ranks(self._settings, len(self._group), address))
 
-    def values(self, shards: list[Ref[TrainBatch]], wait: Wait) -> list[Ref[Column]]:
+    def values(self, shards: list[Ref[TrainBatch]], wait: Wait) -> list[Ref[TokenValues]]:
         """References to the values of all samples of ``shards``."""
         found = wait(self._group.start(CriticActor.values, shards), what="the critic's values")
         return [ref for rank in found for ref in rank]
 
     def fit(self, returns: list[Ref[np.ndarray]], wait: Wait) -> dict[str, float]:
-        """The critic's metrics, once it has learnt ``returns``, a reference a shard."""
+        """Train on ``returns``, a reference a shard; returns the critic's metrics."""
         return wait(self._group.start(CriticActor.fit, returns), what="the critic to train")[0]
 
     def save(self, folder: Path) -> list[Call[None]]:
@@ -100,5 +101,5 @@ class CriticGroup:
         return self._group.start(CriticActor.load, folder)
 
     def close(self) -> list[Call[None]]:
-        """Let every rank start to leave its process group; the caller waits."""
+        """Start to leave the process group on every rank; the caller waits."""
         return self._group.start(CriticActor.close)

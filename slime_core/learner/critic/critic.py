@@ -1,7 +1,7 @@
 """The critic: the actor's architecture with a head that gives one value a token, and its own optimizer.
 
 The value of a response token is predicted where the token itself is: at the position before it, from everything up to
-there. So what the critic says of a token does not depend on the token.
+there. So the value of a token does not depend on the token.
 """
 
 from __future__ import annotations
@@ -14,38 +14,37 @@ import torch
 
 from slime_core.checkpoint.folder import critic_part
 from slime_core.config.schema import OptimizerConfig, RunConfig
-from slime_core.learner.critic.value_head import put_heads
-from slime_core.learner.finite import refuse_non_finite_weights
-from slime_core.learner.loss.totals import Sums
-from slime_core.learner.model.same_model import require_same_model
-from slime_core.learner.packed.batches import MicroBatch
-from slime_core.learner.refusals import refuse_non_finite, refuse_wrong_weights
+from slime_core.learner.checks import require_finite_metrics, require_finite_weights, require_loss_weight
+from slime_core.learner.critic.value_head import replace_output_layer
+from slime_core.learner.loss.metric_sums import MetricSums
+from slime_core.learner.micro_batches import MicroBatch
+from slime_core.learner.same_model import require_same_model
 from slime_core.learner.settings import LearnerSettings
-from slime_core.learner.trained import TrainedModel
+from slime_core.learner.trained_model import TrainedModel, build_chunks
 from slime_core.ops.values import clipped_value_loss
 
-__all__ = ["Critic", "optimizer_of"]
+__all__ = ["Critic", "critic_optimizer"]
 
 EXPLAINED = ("returns", "returns^2", "errors", "errors^2")
-"""Means on their way through the sums over ranks; what is left of them is ``explained_variance``."""
+"""Means that are summed over ranks and then replaced by ``explained_variance``."""
 
 _FLAT = 1e-12
-"""Returns of a variance below this, in the reward's unit squared, have none that could be explained."""
+"""Variance of returns, in the reward's unit squared, below which ``explained_variance`` is 0."""
 
 
 class Critic:
-    """A model that learns what a response is going to be rewarded with. Methods are collective over all ranks.
+    """A model that predicts the return at every response token. Methods are collective over all ranks.
 
     Arguments:
         spec: a model spec of its own; it builds the actor's architecture.
-        builder: the spec in messages, with its plugin.
-        settings: of the rank; the optimizer's are those of :func:`optimizer_of`.
+        label: the spec in messages, with its plugin.
+        settings: of the rank; the optimizer's are those of :func:`critic_optimizer`.
 
     Attributes:
         trained: the model, its optimizer and schedule.
     """
 
-    def __init__(self, spec: Any, *, builder: str, settings: LearnerSettings) -> None:
+    def __init__(self, spec: Any, *, label: str, settings: LearnerSettings) -> None:
         """Build the model with the start weights.
 
         Raises:
@@ -59,13 +58,10 @@ class Critic:
             remote = config.model.trust_remote_code
             require_same_model(folder, settings.folder, role="critic", why=why, trust_remote_code=remote)
         self._value_clip = config.critic.value_clip
+        chunks = build_chunks(spec, label=label, settings=settings, folder=folder)
+        replace_output_layer(chunks)
         self.trained = TrainedModel(
-            spec,
-            builder=builder,
-            settings=settings,
-            folder=folder,
-            optimizer=optimizer_of(config),
-            adapt=put_heads,
+            chunks, spec=spec, label=label, settings=settings, optimizer=critic_optimizer(config)
         )
 
     def save(self, folder: Path) -> None:
@@ -78,19 +74,19 @@ class Critic:
         self.trained.save(folder / "critic")
 
     def load(self, folder: Path) -> None:
-        """Continue from what :meth:`save` wrote, in any layout, with the actor's ranks or apart from them.
+        """Continue from what :meth:`save` wrote, in any layout, on the actor's ranks or separate ones.
 
         Raises:
             CheckpointError: it is of another model, or of a run without a critic.
         """
         self.trained.load(critic_part(folder))
 
-    def annotate(self, micro_batches: Sequence[MicroBatch]) -> None:
-        """Begin a rollout: on the last pipeline stage every micro-batch has the values of its response tokens."""
-        from slime_core.learner.passes import collect
+    def fill_values(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """Begin a rollout: fill the values of the response tokens of every micro-batch, on the last pipeline stage."""
+        from slime_core.learner.forward_backward import forward_only
 
         self.trained.begin_rollout()
-        found = collect(self.trained.model, micro_batches, _response_values)
+        found = forward_only(self.trained.model, micro_batches, _response_values)
         for micro, values_U in zip(micro_batches, found, strict=False):  # earlier stages have none
             micro.values_U = values_U
 
@@ -104,25 +100,25 @@ class Critic:
         Raises:
             NonFiniteError: the loss or a gradient is NaN or infinite.
         """
-        from slime_core.learner.passes import descend
+        from slime_core.learner.forward_backward import forward_backward
 
-        self.trained.forget_gradients()
-        metrics = _explained(descend(self.trained.model, micro_batches, self._measure))
-        refuse_non_finite(metrics, rollout, of="critic_")
-        refuse_wrong_weights(metrics.pop("weight"), rollout)
-        metrics |= {f"critic_{name}": value for name, value in self.trained.update().items()}
-        refuse_non_finite(metrics, rollout, of="critic_")
+        self.trained.zero_gradients()
+        metrics = _explained(forward_backward(self.trained.model, micro_batches, self._value_loss))
+        require_finite_metrics(metrics, rollout, of="critic_")
+        require_loss_weight(metrics.pop("weight"), rollout)
+        metrics |= {f"critic_{name}": value for name, value in self.trained.step().items()}
+        require_finite_metrics(metrics, rollout, of="critic_")
         return metrics
 
-    def refuse_non_finite_weights(self, rollout: int) -> None:
+    def require_finite_weights(self, rollout: int) -> None:
         """Look at every weight of this rank; after the last step of a rollout.
 
         Raises:
             NonFiniteError: one holds NaN or infinity.
         """
-        refuse_non_finite_weights(self.trained.chunks, rollout=rollout, of="critic_")
+        require_finite_weights(self.trained.chunks, rollout=rollout, of="critic_")
 
-    def _measure(self, micro: MicroBatch, output_1T1: torch.Tensor) -> tuple[torch.Tensor, Sums]:
+    def _value_loss(self, micro: MicroBatch, output_1T1: torch.Tensor) -> tuple[torch.Tensor, MetricSums]:
         old_U, returns_U = micro.values_U, micro.returns_U
         assert old_U is not None, "values are there before the critic learns"
         assert returns_U is not None, "returns are there before the critic learns them"
@@ -140,11 +136,11 @@ class Critic:
             **dict(zip(EXPLAINED, (exact_U, exact_U.square(), errors_U, errors_U.square()), strict=True)),
         }
         sums = {name: (column_U.where(trained_U, 0.0) * micro.weights_U).sum() for name, column_U in per_token.items()}
-        return loss, Sums({"value_loss": loss.detach(), "weight": micro.weights_U.sum(), **sums})
+        return loss, MetricSums({"value_loss": loss.detach(), "weight": micro.weights_U.sum(), **sums})
 
 
-def optimizer_of(config: RunConfig) -> OptimizerConfig:
-    """The actor's optimizer settings with what the critic has of its own; all of its weights train."""
+def critic_optimizer(config: RunConfig) -> OptimizerConfig:
+    """The actor's optimizer settings with the critic's overrides; all weights of the critic train."""
     critic = config.critic
     own = {
         "lr": critic.critic_lr,
@@ -163,7 +159,7 @@ def _response_values(micro: MicroBatch, output_1T1: torch.Tensor) -> torch.Tenso
 
 
 def _explained(metrics: dict[str, float]) -> dict[str, float]:
-    """``explained_variance`` in place of the means it is made of: 1 - Var(R - V) / Var(R), 0 where R is constant."""
+    """Replace the means of returns R and values V by 1 - Var(R - V) / Var(R), 0 where R is constant."""
     weight = metrics["weight"] or 1.0  # no token is trained, and everything is 0
     returns, squares, errors, squared_errors = (metrics.pop(name) / weight for name in EXPLAINED)
     variance = squares - returns**2

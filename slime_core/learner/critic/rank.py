@@ -1,4 +1,4 @@
-"""One process of a critic that trains apart from the actor, in a process group and a layout of its own."""
+"""One process of a separate critic, with a process group and a parallel layout of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch.distributed as dist
 from slime_core.config.described import described
 from slime_core.config.flops import forward_flops
 from slime_core.learner.critic.critic import Critic
-from slime_core.learner.critic.recut import Column, Place, recut, taken
+from slime_core.learner.critic.reshard import SampleIndex, TokenValues, gather_tokens, reshard
+from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
 from slime_core.learner.process import prepare_process
 from slime_core.learner.settings import LearnerSettings
 from slime_core.ops.packing import row_budget
@@ -21,25 +22,27 @@ from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import Registry
 from slime_core.types import TrainBatch
 
-__all__ = ["CriticRank", "recut_for", "speaks_for_shard"]
+__all__ = ["CriticRank", "reports_shard", "reshard_for_critic"]
 
 
-def speaks_for_shard() -> bool:
-    """Whether this rank is the one of its copy of the model that hands a shard's numbers on."""
+def reports_shard() -> bool:
+    """Whether this rank returns the numbers of a shard, as one of the ranks that share a copy of the model."""
     from megatron.core import parallel_state
 
     is_first = parallel_state.get_tensor_model_parallel_rank() == parallel_state.get_context_parallel_rank() == 0
     return is_first and bool(parallel_state.is_pipeline_last_stage(ignore_virtual=True))
 
 
-def recut_for(settings: LearnerSettings, shards: Sequence[TrainBatch]) -> list[tuple[TrainBatch, list[Place]]]:
-    """``shards`` cut for the critic's layout by the rules that the sampler cut them by for the actor's.
+def reshard_for_critic(
+    settings: LearnerSettings, shards: Sequence[TrainBatch]
+) -> list[tuple[TrainBatch, list[SampleIndex]]]:
+    """``shards`` of the actor's ranks, divided for the critic's layout by the sampler's rules.
 
     Raises:
         RunError: an optimizer step has fewer samples than there are ranks.
     """
     learner, layout = settings.config.learner, settings.layout
-    return recut(
+    return reshard(
         shards,
         num_ranks=layout.data_size(settings.world_size),
         max_tokens=row_budget(learner.max_tokens_per_gpu, context=layout.context, multiple=layout.row_multiple),
@@ -56,24 +59,24 @@ class CriticRank:
         from slime_core.cpu import megatron
 
         megatron.install()
-        from slime_core.learner.components import accepted_inputs, build_model_spec, who_builds
+        from slime_core.learner.components import accepted_inputs, build_model_spec, model_spec_label
 
         self._settings = settings
         self._device = prepare_process(settings)
         where = f"critic rank {settings.rank}"
         hooks = LifecycleHooks(registry, place=contracts.Place.RANK, options=settings.options, where=where)
         spec = build_model_spec(registry, settings, hooks=hooks)
-        self._accepts = accepted_inputs(registry, settings)
-        self.critic = Critic(spec, builder=who_builds(registry, settings.architecture), settings=settings)
-        self._steps: list[list[Any]] = []
+        self._accepted_inputs = accepted_inputs(registry, settings)
+        self.critic = Critic(spec, label=model_spec_label(registry, settings.architecture), settings=settings)
+        self._steps: list[list[MicroBatch]] = []
         self._shards: Sequence[TrainBatch] = ()
-        self._places: list[Place] = []
+        self._places: list[SampleIndex] = []
 
-    def values(self, shards: Sequence[TrainBatch]) -> Column | None:
-        """What the critic gives every response token of this rank's share of ``shards``.
+    def values(self, shards: Sequence[TrainBatch]) -> TokenValues | None:
+        """Values of the response tokens of this rank's share of ``shards``.
 
         Returns:
-            None on ranks that do not speak for their share.
+            None on ranks that do not report their share, see :func:`reports_shard`.
 
         Raises:
             RunError: the samples carry inputs that the model does not take.
@@ -81,21 +84,21 @@ class CriticRank:
         from slime_core.learner.loss.advantages import response_tokens
 
         settings = self._settings
-        self._accepts.require(shards[0].inputs.keys())
-        shares = recut_for(settings, shards)
+        self._accepted_inputs.require(shards[0].inputs.keys())
+        shares = reshard_for_critic(settings, shards)
         share, self._places = shares[settings.layout.data_rank(settings.rank, world_size=settings.world_size)]
-        self._shards, self._steps = shards, self._cut(share)
-        every = self._every()
-        self.critic.annotate(every)
-        if every[0].values_U is None:
+        self._shards, self._steps = shards, self._make_micro_batches(share)
+        micro_batches = self._micro_batches()
+        self.critic.fill_values(micro_batches)
+        if micro_batches[0].values_U is None:
             return None
-        found = response_tokens(share, every, reads={"values"}, context_group=self._context_group())
-        if found.values_U is None or not speaks_for_shard():
+        found = response_tokens(share, micro_batches, reads={"values"}, context_group=self._context_group())
+        if found.values_U is None or not reports_shard():
             return None
-        return Column(self._places, share.response_lengths_B, found.values_U.cpu().numpy())
+        return TokenValues(self._places, share.response_lengths_B, found.values_U.cpu().numpy())
 
     def fit(self, returns_U: Sequence[np.ndarray]) -> dict[str, float]:
-        """Every optimizer step of the rollout whose values were asked for last.
+        """Every optimizer step of the rollout whose values were computed last.
 
         Arguments:
             returns_U: of each shard, float32, one number a response token.
@@ -106,14 +109,14 @@ class CriticRank:
         Raises:
             NonFiniteError: a loss, a gradient or a weight is NaN or infinite.
         """
-        from slime_core.learner.loss.totals import average
+        from slime_core.learner.loss.metric_sums import average_metrics
 
-        mine_U = torch.from_numpy(taken(returns_U, self._shards, self._places)).to(self._device)
-        for micro in self._every():
+        mine_U = torch.from_numpy(gather_tokens(returns_U, self._shards, self._places)).to(self._device)
+        for micro in self._micro_batches():
             micro.returns_U = mine_U[micro.places_U]
         rollout = self._shards[0].rollout
-        results = average([self.critic.step(step, rollout=rollout) for step in self._steps])
-        self.critic.refuse_non_finite_weights(rollout)
+        results = average_metrics([self.critic.step(step, rollout=rollout) for step in self._steps])
+        self.critic.require_finite_weights(rollout)
         self._steps, self._shards = [], ()
         return {f"train/{name}": value for name, value in results.items()}
 
@@ -124,18 +127,17 @@ class CriticRank:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
 
-    def _every(self) -> list[Any]:
+    def _micro_batches(self) -> list[MicroBatch]:
         return [micro for step in self._steps for micro in step]
 
-    def _cut(self, share: TrainBatch) -> list[list[Any]]:
+    def _make_micro_batches(self, share: TrainBatch) -> list[list[MicroBatch]]:
         from megatron.core import parallel_state
 
-        from slime_core.learner.packed.batches import cut
-        from slime_core.learner.passes import fill_up
+        from slime_core.learner.forward_backward import add_idle_micro_batches
 
         layout, context_rank = self._settings.layout, parallel_state.get_context_parallel_rank()
-        steps = cut(share, device=self._device, layout=layout, context_rank=context_rank)
-        fill_up(steps, layout)
+        steps = make_micro_batches(share, device=self._device, layout=layout, context_rank=context_rank)
+        add_idle_micro_batches(steps, layout)
         return steps
 
     def _context_group(self) -> Any:

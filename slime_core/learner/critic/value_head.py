@@ -9,7 +9,7 @@ import torch
 
 from slime_core.errors import ConfigError
 
-__all__ = ["ValueHead", "put_heads"]
+__all__ = ["ValueHead", "replace_output_layer"]
 
 
 class ValueHead(torch.nn.Module):
@@ -52,8 +52,8 @@ class ValueHead(torch.nn.Module):
         return values_T11, None
 
 
-def put_heads(chunks: Sequence[torch.nn.Module]) -> None:
-    """The last chunk of the model gives values in place of logits; no chunk ties its embedding to an output layer.
+def replace_output_layer(chunks: Sequence[torch.nn.Module]) -> None:
+    """Replace the output layer of the last chunk by a value head, and untie every embedding from it.
 
     Raises:
         ConfigError: the model has no output layer that a head could replace.

@@ -1,14 +1,10 @@
-"""From what a model says of a row to one number to minimise, and what is measured on the way.
+"""From log-probabilities to one number to minimise, with its metrics.
 
-    log_probs     log-probabilities and entropies of response tokens
+    objective     policy loss, KL divergence from the reference and the teacher, entropy; their metrics
     advantages    advantages token by token, over a whole shard; whitening over ranks
-    distillation  the teacher's part of an advantage
-    corrections   weights and masks for tokens that other weights drew
-    objective     policy loss, divergence from the reference, entropy; their metrics
-    mismatch      how far learner and engines stand apart, measured only
-    parity        the gate that ends a run where they stand too far apart
-    totals        sums over micro-batches and ranks
-    returned      what a component returned, held to its contract
+    corrections   weights and masks for tokens that other weights sampled
+    parity        ends a run where learner and engines give the same tokens other log-probabilities
+    metric_sums   sums over micro-batches and ranks
 
-The rule between them: every divisor is inside a sample's loss weight, so everything here is a sum.
+Every divisor is inside a sample's loss weight, so everything here is a sum.
 """

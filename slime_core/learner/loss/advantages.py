@@ -1,7 +1,7 @@
-"""Advantages token by token: a shard's responses are put together, estimated once, and handed to the micro-batches.
+"""Advantages token by token: estimated once for a whole shard, then distributed over its micro-batches.
 
 Micro-batches hold the tokens of a shard in the order of the packing, and under context parallelism only this rank's
-share of them. An estimator sees none of that: every column is laid out in the order of the shard
+share of them. An estimator does not see that: every column is in the order of the shard
 (:class:`~slime_core.types.TrainBatch`), sample after sample, each response whole.
 """
 
@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from slime_core.errors import RunError
-from slime_core.learner.loss.returned import require_per_token, require_type
-from slime_core.learner.packed.batches import MicroBatch
+from slime_core.learner.checks import require_per_token, require_type
+from slime_core.learner.micro_batches import MicroBatch
 from slime_core.ops.whitening import whitened
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.contracts import (
@@ -29,7 +29,7 @@ from slime_core.plugins.contracts import (
 )
 from slime_core.types import TrainBatch
 
-__all__ = ["OverShards", "TokenEstimation", "normalize", "response_tokens"]
+__all__ = ["DataParallelSums", "TokenEstimation", "fill_advantages", "response_tokens", "whiten_advantages"]
 
 
 class TokenEstimation:
@@ -37,7 +37,7 @@ class TokenEstimation:
 
     Arguments:
         estimator: the component.
-        who: says in messages which component of which plugin it is.
+        label: the component in messages, with its plugin.
         reads: the columns it is going to read in this run.
         settings: what the estimator finds in its batch.
         reduce: sums over data-parallel shards.
@@ -48,41 +48,70 @@ class TokenEstimation:
         self,
         estimator: TokenAdvantageEstimator,
         *,
-        who: str,
+        label: str,
         reads: AbstractSet[str],
         settings: AdvantageSettings,
         reduce: Reductions,
         context_group: Any = None,
     ) -> None:
-        self._estimator, self._who, self.reads = estimator, who, frozenset(reads)
-        self._settings, self._reduce, self._context_group = settings, reduce, context_group
+        self.reads = frozenset(reads)
+        self._estimator = estimator
+        self._label = label
+        self._settings = settings
+        self._reduce = reduce
+        self._context_group = context_group
 
     def fill(self, shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> torch.Tensor | None:
-        """Every micro-batch has the advantages of its tokens, the returns of a critic, and the estimator's metrics.
+        """Fill the advantages, returns and estimator metrics of every micro-batch.
 
         Collective over the ranks that hold the last pipeline stage. ``micro_batches`` are those of the whole shard,
-        annotated with the log-probabilities and values that the estimator reads.
+        with the log-probabilities and values that the estimator reads.
 
         Returns:
             The returns, float32 [u] in the order of the shard; None: there is no critic.
 
         Raises:
             RunError: the estimator failed, or returned what is no finite number a trained token; or it reads values and
-                returned nothing for the critic to learn.
+                returned no targets for the critic.
         """
         batch = response_tokens(
             shard, micro_batches, reads=self.reads, settings=self._settings, context_group=self._context_group
         )
         trained_U = batch.mask_U != 0
-        with torch.no_grad(), boundary(self._who, "estimating advantages", error=RunError):
+        with torch.no_grad(), boundary(self._label, "estimating advantages", error=RunError):
             found = self._estimator.estimate(batch, self._reduce)
-        advantages_U, metrics_U = _checked(found, trained_U, self._who)
-        returns_U = _checked_returns(found, trained_U, self._who) if "values" in self.reads else None
+        advantages_U, metrics_U = _checked(found, trained_U, self._label)
+        returns_U = _checked_returns(found, trained_U, self._label) if "values" in self.reads else None
         for micro in micro_batches:
             micro.advantages_U = advantages_U[micro.places_U]
             micro.returns_U = None if returns_U is None else returns_U[micro.places_U]
             micro.metrics_U = {name: values_U[micro.places_U] for name, values_U in metrics_U.items()}
         return returns_U
+
+
+def fill_advantages(
+    estimation: TokenEstimation | None, shard: TrainBatch, micro_batches: Sequence[MicroBatch], *, normalizes: bool
+) -> torch.Tensor | None:
+    """Fill the advantages of every micro-batch, and the returns where a critic learns them. Collective.
+
+    Arguments:
+        estimation: the estimator of scope ``token``; None: the sampler estimated the advantages.
+        normalizes: whiten the advantages over the trained tokens of all ranks.
+
+    Returns:
+        The critic's targets, float32 [u] in the order of the shard; None: there is no critic, or this is an earlier
+        pipeline stage, which has no log-probabilities and computes no loss.
+    """
+    from megatron.core import parallel_state
+
+    if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+        return None
+    returns_U = None if estimation is None else estimation.fill(shard, micro_batches)
+    if normalizes:
+        # Context-parallel ranks hold other tokens of the same rows, so they count like data-parallel ones.
+        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        whiten_advantages(micro_batches, DataParallelSums(group))
+    return returns_U
 
 
 def response_tokens(
@@ -93,7 +122,7 @@ def response_tokens(
     settings: AdvantageSettings | None = None,
     context_group: Any = None,
 ) -> ResponseTokens:
-    """What an estimator sees of ``shard``, in the shard's own order; copies, on the device of ``micro_batches``.
+    """The estimator's input for ``shard``, in the shard's order; copies, on the device of ``micro_batches``.
 
     Collective over ``context_group`` if ``reads`` names a column that a model computed.
     """
@@ -108,7 +137,7 @@ def response_tokens(
             assert part_U is not None, "log-probabilities and values are computed before advantages are estimated"
             values_U[micro.places_U] = part_U
         if context_group is not None:
-            # Every token is held by one of the ranks; the others add a zero.
+            # Each token is held by one of the ranks; the others add a zero.
             dist.all_reduce(values_U, group=context_group)
         return values_U
 
@@ -129,7 +158,7 @@ def response_tokens(
     )
 
 
-class OverShards:
+class DataParallelSums:
     """Sums over the data-parallel shards.
 
     Arguments:
@@ -147,7 +176,7 @@ class OverShards:
         return total
 
 
-def normalize(micro_batches: Sequence[MicroBatch], reduce: Reductions) -> None:
+def whiten_advantages(micro_batches: Sequence[MicroBatch], reduce: Reductions) -> None:
     """The advantages of ``micro_batches`` have mean 0 and variance 1 over the trained tokens of all ranks. Collective.
 
     Arguments:
@@ -161,24 +190,26 @@ def normalize(micro_batches: Sequence[MicroBatch], reduce: Reductions) -> None:
         micro.advantages_U = part_U
 
 
-def _checked(found: TokenAdvantages, trained_U: torch.Tensor, who: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def _checked(
+    found: TokenAdvantages, trained_U: torch.Tensor, label: str
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The advantages, float32, 0 where nothing is trained; and the metrics. All without gradient."""
-    require_type(found, TokenAdvantages, who)
+    require_type(found, TokenAdvantages, label)
     columns = {"advantages_U": found.advantages_U}
-    require_per_token(columns, found.metrics_U, metrics_name="metrics_U", count=len(trained_U), who=who)
-    advantages_U = _finite(found.advantages_U, trained_U, f"{who} returned")
+    require_per_token(columns, found.metrics_U, metrics_name="metrics_U", count=len(trained_U), label=label)
+    advantages_U = _finite(found.advantages_U, trained_U, f"{label} returned")
     return advantages_U, {name: values_U.detach().float() for name, values_U in found.metrics_U.items()}
 
 
-def _checked_returns(found: TokenAdvantages, trained_U: torch.Tensor, who: str) -> torch.Tensor:
+def _checked_returns(found: TokenAdvantages, trained_U: torch.Tensor, label: str) -> torch.Tensor:
     """What the critic is to learn, float32, 0 where nothing is trained; without gradient."""
     if found.returns_U is None:
         raise RunError(
-            f"{who} reads values, so a critic is trained, and returned no returns_U for it to learn; accepted is one "
+            f"{label} reads values, so a critic is trained, and returned no returns_U for it to learn; accepted is one "
             "number a response token. Report this to the plugin's author."
         )
-    require_per_token({"returns_U": found.returns_U}, {}, metrics_name="metrics_U", count=len(trained_U), who=who)
-    return _finite(found.returns_U, trained_U, f"returns_U: {who} returned")
+    require_per_token({"returns_U": found.returns_U}, {}, metrics_name="metrics_U", count=len(trained_U), label=label)
+    return _finite(found.returns_U, trained_U, f"returns_U: {label} returned")
 
 
 def _finite(values_U: torch.Tensor, trained_U: torch.Tensor, what: str) -> torch.Tensor:

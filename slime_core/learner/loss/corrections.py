@@ -1,7 +1,7 @@
-"""Applies a run's off-policy corrections to a micro-batch, one after the other, and finds what they got wrong.
+"""Applies a run's off-policy corrections to a micro-batch, one after the other, and checks what they return.
 
-What a correction returns is judged on the device: faulty tokens are counted there, the counts travel with the metrics,
-and :meth:`Corrections.refuse_faults` looks at them once a step. Looking at each micro-batch would wait for the device.
+The check runs on the device: it counts faulty tokens, the counts are summed with the metrics, and
+:meth:`Corrections.refuse_faults` reads them once a step. Reading them in each micro-batch would wait for the device.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from dataclasses import dataclass, field
 import torch
 
 from slime_core.errors import RunError
-from slime_core.learner.loss.returned import require_per_token, require_type
-from slime_core.learner.packed.batches import MicroBatch
+from slime_core.learner.checks import require_per_token, require_type
+from slime_core.learner.micro_batches import MicroBatch
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.contracts import Correction, CorrectionOutput, CorrectionTerms, Segments
 
 __all__ = ["Corrected", "Corrections", "NamedCorrection", "add_metrics"]
 
 FAULTS = "faults/"
-"""Before the name of a correction: the count of its faulty tokens, on its way through the sums over ranks."""
+"""Prefix of a metric that counts the faulty tokens of a correction and is removed before metrics are reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedCorrection:
-    """A correction, and who it is in messages: which component of which plugin."""
+    """A correction, and its label in messages: the component and its plugin."""
 
     correct: Correction
-    who: str
+    label: str
 
 
 @dataclass(slots=True)
 class Corrected:
-    """What all corrections together make of u tokens.
+    """The combined result of all corrections for u tokens.
 
     Arguments:
-        weights_U: float32, the product of the weights; 1 where no correction says anything, 0 where nothing is trained.
+        weights_U: float32, the product of the weights; 1 without corrections, 0 where nothing is trained.
         trained_U: bool, what is left of the mask.
         metrics_U: a number a token by name.
         faults: count of faulty tokens, by :data:`FAULTS` and the correction.
@@ -86,14 +86,14 @@ class Corrections:
                 current_log_probs_T=current_U.detach(),
                 advantages_T=micro.advantages_U,
             )
-            with torch.no_grad(), boundary(named.who, "correcting a micro-batch", error=RunError):
+            with torch.no_grad(), boundary(named.label, "correcting a micro-batch", error=RunError):
                 output = named.correct(terms)
-            _require_fitting(output, mask_U, named.who)
-            result.faults[FAULTS + named.who] = _count_faults(output, mask_U)
+            _require_contract(output, mask_U, named.label)
+            result.faults[FAULTS + named.label] = _count_faults(output, mask_U)
             mask_U = output.mask_T.detach().float()
             result.trained_U = mask_U != 0
             result.weights_U = (result.weights_U * output.weights_T.detach()).where(result.trained_U, 0.0)
-            add_metrics(result.metrics_U, output.metrics_T, of=named.who)
+            add_metrics(result.metrics_U, output.metrics_T, of=named.label)
         return result
 
     def refuse_faults(self, metrics: dict[str, float], *, rollout: int) -> None:
@@ -102,11 +102,11 @@ class Corrections:
         Raises:
             RunError: one of them is not 0.
         """
-        counts = {named.who: metrics.pop(FAULTS + named.who) for named in self._named}
-        for who, count in counts.items():
+        counts = {named.label: metrics.pop(FAULTS + named.label) for named in self._named}
+        for label, count in counts.items():
             if count:
                 raise RunError(
-                    f"rollout {rollout}: {who} returned what is no correction for {count:.0f} response tokens: a "
+                    f"rollout {rollout}: {label} returned what is no correction for {count:.0f} response tokens: a "
                     "weight that is negative, NaN or infinite, a mask other than 0 and 1, or a mask that trains what "
                     "was masked before. Nothing was trained. Leave it out of --corrections, or report this to the "
                     "plugin's author."
@@ -128,10 +128,10 @@ def add_metrics(per_token: dict[str, torch.Tensor], metrics_U: dict[str, torch.T
     per_token |= {name: values_U.detach() for name, values_U in metrics_U.items()}
 
 
-def _require_fitting(output: CorrectionOutput, mask_U: torch.Tensor, who: str) -> None:
-    require_type(output, CorrectionOutput, who)
+def _require_contract(output: CorrectionOutput, mask_U: torch.Tensor, label: str) -> None:
+    require_type(output, CorrectionOutput, label)
     columns = {"weights_T": output.weights_T, "mask_T": output.mask_T}
-    require_per_token(columns, output.metrics_T, metrics_name="metrics_T", count=len(mask_U), who=who)
+    require_per_token(columns, output.metrics_T, metrics_name="metrics_T", count=len(mask_U), label=label)
 
 
 def _count_faults(output: CorrectionOutput, mask_U: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,17 @@
-"""From log-probabilities to one number to minimise, and the metrics on the way.
+"""From log-probabilities to one number to minimise, and its metrics.
 
 The loss of an optimizer step is a plain sum over response tokens, each already weighted (``MicroBatch.weights_U``):
-this room divides by nothing. Metrics are summed with the same weights, so they are averages of the same kind as the
-loss.
+nothing here is divided. Metrics are summed with the same weights, so they are averages of the same kind as the loss.
+
+    Objective             policy loss + KL divergence from the reference - entropy bonus, after corrections
+    subtract_teacher_kl   on-policy distillation: the divergence from the teacher comes off the advantages
+    mismatch_metrics      how far learner and engine are apart; measures, and changes nothing
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,14 +19,13 @@ import torch.distributed as dist
 
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import RunError
+from slime_core.learner.checks import require_per_token, require_type
 from slime_core.learner.loss.corrections import Corrections, add_metrics
-from slime_core.learner.loss.distillation import distilled
-from slime_core.learner.loss.mismatch import mismatch
+from slime_core.learner.loss.metric_sums import MetricSums
 from slime_core.learner.loss.parity import compare
-from slime_core.learner.loss.returned import require_per_token, require_type
-from slime_core.learner.loss.totals import Sums
-from slime_core.learner.packed.batches import MicroBatch
+from slime_core.learner.micro_batches import MicroBatch
 from slime_core.ops.kl import approximate_kl
+from slime_core.ops.policy import LARGEST_LOG_RATIO
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.contracts import (
     LogitsLoss,
@@ -47,14 +50,13 @@ class Objective:
 
     Arguments:
         policy_loss: the component that turns log-probabilities and advantages into a loss per token.
-        who: the component in messages, with its plugin.
+        label: the component in messages, with its plugin.
         algorithm: clip ranges and coefficients.
         corrections: weigh the policy loss of each token and decide which tokens are left; None: none.
         context_group: the ranks that share every row, if there are several; sums over a sequence reach over them.
-        correct, reduce: what a run puts between the corrected policy loss and its sum.
-        of_logits: what a run minimises in place of all this; see :meth:`measure`.
-        drawn: engines drew the tokens and said how likely each was; False: how far off those numbers are means nothing,
-            and no metric says so.
+        correct, reduce: functions of a plugin between the corrected policy loss and its sum.
+        of_logits: function of a plugin that is minimised in place of all this; see :meth:`measure`.
+        engine_sampled: engines sampled the tokens, so the difference from their log-probabilities is a metric.
     """
 
     def __init__(
@@ -62,21 +64,23 @@ class Objective:
         policy_loss: PolicyLoss,
         algorithm: AlgorithmConfig,
         *,
-        who: str = "the policy loss",
+        label: str = "the policy loss",
         corrections: Corrections | None = None,
         context_group: Any = None,
         correct: LossCorrection | None = None,
         reduce: LossReducer | None = None,
         of_logits: LogitsLoss | None = None,
-        drawn: bool = True,
+        engine_sampled: bool = True,
     ) -> None:
-        self._drawn = drawn
         self.of_logits = of_logits
-        self._correct, self._reduce = correct, reduce
-        self._policy_loss, self._who = policy_loss, who
-        self._algorithm = algorithm
         self.corrections = corrections or Corrections()
+        self._policy_loss = policy_loss
+        self._label = label
+        self._algorithm = algorithm
         self._context_group = context_group
+        self._correct = correct
+        self._reduce = reduce
+        self._engine_sampled = engine_sampled
         self._settings = LossSettings(
             eps_clip=algorithm.eps_clip, eps_clip_high=algorithm.eps_clip_high, eps_clip_c=algorithm.eps_clip_c
         )
@@ -88,12 +92,12 @@ class Objective:
 
     @property
     def corrects(self) -> bool:
-        """Whether something between the policy loss and its sum reads the log-probabilities of before the rollout."""
+        """Whether something between the policy loss and its sum reads the old log-probabilities."""
         return self._correct is not None or len(self.corrections) > 0
 
     @property
     def reads_old(self) -> bool:
-        """Whether anything but the policy loss reads the log-probabilities of before the rollout."""
+        """Whether anything but the policy loss reads the old log-probabilities."""
         return self.corrects or self._algorithm.use_unbiased_kl or self._algorithm.get_mismatch_metrics
 
     @property
@@ -102,7 +106,7 @@ class Objective:
         return self._algorithm.use_rollout_logprobs
 
     def take_from_engine(self, micro_batches: Iterable[MicroBatch]) -> None:
-        """The old log-probabilities are the engine's; 0 where nothing is trained, where it may have none."""
+        """Use the engine's log-probabilities as the old ones; 0 where nothing is trained, where it may have none."""
         for micro in micro_batches:
             micro.old_log_probs_U = micro.rollout_log_probs_U.where(micro.mask_U != 0, 0.0)
 
@@ -113,7 +117,7 @@ class Objective:
 
     def __call__(
         self, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: MicroBatch
-    ) -> tuple[torch.Tensor, Sums]:
+    ) -> tuple[torch.Tensor, MetricSums]:
         """The weighted loss of one micro-batch (a scalar with gradient) and its metrics.
 
         Metrics are averages over the tokens that the rollout trains, also over those that a correction leaves out;
@@ -124,12 +128,12 @@ class Objective:
             PluginError: so did a function that the run names by path.
         """
         old_U = log_probs_U.detach() if micro.old_log_probs_U is None else micro.old_log_probs_U
-        micro = self.distilled(micro, old_U)
+        micro = self.subtract_teacher_kl(micro, old_U)
         segments = _Segments(micro, self._context_group)
         output = self._policy_terms(log_probs_U, old_U, micro, segments)
         corrected = self.corrections(old_U, micro, segments, current_U=log_probs_U)
         policy_U = (output.loss_T * corrected.weights_U).where(corrected.trained_U, 0.0)
-        policy_U, trained_U, shaped = self._shaped(policy_U, corrected.trained_U, old_U, micro)
+        policy_U, trained_U, shaped = self._apply_correct(policy_U, corrected.trained_U, old_U, micro)
         summed_U = policy_U if self._reduce is None else torch.zeros_like(policy_U)
         loss_U = summed_U - self._algorithm.entropy_coef * entropy_U
         difference_U = (log_probs_U.detach() - micro.rollout_log_probs_U).abs()
@@ -155,17 +159,17 @@ class Objective:
         found.sums["pg_loss"] = pg_loss.detach()
         return loss + pg_loss, found
 
-    def distilled(self, micro: MicroBatch, old_U: torch.Tensor) -> MicroBatch:
-        """``micro`` with the divergence from a teacher, if there is one, taken off its advantages.
+    def subtract_teacher_kl(self, micro: MicroBatch, old_U: torch.Tensor) -> MicroBatch:
+        """``micro`` with the divergence from a teacher, if there is one, subtracted from its advantages.
 
         Arguments:
             old_U: float32 [u], log-probabilities of the actor before the first optimizer step of the rollout.
         """
-        return distilled(micro, old_U, self._algorithm.opd_kl_coef)
+        return subtract_teacher_kl(micro, old_U, self._algorithm.opd_kl_coef)
 
     def measure(
         self, loss: torch.Tensor, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: MicroBatch
-    ) -> Sums:
+    ) -> MetricSums:
         """The metrics of a micro-batch whose ``loss`` is that of ``of_logits``."""
         difference_U = (log_probs_U.detach() - micro.rollout_log_probs_U).abs()
         per_token = {"entropy_loss": entropy_U, **self._distance(difference_U)}
@@ -173,9 +177,9 @@ class Objective:
         return _sums(loss, per_token, difference_U, micro, {})
 
     def _distance(self, difference_U: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {DISTANCE: difference_U} if self._drawn else {}
+        return {DISTANCE: difference_U} if self._engine_sampled else {}
 
-    def _shaped(
+    def _apply_correct(
         self, policy_U: torch.Tensor, trained_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         if self._correct is None:
@@ -194,9 +198,9 @@ class Objective:
             settings=self._settings,
             segments=segments,
         )
-        with boundary(self._who, "computing the loss of a micro-batch", error=RunError):
+        with boundary(self._label, "computing the loss of a micro-batch", error=RunError):
             output = self._policy_loss(terms)
-        _require_fitting(output, log_probs_U, self._who)
+        _require_contract(output, log_probs_U, self._label)
         return output
 
     def _divergence(self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
@@ -213,19 +217,87 @@ class Objective:
         self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch, segments: Segments
     ) -> dict[str, torch.Tensor]:
         learner_U = log_probs_U if self.old_from_engine else old_U
-        return mismatch(
+        return mismatch_metrics(
             learner_U, rollout_log_probs_U=micro.rollout_log_probs_U, mask_U=micro.mask_U, segments=segments
         )
 
 
-def _require_fitting(output: LossOutput, log_probs_U: torch.Tensor, who: str) -> None:
-    require_type(output, LossOutput, who)
+def subtract_teacher_kl(micro: MicroBatch, student_U: torch.Tensor, coefficient: float) -> MicroBatch:
+    """On-policy distillation: ``micro`` with the divergence from the teacher subtracted from its advantages.
+
+    The divergence is the reverse one, KL(student || teacher), estimated at the tokens that the student sampled (GKD,
+    2306.13649, section 3, with all data from the student). It is a reward of its own token alone, undiscounted, so it
+    is subtracted from the token's advantage (Thinking Machines, On-Policy Distillation, 2025):
+
+        A_t <- A_t - opd_kl_coef * (log p_student(t) - log p_teacher(t))
+
+    Estimators and whitening come before; the divergence is in nats. Metric a token: ``opd_reverse_kl``, the k1 estimate
+    of the divergence. Left out: the divergence over the whole vocabulary, which would need the teacher's distribution
+    at every token, and responses of the teacher's own.
+
+    Arguments:
+        student_U: float32 [u], log-probabilities of the actor before the first optimizer step of the rollout.
+        coefficient: weight of the divergence.
+    """
+    if micro.teacher_log_probs_U is None:
+        return micro
+    divergence_U = student_U.detach() - micro.teacher_log_probs_U
+    return replace(
+        micro,
+        advantages_U=micro.advantages_U - coefficient * divergence_U,
+        metrics_U=micro.metrics_U | {"opd_reverse_kl": divergence_U},
+    )
+
+
+def mismatch_metrics(
+    log_probs_U: torch.Tensor, *, rollout_log_probs_U: torch.Tensor, mask_U: torch.Tensor, segments: Segments
+) -> dict[str, torch.Tensor]:
+    """How far learner and engine are apart, each float32 [u], without gradient; 0 where nothing is trained.
+
+    With d_t = log pi(o_t) - log mu(o_t), pi the learner and mu the engine that sampled the tokens, over trained tokens:
+
+        mismatch_kl          -d_t                     k1 estimate of KL(mu || pi), nats; of either sign
+        mismatch_k3          exp(d_t) - 1 - d_t       k3 estimate of the same; never negative
+        mismatch_chi2_token  exp(2 d_t) - 1           estimate of chi^2(pi || mu), of a token: the variance of its ratio
+        mismatch_chi2_seq    exp(2 sum_t d_t) - 1     the same of a whole response
+        mismatch_ppl_ratio   exp(mean_t(-d_t))        perplexity of a response: the learner's over the engine's
+
+    The last two are one number a response, carried by each of its tokens. Exponents are clamped at 20 nats.
+
+    Sources: J. Schulman, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html, 2020), with the roles swapped,
+    as the engine sampled the tokens; chi^2(p || q) = E_q[(p / q)^2] - 1.
+
+    Arguments:
+        log_probs_U: float32 [u], of the learner.
+        rollout_log_probs_U: float32 [u], of the engine.
+        mask_U: float32 [u], 1 where the token is trained.
+    """
+    trained_U = mask_U != 0
+    difference_U = (log_probs_U.detach() - rollout_log_probs_U).where(trained_U, 0.0).double()
+    counts_b = segments.sums(mask_U.double()).clamp(min=1.0)
+    sums_b = segments.sums(difference_U)
+    values = {
+        "mismatch_kl": -difference_U,
+        "mismatch_k3": _expm1(difference_U) - difference_U,
+        "mismatch_chi2_token": _expm1(2 * difference_U),
+        "mismatch_chi2_seq": segments.spread(_expm1(2 * sums_b)),
+        "mismatch_ppl_ratio": segments.spread((-sums_b / counts_b).clamp(max=LARGEST_LOG_RATIO).exp()),
+    }
+    return {name: values_U.where(trained_U, 0.0).float() for name, values_U in values.items()}
+
+
+def _expm1(exponent: torch.Tensor) -> torch.Tensor:
+    return torch.expm1(exponent.clamp(max=LARGEST_LOG_RATIO))
+
+
+def _require_contract(output: LossOutput, log_probs_U: torch.Tensor, label: str) -> None:
+    require_type(output, LossOutput, label)
     columns = {"loss_T": output.loss_T}
-    require_per_token(columns, output.metrics_T, metrics_name="metrics_T", count=len(log_probs_U), who=who)
+    require_per_token(columns, output.metrics_T, metrics_name="metrics_T", count=len(log_probs_U), label=label)
     if log_probs_U.requires_grad and not output.loss_T.requires_grad:
         raise RunError(
-            f"{who} returned loss_T without a gradient, so it would train nothing; accepted is a loss that depends on "
-            "log_probs_T. Report this to the plugin's author."
+            f"{label} returned loss_T without a gradient, so it would train nothing; accepted is a loss that depends "
+            "on log_probs_T. Report this to the plugin's author."
         )
 
 
@@ -235,14 +307,14 @@ def _sums(
     difference_U: torch.Tensor,
     micro: MicroBatch,
     faults: dict[str, torch.Tensor],
-) -> Sums:
+) -> MetricSums:
     trained_U, weights_U = micro.mask_U != 0, micro.weights_U
     sums = {name: _weighted(values_U.detach(), weights_U, trained_U) for name, values_U in per_token.items()}
     sums |= {"loss": loss.detach(), "weight": weights_U.sum(), **faults}
     largest = difference_U.where(trained_U, 0.0).max() if difference_U.numel() else difference_U.sum()
     measured = {LARGEST_DISTANCE: largest} if DISTANCE in per_token else {}
     fresh_sums, fresh_largest = compare(difference_U, micro)
-    return Sums(sums | fresh_sums, measured | fresh_largest)
+    return MetricSums(sums | fresh_sums, measured | fresh_largest)
 
 
 def _weighted(values_U: torch.Tensor, weights_U: torch.Tensor, trained_U: torch.Tensor) -> torch.Tensor:
@@ -251,7 +323,7 @@ def _weighted(values_U: torch.Tensor, weights_U: torch.Tensor, trained_U: torch.
 
 
 class _Segments:
-    """Sums over the samples of a micro-batch, whole ones: also of tokens that other context-parallel ranks hold."""
+    """Sums over whole samples of a micro-batch, with the tokens that other context-parallel ranks hold."""
 
     def __init__(self, micro: MicroBatch, context_group: Any) -> None:
         self._samples_U = micro.samples_U

@@ -1,18 +1,18 @@
 """The parity gate: learner and engines must give the same tokens the same log-probabilities.
 
-Policy gradients compare the learner's log-probabilities with those of the engines that drew the tokens. Where the two
-compute another function (stale weights, another temperature, other positions), the run learns from noise or not at all,
-and nothing else notices. Comparing costs no generation and no forward pass: the first optimizer step of a rollout
-computes, before it changes anything, what the weights say that were published last.
+Policy gradients compare the learner's log-probabilities with those of the engines that sampled the tokens. Where the
+two compute another function (stale weights, another temperature, other positions), the run learns from noise or not at
+all, and nothing else notices. Comparing costs no generation and no forward pass: the first optimizer step of a rollout
+computes, before it changes anything, the log-probabilities under the weights that were published last.
 
     published      the engines hold this version, and so does the learner
-    mark           at a rollout that is due: which response tokens that version drew alone (they are *fresh*)
+    mark           in a rollout that is due: which response tokens that version alone sampled (they are *fresh*)
     compare        in the loss, once a micro-batch: sums over fresh tokens
-    check          after the backward pass, before the optimizer: raises, or keeps what was measured
-    moved          the learner trained; until the next publication no token is fresh
+    check          after the backward pass, before the optimizer: raises, or stores the metrics
+    weights_changed  the learner trained; until the next publication no token is fresh
 
-Left out: responses that an update interrupted, because the learner no longer holds the weights that drew their
-beginning; and masked tokens, because nothing trains on them.
+Left out: responses that an update interrupted, because the learner no longer holds the weights that sampled
+their beginning; and masked tokens, because nothing trains on them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 
 from slime_core.config.publishing import PARITY_BOUNDS, STRICT_PARITY_BOUNDS, WeightsConfig
 from slime_core.errors import ParityError
-from slime_core.learner.packed.batches import MicroBatch
+from slime_core.learner.micro_batches import MicroBatch
 from slime_core.types import TrainBatch
 
 __all__ = ["BFLOAT16", "FLOAT32", "STRICT", "Bounds", "ParityGate", "compare"]
@@ -33,7 +33,7 @@ __all__ = ["BFLOAT16", "FLOAT32", "STRICT", "Bounds", "ParityGate", "compare"]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What must not be reached, in nats.
+    """Bounds that differences must stay below, in nats.
 
     Arguments:
         mean: of the absolute differences of all fresh tokens.
@@ -49,7 +49,7 @@ BFLOAT16 = Bounds(*PARITY_BOUNDS["bfloat16"])
 STRICT = Bounds(*STRICT_PARITY_BOUNDS)
 
 TOKENS, SUM, LARGEST = "parity_tokens", "parity_sum", "parity_largest"
-"""Names of what :func:`compare` measures, on its way through the sums over micro-batches and ranks."""
+"""Metrics of :func:`compare`, which :meth:`ParityGate.check` takes out of a step's metrics."""
 
 CAUSES = (
     "The engines serve other weights than the learner holds. Repeat with --check-weight-update-equal.",
@@ -81,7 +81,8 @@ class ParityGate:
         self._bounds = Bounds(
             mean=weights.parity_mean_tolerance or default.mean, largest=weights.parity_max_tolerance or default.largest
         )
-        self._has_engines, self._is_first = False, True
+        self._has_engines = False
+        self._is_first = True
         self._version: int | None = None
         self._measured: dict[str, float] = {}
 
@@ -89,7 +90,7 @@ class ParityGate:
         """The engines hold the learner's weights, as ``version``."""
         self._has_engines, self._version = True, version
 
-    def moved(self) -> None:
+    def weights_changed(self) -> None:
         """The learner's weights are no longer those that were published."""
         self._version = None
 
@@ -114,7 +115,7 @@ class ParityGate:
             micro.fresh_U = fresh_U.to(micro.places_U.device)[micro.places_U]
 
     def check(self, metrics: dict[str, float], *, rollout: int, temperature: float) -> None:
-        """Take what :func:`compare` measured out of a step's ``metrics``; to be asked in every step of the actor.
+        """Take what :func:`compare` measured out of a step's ``metrics``; in every step of the actor.
 
         Raises:
             ParityError: a bound is reached.

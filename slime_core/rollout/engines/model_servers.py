@@ -16,8 +16,7 @@ from slime_core.rollout.engines.actors import EngineActor, RouterActor, ServerAc
 from slime_core.rollout.engines.engine import EngineSettings
 from slime_core.rollout.engines.external import External, ExternalWatcher, start_watch
 from slime_core.rollout.engines.router import RemoteRouter, RouterSettings, Worker
-from slime_core.runtime.actors import Actor, Call
-from slime_core.runtime.group import ActorGroup
+from slime_core.runtime.actors import Actor, ActorGroup, Call
 from slime_core.runtime.placement import Slot
 from slime_core.runtime.waiting import Wait
 from slime_core.weights.endpoints import PauseMode

@@ -1,18 +1,17 @@
-"""Starts what a run needs, hands it to the loop, and takes it down again, in whatever order things fail.
+"""Starts the processes of a run, runs the loop, and stops them, also after a failure.
 
     Ray session, placement
       engines    one actor each; the server it starts is a process of its own
       router     in front of the engines
-      sampler    one actor; another for evaluations beside training
-      learner    one actor a rank; a critic apart has actors of its own
+      sampler    one actor; another for concurrent evaluations
+      learner    one actor a rank; a separate critic has actors of its own
 
-Engines, learner and sampler start side by side: the slowest of them, not their sum, is what one waits for. Only where
-learner and engines share devices does the learner wait until the engines have started and left. A run of one half
-alone starts either no learner, or neither engines nor router.
+Engines, learner and sampler start at the same time, so the start takes as long as the slowest of them. Only where
+learner and engines share devices does the learner wait until the engines have started and released them. A run that
+only generates starts no learner; one that only trains starts neither engines nor router.
 
-    job.py         what is to be run, and what each process of it is told
-    processes.py   starting them, joining them, stopping them
-    interrupts.py  whoever asks twice for the end does not break it off
+    job.py         what to run, and the settings of each process
+    processes.py   starts the processes, waits for them, stops them; delays Ctrl-C while it stops them
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
             learner, devices = started.start_learner(track.record.checkpoints)
             handle = started.start_sampler(trains=True)
             started.join(learner)
-        sampler = started.evaluates_beside(handle, learner, track)
+        sampler = started.add_concurrent_evaluation(handle, learner, track)
         state = RunState(plugins=manifest_record(job.manifest))
         with lifetime(hooks, _info(job, track.record.directory, resume), warn=track.warn):
             if resume is not None:
@@ -65,10 +64,10 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
 
 
 def _followed(config: RunConfig, *, owes: bool = False) -> RunConfig:
-    """What the loop follows: where one half runs alone, nothing is published after the start.
+    """The settings of the loop: a run that only generates or only trains publishes nothing after the start.
 
     Arguments:
-        owes: the weights that the run starts from have to be measured, whatever ``skip_eval_before_train`` says.
+        owes: evaluate the start weights, whatever ``skip_eval_before_train`` says.
     """
     if owes:
         config = config.model_copy(update={"eval": config.eval.model_copy(update={"skip_eval_before_train": False})})
@@ -89,7 +88,7 @@ def _info(job: Job, folder: Path, resume: Checkpoint | None) -> RunInfo:
 
 
 def _restore(resume: Checkpoint, learner: LearnerHandle, sampler: AnySampler, hooks: LifecycleHooks) -> None:
-    """Weights, data and plugins of every process are where ``resume`` left them."""
+    """Restore weights, data and plugins of every process from ``resume``."""
     states = resume.state.plugin_states
     learner.load(resume)
     sampler.restore(resume.state.cursor, states.get(Place.SAMPLER, {}))
@@ -109,7 +108,7 @@ def evaluate(job: Job, *, warn: Warn, held: Checkpoint | None = None) -> dict[st
         sampler = started.start_sampler(trains=False)
         started.join(learner)
         if held is not None and isinstance(learner, LearnerHandle):
-            with devices.lend("learner"):
+            with devices.held_by("learner"):
                 learner.load(held)
                 devices.make_room_for_weights()
                 learner.publish(held.state.step)

@@ -1,4 +1,4 @@
-"""What is to be run, and what each process of it is told."""
+"""What to run, and the settings of each of its processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Job", "cpu_environment", "learner_settings", "publisher_settings", "
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be run.
+    """What to run: the settings, the plugins and the folders.
 
     Arguments:
         config: all settings.
@@ -63,13 +63,13 @@ class Job:
 
     @property
     def weights_folder(self) -> Path:
-        """Where weights lie that travel as files; gone at the end of the run, however it ends."""
+        """Folder of weights that travel as files; removed at the end of the run, however it ends."""
         shared, run = self.config.weights.update_weight_disk_dir, self.folder
         return run / "weights" if shared is None else shared / f"{run.name}-{os.getpid()}"
 
 
 def learner_settings(job: Job, device: Device) -> LearnerSettings:
-    """Of every rank of the learner; the device is decided once, by the cluster, for every process."""
+    """Settings of every rank of the learner, on the device that the run uses."""
     return LearnerSettings(
         config=_on(device, job.config),
         folder=job.model,
@@ -85,7 +85,7 @@ def learner_settings(job: Job, device: Device) -> LearnerSettings:
 
 
 def sampler_settings(job: Job, servers: EngineFleet, device: Device, *, trains: bool) -> SamplerSettings:
-    """Of the sampler; waits for the router, and for the models beside the policy."""
+    """Settings of the sampler; waits for the router and for auxiliary models."""
     return SamplerSettings(
         config=_on(device, job.config),
         folder=job.model,
@@ -133,12 +133,12 @@ def publisher_settings(
 
 def cpu_environment(device: Device) -> dict[str, str]:
     """Variables of a process that computes on ``device``."""
-    # A CPU run on a machine with GPUs must not see them: torch would choose them.
+    # A CPU run on a machine with GPUs must not see them, because torch would use them.
     return {"OMP_NUM_THREADS": str(_cores()), "CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
 
 
 def _on(device: Device, config: RunConfig) -> RunConfig:
-    """``config``, which says where the cluster has decided to compute."""
+    """``config`` with ``device`` resolved to the one that the run uses."""
     cluster = config.cluster.model_copy(update={"device": "cuda" if device == "gpu" else "cpu"})
     return config.model_copy(update={"cluster": cluster})
 

@@ -163,7 +163,7 @@ def test_check_prints_the_plan_before_it_says_that_this_machine_cannot(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for module in ("check", "preflight"):
-        monkeypatch.setattr(f"slime_core.cli.{module}.look", lambda: CPU)
+        monkeypatch.setattr(f"slime_core.cli.{module}.free_resources", lambda: CPU)
     assert main(["check", "--plugin", "grpo", "--device", "cuda"]) == 2
     shown = capsys.readouterr()
     assert "assumed: 1 machine of 2 cores and 2 GPUs each" in shown.out
@@ -188,7 +188,7 @@ def test_check_refuses_what_a_run_could_not_continue(
 def test_a_layout_that_no_machine_holds_is_a_user_s_mistake(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("slime_core.cli.check.look", lambda: GPUS)
+    monkeypatch.setattr("slime_core.cli.check.free_resources", lambda: GPUS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert main(["check", "--plugin", "grpo"]) == 2
     assert "Asked for 1 (learner ranks) + 1 x 1 (engines x devices) = 2 GPUs; the cluster has 1" in (

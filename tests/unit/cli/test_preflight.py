@@ -142,7 +142,7 @@ def test_what_gpus_hold_is_not_judged_by_the_machine_around_them() -> None:
 
 
 def test_the_machine_is_not_looked_at_where_another_cluster_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "look", lambda: replace(LARGE, memory=0))
+    monkeypatch.setattr(room, "free_resources", lambda: replace(LARGE, memory=0))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     registry = activate(["grpo"]).registry
     with pytest.raises(ConfigError, match="1 mistake in the settings:\n  - memory: "):
@@ -151,7 +151,7 @@ def test_the_machine_is_not_looked_at_where_another_cluster_runs_it(monkeypatch:
 
 
 def test_a_run_whose_estimator_reads_values_needs_room_for_a_critic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "look", lambda: replace(LARGE, memory=0))
+    monkeypatch.setattr(room, "free_resources", lambda: replace(LARGE, memory=0))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     registry = activate(["grpo", "ppo"]).registry
     with pytest.raises(ConfigError, match=r"critic \(112,160 parameters x \(1 x \(4 weights \+ 4 gr"):

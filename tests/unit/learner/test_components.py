@@ -12,11 +12,11 @@ from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import CheckpointError, ConfigError, PluginError
-from slime_core.learner.columns import Columns
 from slime_core.learner.components import build_objective
+from slime_core.learner.log_prob_pass import RequiredColumns
 from slime_core.learner.loss.corrections import Corrections, NamedCorrection
 from slime_core.learner.loss.objective import Objective
-from slime_core.learner.trained import TrainedModel
+from slime_core.learner.trained_model import TrainedModel
 from slime_core.plugins.registry import activate
 
 
@@ -78,7 +78,7 @@ def model(**fields) -> TrainedModel:
 def test_a_model_spec_that_cannot_load_is_named(error, kind, message):
     spec = SimpleNamespace(load_weights=failing(error))
     with pytest.raises(kind, match=message):
-        model(_spec=spec, _builder="model spec 'mine' of X", chunks=[]).load_weights(Path("here"))
+        model(_spec=spec, _label="model spec 'mine' of X", chunks=[]).load_weights(Path("here"))
 
 
 @pytest.mark.parametrize(
@@ -99,5 +99,5 @@ def test_with_several_steps_whatever_reads_the_log_probs_of_before_gets_them(obj
     settings = {name: value for name, value in objective.items() if value is True}
     parts = {name: value for name, value in objective.items() if value is not True}
     found = Objective(Clipped(None, RunView()), AlgorithmConfig(**settings), **parts)
-    columns = Columns(found, None, loss_reads=frozenset(reads))
+    columns = RequiredColumns(found, None, loss_reads=frozenset(reads))
     assert (columns.old(1), columns.old(2)) == expected

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 
 from slime_core.config.schema import RunConfig
-from slime_core.learner.packed.batches import cut, idle
+from slime_core.learner.micro_batches import idle_micro_batch, make_micro_batches
 from slime_core.learner.settings import LearnerSettings
 from slime_core.learner.train_data import save_train_data, trained_columns
 from slime_core.opaque import Opaque
@@ -43,10 +43,10 @@ def settings(**more: int) -> LearnerSettings:
 
 def test_columns_stand_in_the_order_of_the_shard_whatever_the_plan() -> None:
     batch = shard()
-    steps = cut(batch)
+    steps = make_micro_batches(batch)
     steps[0][0].old_log_probs_U = torch.tensor([-3.0])
     steps[1][0].old_log_probs_U = torch.tensor([-1.0, -2.0], requires_grad=True)
-    steps[1].append(idle(steps[1][0]))
+    steps[1].append(idle_micro_batch(steps[1][0]))
     found = trained_columns(batch, steps)
     assert found["tokens_T"].tolist() == [5, 14, 5, 7, 1, 20, 21, 22]
     assert found["advantages_B"].tolist() == [2, -1]
@@ -61,7 +61,7 @@ def test_columns_stand_in_the_order_of_the_shard_whatever_the_plan() -> None:
 def test_opaque_inputs_are_in_the_file_and_their_dtypes_beside_it(tmp_path: Path) -> None:
     bits = np.array([[16256], [16384]], np.int16)  # 1 and 2
     batch = replace(shard(), inputs={"pixels": Opaque(bits, np.array([0, 0]), np.array([2, 0]), "bfloat16")})
-    with safe_open(save_train_data(tmp_path / "{rank}", batch, cut(batch), settings()), "numpy") as file:
+    with safe_open(save_train_data(tmp_path / "{rank}", batch, make_micro_batches(batch), settings()), "numpy") as file:
         assert json.loads(file.metadata()["inputs"]) == {"pixels": "bfloat16"}
         assert file.get_tensor("inputs/pixels").tolist() == [[16256], [16384]]
         assert file.get_tensor("inputs/pixels/counts_B").tolist() == [2, 0]
@@ -69,7 +69,7 @@ def test_opaque_inputs_are_in_the_file_and_their_dtypes_beside_it(tmp_path: Path
 
 def test_what_another_rank_holds_is_nan() -> None:
     batch = shard()
-    found = trained_columns(batch, cut(batch)[:1])
+    found = trained_columns(batch, make_micro_batches(batch)[:1])
     assert found["trained/mask_U"].tolist()[2] == 1
     assert np.isnan(found["trained/mask_U"][:2]).all()
 
@@ -77,7 +77,10 @@ def test_what_another_rank_holds_is_nan() -> None:
 def test_a_file_holds_the_columns_and_says_whose_they_are(tmp_path: Path) -> None:
     batch = shard()
     path = save_train_data(
-        tmp_path / "deep" / "{rollout_id}-{rank}.safetensors", batch, cut(batch), settings(rank=1, world_size=2)
+        tmp_path / "deep" / "{rollout_id}-{rank}.safetensors",
+        batch,
+        make_micro_batches(batch),
+        settings(rank=1, world_size=2),
     )
     assert path == tmp_path / "deep" / "3-1.safetensors"
     with safe_open(path, "numpy") as file:
@@ -103,5 +106,5 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="no space"):
-        save_train_data(tmp_path / "{rollout_id}", shard(), cut(shard()), settings())
+        save_train_data(tmp_path / "{rollout_id}", shard(), make_micro_batches(shard()), settings())
     assert list(tmp_path.iterdir()) == []

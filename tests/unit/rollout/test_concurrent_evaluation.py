@@ -29,8 +29,8 @@ from slime_core.rollout import concurrent_evaluation
 from slime_core.rollout.actor import SampledShards, SamplerActor
 from slime_core.rollout.concurrent_evaluation import ConcurrentEvalSampler, ConcurrentEvaluations, eval_sampler_settings
 from slime_core.rollout.sampler_records import SamplerSettings, SamplerState
+from slime_core.runtime.device_pool import DevicePool
 from slime_core.runtime.launch import _followed, _owes_evaluation
-from slime_core.runtime.lending import Lending
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
 
@@ -54,7 +54,7 @@ class Play:
     """
 
     own: bool = True
-    devices: Lending = field(default_factory=Lending)
+    devices: DevicePool = field(default_factory=DevicePool)
     calls: list[str] = field(default_factory=list)
     monitors: list[Any] = field(default_factory=list)
     ends_during: int | None = None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from slime_core.learner.packed.batches import cut
+from slime_core.learner.micro_batches import make_micro_batches
 from slime_core.opaque import part
 from slime_core.rollout.batch_plan import BatchPlan
 from slime_core.rollout.shards import make_shards
@@ -43,7 +43,7 @@ def seen(index: int) -> Sample:
 def test_a_row_is_handed_what_its_samples_carry_in_its_order(ranks: int, max_tokens: int) -> None:
     found = []
     for shard in shards([seen(index) for index in range(8)], ranks=ranks, max_tokens=max_tokens):
-        for micro in (micro for step in cut(shard) for micro in step):
+        for micro in (micro for step in make_micro_batches(shard) for micro in step):
             indices = [int(shard.indices_B[member]) for member in micro.members]
             tensors = micro.inputs.tensors("cpu")
             rows = [index for index in indices if index % 3]
@@ -60,14 +60,14 @@ def test_a_shard_whose_samples_carry_nothing_has_the_columns_of_the_others() -> 
     samples = [sample(0, {"pixels": np.ones((2, 5))}), sample(1)]
     other = next(shard for shard in shards(samples, ranks=2) if shard.indices_B.tolist() == [1])
     assert part(other.inputs["pixels"], 0).shape == (0, 5)
-    assert cut(other)[0][0].inputs.tensors("cpu")["pixels"].shape == (0, 5)
+    assert make_micro_batches(other)[0][0].inputs.tensors("cpu")["pixels"].shape == (0, 5)
 
 
 def test_a_rollout_that_carries_nothing_has_no_columns() -> None:
     for nothing in (None, {}, {"pixels": None}):
         (shard,) = shards([sample(0, nothing), sample(1)])
         assert shard.inputs == {}
-        assert not cut(shard)[0][0].inputs
+        assert not make_micro_batches(shard)[0][0].inputs
 
 
 def test_prompts_are_shared_only_where_nobody_carries_anything() -> None:
@@ -81,7 +81,7 @@ def test_the_images_of_a_group_travel_once() -> None:
     pixels = torch.rand(3, 4)
     (shard,) = shards([sample(index, {"pixels": pixels.clone()}) for index in range(4)])
     assert shard.inputs["pixels"].values.shape == (3, 4)
-    assert cut(shard, max_tokens=1)[0][0].inputs.tensors("cpu")["pixels"].shape[0] == 3 * len(
+    assert make_micro_batches(shard, max_tokens=1)[0][0].inputs.tensors("cpu")["pixels"].shape[0] == 3 * len(
         shard.steps[0].micro_batches[0]
     )
 

@@ -20,7 +20,7 @@ from transformers import (
 from slime_core.errors import EngineError
 from slime_core.generation import SamplingParams, joined, keep
 from slime_core.harness.fake_engine import FakeEngine
-from slime_core.learner.packed.batches import cut as cut_batch
+from slime_core.learner.micro_batches import make_micro_batches as cut_batch
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.rollout.batch_plan import BatchPlan
 from slime_core.rollout.engines.client import GenerateClient

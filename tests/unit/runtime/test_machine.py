@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from slime_core.runtime import machine
-from slime_core.runtime.machine import Machine, look
+from slime_core.runtime.machine import Machine, free_resources
 
 
 def group(folder: Path, *, limit: str, used: int, cache: int) -> Path:
@@ -38,7 +38,7 @@ def test_no_limit_is_no_number(tmp_path: Path) -> None:
 
 def test_a_machine_without_limits_has_what_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "CGROUP", tmp_path / "nothing")
-    assert 0 < machine.look().memory <= psutil.virtual_memory().total
+    assert 0 < machine.free_resources().memory <= psutil.virtual_memory().total
 
 
 def test_a_limit_of_the_first_version_counts(tmp_path: Path) -> None:
@@ -52,13 +52,13 @@ def test_a_limit_of_the_first_version_counts(tmp_path: Path) -> None:
 
 def test_the_tightest_limit_is_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "CGROUP", group(tmp_path, limit="1000", used=700, cache=50))
-    assert look().memory == 350
+    assert free_resources().memory == 350
 
 
 def test_shared_memory_that_is_not_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine._free(tmp_path) > 0  # type: ignore[operator]
     monkeypatch.setattr(machine, "SHARED", tmp_path / "nothing")
-    assert look().shared_memory is None
+    assert free_resources().shared_memory is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from slime_core.errors import RunError
 from slime_core.learner.loss import advantages
 from slime_core.learner.loss.advantages import TokenEstimation, response_tokens
-from slime_core.learner.packed.batches import MicroBatch, cut, idle
+from slime_core.learner.micro_batches import MicroBatch, idle_micro_batch, make_micro_batches
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.contracts import AdvantageSettings, ResponseTokens, TokenAdvantages
 from slime_core.types import StepPlan, TrainBatch
@@ -53,7 +53,7 @@ class Estimator:
 
 def estimation(estimator: object, *reads: str) -> TokenEstimation:
     return TokenEstimation(
-        estimator, who="advantage estimator 'mine' of X", reads=set(reads), settings=SETTINGS, reduce=None
+        estimator, label="advantage estimator 'mine' of X", reads=set(reads), settings=SETTINGS, reduce=None
     )
 
 
@@ -88,7 +88,7 @@ PACKINGS = {
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_an_estimator_sees_every_response_whole_and_in_the_order_of_the_shard(packing):
     batch = shard(*PACKINGS[packing])
-    every = annotated([micro for step in cut(batch) for micro in step])
+    every = annotated([micro for step in make_micro_batches(batch) for micro in step])
     estimator = Estimator()
     estimation(estimator, "log_probs", "ref_log_probs", "rollout_log_probs").fill(batch, every)
     (seen,) = estimator.seen
@@ -105,7 +105,7 @@ def test_an_estimator_sees_every_response_whole_and_in_the_order_of_the_shard(pa
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_every_micro_batch_gets_the_advantages_of_its_tokens(packing):
     batch = shard(*PACKINGS[packing])
-    every = [micro for step in cut(batch) for micro in step]
+    every = [micro for step in make_micro_batches(batch) for micro in step]
     assert all(bool(micro.advantages_U.isnan().all()) for micro in every)
     estimation(Estimator()).fill(batch, every)
     for micro in every:
@@ -116,7 +116,7 @@ def test_every_micro_batch_gets_the_advantages_of_its_tokens(packing):
 
 def test_only_columns_that_are_read_are_filled():
     batch = shard()
-    (every,) = cut(batch)
+    (every,) = make_micro_batches(batch)
     estimator = Estimator()
     estimation(estimator).fill(batch, every)
     (seen,) = estimator.seen
@@ -125,9 +125,9 @@ def test_only_columns_that_are_read_are_filled():
 
 def test_idle_micro_batches_change_nothing():
     batch = shard()
-    (every,) = cut(batch)
+    (every,) = make_micro_batches(batch)
     estimator = Estimator()
-    estimation(estimator, "log_probs").fill(batch, annotated([*every, idle(every[-1])]))
+    estimation(estimator, "log_probs").fill(batch, annotated([*every, idle_micro_batch(every[-1])]))
     assert estimator.seen[0].log_probs_U.tolist() == [-token for token in targets(batch)]
 
 
@@ -145,7 +145,7 @@ def test_context_parallel_ranks_put_their_tokens_together(monkeypatch):
     monkeypatch.setattr(advantages.dist, "all_reduce", all_reduce)
 
     def work(rank: int) -> None:
-        (every,) = cut(batch, layout=layout, context_rank=rank)
+        (every,) = make_micro_batches(batch, layout=layout, context_rank=rank)
         found[rank] = response_tokens(batch, annotated(every), reads={"log_probs"}, context_group=rank)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
@@ -163,13 +163,13 @@ def test_a_sum_over_shards_is_a_new_tensor_without_gradient():
             return 1
 
     value = torch.ones(2, requires_grad=True)
-    total = advantages.OverShards(OneRank()).sum(value)
+    total = advantages.DataParallelSums(OneRank()).sum(value)
     assert (total.tolist(), total.requires_grad, total.data_ptr() == value.data_ptr()) == ([1, 1], False, False)
 
 
 def test_an_estimator_cannot_change_the_shard_or_the_mask_that_the_core_applies():
     batch = shard()
-    (every,) = cut(batch)
+    (every,) = make_micro_batches(batch)
     before = batch.loss_mask_U.copy()
 
     class Changes:
@@ -189,7 +189,7 @@ def test_an_estimator_cannot_change_the_shard_or_the_mask_that_the_core_applies(
 
 def fill_with(estimator: object) -> None:
     batch = shard()
-    estimation(estimator).fill(batch, cut(batch)[0])
+    estimation(estimator).fill(batch, make_micro_batches(batch)[0])
 
 
 def test_masked_tokens_may_get_anything():
@@ -248,7 +248,7 @@ def test_an_estimator_that_fails_is_named():
 
 def test_a_sampler_that_estimated_is_believed():
     batch = replace(shard(), columns_B={"advantages": np.arange(4, dtype=np.float32)})
-    ((micro,),) = cut(batch)
+    ((micro,),) = make_micro_batches(batch)
     assert micro.advantages_U.tolist() == [0, 0, 1, 2, 2, 2, 2, 2, 2]
 
 
@@ -279,7 +279,8 @@ def normalized(*ranks: list[MicroBatch]) -> None:
     """Whiten the micro-batches of every rank, all ranks at once."""
     over = Ranks(len(ranks))
     threads = [
-        threading.Thread(target=advantages.normalize, args=(every, over.of(rank))) for rank, every in enumerate(ranks)
+        threading.Thread(target=advantages.whiten_advantages, args=(every, over.of(rank)))
+        for rank, every in enumerate(ranks)
     ]
     for thread in threads:
         thread.start()
@@ -299,7 +300,7 @@ def sampled() -> TrainBatch:
 
 
 def test_advantages_of_the_sampler_are_whitened_over_trained_tokens():
-    (every,) = cut(sampled())
+    (every,) = make_micro_batches(sampled())
     normalized(every)
     mask_U = sampled().loss_mask_U
     raw_U = np.repeat([1.0, 2.0, 4.0, 8.0], RESPONSES)
@@ -311,15 +312,18 @@ def test_advantages_of_the_sampler_are_whitened_over_trained_tokens():
 
 @pytest.mark.parametrize("packing", [((0, 1), (2, 3)), ((3, 2), (1, 0)), ((2,), (0,), (1, 3))])
 def test_packing_and_order_do_not_change_whitened_advantages(packing):
-    (whole,) = cut(sampled())
-    (other,) = cut(replace(sampled(), steps=(StepPlan(packing),)))
+    (whole,) = make_micro_batches(sampled())
+    (other,) = make_micro_batches(replace(sampled(), steps=(StepPlan(packing),)))
     normalized(whole)
-    normalized([*other, idle(other[-1])])
+    normalized([*other, idle_micro_batch(other[-1])])
     assert by_place(other) == pytest.approx(by_place(whole), abs=1e-6)
 
 
 def test_steps_of_a_rollout_are_whitened_together():
-    (whole,), steps = cut(sampled()), cut(replace(sampled(), steps=(StepPlan(((0, 1),)), StepPlan(((2, 3),)))))
+    (whole,), steps = (
+        make_micro_batches(sampled()),
+        make_micro_batches(replace(sampled(), steps=(StepPlan(((0, 1),)), StepPlan(((2, 3),))))),
+    )
     normalized(whole)
     normalized([micro for step in steps for micro in step])
     assert by_place([micro for step in steps for micro in step]) == pytest.approx(by_place(whole), abs=1e-6)
@@ -327,8 +331,8 @@ def test_steps_of_a_rollout_are_whitened_together():
 
 def test_ranks_are_whitened_together():
     (whole,), (first, second) = (
-        cut(sampled()),
-        cut(replace(sampled(), steps=(StepPlan(((0,),)), StepPlan(((1, 2, 3),))))),
+        make_micro_batches(sampled()),
+        make_micro_batches(replace(sampled(), steps=(StepPlan(((0,),)), StepPlan(((1, 2, 3),))))),
     )
     normalized(whole)
     normalized(first, second)
@@ -337,7 +341,10 @@ def test_ranks_are_whitened_together():
 
 def test_context_parallel_ranks_are_whitened_together():
     layout = ParallelLayout(context=2)
-    (whole,), ranks = cut(sampled()), [cut(sampled(), layout=layout, context_rank=rank)[0] for rank in range(2)]
+    (whole,), ranks = (
+        make_micro_batches(sampled()),
+        [make_micro_batches(sampled(), layout=layout, context_rank=rank)[0] for rank in range(2)],
+    )
     normalized(whole)
     normalized(*ranks)
     assert by_place([*ranks[0], *ranks[1]]) == pytest.approx(by_place(whole), abs=1e-6)
@@ -345,7 +352,7 @@ def test_context_parallel_ranks_are_whitened_together():
 
 def test_advantages_of_an_estimator_of_scope_token_are_whitened_too():
     batch = shard()
-    (every,) = cut(batch)
+    (every,) = make_micro_batches(batch)
     estimation(Estimator(), "rewards").fill(batch, every)
     normalized(every)
     places_U = np.flatnonzero(batch.loss_mask_U) + 100.0
@@ -372,7 +379,7 @@ class Judge:
 def judged(packing: str) -> tuple[TrainBatch, list[MicroBatch]]:
     """The value of a response token is half the token."""
     batch = shard(*PACKINGS[packing])
-    every = [micro for step in cut(batch) for micro in step]
+    every = [micro for step in make_micro_batches(batch) for micro in step]
     for micro in every:
         micro.values_U = micro.targets_U.float() / 2
     return batch, every

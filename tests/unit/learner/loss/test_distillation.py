@@ -10,9 +10,8 @@ import torch
 from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
-from slime_core.learner.loss.distillation import distilled
-from slime_core.learner.loss.objective import Objective
-from slime_core.learner.packed.batches import MicroBatch
+from slime_core.learner.loss.objective import Objective, subtract_teacher_kl
+from slime_core.learner.micro_batches import MicroBatch
 
 
 def micro(**given: Any) -> MicroBatch:
@@ -43,27 +42,27 @@ STUDENT = torch.log(torch.tensor([0.5, 0.125, 0.5]))
 def test_the_divergence_of_each_token_is_taken_off_its_advantage():
     """A_t - c (log p_student - log p_teacher): 1 - 0.1 ln 2 where the teacher is half as sure, 1 + 0.1 ln 4 where it is
     four times as sure (On-Policy Distillation, 2025: the reward of a token is minus its reverse KL, undiscounted)."""
-    found = distilled(micro(), STUDENT, 0.1)
+    found = subtract_teacher_kl(micro(), STUDENT, 0.1)
     assert found.advantages_U[:2].tolist() == pytest.approx([1 - 0.1 * math.log(2), 1 + 0.1 * math.log(4)])
     assert found.metrics_U["opd_reverse_kl"][:2].tolist() == pytest.approx([math.log(2), -math.log(4)])
 
 
 def test_a_teacher_that_is_the_student_teaches_nothing():
     before = micro(teacher_log_probs_U=STUDENT)
-    found = distilled(before, STUDENT, 5.0)
+    found = subtract_teacher_kl(before, STUDENT, 5.0)
     assert torch.equal(found.advantages_U, before.advantages_U)
     assert not found.metrics_U["opd_reverse_kl"].any()
 
 
 def test_without_a_teacher_the_micro_batch_stays_itself():
     before = micro(teacher_log_probs_U=None)
-    assert distilled(before, STUDENT, 1.0) is before
+    assert subtract_teacher_kl(before, STUDENT, 1.0) is before
 
 
 def test_the_micro_batch_that_is_distilled_is_not_changed():
     """The steps of a rollout may run it again."""
     before = micro()
-    distilled(before, STUDENT, 1.0)
+    subtract_teacher_kl(before, STUDENT, 1.0)
     assert before.advantages_U.tolist() == [1, 1, 1]
     assert before.metrics_U == {}
 

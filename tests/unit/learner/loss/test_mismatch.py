@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from slime_core.learner.loss.mismatch import mismatch
+from slime_core.learner.loss.objective import mismatch_metrics
 from slime_testing.packed import SequenceSums
 
 
 def measure(ratios, *, lengths, mask=None):
     rollout_U = torch.linspace(-3, -1, len(ratios))
-    found = mismatch(
+    found = mismatch_metrics(
         rollout_U + torch.tensor(ratios).log(),
         rollout_log_probs_U=rollout_U,
         mask_U=torch.ones(len(ratios)) if mask is None else torch.tensor(mask),
@@ -32,7 +32,7 @@ def test_two_responses_by_hand():
 
 def test_the_means_over_the_engines_own_tokens_are_the_divergences():
     engine_V, learner_V = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.2, 0.6])
-    found = mismatch(
+    found = mismatch_metrics(
         learner_V.log(), rollout_log_probs_U=engine_V.log(), mask_U=torch.ones(3), segments=SequenceSums([1, 1, 1])
     )
     mean = {name: float((engine_V * values_V).sum()) for name, values_V in found.items()}

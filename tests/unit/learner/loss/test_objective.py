@@ -11,7 +11,7 @@ from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import RunError
 from slime_core.learner.loss.corrections import Corrections, NamedCorrection
 from slime_core.learner.loss.objective import Objective
-from slime_core.learner.packed.batches import MicroBatch
+from slime_core.learner.micro_batches import MicroBatch
 from slime_core.plugins.contracts import CorrectionOutput, LossOutput, LossTerms
 
 
@@ -383,7 +383,7 @@ def test_without_old_log_probs_the_weight_is_one_and_still_has_a_gradient():
 )
 def test_a_policy_loss_that_breaks_its_contract_is_named(loss, message):
     settings = AlgorithmConfig(use_kl_loss=True, kl_loss_coef=0.1)
-    broken = Objective(loss, settings, who="policy loss 'mine' of plugin 'mine' (mine 1.0)")
+    broken = Objective(loss, settings, label="policy loss 'mine' of plugin 'mine' (mine 1.0)")
     with pytest.raises(RunError) as caught:
         evaluate(broken, micro(ref_log_probs_U=[-2.0, -2.0, -2.0]))
     text = str(caught.value)
@@ -410,7 +410,7 @@ def test_a_correction_that_returns_something_else_is_named(output, message):
 
 def test_what_no_engine_has_drawn_has_no_distance_from_the_engines():
     for drawn in (True, False):
-        found = Objective(Clipped(None, RunView()), AlgorithmConfig(), drawn=drawn)
+        found = Objective(Clipped(None, RunView()), AlgorithmConfig(), engine_sampled=drawn)
         log_probs_U, entropy_U = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.zeros(3)
         loss, both = found(log_probs_U, entropy_U, micro())
         alone = found.measure(loss, log_probs_U, entropy_U, micro())

@@ -11,10 +11,10 @@ from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig, WeightsConfig
 from slime_core.errors import ParityError
-from slime_core.learner.actor import unchecked
+from slime_core.learner.actor import parity_unchecked_warning
 from slime_core.learner.loss.objective import Objective
 from slime_core.learner.loss.parity import BFLOAT16, FLOAT32, STRICT, ParityGate, compare
-from slime_core.learner.packed.batches import MicroBatch, cut
+from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
 from slime_core.types import StepPlan, TrainBatch
 
 
@@ -44,7 +44,7 @@ def gate(*, bf16: bool = False, strict: bool = False, published: int | None = 0,
 
 
 def marked(found: ParityGate, batch: TrainBatch) -> list[MicroBatch]:
-    (micro_batches,) = cut(batch)
+    (micro_batches,) = make_micro_batches(batch)
     found.mark(batch, micro_batches)
     return micro_batches
 
@@ -73,7 +73,7 @@ def test_tokens_follow_their_samples_into_the_micro_batches():
 def test_tokens_follow_their_samples_where_the_plan_was_cut_further():
     """The plan counts on shared prompts, which the model cannot take: [2, 0] becomes two rows, before that of [1]."""
     batch, found = replace(shard(versions=(3, 2, 2)), shares_prompts=True), gate(published=3)
-    (micro_batches,) = cut(batch, max_tokens=4)
+    (micro_batches,) = make_micro_batches(batch, max_tokens=4)
     found.mark(batch, micro_batches)
     assert [micro.members for micro in micro_batches] == [(0,), (2,), (1,)]
     assert [micro.fresh_U.tolist() for micro in micro_batches] == [[True, True], [False, False], [False]]
@@ -86,7 +86,7 @@ def test_tokens_of_other_several_or_unknown_versions_are_not_fresh():
 
 def test_once_the_learner_has_moved_no_token_is_fresh_until_the_next_publication():
     found = gate(published=0)
-    found.moved()
+    found.weights_changed()
     assert fresh(found, shard(rollout=1)) == [[False] * 4, [False]]
     found.published(2)
     assert fresh(found, shard(rollout=2, versions=(2, 0, 2))) == [[True] * 4, [False]]
@@ -137,7 +137,7 @@ def test_tokens_that_are_not_fresh_do_not_count_even_where_they_are_no_numbers()
 
 def test_a_row_that_is_repeated_without_weight_does_not_count_again():
     found, batch = gate(), shard()
-    (micro_batches,) = cut(batch)
+    (micro_batches,) = make_micro_batches(batch)
     last = micro_batches[-1]
     micro_batches.append(replace(last, weights_U=torch.zeros_like(last.weights_U)))
     found.mark(batch, micro_batches)
@@ -271,7 +271,7 @@ def test_the_strict_gate_takes_what_the_published_weights_drew():
 def test_the_strict_gate_refuses_what_other_weights_drew(versions, moved, message):
     found = gate(strict=True, published=3)
     if moved:
-        found.moved()
+        found.weights_changed()
     with pytest.raises(ParityError) as caught:
         marked(found, shard(rollout=7, versions=versions))
     assert str(caught.value).startswith("rollout 7: true_on_policy_mode trains only on what the weights drew that are")
@@ -285,7 +285,7 @@ def test_a_response_that_trains_nothing_may_be_stale():
 
 
 def test_a_run_that_generates_ahead_is_told_why_no_token_could_be_compared() -> None:
-    said = [unchecked(ahead).partition("the published weights alone. ") for ahead in (0, 2)]
+    said = [parity_unchecked_warning(ahead).partition("the published weights alone. ") for ahead in (0, 2)]
     assert [start for start, _, _ in said] == 2 * [
         "parity of learner and engines could not be checked: no trained token of this rollout is known to come from "
     ]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slime_core.errors import EngineError
-from slime_core.learner.packed.batches import cut
+from slime_core.learner.micro_batches import make_micro_batches
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.rollout.batch_plan import BatchPlan
 from slime_core.rollout.engines.generation import read_generation
@@ -103,7 +103,7 @@ def test_a_sample_without_fitting_routes_is_refused(routes, found):
 
 def test_routes_lie_where_their_tokens_lie():
     batch = shard(sample(1, prompt=2, response=1), sample(2, prompt=1, response=1))
-    ((row,),) = cut(batch)
+    ((row,),) = make_micro_batches(batch)
     members = batch.steps[0].micro_batches[0]
     firsts = [10 if member == 0 else 20 for member in members]
     starts = [int(row.cu_seqlens[i]) for i in range(2)]
@@ -112,14 +112,14 @@ def test_routes_lie_where_their_tokens_lie():
 
 def test_a_context_parallel_rank_has_the_routes_of_its_share_and_padding_has_none():
     batch = shard(sample(1, prompt=2, response=1))
-    shares = [cut(batch, layout=ParallelLayout(context=2), context_rank=rank)[0][0] for rank in (0, 1)]
+    shares = [make_micro_batches(batch, layout=ParallelLayout(context=2), context_rank=rank)[0][0] for rank in (0, 1)]
     assert [share.given_routes_TLK[:, 0, 0].tolist() for share in shares] == [[10, -1], [11, -1]]
 
 
 def test_without_routes_a_row_has_none():
     batch = shard(sample(1, prompt=2, response=1))
     batch.routes_TLK = None
-    assert cut(batch)[0][0].given_routes_TLK is None
+    assert make_micro_batches(batch)[0][0].given_routes_TLK is None
 
 
 def test_a_sample_is_written_and_read_with_its_routes():
@@ -138,7 +138,7 @@ def test_a_prompt_that_stands_once_has_the_routes_of_its_first_sample():
         temperature=1.0,
         with_routes=True,
     )
-    ((row,),) = cut(batch, share=True)
+    ((row,),) = make_micro_batches(batch, share=True)
     assert row.num_tokens == 12
     first, second = (10, 20) if batch.steps[0].micro_batches[0] == (0, 1) else (20, 10)
     found = row.given_routes_TLK[:, 0, 0].tolist()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slime_core.runtime.launch.interrupts import ENDING, Interrupts
+from slime_core.runtime.launch.processes import STOPPING, DelayedInterrupts
 
 
 @pytest.fixture(autouse=True)
@@ -21,14 +21,14 @@ def handlers() -> Iterator[dict[int, Any]]:
 
 
 def test_a_signal_before_the_end_begins_is_let_through() -> None:
-    with pytest.raises(KeyboardInterrupt), Interrupts():
+    with pytest.raises(KeyboardInterrupt), DelayedInterrupts():
         signal.raise_signal(signal.SIGINT)
 
 
 def taken_down(*signals: signal.Signals, done: list[str]) -> None:
     """What a run does whose end is asked for while it ends."""
-    with Interrupts() as interrupts:
-        interrupts.hold()
+    with DelayedInterrupts() as interrupts:
+        interrupts.delay()
         for number in signals:
             signal.raise_signal(number)
         done.append("all")
@@ -42,7 +42,7 @@ def test_the_first_signal_waits_and_says_so(
     with pytest.raises(KeyboardInterrupt):
         taken_down(number, done=done)
     assert done == ["all"]
-    assert capfd.readouterr().err == ENDING.decode()
+    assert capfd.readouterr().err == STOPPING.decode()
     assert {one: signal.getsignal(one) for one in handlers} == handlers
 
 
@@ -62,8 +62,8 @@ def test_what_is_ignored_still_is() -> None:
 
 
 def fails() -> None:
-    with Interrupts() as interrupts:
-        interrupts.hold()
+    with DelayedInterrupts() as interrupts:
+        interrupts.delay()
         signal.raise_signal(signal.SIGINT)
         raise ValueError("its own")
 
@@ -75,8 +75,8 @@ def test_what_failed_is_told_and_not_the_signal() -> None:
 
 def test_in_another_thread_nothing_is_held_and_nothing_fails(handlers: dict[int, Any]) -> None:
     def held() -> Any:
-        with Interrupts() as interrupts:
-            interrupts.hold()
+        with DelayedInterrupts() as interrupts:
+            interrupts.delay()
             return signal.getsignal(signal.SIGINT)
 
     with ThreadPoolExecutor(1) as threads:

@@ -1,0 +1,139 @@
+"""Errors that end a run before a spoilt step is published or saved.
+
+metrics, gradients, weights    NaN or infinity; a loss without gradient; loss weights that do not add up to 1
+output of a component          not of the type, or not one number a token, as its contract says
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from slime_core.errors import NonFiniteError, RunError
+
+__all__ = [
+    "require_finite_metrics",
+    "require_finite_weights",
+    "require_gradient",
+    "require_loss_weight",
+    "require_per_token",
+    "require_type",
+]
+
+REPORT = "Report this to the plugin's author."
+
+
+def require_finite_metrics(metrics: dict[str, float], rollout: int, *, of: str = "") -> None:
+    """Return if every metric is a finite number.
+
+    Arguments:
+        of: what stands before the names of the settings that could help, ``"critic_"``.
+
+    Raises:
+        NonFiniteError: one is not.
+    """
+    bad = sorted(name for name, value in metrics.items() if not math.isfinite(value))
+    if bad:
+        settings = " or ".join(f"--{of}{name}".replace("_", "-") for name in ("lr", "clip_grad"))
+        raise NonFiniteError(
+            f"rollout {rollout}: not finite (NaN or infinity): {', '.join(bad)}. Nothing of this step was published or "
+            f"saved. Look at the samples of this rollout, then lower {settings}, or resume from the last "
+            "checkpoint with --load."
+        )
+
+
+def require_gradient(has_gradient: float) -> None:
+    """Return if minimising the loss of a step changes a weight.
+
+    Arguments:
+        has_gradient: 1 if the loss of any micro-batch on any rank needs a gradient, else 0.
+
+    Raises:
+        RunError: it would change none.
+    """
+    if not has_gradient:
+        raise RunError(
+            "the loss of a step needs no gradient: no weight that trains has a part in it, so the step would change "
+            "nothing. A loss of --custom-loss-function-path has to be computed from the logits that it is given; else "
+            "name other weights in --only-train-params-name-list or --freeze-params-name-list."
+        )
+
+
+def require_loss_weight(weight: float, rollout: int) -> None:
+    """Return if the loss weights of a step add up: to 1, or to 0 where every token is masked.
+
+    Raises:
+        RunError: they do not.
+    """
+    if not (math.isclose(weight, 1.0, abs_tol=1e-3) or weight == 0.0):
+        raise RunError(
+            f"rollout {rollout}: the loss weights of a step add up to {weight:.6f} instead of 1; "
+            "a shard is missing or doubled"
+        )
+
+
+def require_finite_weights(chunks: Sequence[torch.nn.Module], *, rollout: int, of: str = "") -> None:
+    """Look at every parameter of this rank, once a rollout: one pass over the weights, one wait for the device.
+
+    A gradient that is finite does not make the step finite: a learning rate may be too large for the dtype.
+
+    Arguments:
+        of: whose weights they are, where not the actor's, ``"critic_"``; stands before the setting that could help.
+
+    Raises:
+        NonFiniteError: one holds NaN or infinity.
+    """
+    named = [(name, parameter.detach()) for chunk in chunks for name, parameter in chunk.named_parameters()]
+    largest = torch.nn.utils.get_total_norm([parameter for _, parameter in named], math.inf)
+    if math.isfinite(largest.item()):
+        return
+    bad = sorted(name for name, parameter in named if not bool(parameter.isfinite().all()))
+    whose = f"the {of.removesuffix('_')} on " if of else ""
+    setting = f"--{of}lr".replace("_", "-")
+    raise NonFiniteError(
+        f"rollout {rollout}: the optimizer left NaN or infinity in {len(bad)} weights of {whose}this rank, "
+        f"{bad[0]} among them. Nothing of this rollout was published or saved. Lower {setting}, or resume from the "
+        "last checkpoint with --load."
+    )
+
+
+def require_type(found: Any, expected: type, label: str) -> None:
+    """Returns if ``found`` is an ``expected``.
+
+    Raises:
+        RunError: it is something else.
+    """
+    if not isinstance(found, expected):
+        raise RunError(f"{label} returned a {type(found).__name__}; accepted is a {expected.__name__}. {REPORT}")
+
+
+def require_per_token(values: Mapping[str, Any], metrics: Any, *, metrics_name: str, count: int, label: str) -> None:
+    """Returns if every value, and every metric, is a tensor of one number a response token.
+
+    Arguments:
+        values: by the name of its field.
+        metrics: what stands in the field ``metrics_name``: a tensor by the metric's name.
+        count: response tokens.
+
+    Raises:
+        RunError: one is not.
+    """
+    if not isinstance(metrics, Mapping):
+        raise RunError(
+            f"{label} returned {metrics_name} as a {type(metrics).__name__}; accepted is a dict of one number a token "
+            f"by name. {REPORT}"
+        )
+    named = {f"{metrics_name}[{name!r}]": found for name, found in metrics.items()}
+    for name, found in {**values, **named}.items():
+        if not (isinstance(found, torch.Tensor) and found.shape == (count,)):
+            raise RunError(
+                f"{label} returned {name} {_described(found)} for {count} response tokens; accepted is one number a "
+                f"token. {REPORT}"
+            )
+
+
+def _described(found: Any) -> str:
+    return f"of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"as a {type(found).__name__}"

@@ -1,0 +1,148 @@
+"""Divides the shards of the actor's data-parallel ranks over those of a separate critic.
+
+Every optimizer step keeps its samples and their loss weights, so that its loss is the same sum however it is divided.
+Numbers of tokens travel as :class:`TokenValues`, which says which sample of which shard its tokens belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from slime_core.errors import RunError
+from slime_core.opaque import Opaque, column, part
+from slime_core.ops.packing import balance, pack, pack_by_count
+from slime_core.types import TrainBatch
+
+__all__ = ["SampleIndex", "TokenValues", "gather_tokens", "reshard", "values_of_shard"]
+
+SampleIndex = tuple[int, int]
+"""Number of a shard, and of a sample in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenValues:
+    """One number a response token of the samples at ``places``, one sample after the other.
+
+    Arguments:
+        lengths_B: int64 [b], response tokens of each.
+        values_U: float32 [u].
+    """
+
+    places: list[SampleIndex]
+    lengths_B: np.ndarray
+    values_U: np.ndarray
+
+    def samples(self) -> Iterator[tuple[SampleIndex, np.ndarray]]:
+        """The numbers of each sample."""
+        return zip(self.places, np.split(self.values_U, np.cumsum(self.lengths_B)[:-1]), strict=True)
+
+
+def reshard(
+    shards: Sequence[TrainBatch],
+    *,
+    num_ranks: int,
+    max_tokens: int,
+    micro_batch_size: int | None = None,
+    cost: Callable[[int], int] = int,
+) -> list[tuple[TrainBatch, list[SampleIndex]]]:
+    """The shard of each of ``num_ranks`` data-parallel ranks, and where its samples come from.
+
+    Arguments:
+        shards: of all data-parallel ranks of the other group, in rank order.
+        max_tokens: of one packed micro-batch.
+        micro_batch_size: samples of one micro-batch, however long; None: as many as fit ``max_tokens``.
+        cost: of a sample of so many tokens; ranks are balanced by it.
+
+    Raises:
+        RunError: an optimizer step has fewer samples than there are ranks.
+    """
+    lengths = {(k, i): int(length) for k, shard in enumerate(shards) for i, length in enumerate(shard.lengths_B)}
+    plans: list[list[list[list[SampleIndex]]]] = [[] for _ in range(num_ranks)]
+    for number in range(len(shards[0].steps)):
+        members = sorted(
+            (k, i) for k, shard in enumerate(shards) for micro in shard.steps[number].micro_batches for i in micro
+        )
+        if len(members) < num_ranks:
+            raise RunError(
+                f"an optimizer step of {len(members)} samples cannot feed the {num_ranks} data-parallel ranks of the "
+                "critic; lower --critic-num-gpus, or raise --global-batch-size"
+            )
+        tokens = [lengths[place] for place in members]
+        costs = [cost(count) for count in tokens]
+        for plan, mine in zip(plans, balance(range(len(members)), costs, num_ranks), strict=True):
+            micro_batches = (
+                pack(mine, tokens, max_tokens)
+                if micro_batch_size is None
+                else pack_by_count(mine, tokens, micro_batch_size)
+            )
+            plan.append([[members[at] for at in micro] for micro in micro_batches])
+    return [_batch(shards, plan) for plan in plans]
+
+
+def _batch(shards: Sequence[TrainBatch], plan: list[list[list[SampleIndex]]]) -> tuple[TrainBatch, list[SampleIndex]]:
+    places = sorted(place for step in plan for micro in step for place in micro)
+    at = {place: position for position, place in enumerate(places)}
+    steps = tuple(
+        replace(whole, micro_batches=tuple(tuple(at[place] for place in micro) for micro in step))
+        for step, whole in zip(plan, shards[0].steps, strict=True)
+    )
+    columns_B = {name: _per_sample([shard.columns_B[name] for shard in shards], places) for name in shards[0].columns_B}
+    return (
+        replace(
+            shards[0],
+            tokens_T=_per_token([shard.tokens_T for shard in shards], [shard.lengths_B for shard in shards], places),
+            lengths_B=_per_sample([shard.lengths_B for shard in shards], places),
+            response_lengths_B=_per_sample([shard.response_lengths_B for shard in shards], places),
+            loss_mask_U=gather_tokens([shard.loss_mask_U for shard in shards], shards, places),
+            loss_weights_B=_per_sample([shard.loss_weights_B for shard in shards], places),
+            rollout_log_probs_U=gather_tokens([shard.rollout_log_probs_U for shard in shards], shards, places),
+            columns_B=columns_B,
+            steps=steps,
+            indices_B=_per_sample([shard.indices_B for shard in shards], places),
+            weight_version_B=None,
+            shares_prompts=False,
+            routes_TLK=None,
+            kept_counts_U=None,
+            kept_ids_S=None,
+            inputs={name: _inputs([shard.inputs[name] for shard in shards], places) for name in shards[0].inputs},
+        ),
+        places,
+    )
+
+
+def gather_tokens(
+    columns_U: Sequence[np.ndarray], shards: Sequence[TrainBatch], places: Sequence[SampleIndex]
+) -> np.ndarray:
+    """The numbers of the samples at ``places``, from ``columns_U``: of each shard, one number a response token."""
+    return _per_token(columns_U, [shard.response_lengths_B for shard in shards], places)
+
+
+def values_of_shard(columns: Sequence[TokenValues], shard: TrainBatch, *, number: int) -> np.ndarray:
+    """The numbers of ``shard``, the one with that ``number``: float32 [u] in its own order.
+
+    Raises:
+        RunError: a sample is missing.
+    """
+    parts = {place: part for column in columns for place, part in column.samples() if place[0] == number}
+    missing = len(shard) - len(parts)
+    if missing:
+        raise RunError(f"{missing} of {len(shard)} samples of a shard have no values; a rank of the critic is missing")
+    return np.concatenate([parts[number, i] for i in range(len(shard))])
+
+
+def _inputs(columns: Sequence[Opaque], places: Sequence[SampleIndex]) -> Opaque:
+    return column([part(columns[k], i) for k, i in places], columns[0].dtype)
+
+
+def _per_sample(columns_B: Sequence[np.ndarray], places: Sequence[SampleIndex]) -> np.ndarray:
+    return np.array([columns_B[k][i] for k, i in places], columns_B[0].dtype)
+
+
+def _per_token(
+    columns: Sequence[np.ndarray], lengths: Sequence[np.ndarray], places: Sequence[SampleIndex]
+) -> np.ndarray:
+    parts = [np.split(column, np.cumsum(of_samples)[:-1]) for column, of_samples in zip(columns, lengths, strict=True)]
+    return np.concatenate([parts[k][i] for k, i in places])

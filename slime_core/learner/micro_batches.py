@@ -1,0 +1,406 @@
+"""Packs the samples of a shard into rows: micro-batches of tensors, made once a rollout, so that every pass sees the
+same packing.
+
+    make_micro_batches   the micro-batches of every optimizer step of a shard
+    MicroBatch           one row; forward passes and the advantage estimator fill its columns
+    PackedSequences      where the samples of a row stand: each as a sequence, or several after a prompt that they share
+    RowInputs            what samples carry for the model in addition to tokens, such as images
+
+Where ranks share the tokens of a row (sequence or context parallelism), it is padded to a multiple of their number.
+The padding is a sequence of its own at the end: no token attends to it and nothing is predicted from it, so no loss, no
+metric and no gradient contains it. A context-parallel rank holds the tokens of its part of the row and the response
+tokens that these predict; a target token itself may be on another rank, but its id is known here. So every response
+token is held by exactly one rank.
+
+Samples of a micro-batch with the same prompt tokens may share them (:func:`make_micro_batches`, ``share``): the prompt
+stands once, the responses follow, and each of them continues the prompt, whose last token predicts the first token of
+every response. Only the places of prompts change: columns of response tokens are the same, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from slime_core.modeling.layout import ParallelLayout
+from slime_core.modeling.shares import zigzag
+from slime_core.opaque import Opaque, part
+from slime_core.ops.kept import KeptTokens
+from slime_core.ops.packing import pack, row_budget
+from slime_core.ops.prompts import same_prompts
+from slime_core.types import StepPlan, TrainBatch
+
+__all__ = ["MicroBatch", "RowInputs", "SharedPrompts", "idle_micro_batch", "make_micro_batches"]
+
+ALONE = ParallelLayout()
+"""One rank holds the whole row."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrompts:
+    """Which sequences of a row continue others, in a row that holds some prompts once.
+
+    Example: prompt 5 14 with the responses 7 1 and 8, and the sample 20 21 22, make the row 5 14 7 1 8 20 21 22 with
+    ``cu_seqlens = [0, 2, 4, 5, 8]``, ``continues = [-1, 0, 0, -1]`` and ``lengths = (4, 3, 3)``.
+
+    Arguments:
+        continues: int32, for each sequence the number of the one that it continues; -1: none.
+        lengths: tokens of each sample, its prompt included.
+    """
+
+    continues: torch.Tensor
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowInputs:
+    """The inputs that the samples of a row carry in addition to tokens; false if there are none.
+
+    Arguments:
+        columns: of the shard.
+        members: samples of the shard, in the order in which they stand in the row.
+    """
+
+    columns: Mapping[str, Opaque] = field(default_factory=dict)
+    members: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.columns)
+
+    def tensors(self, device: torch.device | str) -> dict[str, torch.Tensor]:
+        """Name -> [n, ...] in its own dtype: the rows of every sample, one sample after the other."""
+        return {name: self._tensor(column).to(device) for name, column in self.columns.items()}
+
+    def _tensor(self, column: Opaque) -> torch.Tensor:
+        rows = np.concatenate([part(column, member) for member in self.members])
+        held = torch.from_numpy(rows)
+        return held if column.dtype == rows.dtype.name else held.view(getattr(torch, column.dtype))
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """b samples packed into one row; this rank holds t tokens of it and predicts u response tokens.
+
+    Arguments:
+        tokens_1T, position_ids_1T: int64 [1, t]; positions are those in the samples.
+        cu_seqlens: int32, where samples start and end in the *whole* row: [b + 1], one entry more if it is padded. With
+            ``shared``, where prompts and responses do.
+        max_seqlen: tokens of the longest sample, or of the padding.
+        num_samples: b.
+        rows_U: int64 [u], the row of this rank's logits that predicts each response token.
+        targets_U: int64 [u], the response tokens.
+        samples_U: int64 [u], which of the b samples a response token belongs to.
+        places_U: int64 [u], where a response token stands among all those of the shard, in the shard's order.
+        members: which samples of the shard the b samples are.
+        mask_U: float32 [u], 1 trains.
+        weights_U: float32 [u], ``mask_U`` times the sample's loss weight.
+        advantages_U: float32 [u]; NaN until an estimator of scope ``token`` has run, so that nothing trains before it.
+        rollout_log_probs_U: float32 [u].
+        old_log_probs_U: float32 [u] after the log-prob pass; None: the current ones are used, detached.
+        ref_log_probs_U: float32 [u] after the log-prob pass; None: nothing reads them.
+        values_U: float32 [u], the critic's before its first optimizer step; None: nothing reads them.
+        returns_U: float32 [u], the critic's targets, once estimated; None: there is no critic.
+        teacher_log_probs_U: float32 [u] after the log-prob pass; None: there is no teacher.
+        scale: what a sum of means over samples (a sum over tokens, where tokens are averaged) is multiplied by, so that
+            micro-batches and ranks add up to the step's loss; 0 in an idle one.
+        loss_factor: what the loss, and no other metric, is multiplied by.
+        extra: one entry a sample by name; what ``slime_before_training`` passes on to a loss of logits.
+        fresh_U: bool [u], sampled by the weights that the learner holds; None: parity is not compared.
+        metrics_U: float32 [u] by name, to be averaged as the loss is.
+        shared: which sequences continue others; None: every sequence is a sample.
+        routes: int16 [n, k] by the number of a layer, from 1: the k experts that its router takes for each of its n
+            tokens; a layer that is missing chooses. See :mod:`slime_core.learner.routing_replay`.
+        given_routes_TLK: int16 [t, layers, k], those of the engine, -1 where it has none; None: none at all.
+        kept: the tokens that top-p and top-k kept where each response token was sampled; None: all tokens.
+        inputs: what the samples carry for the model in addition to tokens.
+    """
+
+    tokens_1T: torch.Tensor
+    position_ids_1T: torch.Tensor
+    cu_seqlens: torch.Tensor
+    max_seqlen: int
+    num_samples: int
+    rows_U: torch.Tensor
+    targets_U: torch.Tensor
+    samples_U: torch.Tensor
+    places_U: torch.Tensor
+    mask_U: torch.Tensor
+    weights_U: torch.Tensor
+    advantages_U: torch.Tensor
+    rollout_log_probs_U: torch.Tensor
+    members: tuple[int, ...] = ()
+    temperature: float = 1.0
+    old_log_probs_U: torch.Tensor | None = None
+    ref_log_probs_U: torch.Tensor | None = None
+    values_U: torch.Tensor | None = None
+    returns_U: torch.Tensor | None = None
+    teacher_log_probs_U: torch.Tensor | None = None
+    scale: float = 1.0
+    loss_factor: float = 1.0
+    extra: dict[str, list[object]] = field(default_factory=dict)
+    fresh_U: torch.Tensor | None = None
+    metrics_U: dict[str, torch.Tensor] = field(default_factory=dict)
+    shared: SharedPrompts | None = None
+    routes: dict[int, torch.Tensor] = field(default_factory=dict)
+    given_routes_TLK: torch.Tensor | None = None
+    kept: KeptTokens | None = None
+    inputs: RowInputs = field(default_factory=RowInputs)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sample, its prompt included."""
+        if self.shared is not None:
+            return list(self.shared.lengths)
+        lengths: list[int] = self.cu_seqlens.diff()[: self.num_samples].tolist()
+        return lengths
+
+    @property
+    def packed_sequence(self) -> Any:
+        """Megatron's description of the row: sequences in THD layout, and which of them continue others."""
+        from slime_core.modeling.attention import PackedRow
+
+        return PackedRow(
+            qkv_format="thd",
+            cu_seqlens_q=self.cu_seqlens,
+            cu_seqlens_kv=self.cu_seqlens,
+            max_seqlen_q=self.max_seqlen,
+            max_seqlen_kv=self.max_seqlen,
+            continues=None if self.shared is None else self.shared.continues,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the row that this rank holds, prompts and padding included."""
+        return self.tokens_1T.size(1)
+
+
+def make_micro_batches(
+    shard: TrainBatch,
+    *,
+    device: torch.device | str = "cpu",
+    layout: ParallelLayout = ALONE,
+    context_rank: int = 0,
+    share: bool = False,
+    max_tokens: int | None = None,
+) -> list[list[MicroBatch]]:
+    """The micro-batches of every optimizer step of ``shard``, as tensors on ``device``.
+
+    Arguments:
+        layout: decides the multiple to which a row is padded and which rank holds which part of it.
+        context_rank: of this process among those that share its rows.
+        share: whether the model can take rows of shared prompts. They are made where the plan of ``shard`` counts on
+            them.
+        max_tokens: where the plan counts on shared prompts and the model cannot take them, micro-batches of more
+            tokens are split. None: they are not.
+
+    Raises:
+        ValueError: a sample has no prompt token, so nothing predicts its first response token.
+    """
+    if bool((shard.lengths_B <= shard.response_lengths_B).any()):
+        raise ValueError("a sample without a prompt token cannot be trained: nothing predicts its first response token")
+    if share and layout.context > 1:
+        raise ValueError("rows of shared prompts cannot be split over context-parallel ranks")
+    share = share and shard.shares_prompts
+    place = _RowPlacement(layout.row_multiple, context_rank, layout.context, device, share)
+    budget = None
+    if max_tokens is not None and shard.shares_prompts and not share:
+        budget = row_budget(max_tokens, context=layout.context, multiple=layout.row_multiple)
+    starts_T = np.concatenate([[0], np.cumsum(shard.lengths_B)])
+    starts_U = np.concatenate([[0], np.cumsum(shard.response_lengths_B)])
+    return [
+        [
+            _micro_batch(shard, np.asarray(members), starts_T, starts_U, place, step)
+            for planned in step.micro_batches
+            for members in _split(planned, shard.lengths_B, budget)
+        ]
+        for step in shard.steps
+    ]
+
+
+def _split(planned: Sequence[int], lengths_B: np.ndarray, budget: int | None) -> Sequence[Sequence[int]]:
+    """``planned`` in parts that make rows of at most ``budget`` tokens."""
+    if budget is None or int(lengths_B[list(planned)].sum()) <= budget:
+        return [planned]
+    return pack(planned, lengths_B.tolist(), budget)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowPlacement:
+    """A row is padded to ``multiple``; the context-parallel rank ``rank`` of ``size`` holds its part on ``device``."""
+
+    multiple: int
+    rank: int
+    size: int
+    device: torch.device | str
+    share: bool
+
+    def tensor(self, values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+        return torch.as_tensor(values, dtype=dtype, device=self.device)
+
+
+def _micro_batch(
+    shard: TrainBatch,
+    members: np.ndarray,
+    starts_T: np.ndarray,
+    starts_U: np.ndarray,
+    place: _RowPlacement,
+    step: StepPlan,
+) -> MicroBatch:
+    row = lay_out(shard, members, starts_T[members], share=place.share)
+    responses = shard.response_lengths_B[members]
+    padding = -len(row.places_T) % place.multiple
+    sequences = np.append(row.lengths, padding) if padding else row.lengths
+    row_T = np.pad(shard.tokens_T[row.places_T], (0, padding))
+    held_T = zigzag(len(row_T), rank=place.rank, size=place.size)
+    targets_at = ranges(row.responses_at, responses)
+    rows_U, mine = _held(row.predictors(responses), held_T, len(row_T))
+    take_U = ranges(starts_U[members], responses)[mine]
+    samples_U = np.repeat(np.arange(len(members)), responses)[mine]
+    mask_U, tensor = shard.loss_mask_U[take_U], place.tensor
+    return MicroBatch(
+        tokens_1T=tensor(row_T[held_T], torch.int64)[None],
+        position_ids_1T=tensor(np.append(row.positions_T, np.arange(padding))[held_T], torch.int64)[None],
+        cu_seqlens=tensor(np.concatenate([[0], np.cumsum(sequences)]), torch.int32),
+        max_seqlen=max(int(shard.lengths_B[members].max()), padding),
+        num_samples=len(members),
+        rows_U=tensor(rows_U, torch.int64),
+        targets_U=tensor(row_T[targets_at[mine]], torch.int64),
+        samples_U=tensor(samples_U, torch.int64),
+        places_U=tensor(take_U, torch.int64),
+        mask_U=tensor(mask_U, torch.float32),
+        weights_U=tensor(mask_U * shard.loss_weights_B[members][samples_U], torch.float32),
+        advantages_U=tensor(_advantages(shard)[members][samples_U], torch.float32),
+        rollout_log_probs_U=tensor(shard.rollout_log_probs_U[take_U], torch.float32),
+        members=tuple(members.tolist()),
+        temperature=shard.temperature,
+        scale=1 / step.divisor,
+        loss_factor=step.loss_factor,
+        shared=_shared(row, shard.lengths_B[members], padding, place) if row.shares else None,
+        given_routes_TLK=_given_routes(shard, row.places_T, padding, held_T, place),
+        kept=_kept(shard, take_U, place),
+        inputs=RowInputs(shard.inputs, tuple(members.tolist())),
+    )
+
+
+def _shared(row: PackedSequences, lengths: np.ndarray, padding: int, place: _RowPlacement) -> SharedPrompts:
+    continues = np.append(row.continues, -1) if padding else row.continues
+    return SharedPrompts(place.tensor(continues, torch.int32), tuple(lengths.tolist()))
+
+
+def _given_routes(
+    shard: TrainBatch, taken: np.ndarray, padding: int, held_T: np.ndarray, place: _RowPlacement
+) -> torch.Tensor | None:
+    if shard.routes_TLK is None:
+        return None
+    row_TLK = np.pad(shard.routes_TLK[taken], ((0, padding), (0, 0), (0, 0)), constant_values=-1)
+    return place.tensor(row_TLK[held_T], torch.int16)
+
+
+def _kept(shard: TrainBatch, take_U: np.ndarray, place: _RowPlacement) -> KeptTokens | None:
+    if shard.kept_counts_U is None or shard.kept_ids_S is None:
+        return None
+    counts_U = shard.kept_counts_U[take_U]
+    starts_U = np.cumsum(shard.kept_counts_U) - shard.kept_counts_U
+    ids_S = shard.kept_ids_S[ranges(starts_U[take_U], counts_U)]
+    return KeptTokens(place.tensor(ids_S, torch.int64), place.tensor(counts_U, torch.int64))
+
+
+def _advantages(shard: TrainBatch) -> np.ndarray:
+    """The sampler's, one a sample; NaN if the learner estimates them, so that nothing trains before it has."""
+    return shard.columns_B.get("advantages", np.full(len(shard), np.nan, np.float32))
+
+
+def _held(places: np.ndarray, held_T: np.ndarray, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where tokens at ``places`` of the row stand among those that this rank holds, and which of them it holds."""
+    index = np.full(num_tokens, -1)
+    index[held_T] = np.arange(len(held_T))
+    found = index[places]
+    return found[found >= 0], np.flatnonzero(found >= 0)
+
+
+def idle_micro_batch(micro: MicroBatch) -> MicroBatch:
+    """The same row with nothing to train: it completes a schedule and changes no sum."""
+    nothing_U = torch.zeros_like(micro.mask_U)
+    return replace(micro, mask_U=nothing_U, weights_U=torch.zeros_like(micro.weights_U), scale=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSequences:
+    """b samples as s sequences of a row, t tokens altogether.
+
+    Example: the prompt 5 14 with the responses 7 1 and 8, shared, make the row 5 14 7 1 8: ``lengths = [2, 2, 1]``,
+    ``continues = [-1, 0, 0]``, ``positions_T = [0, 1, 2, 3, 2]``, ``prompts_end = [1, 1]``, ``responses_at = [2, 4]``.
+
+    Arguments:
+        places_T: int64 [t], index of each token among those of the shard; of a shared prompt, its first sample's.
+        positions_T: int64 [t], place of each token in its sample.
+        lengths: int64 [s].
+        continues: int64 [s], the number of the sequence that each one continues; -1: none.
+        prompts_end, responses_at: int64 [b], place in the row of the last token of each sample's prompt, and of the
+            first of its response, or where that would be.
+    """
+
+    places_T: np.ndarray
+    positions_T: np.ndarray
+    lengths: np.ndarray
+    continues: np.ndarray
+    prompts_end: np.ndarray
+    responses_at: np.ndarray
+
+    @property
+    def shares(self) -> bool:
+        """Whether any sequence continues another."""
+        return bool((self.continues >= 0).any())
+
+    def predictors(self, responses_b: np.ndarray) -> np.ndarray:
+        """Place in the row of the token that predicts each response token, given their numbers: int64 [u]."""
+        places_U = ranges(self.responses_at - 1, responses_b)
+        some = responses_b > 0
+        places_U[(np.cumsum(responses_b) - responses_b)[some]] = self.prompts_end[some]
+        return places_U
+
+
+def lay_out(shard: TrainBatch, members: np.ndarray, starts: np.ndarray, *, share: bool) -> PackedSequences:
+    """The samples ``members`` of ``shard`` as sequences; with ``share``, equal prompts of several stand once.
+
+    Arguments:
+        starts: int64 [b], where the samples begin among the tokens of the shard.
+    """
+    lengths = shard.lengths_B[members]
+    prompts = lengths - shard.response_lengths_B[members]
+    groups = [[member] for member in range(len(members))]
+    if share:
+        groups = same_prompts([shard.tokens_T[start : start + n] for start, n in zip(starts, prompts, strict=True)])
+    heads, own = np.empty(len(members), np.int64), np.empty(len(members), np.int64)
+    table: list[tuple[int, int, int, int]] = []  # place in the shard, tokens, position of the first, what it continues
+    for group in groups:
+        first, number = group[0], len(table)
+        heads[group] = number
+        if len(group) == 1:
+            own[first] = number
+            table.append((starts[first], lengths[first], 0, -1))
+            continue
+        own[group] = number + 1 + np.arange(len(group))
+        table.append((starts[first], prompts[first], 0, -1))
+        table += [(starts[i] + prompts[i], lengths[i] - prompts[i], prompts[i], number) for i in group]
+    places, sizes, positions, continues = np.array(table, np.int64).T
+    offsets = np.cumsum(sizes) - sizes
+    return PackedSequences(
+        places_T=ranges(places, sizes),
+        positions_T=ranges(positions, sizes),
+        lengths=sizes,
+        continues=continues,
+        prompts_end=offsets[heads] + prompts - 1,
+        responses_at=offsets[own] + np.where(own == heads, prompts, 0),
+    )
+
+
+def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """``[s, s + 1, ..., s + n - 1]`` for every pair of ``starts`` and ``lengths``, one after the other."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    steps = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+    return np.asarray(np.repeat(starts, lengths) + steps, dtype=np.int64)

@@ -1,0 +1,156 @@
+"""Which role holds the devices.
+
+Where learner and engines have devices of their own, :class:`DevicePool` only knows the owner. Where they are colocated
+on the same devices, :class:`ColocatedDevices` moves memory in five phases:
+
+    GENERATING   the engines hold weights and cache; the learner is offloaded
+    CACHE_FREE   the engines have stopped generating and released their cache
+    LEARNING     the engines have released their weights; the learner is on the devices and may train and save
+    PUBLISHING   the engines have memory for weights again and receive the learner's
+    REFILLED     the learner is offloaded; the engines hold the new weights, get their cache back and resume
+
+This order keeps memory from overflowing: the learner returns after the engines have released theirs, and their cache,
+the largest part, is allocated after the learner has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Literal, Protocol
+
+__all__ = ["CACHE", "WEIGHTS", "ColocatedDevices", "DevicePool", "Engines", "OffloadableLearner", "Phase"]
+
+CACHE = "kv_cache"
+WEIGHTS = "weights"
+"""Memory that an engine can release, in SGLang's terms."""
+
+
+class Engines(Protocol):
+    """All engines at once, as :class:`~slime_core.weights.endpoints.EngineControl` controls them."""
+
+    def pause(self, mode: Literal["abort"]) -> None:
+        """Stop generating; requests in flight end with the tokens that they have."""
+
+    def resume(self) -> None:
+        """All engines generate again."""
+
+    def release_memory(self, *tags: str) -> None:
+        """Every engine releases the memory of ``tags``; they must be idle."""
+
+    def resume_memory(self, *tags: str) -> None:
+        """Every engine allocates memory for ``tags`` again; its content is lost."""
+
+
+class OffloadableLearner(Protocol):
+    """All ranks of the learner."""
+
+    def sleep(self) -> None:
+        """Move everything from the learner's devices to the host."""
+
+    def wake(self) -> None:
+        """Move everything back; a second call changes nothing."""
+
+
+class Phase(StrEnum):
+    """Phase of colocated devices; see the module."""
+
+    GENERATING = "generating"
+    CACHE_FREE = "cache free"
+    LEARNING = "learning"
+    PUBLISHING = "publishing"
+    REFILLED = "refilled"
+
+
+class DevicePool:
+    """Gives the devices to one role at a time.
+
+    Arguments:
+        colocated: devices that learner and engines share; None: each has devices of its own, and nothing moves.
+
+    Attributes:
+        owner: the role that holds the devices; None: the engines generate.
+    """
+
+    def __init__(self, colocated: ColocatedDevices | None = None) -> None:
+        self.owner: str | None = None
+        self._colocated = colocated
+
+    @contextmanager
+    def held_by(self, role: str) -> Iterator[None]:
+        """``role`` holds the devices inside the block. If the block fails they stay as they are: the run ends.
+
+        Raises:
+            AssertionError: another role holds them, which is a mistake in the loop.
+        """
+        assert self.owner is None, f"the devices are held by {self.owner!r}; {role!r} cannot have them too"
+        self.owner = role
+        try:
+            if self._colocated is not None:
+                self._colocated.give_to_learner()
+            yield
+            if self._colocated is not None:
+                self._colocated.return_to_engines()
+        finally:
+            self.owner = None
+
+    def make_room_for_weights(self) -> None:
+        """The engines have memory for the weights that are published next."""
+        if self._colocated is not None:
+            self._colocated.make_room_for_weights()
+
+
+class ColocatedDevices:
+    """Moves memory between learner and engines on the devices that they share; see the module.
+
+    Arguments:
+        engines: they have started, and hold everything.
+        learner: it may still be starting when :meth:`vacate` is called, but not in the other methods.
+
+    Attributes:
+        phase: unchanged where an engine or the learner fails.
+    """
+
+    def __init__(self, engines: Engines, learner: OffloadableLearner) -> None:
+        self.phase = Phase.GENERATING
+        self._engines = engines
+        self._learner = learner
+
+    def vacate(self) -> None:
+        """The engines release cache, which needs idle engines, and then weights.
+
+        A request whose client has gone may still be running: it is aborted, because releasing memory under it would
+        end the server.
+        """
+        self._require(Phase.GENERATING)
+        self._engines.pause("abort")
+        self._engines.release_memory(CACHE)
+        self.phase = Phase.CACHE_FREE
+        self._engines.release_memory(WEIGHTS)
+        self.phase = Phase.LEARNING
+
+    def give_to_learner(self) -> None:
+        """The engines leave, unless they left at the start of the run, and the learner returns to the devices."""
+        if self.phase is not Phase.LEARNING:
+            self.vacate()
+        self._learner.wake()
+
+    def make_room_for_weights(self) -> None:
+        """The engines allocate memory for weights; the learner stays, because it sends them."""
+        self._require(Phase.LEARNING)
+        self._engines.resume_memory(WEIGHTS)
+        self.phase = Phase.PUBLISHING
+
+    def return_to_engines(self) -> None:
+        """The learner leaves; the engines, which hold its weights, get their cache back and resume."""
+        self._require(Phase.PUBLISHING)
+        self._learner.sleep()
+        self.phase = Phase.REFILLED
+        self._engines.resume_memory(CACHE)
+        self._engines.resume()
+        self.phase = Phase.GENERATING
+
+    def _require(self, phase: Phase) -> None:
+        # Engines that generate from released weights return wrong tokens, not an error.
+        assert self.phase is phase, f"the shared devices are {self.phase}; they must be {phase}, a mistake in the loop"

@@ -1,0 +1,55 @@
+"""What becomes of metrics that not every micro-batch, rank or optimizer step reports."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slime_core.learner.loss import metric_sums
+from slime_core.learner.loss.metric_sums import MetricSums, average_metrics, reduce_metrics
+
+
+class Group:
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def size(self) -> int:
+        return self._size
+
+
+def sums(largest: float = 0.0, **values: float) -> MetricSums:
+    found = {name: torch.tensor(value) for name, value in values.items()}
+    return MetricSums(found, {"most": torch.tensor(largest)})
+
+
+def test_micro_batches_are_added_up_and_the_largest_value_is_kept():
+    assert reduce_metrics([sums(1.0, loss=1.0), sums(3.0, loss=0.5)], Group(1)) == {"loss": 1.5, "most": 3.0}
+    assert reduce_metrics([], Group(2)) == {}
+
+
+def test_a_micro_batch_that_does_not_report_a_metric_adds_nothing_to_it():
+    parts = [sums(loss=1.0), sums(loss=1.0, early=2.0), sums(loss=1.0, late=4.0)]
+    assert reduce_metrics(parts, Group(1)) == {"loss": 3.0, "early": 2.0, "late": 4.0, "most": 0.0}
+
+
+def test_ranks_that_report_other_metrics_add_them_up_by_name(monkeypatch):
+    other_rank = {"loss": 10.0, "theirs": 20.0, "most": 5.0}
+    layout = []
+
+    def gather(found, mine, *, group):
+        layout[:] = [["loss", "ours", "theirs"], ["most"]]
+        found[:] = [mine, (["theirs", "loss"], ["most"])]
+
+    def reduce(values, *, op, group):
+        theirs = torch.tensor([other_rank.get(name, 0.0) for name in layout.pop(0)], dtype=torch.float64)
+        values.copy_(values + theirs if op == metric_sums.dist.ReduceOp.SUM else values.maximum(theirs))
+
+    monkeypatch.setattr(metric_sums.dist, "all_gather_object", gather)
+    monkeypatch.setattr(metric_sums.dist, "all_reduce", reduce)
+    found = reduce_metrics([sums(2.0, ours=3.0, loss=1.0)], Group(2))
+    assert found == {"loss": 11.0, "ours": 3.0, "theirs": 20.0, "most": 5.0}
+
+
+def test_over_optimizer_steps_a_metric_that_one_does_not_report_counts_as_0():
+    steps = [{"loss": 1.0, "x_max_diff": 2.0}, {"loss": 3.0, "x_max_diff": 1.0, "rare": 1.0}]
+    assert average_metrics(steps) == {"loss": pytest.approx(2.0), "x_max_diff": 2.0, "rare": 0.5}

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slime_core.errors import NonFiniteError
+from slime_core.learner.checks import require_finite_weights
+from slime_core.learner.critic import rank as critic_rank
+from slime_core.learner.critic.critic import Critic
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_that_is_not_finite_is_named(bad, dtype):
+    chunks = [torch.nn.Linear(3, 3).to(dtype), torch.nn.Linear(3, 2).to(dtype)]
+    with torch.no_grad():
+        chunks[1].weight[1, 2] = bad
+    with pytest.raises(NonFiniteError) as caught:
+        require_finite_weights(chunks, rollout=4)
+    assert str(caught.value) == (
+        "rollout 4: the optimizer left NaN or infinity in 1 weights of this rank, weight among them. Nothing of this "
+        "rollout was published or saved. Lower --lr, or resume from the last checkpoint with --load."
+    )
+
+
+def test_chunks_of_the_same_names_are_all_looked_at():
+    first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    with torch.no_grad():
+        first.weight[0, 0] = math.nan
+    with pytest.raises(NonFiniteError, match="in 1 weights"):
+        require_finite_weights([first, second], rollout=0)
+
+
+@pytest.mark.parametrize("largest", [0.0, 1.0, 3e38])
+def test_large_weights_are_still_finite(largest):
+    """A sum of squares would not be."""
+    chunk = torch.nn.Linear(40, 40)
+    with torch.no_grad():
+        chunk.weight.fill_(largest)
+    require_finite_weights([chunk], rollout=0)
+
+
+# --- A critic ---------------------------------------------------------------------------------------------------------
+
+
+def spoilt_critic() -> Critic:
+    """Takes a step along nothing, and has a weight that is NaN."""
+
+    class Spoilt(Critic):
+        def __init__(self) -> None:
+            chunk: Any = torch.nn.Linear(2, 1)
+            with torch.no_grad():
+                chunk.bias[0] = math.nan
+            self.trained: Any = SimpleNamespace(chunks=[chunk])
+
+        def step(self, micro_batches: Any, *, rollout: int) -> dict[str, float]:
+            return {}
+
+    return Spoilt()
+
+
+MESSAGE = (
+    "rollout 4: the optimizer left NaN or infinity in 1 weights of the critic on this rank, bias among them. "
+    "Nothing of this rollout was published or saved. Lower --critic-lr, or resume from the last checkpoint with --load."
+)
+
+
+def test_a_spoilt_critic_names_its_own_learning_rate():
+    with pytest.raises(NonFiniteError) as caught:
+        spoilt_critic().require_finite_weights(4)
+    assert str(caught.value) == MESSAGE
+
+
+def test_a_critic_apart_is_looked_at_before_a_rollout_ends(monkeypatch):
+    rank: Any = object.__new__(critic_rank.CriticRank)
+    rank.critic, rank._device = spoilt_critic(), "cpu"
+    rank._steps, rank._shards, rank._places = [[]], [SimpleNamespace(rollout=4)], []
+    monkeypatch.setattr(critic_rank, "gather_tokens", lambda *_: np.zeros(0, np.float32))
+    with pytest.raises(NonFiniteError) as caught:
+        rank.fit([])
+    assert str(caught.value) == MESSAGE

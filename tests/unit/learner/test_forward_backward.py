@@ -1,0 +1,87 @@
+"""What a pass measures around a loss that the run brings."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("megatron.core")
+
+import torch
+
+from slime_core import RunView
+from slime_core.builtin.losses import Clipped
+from slime_core.config.schema import AlgorithmConfig
+from slime_core.errors import RunError
+from slime_core.learner import forward_backward
+from slime_core.learner.loss.metric_sums import MetricSums, reduce_metrics
+from slime_core.learner.loss.objective import Objective
+from tests.micro_batches import micro
+
+
+def test_a_loss_that_changes_the_logits_in_place_does_not_change_what_is_measured(monkeypatch):
+    def first_of_each_row(logits, micro, *, chunk_size):
+        return logits[0, micro.rows_U, 0], logits[0, micro.rows_U, 0]
+
+    monkeypatch.setattr(forward_backward, "response_log_probs", first_of_each_row)
+
+    def halved(logits, batch):
+        return logits.mul_(0.5).sum(), {}
+
+    objective = Objective(Clipped(None, RunView()), AlgorithmConfig(), of_logits=halved)
+    logits = torch.full((1, 5, 2), 4.0, requires_grad=True) * 1
+    loss, found = forward_backward._loss_of_logits(objective, logits, micro(), None)
+    assert loss.item() == 20.0
+    assert found.sums["entropy_loss"].item() == 4.0
+
+
+def test_a_loss_factor_multiplies_what_is_minimised_and_no_average(monkeypatch):
+    batch = micro(old_log_probs_U=[-1.0, -1.0, -1.0])
+    batch.loss_factor = 0.25
+    log_probs_U = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)
+    monkeypatch.setattr(forward_backward, "response_log_probs", lambda *_, **__: (log_probs_U, torch.ones(3)))
+    parts = []
+    monkeypatch.setattr(
+        forward_backward, "_schedule", lambda model, micros, loss, **_: parts.append(loss(micros[0], None))
+    )
+    monkeypatch.setattr(forward_backward, "_reduce", lambda *_, **__: {forward_backward.GRADIENT: 1.0})
+    forward_backward.forward_backward_policy(
+        [torch.nn.Linear(1, 1)], [batch], Objective(Clipped(None, RunView()), AlgorithmConfig())
+    )
+    value, _, found = parts[0]
+    value.backward()
+    # -A w for each token: 2 x 0.25 twice, and -1 x 0.5.
+    assert value.item() == pytest.approx(0.25 * -0.5)
+    assert log_probs_U.grad.tolist() == pytest.approx([0.25 * -0.5, 0.25 * -0.5, 0.25 * 0.5])
+    assert (found.sums["loss"].item(), found.sums["pg_loss"].item()) == pytest.approx((-0.125, -0.125))
+    assert (found.sums["entropy_loss"].item(), found.sums["weight"].item()) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("constant", "refused"), [((True, True), True), ((True, False), False)])
+def test_a_step_is_refused_where_no_micro_batch_has_a_loss_with_a_gradient(monkeypatch, constant, refused):
+    """Megatron would leave its backward pass out without a word, and the optimizer would step along nothing."""
+
+    def schedule(model, micros, loss, **_):
+        return [loss(one, None)[2] for one in micros]
+
+    def measure(batch, _):
+        loss = torch.zeros((), requires_grad=not is_constant.pop(0))
+        return loss, MetricSums({"weight": torch.ones(())})
+
+    is_constant = list(constant)
+    monkeypatch.setattr(forward_backward, "_schedule", schedule)
+    monkeypatch.setattr(
+        forward_backward, "_reduce", lambda parts, **_: reduce_metrics(parts, SimpleNamespace(size=lambda: 1))
+    )
+    model = [torch.nn.Linear(1, 1)]
+    if not refused:
+        assert forward_backward.forward_backward(model, [micro(), micro()], measure) == {"weight": 2.0}
+        return
+    with pytest.raises(RunError) as caught:
+        forward_backward.forward_backward(model, [micro(), micro()], measure)
+    assert str(caught.value) == (
+        "the loss of a step needs no gradient: no weight that trains has a part in it, so the step would change "
+        "nothing. A loss of --custom-loss-function-path has to be computed from the logits that it is given; else name "
+        "other weights in --only-train-params-name-list or --freeze-params-name-list."
+    )

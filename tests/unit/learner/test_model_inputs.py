@@ -1,0 +1,42 @@
+"""Who is handed what samples carry, and who is refused it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slime_core.errors import RunError
+from slime_core.learner.components import AcceptedInputs
+from slime_core.learner.micro_batches import RowInputs
+from slime_core.opaque import column
+
+PIXELS = {"pixels": column([np.array([[1.0], [2.0]]), np.array([[3.0]])], "float64")}
+
+
+def test_rows_stand_in_the_order_of_the_samples_in_their_row() -> None:
+    assert RowInputs(PIXELS, (1, 0)).tensors("cpu")["pixels"].tolist() == [[3], [1], [2]]
+    assert RowInputs(PIXELS, (0,)).tensors("cpu")["pixels"].tolist() == [[1], [2]]
+
+
+def test_what_a_model_declares_it_is_handed() -> None:
+    AcceptedInputs({"pixels", "grid"}, "spec").require({"pixels"})
+    AcceptedInputs({"pixels"}, "spec", context=2).require(set())
+
+
+def test_what_a_model_does_not_declare_is_refused_by_name() -> None:
+    with pytest.raises(RunError) as caught:
+        AcceptedInputs({"pixels"}, "model spec 'seeing' of plugin 'mine' 1.0").require({"sound", "pixels"})
+    assert str(caught.value) == (
+        "the samples carry sound in multimodal_train_inputs, and the model of model spec 'seeing' of plugin 'mine' 1.0 "
+        "takes pixels; training would go on without what the engine was shown. Use a model spec whose traits declare "
+        "them (ModelSpecTraits.inputs), or leave them out of the samples"
+    )
+
+
+def test_ranks_that_share_a_row_are_refused() -> None:
+    with pytest.raises(RunError) as caught:
+        AcceptedInputs({"pixels"}, "spec", context=2).require({"pixels"})
+    assert str(caught.value) == (
+        "the samples carry pixels in multimodal_train_inputs, and context_parallel_size = 2 gives a rank parts of a "
+        "row: nothing says which of these belong to its tokens. Leave --context-parallel-size out"
+    )

@@ -1,0 +1,64 @@
+"""Whose passes record and replay the routes of a mixture, with routers that only note their calls."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slime_core.config.schema import LearnerConfig
+from slime_core.errors import RunError
+from slime_core.learner import routing_replay
+from slime_core.learner.routing_replay import RoutingReplay
+
+
+class Noting:
+    """A router of layer 3 that notes the begin and end of passes."""
+
+    layer_number = 3
+    config = SimpleNamespace(num_layers=1, moe_router_topk=2, num_moe_experts=4)
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.choice = self
+
+    def begin(self, layer: int, micro_batches: list[Any]) -> None:
+        self.seen.append((layer, micro_batches))
+
+    def end(self) -> None:
+        self.seen.append("end")
+
+
+def replay(monkeypatch: pytest.MonkeyPatch, **settings: bool) -> tuple[RoutingReplay, Noting]:
+    router = Noting()
+    monkeypatch.setattr(routing_replay, "_routers", lambda _: [router])
+    return RoutingReplay([], LearnerConfig(**settings)), router
+
+
+@pytest.mark.parametrize("role", ["actor", "old_actor"])
+def test_the_actor_s_and_the_old_actor_s_passes_replay_routes(monkeypatch: pytest.MonkeyPatch, role: str) -> None:
+    routing, router = replay(monkeypatch, use_routing_replay=True)
+    with routing.record_or_replay(["a", "b"], role):
+        assert router.seen == [(3, ["a", "b"])]
+    assert router.seen == [(3, ["a", "b"]), "end"]
+
+
+def test_the_reference_chooses_freely(monkeypatch: pytest.MonkeyPatch) -> None:
+    routing, router = replay(monkeypatch, use_routing_replay=True)
+    with routing.record_or_replay(["a"], "reference"):
+        assert router.seen == []
+
+
+def test_without_replay_no_router_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    routing, router = replay(monkeypatch)
+    with routing.record_or_replay(["a"], "actor"):
+        assert router.seen == []
+
+
+def test_only_routes_of_the_engine_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    other: Any = SimpleNamespace(routes_TLK=np.zeros((5, 2, 2), np.int16))
+    replay(monkeypatch, use_routing_replay=True)[0].require_routes(other)
+    with pytest.raises(RunError, match="the engine returned routes of 2 layers with 2 experts a token"):
+        replay(monkeypatch, use_rollout_routing_replay=True)[0].require_routes(other)

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import CriticConfig, RunConfig
+from slime_core.errors import ConfigError
+from slime_core.learner.critic.critic import Critic
+from slime_core.learner.same_model import require_same_model
+from slime_core.learner.settings import LearnerSettings
+
+MODEL = ARITHMETIC / "model"
+
+
+def changed(folder: Path, **fields: object) -> Path:
+    described = json.loads((MODEL / "config.json").read_text(encoding="utf-8")) | fields
+    given = {name: value for name, value in described.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(given), encoding="utf-8")
+    return folder
+
+
+def test_how_a_model_was_saved_does_not_matter(tmp_path):
+    require_same_model(changed(tmp_path, dtype="bfloat16", use_cache=False, eos_token_id=1), MODEL, role="teacher")
+
+
+def test_a_field_that_is_left_out_has_its_default(tmp_path):
+    """Weights of the same shapes would load and make other log-probabilities."""
+    with pytest.raises(ConfigError) as caught:
+        require_same_model(changed(tmp_path, rope_parameters=None, rope_theta=77.0), MODEL, role="teacher")
+    message = str(caught.value)
+    assert message.startswith(f"the teacher of {tmp_path} takes turns with the actor in one model, but it is another")
+    assert "rope_parameters = {'rope_theta': 77.0, 'rope_type': 'default'} instead of" in message
+
+
+def test_start_weights_of_another_model_are_refused_before_the_critic_is_built(tmp_path):
+    folder = changed(tmp_path, rope_parameters=None, rope_theta=77.0)
+    config = RunConfig(critic=CriticConfig(critic_load=folder))
+    with pytest.raises(ConfigError) as caught:
+        Critic(None, label="a spec", settings=LearnerSettings(config, MODEL, "Toy", "clipped", {}, 1))
+    message = str(caught.value)
+    assert message.startswith(f"the critic of {folder} is built as the actor is, its head aside, but it is another one")
+    assert message.endswith("Accepted is a folder whose config.json describes the same model.")

@@ -1,0 +1,164 @@
+"""One role at a time holds the devices, and colocated ones change their owner in one order only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from slime_core.errors import WeightSyncError
+from slime_core.harness.fake_engine import FakeEngine
+from slime_core.runtime.device_pool import CACHE, WEIGHTS, ColocatedDevices, DevicePool, Phase
+from slime_core.weights.bucket import Bucket
+from slime_core.weights.endpoints import EngineControl, call
+from slime_core.weights.specs import WeightSpec
+
+
+class Sleepy:
+    """A learner that knows whether it is awake, and whether the engines have left when it is."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.awake, self._engine = True, engine
+
+    def sleep(self) -> None:
+        self.awake = False
+
+    def wake(self) -> None:
+        assert self._engine.released == {CACHE, WEIGHTS}, "the engines are still on the devices"
+        self.awake = True
+
+
+class Sent:
+    def wait(self) -> None: ...
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    with FakeEngine() as engine:
+        yield engine
+
+
+@pytest.fixture
+def control(engine: FakeEngine) -> Iterator[EngineControl]:
+    control = EngineControl([engine.url], timeout_s=60)
+    control.init_group(master_address="127.0.0.1", master_port=1, group="g", backend="gloo")
+    yield control
+    control.close()
+
+
+def publish(control: EngineControl) -> None:
+    bucket = Bucket((WeightSpec("norm", "float32", (4,)),))
+    control.pause()
+    control.begin_update()
+    control.update_from_distributed(bucket, group="g", send=Sent, version="1")
+    control.end_update()
+
+
+@pytest.mark.parametrize("is_colocated", [False, True])
+def test_the_owner_is_known_inside_the_block_only(
+    is_colocated: bool, control: EngineControl, engine: FakeEngine
+) -> None:
+    devices = DevicePool(ColocatedDevices(control, Sleepy(engine)) if is_colocated else None)
+    with devices.held_by("learner"):
+        assert devices.owner == "learner"
+        devices.make_room_for_weights()
+    assert devices.owner is None
+
+
+def test_devices_are_free_again_when_their_owner_fails() -> None:
+    devices = DevicePool()
+    with pytest.raises(RuntimeError, match="no gradient"), devices.held_by("learner"):
+        raise RuntimeError("no gradient")
+    assert devices.owner is None
+
+
+def test_devices_have_one_owner() -> None:
+    devices = DevicePool()
+    refused = pytest.raises(AssertionError, match="held by 'learner'; 'critic'")
+    with devices.held_by("learner"), refused, devices.held_by("critic"):
+        pass
+
+
+def test_shared_devices_go_through_five_phases(control: EngineControl, engine: FakeEngine) -> None:
+    learner = Sleepy(engine)
+    colocated = ColocatedDevices(control, learner)
+    for _ in range(2):
+        with DevicePool(colocated).held_by("learner"):
+            assert (colocated.phase, learner.awake, engine.released) == (Phase.LEARNING, True, {CACHE, WEIGHTS})
+            colocated.make_room_for_weights()
+            assert (colocated.phase, learner.awake, engine.released) == (Phase.PUBLISHING, True, {CACHE})
+            publish(control)
+        assert (colocated.phase, learner.awake, engine.released) == (Phase.GENERATING, False, set())
+    assert [path for path in engine.calls if "memory" in path] == 2 * [
+        "/release_memory_occupation",
+        "/release_memory_occupation",
+        "/resume_memory_occupation",
+        "/resume_memory_occupation",
+    ]
+
+
+def test_a_request_that_is_still_running_is_ended_before_memory_goes(
+    control: EngineControl, engine: FakeEngine
+) -> None:
+    engine.delay_s = 60
+    body = {"input_ids": [3, 4], "sampling_params": {"max_new_tokens": 4}}
+    with ThreadPoolExecutor(1) as thread:
+        straggler = thread.submit(call, engine.url, "/generate", body, timeout_s=60)
+        while not engine.most_in_flight:
+            time.sleep(0.01)
+        ColocatedDevices(control, Sleepy(engine)).vacate()
+        assert straggler.result()["meta_info"]["finish_reason"]["type"] == "abort"
+    assert engine.released == {CACHE, WEIGHTS}
+
+
+def test_engines_generate_again_only_when_they_have_all_their_memory(
+    control: EngineControl, engine: FakeEngine
+) -> None:
+    colocated = ColocatedDevices(control, Sleepy(engine))
+    with DevicePool(colocated).held_by("learner"):
+        colocated.make_room_for_weights()
+    told = [path for path in engine.calls if "generation" in path or "memory" in path]
+    assert told[0] == "/pause_generation"
+    assert told[-2:] == ["/resume_memory_occupation", "/continue_generation"]
+
+
+def test_engines_that_have_left_are_not_asked_to_leave_again(control: EngineControl, engine: FakeEngine) -> None:
+    colocated = ColocatedDevices(control, Sleepy(engine))
+    colocated.vacate()
+    with DevicePool(colocated).held_by("learner"):
+        colocated.make_room_for_weights()
+    assert engine.released == set()
+
+
+def test_a_block_that_fails_moves_nothing(control: EngineControl, engine: FakeEngine) -> None:
+    colocated = ColocatedDevices(control, Sleepy(engine))
+    with pytest.raises(RuntimeError, match="no gradient"), DevicePool(colocated).held_by("learner"):
+        raise RuntimeError("no gradient")
+    assert (colocated.phase, engine.released) == (Phase.LEARNING, {CACHE, WEIGHTS})
+
+
+def test_devices_do_not_go_back_before_the_engines_have_room_for_weights(
+    control: EngineControl, engine: FakeEngine
+) -> None:
+    colocated = ColocatedDevices(control, Sleepy(engine))
+    refused = pytest.raises(AssertionError, match="are learning; they must be publishing")
+    with refused, DevicePool(colocated).held_by("learner"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "disordered",
+    [
+        lambda control: control.resume_memory(WEIGHTS),
+        lambda control: (control.release_memory(CACHE), control.release_memory(CACHE)),
+        lambda control: (control.release_memory(WEIGHTS), publish(control)),
+    ],
+    ids=["not released", "twice", "update without weights"],
+)
+def test_the_fake_engine_refuses_another_order(
+    disordered: Callable[[EngineControl], object], control: EngineControl
+) -> None:
+    with pytest.raises(WeightSyncError, match="refused with status"):
+        disordered(control)

@@ -1,0 +1,76 @@
+"""Errors of constructors as text."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from ray._private import worker
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
+from ray.exceptions import ActorDiedError
+
+from slime_core.errors import ConfigError, EngineError, SlimeError
+from slime_core.runtime.remote_errors import SealedError, last_words, local_error
+
+
+class PluginsOwn(EngineError):
+    """Known to one plugin only."""
+
+
+def test_a_sealed_error_keeps_its_class_and_message() -> None:
+    sealed = SealedError.seal(ConfigError("lr is 'minus' \"one\"\n\u00e9"))
+    opened = SealedError.open(f"The actor died: '{sealed}' and so on")
+    assert type(opened) is ConfigError
+    assert str(opened) == "lr is 'minus' \"one\"\n\u00e9"
+
+
+def test_an_error_of_a_plugin_becomes_its_nearest_known_ancestor() -> None:
+    opened = SealedError.open(str(SealedError.seal(PluginsOwn("out of tape"))))
+    assert type(opened) is EngineError
+    assert str(opened) == "out of tape"
+
+
+def test_text_without_a_seal_holds_no_error() -> None:
+    assert SealedError.open("The actor died.") is None
+
+
+def test_nothing_but_a_name_and_a_message_is_opened() -> None:
+    def sealed(content: bytes) -> SlimeError | None:
+        return SealedError.open(f"slime-error:{base64.b64encode(content).decode()}")
+
+    assert sealed(pickle.dumps(ConfigError("pickled"))) is None
+    assert sealed(b'["SystemExit", "7"]') is None
+    assert sealed(b'{"ConfigError": 1}') is None
+    assert SealedError.open("slime-error:abc") is None
+
+
+DIED = (
+    "The actor died unexpectedly before finishing this task.\n\tclass_name: LearnerActor\n\tpid: 4711\n\tip: 127.0.0.1"
+)
+
+
+def test_the_last_words_of_a_process_that_died_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "worker-ab-01000000-4711.err"
+    told.write_text(":job_id:01000000\n:actor_name:LearnerActor\n\n1\n2\nterminate called: out of memory\n")
+    (tmp_path / "worker-cd-01000000-14711.err").write_text("somebody else's\n")
+    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(get_logs_dir_path=lambda: str(tmp_path)))
+    cause = ActorDiedErrorContext(actor_id=bytes(16), class_name="LearnerActor", pid=4711, error_message="It is gone.")
+    said = str(local_error(ActorDiedError(cause), who="learner rank 1: train()"))
+    first, *middle = said.splitlines()
+    assert first == "learner rank 1: train() died."
+    assert middle[-4:] == [f"The last lines of {told}:", "  1", "  2", "  terminate called: out of memory"]
+
+
+@pytest.mark.parametrize("printed", ["", ":job_id:01000000\n:actor_name:SamplerActor\n"])
+def test_a_process_that_printed_nothing_has_no_last_words(tmp_path: Path, printed: str) -> None:
+    (tmp_path / "worker-ab-01000000-4711.err").write_text(printed)
+    assert last_words(DIED, tmp_path) == []
+    assert last_words("The actor died.", tmp_path) == last_words(DIED, None) == []
+
+
+def test_of_much_only_the_end_is_told(tmp_path: Path) -> None:
+    (tmp_path / "worker-ab-01000000-4711.err").write_text("".join(f"{number}\n" for number in range(100)))
+    assert last_words(DIED, tmp_path)[1:] == [f"  {number}" for number in range(85, 100)]

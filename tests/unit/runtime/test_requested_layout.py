@@ -1,0 +1,117 @@
+"""Groups of engines and models beside the policy, as bundles and seats."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_core.config.schema import EvalConfig, RunConfig
+from slime_core.config.serving import EngineGroup, EngineModel
+from slime_core.config.sglang import SGLangConfig
+from slime_core.errors import ConfigError, PlacementError
+from slime_core.runtime.layout import Capacity, Layout, Seat, assign, plan, requested_layout, require_device_support
+
+LAYOUT = Layout(2, 1, 1, "gpu", groups=((1, 2),), auxiliary=((1, 2), (1, 1)))
+
+
+def seats(**nodes: int) -> list[Seat]:
+    places = [(node, place) for node, count in nodes.items() for place in range(count)]
+    return [Seat(index, node, node.strip("n"), str(place)) for index, (node, place) in enumerate(places)]
+
+
+def numbers(blocks: object) -> list[list[int]]:
+    return [[seat.bundle for seat in block] for block in blocks]  # type: ignore[attr-defined]
+
+
+def config(**changes: object) -> RunConfig:
+    whole = RunConfig()
+    engine = whole.engine.model_copy(
+        update={
+            "engine_groups": (EngineGroup(num_gpus=1), EngineGroup(num_gpus=2, num_gpus_per_engine=2)),
+            "engine_models": (
+                EngineModel(name="judge", model_path="judge", num_gpus=2, num_gpus_per_engine=2),
+                EngineModel(name="score", model_path="score"),
+            ),
+            **changes,
+        }
+    )
+    cluster = whole.cluster.model_copy(update={"actor_num_gpus_per_node": 2, "rollout_num_gpus": 3})
+    return whole.model_copy(update={"engine": engine, "cluster": cluster})
+
+
+def test_settings_become_a_layout():
+    assert requested_layout(config(), "gpu", learner_ranks=2) == LAYOUT
+
+
+def test_the_sum_names_every_part():
+    assert LAYOUT.bundles == 8
+    assert str(LAYOUT) == (
+        "2 (learner ranks) + 1 x 1 + 1 x 2 (engines x devices) + 1 x 2 + 1 x 1 (further engines x devices) = 8"
+    )
+
+
+def test_engines_that_only_evaluate_sit_behind_all_others():
+    whole = config()
+    evaluating = whole.model_copy(update={"eval": EvalConfig(eval_num_gpus=4, eval_num_gpus_per_engine=2)})
+    layout = requested_layout(evaluating, "gpu", learner_ranks=2)
+    assert (layout.auxiliary, layout.bundles) == (((1, 2), (1, 1), (2, 2)), LAYOUT.bundles + 4)
+
+
+def test_others_engines_need_no_seat():
+    layout = requested_layout(config(rollout_external_engine_addrs=("a:1",), engine_models=()), "cpu", learner_ranks=2)
+    assert (layout.bundles, layout.sizes) == (2, ())
+
+
+def test_models_sit_behind_the_engines_and_the_learner_keeps_the_first_seats():
+    found = assign(LAYOUT, seats=seats(n1=8))
+    assert [seat.bundle for seat in found.learner] == [0, 1]
+    assert numbers(found.engines) == [[2], [3, 4]]
+    assert numbers(found.auxiliary) == [[5, 6], [7]]
+
+
+def test_no_engine_straddles_two_nodes():
+    found = assign(LAYOUT, seats=seats(n1=4, n2=4))
+    assert numbers(found.auxiliary) == [[5, 6], [7]]
+    assert numbers(found.engines) == [[4], [2, 3]]
+    assert [seat.bundle for seat in found.learner] == [0, 1]
+
+
+def test_colocated_only_the_policy_shares():
+    layout = Layout(4, 1, 2, "gpu", colocated=True, groups=((2, 1),), auxiliary=((1, 2),))
+    assert layout.bundles == 6
+    found = assign(layout, seats=seats(n1=6))
+    assert [seat.bundle for seat in found.learner] == [0, 1, 2, 3]
+    assert numbers(found.engines) == [[0, 1], [2], [3]]
+    assert numbers(found.auxiliary) == [[4, 5]]
+
+
+def test_the_largest_engine_has_to_fit_a_node():
+    with pytest.raises(PlacementError, match="Asked for engines of 8 GPUs; the largest node has 4"):
+        plan(Layout(1, 1, 1, "gpu", auxiliary=((1, 8),)), capacity=Capacity(64, 16, 4))
+
+
+def test_prefill_and_decode_apart_are_refused_without_gpus():
+    split = EngineGroup(num_gpus=1, worker_type="prefill"), EngineGroup(num_gpus=1, worker_type="decode")
+    message = (
+        r"prefill and decode apart hand the cache from GPU to GPU, and this run has none: device = auto means cpu "
+        r"here\. Leave prefill_num_servers and worker_type out, or run on GPUs\."
+    )
+    asked = config(engine_groups=split)
+    with pytest.raises(ConfigError, match=message):
+        require_device_support(asked, requested_layout(asked, "cpu", learner_ranks=1))
+    require_device_support(asked, requested_layout(asked, "gpu", learner_ranks=1))
+
+
+@pytest.mark.parametrize("where", ["sglang", "group"])
+def test_drafts_are_refused_without_gpus(where):
+    flags = (("speculative_algorithm", "NGRAM"),)
+    groups = (EngineGroup(num_gpus=1, overrides=flags if where == "group" else ()),)
+    asked = config(engine_groups=groups)
+    if where == "sglang":
+        asked = asked.model_copy(update={"sglang": SGLangConfig(given=flags)})
+    message = (
+        r"speculative_algorithm needs compiled kernels that SGLang has for GPUs only, and this run has none: device = "
+        r"auto means cpu here\. Leave it out, or run on GPUs\."
+    )
+    with pytest.raises(ConfigError, match=message):
+        require_device_support(asked, requested_layout(asked, "cpu", learner_ranks=1))
+    require_device_support(asked, requested_layout(asked, "gpu", learner_ranks=1))
