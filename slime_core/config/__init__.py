@@ -2,10 +2,10 @@
 
 What there is:
 
-    section, bounded    what every section is; numbers and texts within bounds
+    section     what every section is; numbers and texts within bounds
     options     what the annotation of a setting may say besides
-    running, prompting, sampling, measuring, serving, learning, publishing, custom    the sections of a subject
-    megatron, sglang    what a run says to the engines under their own names
+    running, prompting, sampling, measuring, serving, learning, custom    the sections of a subject
+    megatron_flags, sglang    what a run says to the engines under their own names
     schema      all sections as one ``RunConfig``, and what follows from several of them
     reward_sum, prompt_paths, secrets    what is written in the place of a reward, of a prompt file, of a secret
     eval_sets   every evaluation set with all that decides it
@@ -19,16 +19,16 @@ How it is read:
     wording     what a setting accepts, in words
     flags, document, eval_file, slime_engines    a command line, a TOML file, and files in slime's forms
     load        lays them over each other
-    check, rules    the rules between settings
-    mistakes, table_mistakes    every mistake is collected; all are reported at once
+    conditions  what settings need and exclude, from their annotations
+    check, rules    the rules between settings that are arithmetic, and whether files are there
+    mistakes    every mistake is collected; all are reported at once
     explain     settings for people: as a file, as help
 
 What it is compared with:
 
     tables, readers    the names that the installed Megatron and SGLang know
-    engine_flags, flag_advice, megatron_flags, model_args    what a name means that is no setting of the core
+    engine_flags, model_args    what a name means that is no setting of the core
     described, flops    what a model's ``config.json`` says
-    folders     whether a folder can be written
 
 The rule between them: nothing here is heavier than pydantic, so every mistake is found before anything starts.
 """

@@ -1,7 +1,6 @@
 """The rules between settings, and whether the files they name are there; quick, and without anything heavy imported.
 
-Each rule is a function that yields what is wrong. The tables at the end name the settings it reads: a rule stays silent
-where one of those has no usable value, because that was reported already.
+Each rule is a function that yields what is wrong.
 """
 
 from __future__ import annotations
@@ -14,25 +13,21 @@ from typing import Any
 from slime_core.config.conditions import unmet
 from slime_core.config.custom import function_paths
 from slime_core.config.described import context_length, described, start_weights
-from slime_core.config.folders import unwritable
+from slime_core.config.learning import PARITY_BOUNDS
 from slime_core.config.mistakes import Mistake
 from slime_core.config.prompt_paths import unreadable
-from slime_core.config.publishing import PARITY_BOUNDS
 from slime_core.config.rules.asynchronous import ASYNC
-from slime_core.config.rules.batches import BATCHES
+from slime_core.config.rules.batches import BATCHES, OPTIMIZER
 from slime_core.config.rules.corrections import CORRECTIONS
-from slime_core.config.rules.critic import CRITIC
 from slime_core.config.rules.custom import CUSTOM
 from slime_core.config.rules.data import DATA
-from slime_core.config.rules.debug import DEBUG
+from slime_core.config.rules.debug import DEBUG, unwritable
 from slime_core.config.rules.drawing import DRAWING
+from slime_core.config.rules.engines import SERVING, SERVING_OF_EVAL, SERVING_OF_RUN
 from slime_core.config.rules.evaluation import EVALUATION
 from slime_core.config.rules.layout import ENGINE_LAYOUT, LEARNER_LAYOUT, Rule
-from slime_core.config.rules.optimizer import OPTIMIZER
+from slime_core.config.rules.models import MODELS
 from slime_core.config.rules.rewards import REWARDS
-from slime_core.config.rules.roles import ROLES
-from slime_core.config.rules.routing import ROUTING
-from slime_core.config.rules.serving import SERVING, SERVING_OF_EVAL, SERVING_OF_RUN
 from slime_core.config.running import DebugConfig
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import Setting, core_settings, core_values
@@ -51,18 +46,18 @@ def mistakes(
 
     Arguments:
         purpose: ``run``, or ``eval``, which trains nothing.
-        broken: settings whose value is not what the user meant.
+        broken: settings whose value is not what the user meant; conditions on them are left alone, and rules are not
+            looked at while there are any, because their arithmetic needs every number.
         of_plugins: setting key -> (setting, value), of the active plugins.
     """
     if purpose == "eval":
         config = config.model_copy(update={"debug": DebugConfig()})  # neither half of the loop runs
-    rules = _ALWAYS | (_OF_EVAL if purpose == "eval" else _OF_RUN)
-    sound = (rule for rule, reads in rules.items() if not broken.intersection(reads.split()))
+    rules = (*_ALWAYS, *(_OF_EVAL if purpose == "eval" else _OF_RUN))
     of_core = core_values(config)
     values = {key: (setting, of_core[key]) for key, setting in core_settings().items()}
     messages = [
         *unmet(values | dict(of_plugins or {}), sections=OF_EVALUATIONS if purpose == "eval" else None, broken=broken),
-        *(message for rule in sound for message in rule(config)),
+        *(message for rule in rules if not broken for message in rule(config)),
     ]
     return list(map(Mistake, messages))
 
@@ -248,51 +243,48 @@ def _too_long(config: RunConfig, name: str, longest: int | None) -> Iterator[str
         )
 
 
-_ALWAYS: dict[Rule, str] = {
-    **SERVING,
-    **ENGINE_LAYOUT,
-    **EVALUATION,
-    **REWARDS,
-    _context_fits_the_model: "hf_checkpoint sglang_context_length",
-    _responses_fit_the_context: "sglang_context_length rollout_max_response_len eval_max_response_len",
-    _waits_warn_first: "wait_warn_s wait_fail_s",
-    _eval_names_differ: "eval_prompt_data eval_datasets",
-    _eval_files_are_readable: "eval_prompt_data eval_datasets",
-    _checkpoint_is_a_model: "hf_checkpoint",
-    _load_exists: "load",
-    _output_is_writable: "output_dir",
-    _settings_of_functions_are_used: "custom_rm_path group_rm rm_model_path custom_config_path",
-}
+_ALWAYS: tuple[Rule, ...] = (
+    *SERVING,
+    *ENGINE_LAYOUT,
+    *EVALUATION,
+    *REWARDS,
+    _context_fits_the_model,
+    _responses_fit_the_context,
+    _waits_warn_first,
+    _eval_names_differ,
+    _eval_files_are_readable,
+    _checkpoint_is_a_model,
+    _load_exists,
+    _output_is_writable,
+    _settings_of_functions_are_used,
+)
 
-_OF_EVAL: dict[Rule, str] = {
-    **SERVING_OF_EVAL,
-    _there_is_eval_data: "eval_prompt_data eval_datasets eval_function_path",
-    _evaluated_responses_fit_the_model: "hf_checkpoint rollout_max_response_len eval_max_response_len",
-}
+_OF_EVAL: tuple[Rule, ...] = (
+    *SERVING_OF_EVAL,
+    _there_is_eval_data,
+    _evaluated_responses_fit_the_model,
+)
 
-_OF_RUN: dict[Rule, str] = {
-    **SERVING_OF_RUN,
-    _estimator_is_named: "advantage_estimator plugins",
-    **LEARNER_LAYOUT,
-    **ASYNC,
-    **BATCHES,
-    **CORRECTIONS,
-    **CRITIC,
-    **CUSTOM,
-    **DATA,
-    **DEBUG,
-    **DRAWING,
-    **OPTIMIZER,
-    **ROLES,
-    **ROUTING,
-    _colocated_engines_have_devices: "colocate rollout_num_gpus actor_num_nodes actor_num_gpus_per_node",
-    _transport_reaches_the_engines: "colocate update_weight_transport actor_num_nodes",
-    _disk_folder_is_used: "update_weight_transport update_weight_disk_dir",
-    _parity_bounds_are_ordered: "bf16 parity_interval parity_mean_tolerance parity_max_tolerance",
-    _responses_fit_the_model: "hf_checkpoint rollout_max_response_len eval_max_response_len",
-    _prompts_are_readable: "prompt_data debug_train_only load_debug_rollout_data",
-    _reference_is_a_model: "ref_load",
-    _critic_is_a_model: "critic_load",
-    _teacher_is_a_model: "opd_teacher_load",
-}
-"""Rule -> the settings it reads."""
+_OF_RUN: tuple[Rule, ...] = (
+    *SERVING_OF_RUN,
+    _estimator_is_named,
+    *LEARNER_LAYOUT,
+    *ASYNC,
+    *BATCHES,
+    *CORRECTIONS,
+    *CUSTOM,
+    *DATA,
+    *DEBUG,
+    *DRAWING,
+    *OPTIMIZER,
+    *MODELS,
+    _colocated_engines_have_devices,
+    _transport_reaches_the_engines,
+    _disk_folder_is_used,
+    _parity_bounds_are_ordered,
+    _responses_fit_the_model,
+    _prompts_are_readable,
+    _reference_is_a_model,
+    _critic_is_a_model,
+    _teacher_is_a_model,
+)

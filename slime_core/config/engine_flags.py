@@ -9,22 +9,33 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache, partial
 from typing import Annotated, Any, Literal
 
+import importlib_metadata as metadata
 from pydantic import AfterValidator, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from slime_core.config.flag_advice import flag_advice
 from slime_core.config.megatron_flags import MegatronFlag, megatron_flags
 from slime_core.config.settings import Setting, core_settings
 from slime_core.config.sglang import owned, rows_by_name
 from slime_core.config.wording import InWords
+from slime_core.errors import ConfigError
 
-__all__ = ["ENGINES", "Refusal", "engine_settings", "find_flag", "find_key", "known_flags", "said"]
+__all__ = [
+    "ADVICE_GROUP",
+    "ENGINES",
+    "Refusal",
+    "engine_settings",
+    "find_flag",
+    "find_key",
+    "flag_advice",
+    "known_flags",
+    "said",
+]
 
 ENGINES: Mapping[str, str] = {"megatron": "Megatron", "sglang": "SGLang"}
 """Section -> whose names it holds."""
@@ -180,3 +191,54 @@ def _json_text(value: str) -> str:
 
 _SIZE = Annotated[int, BeforeValidator(_whole_number), InWords("a whole number, or one like 32k or 25.6k")]
 _JSON = Annotated[str, AfterValidator(_json_text), InWords("JSON")]
+
+
+ADVICE_GROUP = "slime.flag_advice"
+
+_BROKEN = (OSError, ValueError, TypeError, AttributeError, LookupError, metadata.PackageNotFoundError)
+"""What metadata raises that is cut short or none at all; ``slime plugins list`` names such a distribution."""
+
+
+@cache
+def flag_advice() -> Mapping[str, str]:
+    """Flag with its dashes -> the message for a user who writes it, as installed distributions declare them::
+
+        [project.entry-points."slime.flag_advice"]
+        compat = "slime_compat.flags:advice"
+
+    The function takes nothing and returns flag -> message. It is called only when a command line or a file holds a name
+    that is no setting. Where two distributions give advice on one flag, the first by name counts.
+
+    Raises:
+        ConfigError: a function cannot be imported or returned something else.
+    """
+    found: dict[str, str] = {}
+    for point in sorted(_declared(), key=lambda one: (one.name, one.value)):
+        for flag, message in _said(point).items():
+            found.setdefault(flag, message)
+    return found
+
+
+def _declared() -> Iterator[metadata.EntryPoint]:
+    for distribution in metadata.distributions():
+        try:
+            yield from (point for point in distribution.entry_points if point.group == ADVICE_GROUP)
+        except _BROKEN:
+            continue
+
+
+def _said(point: metadata.EntryPoint) -> Mapping[str, str]:
+    try:
+        said: object = point.load()()
+    except (ImportError, AttributeError, OSError, TypeError, ValueError) as mistake:
+        raise ConfigError(f"{_entry(point)} failed with {type(mistake).__name__}: {mistake}. {_NEXT}") from mistake
+    if not isinstance(said, Mapping) or not all(isinstance(text, str) for pair in said.items() for text in pair):
+        raise ConfigError(f"{_entry(point)} returned {said!r:.80}; accepted: texts by flag. {_NEXT}")
+    return dict(said)
+
+
+_NEXT = "Report it to the author of that distribution, or uninstall it."
+
+
+def _entry(point: metadata.EntryPoint) -> str:
+    return f"entry point {point.name} = {point.value} of {ADVICE_GROUP}"

@@ -23,7 +23,6 @@ from slime_core.config.engine_flags import ENGINES, engine_settings
 from slime_core.config.eval_file import read_eval_config
 from slime_core.config.flags import CommandLine, read_command_line
 from slime_core.config.mistakes import Mistake, nearest, report
-from slime_core.config.rules import engine_flags
 from slime_core.config.schema import RunConfig
 from slime_core.config.section import EngineSection, Value
 from slime_core.config.settings import Contested, Setting, Unacceptable, core_settings, plugin_settings
@@ -182,7 +181,6 @@ def load(
     if check_rules and not reading.file_is_unreadable:
         of_plugins = {key: pair for key, pair in Resolved(config, plugins).values().items() if pair[0].of_plugin}
         reading.mistakes += check.mistakes(config, purpose=purpose, broken=reading.broken, of_plugins=of_plugins)
-        reading.mistakes += engine_flags.mistakes(config, broken=reading.broken)
     if reading.mistakes:
         raise report(reading.mistakes)
     return Resolved(config, plugins, {key: reading.provenance.get(key, DEFAULT) for key in reading.settings})

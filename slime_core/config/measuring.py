@@ -10,11 +10,21 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
-from slime_core.config.bounded import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Share
 from slime_core.config.mistakes import nearest
 from slime_core.config.options import NO_ENGINES, Conflicts, Needs
 from slime_core.config.reward_sum import RewardSum
-from slime_core.config.section import TOLD, Once, Section
+from slime_core.config.section import (
+    TOLD,
+    All,
+    Count,
+    CountOrZero,
+    Name,
+    Once,
+    Positive,
+    PositiveOrZero,
+    Section,
+    Share,
+)
 from slime_core.config.serving import EngineGroup
 
 __all__ = ["EvalConfig", "EvalDataset", "dataset_of"]

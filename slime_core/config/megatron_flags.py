@@ -20,9 +20,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from slime_core.config.section import EngineSection
 from slime_core.config.tables import Row, megatron_rows
 
-__all__ = ["MegatronFlag", "megatron_flags"]
+__all__ = ["MegatronConfig", "MegatronFlag", "megatron_flags"]
 
 
 _DATA = Path(__file__).resolve().parent / "data"
@@ -244,3 +245,27 @@ def _setting(fields: Mapping[str, Row]) -> Iterator[MegatronFlag]:
 def _script_names() -> list[str]:
     lines = (_DATA / "megatron_scripts.txt").read_text(encoding="utf-8").splitlines()
     return [name for line in lines if not line.startswith("#") for name in line.split()]
+
+
+class MegatronConfig(EngineSection):
+    """Megatron's own flags, under Megatron's names."""
+
+    @property
+    def transformer(self) -> dict[str, Any]:
+        """Fields to set in TransformerConfig."""
+        return dict(self._fields("transformer"))
+
+    @property
+    def optimizer(self) -> dict[str, Any]:
+        """Fields to set in OptimizerConfig."""
+        return dict(self._fields("optimizer"))
+
+    def _fields(self, home: str) -> Iterator[tuple[str, Any]]:
+        for name, value in self.given:
+            flag = megatron_flags()[name]
+            if flag.home != home:
+                continue
+            if flag.value is None:
+                yield flag.field, list(value) if isinstance(value, tuple) else value
+            elif value:
+                yield flag.field, flag.value

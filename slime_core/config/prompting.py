@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from slime_core.config.bounded import Count, CountOrZero, Name, Positive
 from slime_core.config.options import Needs
-from slime_core.config.section import Section
+from slime_core.config.section import Count, CountOrZero, Name, Positive, Section
 
 __all__ = ["DataConfig"]
 

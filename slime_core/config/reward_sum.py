@@ -19,8 +19,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from slime_core.config.bounded import Name
-from slime_core.config.section import TOLD
+from slime_core.config.section import TOLD, Name
 
 __all__ = ["RewardSum", "RewardTerm", "reward_names", "reward_terms"]
 

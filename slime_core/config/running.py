@@ -8,9 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from slime_core.config.bounded import Count, CountOrZero, Name, Positive, Share
 from slime_core.config.options import NO_ENGINES, Conflicts, Needs
-from slime_core.config.section import Once, Section
+from slime_core.config.section import Count, CountOrZero, Name, Once, Positive, Section, Share
 
 __all__ = ["CheckpointConfig", "ClusterConfig", "DebugConfig", "JobConfig", "ModelConfig", "WatchConfig"]
 

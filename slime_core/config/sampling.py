@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from slime_core.config.bounded import All, Count, CountOrZero, Name, Positive, Refusal, Share
 from slime_core.config.options import NO_ENGINES, ONE_HALF, Conflicts, Needs
 from slime_core.config.reward_sum import RewardSum
-from slime_core.config.section import Section
+from slime_core.config.section import All, Count, CountOrZero, Name, Positive, Refusal, Section, Share
 
 __all__ = ["RolloutConfig"]
 

@@ -26,11 +26,17 @@ from typing import Literal
 from pydantic import Field
 
 from slime_core.config.custom import CustomConfig
-from slime_core.config.learning import AlgorithmConfig, CriticConfig, LearnerConfig, OptimizerConfig, ParallelConfig
+from slime_core.config.learning import (
+    AlgorithmConfig,
+    CriticConfig,
+    LearnerConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    WeightsConfig,
+)
 from slime_core.config.measuring import EvalConfig
-from slime_core.config.megatron import MegatronConfig
+from slime_core.config.megatron_flags import MegatronConfig
 from slime_core.config.prompting import DataConfig
-from slime_core.config.publishing import WeightsConfig
 from slime_core.config.running import (
     CheckpointConfig,
     ClusterConfig,

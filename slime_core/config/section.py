@@ -1,12 +1,29 @@
-"""What every group of settings is: frozen, compared by value, without names that nobody declared."""
+"""What every group of settings is: frozen, compared by value, unknown names refused. Also bounded numbers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["TOLD", "EngineSection", "Once", "PluginOptions", "Section", "Value"]
+__all__ = [
+    "TOLD",
+    "All",
+    "Count",
+    "CountOrZero",
+    "EngineSection",
+    "Fraction",
+    "Name",
+    "Once",
+    "PluginOptions",
+    "Positive",
+    "PositiveOrZero",
+    "Refusal",
+    "Section",
+    "Share",
+    "Value",
+]
 
 TOLD = "told"
 """Type of a pydantic error whose message says all there is to say about a value: what was found, what is accepted."""
@@ -48,3 +65,14 @@ class EngineSection(Section):
 
     given: tuple[tuple[str, Value], ...] = ()
     """Pairs of a name and its value, sorted by name."""
+
+
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+All = Annotated[int, Field(ge=-1, le=-1)]
+Refusal = Annotated[int, Field(ge=400, le=499)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Name = Annotated[str, Field(min_length=1)]

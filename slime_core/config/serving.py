@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from slime_core.config.bounded import Count, Name, Positive
 from slime_core.config.options import Conflicts, Needs
-from slime_core.config.section import Section, Value
+from slime_core.config.section import Count, Name, Positive, Section, Value
 
 __all__ = ["EngineConfig", "EngineGroup", "EngineModel", "RouterPolicy", "WorkerType"]
 

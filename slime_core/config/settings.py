@@ -18,10 +18,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from slime_core.config.mistakes import nearest
 from slime_core.config.options import Flag
 from slime_core.config.schema import RunConfig
 from slime_core.config.section import TOLD, EngineSection, Once
-from slime_core.config.table_mistakes import table_mistakes
 from slime_core.config.wording import accepted_words, is_table, placeholder_of
 
 __all__ = ["Contested", "Setting", "Unacceptable", "core_settings", "core_values", "plugin_settings"]
@@ -223,7 +223,7 @@ class Setting:
         if not words and error is not None:  # a plugin's own type: only pydantic can say
             return error.errors()[0]["msg"]
         if error is not None and self.is_sequence and is_table(kind := get_args(self.info.annotation)[0]):
-            return f"{table_mistakes(kind, error)}; accepted: {words}"
+            return f"{_table_mistakes(kind, error)}; accepted: {words}"
         return f"accepted: {words}"
 
 
@@ -285,3 +285,34 @@ def _table(word: str) -> object:
         return json.loads(word)
     except ValueError:
         return word
+
+
+def _table_mistakes(kind: type[BaseModel], error: ValidationError) -> str:
+    """Everything that ``error`` holds against a list of tables of ``kind``: misspelt keys first, then the others.
+
+    Example: ``table 1: no such key model_pth; did you mean model_path?; table 1: model_path is missing``.
+    """
+    found = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    return "; ".join(dict.fromkeys(_table_mistake(kind, one) for one in found))
+
+
+def _table_mistake(kind: type[BaseModel], error: Any) -> str:
+    number, *path = error["loc"]
+    where = ".".join([f"table {number + 1}", *map(str, path[:-1])])
+    match error["type"]:
+        case "extra_forbidden":
+            return f"{where}: no such key {path[-1]}{nearest(str(path[-1]), _keys(kind, path[:-1]))}"
+        case "missing":
+            return f"{where}: {path[-1]} is missing"
+        case "model_type":
+            return f"{where} is no table"
+    return f"{where}: {path[-1]} = {error['input']!r}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+
+
+def _keys(kind: type[BaseModel], path: Sequence[object]) -> Sequence[str]:
+    """The keys of the table that ``path`` leads to."""
+    for step in path:
+        if isinstance(step, str):
+            inner = get_args(kind.model_fields[step].annotation)
+            kind = inner[0] if inner and is_table(inner[0]) else kind
+    return list(kind.model_fields)

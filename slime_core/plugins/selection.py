@@ -8,7 +8,7 @@ from typing import Any
 
 from slime_core.config.eval_sets import eval_sets
 from slime_core.config.reward_sum import reward_names
-from slime_core.config.rules.routing import recomputes
+from slime_core.config.rules.models import recomputes
 from slime_core.config.schema import CriticConfig, RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.asked import check_asked

@@ -14,10 +14,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from slime_core.config.bounded import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Share
 from slime_core.config.mistakes import nearest
 from slime_core.config.schema import RunConfig
-from slime_core.config.section import Section
+from slime_core.config.section import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Section, Share
 from slime_core.errors import DataError
 
 __all__ = ["SAMPLING_PARAMS", "Drawn", "RowSampling", "drawn", "own_sampling", "refuse_unusable"]

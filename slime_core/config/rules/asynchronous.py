@@ -78,15 +78,9 @@ def _ended_responses_can_go_on(config: RunConfig) -> Iterator[str]:
         )
 
 
-_HALVES = "debug_rollout_only debug_train_only load_debug_rollout_data"
-
-ASYNC: dict[Rule, str] = {
-    _what_is_kept_is_off_policy: "over_sampling_batch_size max_staleness true_on_policy_mode keep_old_actor",
-    _the_bound_can_be_kept: f"max_staleness async_buffer_size update_weights_interval num_rollout {_HALVES}",
-    _more_is_begun_than_is_taken: "over_sampling_batch_size rollout_batch_size",
-    _ended_responses_can_go_on: (
-        "partial_rollout mask_offpolicy_in_partial_rollout over_sampling_batch_size pause_generation_mode "
-        "generate_function max_staleness async_buffer_size"
-    ),
-}
-"""Rule -> the settings it reads."""
+ASYNC: tuple[Rule, ...] = (
+    _what_is_kept_is_off_policy,
+    _the_bound_can_be_kept,
+    _more_is_begun_than_is_taken,
+    _ended_responses_can_go_on,
+)

@@ -1,7 +1,8 @@
-"""The rules of optimizer steps, micro-batches and the learning rate."""
+"""The rules of optimizer steps, micro-batches, the learning rate and what is trained."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from slime_core.config.described import context_length, described, start_weights
@@ -9,7 +10,7 @@ from slime_core.config.flops import forward_flops
 from slime_core.config.rules.layout import Rule
 from slime_core.config.schema import RunConfig
 
-__all__ = ["BATCHES"]
+__all__ = ["BATCHES", "OPTIMIZER"]
 
 
 def _batches_add_up(config: RunConfig) -> Iterator[str]:
@@ -100,16 +101,51 @@ def _work_can_be_counted(config: RunConfig) -> Iterator[str]:
         yield f"balance_by_flops: {folder / 'config.json'} {error}; leave it out, and ranks are balanced by tokens"
 
 
-BATCHES: dict[Rule, str] = {
-    _batches_add_up: "rollout_batch_size n_samples_per_prompt global_batch_size num_steps_per_rollout",
-    _losses_are_averaged_one_way: (
-        "loss_token_divisor calculate_per_token_loss custom_pg_loss_reducer_function_path custom_loss_function_path"
-    ),
-    _hard_budget_holds_the_longest: (
-        "hard_token_budget max_tokens_per_gpu micro_batch_size context_parallel_size critic_context_parallel_size "
-        "critic_num_gpus rollout_max_prompt_len rollout_max_response_len sglang_context_length hf_checkpoint"
-    ),
-    _work_can_be_counted: "balance_by_flops hf_checkpoint",
-    _schedule_is_possible: "lr min_lr lr_decay_iters lr_warmup_iters",
-}
-"""Rule -> the settings it reads."""
+BATCHES: tuple[Rule, ...] = (
+    _batches_add_up,
+    _losses_are_averaged_one_way,
+    _hard_budget_holds_the_longest,
+    _work_can_be_counted,
+    _schedule_is_possible,
+)
+
+
+def _names_are_regular_expressions(config: RunConfig) -> Iterator[str]:
+    settings = config.optimizer
+    for setting in ("only_train_params_name_list", "freeze_params_name_list"):
+        for expression in dict(settings)[setting]:
+            try:
+                re.compile(expression)
+            except re.error as problem:
+                yield f"{setting}: {expression!r} is no regular expression: {problem}; a dot is written \\."
+
+
+def _warm_up_begins_below(config: RunConfig) -> Iterator[str]:
+    settings = config.optimizer
+    start = settings.lr_warmup_init
+    if start > settings.lr:
+        yield f"lr_warmup_init = {start:g} is above lr = {settings.lr:g}; the learning rate rises from one to the other"
+
+
+def _last_steps_are_there(config: RunConfig) -> Iterator[str]:
+    settings = config.optimizer
+    last, style = settings.lr_wsd_decay_iters, settings.lr_decay_style
+    if style != "WSD" or last is None:
+        return
+    alone = config.critic.num_critic_only_steps
+    end = settings.lr_decay_iters or (config.rollout.num_rollout - alone) * config.steps_per_rollout
+    left = end - settings.lr_warmup_iters
+    if last > left:
+        rollouts = "(num_rollout - num_critic_only_steps)" if alone else "num_rollout"
+        name = "lr_decay_iters" if settings.lr_decay_iters else f"{rollouts} x steps a rollout"
+        yield (
+            f"lr_wsd_decay_iters = {last} is more than the steps after warm-up: {name} - lr_warmup_iters = {end} - "
+            f"{settings.lr_warmup_iters} = {left}; give at most that"
+        )
+
+
+OPTIMIZER: tuple[Rule, ...] = (
+    _names_are_regular_expressions,
+    _warm_up_begins_below,
+    _last_steps_are_there,
+)

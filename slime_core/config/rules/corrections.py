@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from slime_core.config.publishing import STRICT_PARITY_BOUNDS
+from slime_core.config.learning import STRICT_PARITY_BOUNDS
 from slime_core.config.rules.layout import Rule
 from slime_core.config.schema import RunConfig
 
@@ -62,13 +62,9 @@ def _parity_is_strict(config: RunConfig, mode: str) -> Iterator[str]:
             yield f"{mode} accepts at most {name} = {bound:g}, and {value:g} is given; lower it, or leave it out"
 
 
-CORRECTIONS: dict[Rule, str] = {
-    _corrections_are_named_once: "corrections",
-    _the_engine_is_not_corrected_twice: "use_rollout_logprobs custom_tis_function_path",
-    _measures_of_the_policy_loss_are_used: "use_unbiased_kl get_mismatch_metrics custom_loss_function_path",
-    _true_on_policy_is_possible: (
-        "true_on_policy_mode num_steps_per_rollout global_batch_size update_weights_interval corrections "
-        "custom_tis_function_path use_rollout_logprobs bf16 parity_interval parity_mean_tolerance parity_max_tolerance"
-    ),
-}
-"""Rule -> the settings it reads."""
+CORRECTIONS: tuple[Rule, ...] = (
+    _corrections_are_named_once,
+    _the_engine_is_not_corrected_twice,
+    _measures_of_the_policy_loss_are_used,
+    _true_on_policy_is_possible,
+)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from slime_core.config.folders import unwritable
 from slime_core.config.rules.layout import Rule
 from slime_core.config.schema import RunConfig
 
-__all__ = ["DEBUG"]
+__all__ = ["DEBUG", "unwritable"]
 
 FILES = {
     "save_debug_rollout_data": ("{rollout_id}",),
@@ -170,16 +170,23 @@ def _reads(config: RunConfig) -> str:
     return "debug_train_only = true" if path is None else f"load_debug_rollout_data = {path}"
 
 
-_HALVES = "debug_rollout_only debug_train_only load_debug_rollout_data"
+def unwritable(folder: Path, what: str) -> Iterator[str]:
+    """Why ``folder``, named by setting ``what``, cannot be made or written into; nothing where it can."""
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    flag = "--" + what.replace("_", "-")
+    if not nearest.is_dir():
+        yield f"{what}: {nearest} is a file, so {folder} cannot be a folder; choose another with {flag}"
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        yield f"{what}: {nearest} is not writable, so {folder} cannot be written; choose another with {flag}"
 
-DEBUG: dict[Rule, str] = {
-    _rollouts_have_one_source: "load_debug_rollout_data rollout_source rollout_function_path",
-    _placeholders_are_known: " ".join(FILES),
-    _every_rollout_has_a_file: f"num_rollout {' '.join(FILES)}",
-    _every_rank_has_a_file: "save_debug_train_data actor_num_nodes actor_num_gpus_per_node",
-    _nothing_is_pickled: " ".join(FILES),
-    _files_can_be_written: " ".join(MARKS),
-    _nothing_else_is_replaced: " ".join([*FILES, *READ, "eval_datasets"]),
-    _engines_are_there_to_be_evaluated: f"{_HALVES} eval_function_path",
-}
-"""Rule -> the settings it reads."""
+
+DEBUG: tuple[Rule, ...] = (
+    _rollouts_have_one_source,
+    _placeholders_are_known,
+    _every_rollout_has_a_file,
+    _every_rank_has_a_file,
+    _nothing_is_pickled,
+    _files_can_be_written,
+    _nothing_else_is_replaced,
+    _engines_are_there_to_be_evaluated,
+)

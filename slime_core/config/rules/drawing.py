@@ -35,8 +35,7 @@ def _the_loss_knows_the_cut(config: RunConfig) -> Iterator[str]:
         )
 
 
-DRAWING: dict[Rule, str] = {
-    _something_is_left_to_choose: "rollout_top_k rollout_top_p rollout_max_kept_tokens",
-    _the_loss_knows_the_cut: "rollout_top_p rollout_top_k custom_loss_function_path",
-}
-"""Rule -> the settings it reads."""
+DRAWING: tuple[Rule, ...] = (
+    _something_is_left_to_choose,
+    _the_loss_knows_the_cut,
+)

@@ -107,14 +107,11 @@ def _engines_that_evaluate_fill_their_gpus(config: RunConfig) -> Iterator[str]:
 
 
 _SETS = "eval_prompt_data eval_datasets"
-_LENGTHS = f"{_SETS} eval_max_context_len eval_max_response_len rollout_max_response_len"
-
-EVALUATION: dict[Rule, str] = {
-    _names_are_plain: _SETS,
-    _sets_fit_the_model: f"{_LENGTHS} hf_checkpoint sglang_context_length",
-    _lengths_agree: f"{_LENGTHS} eval_min_new_tokens",
-    _choices_have_an_effect: f"{_SETS} eval_temperature eval_top_p eval_top_k",
-    _a_model_has_a_name_or_an_address: "eval_datasets engine_models",
-    _engines_that_evaluate_fill_their_gpus: "eval_num_gpus eval_num_gpus_per_engine rollout_num_gpus_per_engine",
-}
-"""Rule -> the settings it reads."""
+EVALUATION: tuple[Rule, ...] = (
+    _names_are_plain,
+    _sets_fit_the_model,
+    _lengths_agree,
+    _choices_have_an_effect,
+    _a_model_has_a_name_or_an_address,
+    _engines_that_evaluate_fill_their_gpus,
+)

@@ -168,24 +168,15 @@ def _listed(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-_RANKS = "actor_num_nodes actor_num_gpus_per_node"
-_SIZES = "tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size"
-_BATCH = "rollout_batch_size n_samples_per_prompt global_batch_size num_steps_per_rollout"
+LEARNER_LAYOUT: tuple[Rule, ...] = (
+    _copies_fill_the_ranks,
+    _every_copy_has_samples,
+    _axes_are_there,
+    _heads_and_vocabulary_divide,
+    _every_chunk_has_a_layer,
+    _experts_divide,
+    _experts_have_whole_sequences,
+    _experts_lie_in_the_replicas,
+)
 
-LEARNER_LAYOUT: dict[Rule, str] = {
-    _copies_fill_the_ranks: f"{_RANKS} {_SIZES}",
-    _every_copy_has_samples: f"{_BATCH} {_RANKS} {_SIZES}",
-    _axes_are_there: (
-        "sequence_parallel tensor_model_parallel_size num_virtual_stages_per_pipeline_rank pipeline_model_parallel_size"
-    ),
-    _heads_and_vocabulary_divide: "hf_checkpoint tensor_model_parallel_size",
-    _every_chunk_has_a_layer: "hf_checkpoint pipeline_model_parallel_size num_virtual_stages_per_pipeline_rank",
-    _experts_divide: "hf_checkpoint expert_model_parallel_size",
-    _experts_have_whole_sequences: "hf_checkpoint tensor_model_parallel_size sequence_parallel",
-    _experts_lie_in_the_replicas: f"expert_model_parallel_size {_RANKS} {_SIZES}",
-}
-
-ENGINE_LAYOUT: dict[Rule, str] = {
-    _engine_heads_divide: "hf_checkpoint rollout_num_gpus_per_engine engine_groups eval_num_gpus_per_engine"
-}
-"""Rule -> the settings it reads."""
+ENGINE_LAYOUT: tuple[Rule, ...] = (_engine_heads_divide,)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from slime_core.config.publishing import PARITY_BOUNDS, STRICT_PARITY_BOUNDS, WeightsConfig
+from slime_core.config.learning import PARITY_BOUNDS, STRICT_PARITY_BOUNDS, WeightsConfig
 from slime_core.errors import ParityError
 from slime_core.learner.micro_batches import MicroBatch
 from slime_core.types import TrainBatch

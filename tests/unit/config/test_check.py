@@ -8,7 +8,6 @@ import pytest
 
 from slime_core.config.check import mistakes
 from slime_core.config.load import load
-from slime_core.config.settings import core_settings
 from slime_core.errors import ConfigError
 
 PRODUCT = "rollout_batch_size x n_samples_per_prompt = 32 x 8 = 256"
@@ -117,10 +116,3 @@ def test_a_rule_is_silent_where_a_setting_it_reads_was_already_wrong() -> None:
 def test_rules_and_other_mistakes_are_reported_together() -> None:
     with pytest.raises(ConfigError, match="3 mistakes in the settings"):
         load(["--lr", "fast", "--rollout-sise", "3", "--kl-loss-coef", "1", "--advantage-estimator", "toy"])
-
-
-def test_every_rule_reads_settings_that_exist() -> None:
-    from slime_core.config import check
-
-    tables = (check._ALWAYS, check._OF_RUN, check._OF_EVAL)
-    assert {name for table in tables for reads in table.values() for name in reads.split()} <= core_settings().keys()

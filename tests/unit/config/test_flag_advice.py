@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.config.flag_advice import flag_advice
+from slime_core.config.engine_flags import flag_advice
 from slime_core.config.load import load
 from slime_core.errors import ConfigError
 

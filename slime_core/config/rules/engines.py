@@ -1,20 +1,26 @@
-"""The rules of engines: groups and models add up, prefill meets decode, others' engines are only used."""
+"""The rules of engines: groups and models add up, external engines are used as they are, and the engines' own flags
+fit the checkpoint."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from slime_core.config.described import described, whole_number
-from slime_core.config.engine_flags import Refusal, find_key
+from slime_core.config.described import described, start_weights, whole_number
+from slime_core.config.engine_flags import Refusal, find_key, said
+from slime_core.config.megatron_flags import MegatronFlag, megatron_flags
 from slime_core.config.mistakes import nearest
+from slime_core.config.model_args import expected
 from slime_core.config.rules.layout import Rule
 from slime_core.config.schema import RunConfig
+from slime_core.config.section import Value
 from slime_core.config.serving import EngineGroup
 from slime_core.config.sglang import rows_by_name, speculates
 
 __all__ = ["SERVING", "SERVING_OF_EVAL", "SERVING_OF_RUN"]
+
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 TAKEN = frozenset({"engine", "eval", "eval-engine", "router"})
@@ -208,31 +214,127 @@ def _all_groups(config: RunConfig) -> Iterator[tuple[str, EngineGroup]]:
         yield from ((f"engine_models {model.name}", group) for group in model.groups)
 
 
-_GPUS = "rollout_num_gpus rollout_num_gpus_per_engine"
-_EXTERNAL = "rollout_external_engine_addrs"
+def _flags_of_engines_take_effect(config: RunConfig) -> Iterator[str]:
+    given = dict(config.megatron.given)
+    yield from _other_than_fixed(given)
+    yield from _sets_twice(given)
+    yield from _other_than_the_model(given, config)
+    yield from _recomputes_nothing(given)
+    yield from _recomputes_by_layers(given, config)
+    yield from _ends_what_begins_not(given)
+    yield from _has_no_such_rate(given)
+    yield from _copies_need_attention(dict(config.sglang.given))
 
-SERVING: dict[Rule, str] = {
-    _engines_fill_their_gpus: f"{_GPUS} engine_groups {_EXTERNAL}",
-    _models_fill_their_gpus: "engine_models",
-    _models_are_there: "engine_models",
-    _models_have_names_of_their_own: "engine_models",
-    _models_names_name_files: "engine_models",
-    _models_share_their_heads_evenly: "engine_models",
-    _overrides_are_flags: "engine_groups engine_models",
-    _prefill_meets_decode: "engine_groups engine_models",
-    _prefill_leaves_some_to_decode: f"prefill_num_servers engine_groups {_GPUS}",
-    _halves_have_gpus: "prefill_num_servers engine_groups engine_models device",
-    _drafts_have_gpus: "engine_groups engine_models device",
-    _others_routers_choose_themselves: (
-        f"sglang_router_ip prefill_num_servers engine_groups {_GPUS} {_EXTERNAL} "
-        "debug_train_only load_debug_rollout_data"
-    ),
-}
 
-SERVING_OF_RUN: dict[Rule, str] = {
-    _addresses_are_addresses: _EXTERNAL,
-    _external_engines_have_flags_of_their_own: _EXTERNAL,
-}
+def _flags(given: Mapping[str, Value], verdict: str) -> Iterator[tuple[MegatronFlag, Value]]:
+    for name, value in given.items():
+        if megatron_flags()[name].verdict == verdict:
+            yield megatron_flags()[name], value
 
-SERVING_OF_EVAL: dict[Rule, str] = {_others_engines_hold_others_weights: _EXTERNAL}
-"""Rule -> the settings it reads."""
+
+def _other_than_fixed(given: Mapping[str, Value]) -> Iterator[str]:
+    for flag, value in _flags(given, "fixed"):
+        if value != flag.value:
+            always = f"here it is always {said(flag.value)}: {flag.text}"
+            yield f"megatron.{flag.name} = {said(value)}, but {always}; leave it out"
+
+
+def _other_than_the_model(given: Mapping[str, Value], config: RunConfig) -> Iterator[str]:
+    folder = start_weights(config)
+    for flag, value in _flags(given, "agrees"):
+        if (model := described(folder)) is None:  # another rule reports a checkpoint without it
+            return
+        told = expected(flag.name, value, model)
+        if told != value:
+            says = "tells nothing of it" if told is None else f"says {said(told)}"
+            yield (
+                f"megatron.{flag.name} = {said(value)}, but {folder / 'config.json'} {says}; the checkpoint decides, "
+                "so leave it out"
+            )
+
+
+def _sets_twice(given: Mapping[str, Value]) -> Iterator[str]:
+    wanted = given.get("recompute_granularity")
+    if given.get("recompute_activations") and wanted not in (None, "selective"):
+        yield f"megatron.recompute_activations means selective, but recompute_granularity = {wanted}; leave one out"
+
+
+def _recomputes_nothing(given: Mapping[str, Value]) -> Iterator[str]:
+    """Megatron fails on these only when the model is built, or not at all."""
+    granularity = given.get("recompute_granularity") or ("selective" if given.get("recompute_activations") else None)
+    of_layers = {"recompute_method", "recompute_num_layers"}
+    if granularity == "full" and of_layers - given.keys():
+        missing = " and ".join(sorted(of_layers - given.keys()))
+        yield f"megatron.recompute_granularity = full also needs {missing}"
+    for name in sorted(given.keys() & of_layers if granularity != "full" else ()):
+        yield f"megatron.{name} has no effect without recompute_granularity = full"
+    if "recompute_modules" in given and granularity != "selective":
+        yield "megatron.recompute_modules has no effect without recompute_granularity = selective"
+
+
+def _recomputes_by_layers(given: Mapping[str, Value], config: RunConfig) -> Iterator[str]:
+    """Megatron-core 0.16's loop over chunks of layers does not end for 0, and steps over the end of a stage
+    (transformer/transformer_block.py, ``_checkpointed_forward``)."""
+    number = given.get("recompute_num_layers")
+    if not isinstance(number, int) or given.get("recompute_granularity") != "full":
+        return
+    if number < 1:
+        yield f"megatron.recompute_num_layers = {number}; accepted: at least 1"
+        return
+    layers = whole_number(start_weights(config), "num_hidden_layers")
+    if given.get("recompute_method") != "uniform" or layers is None:
+        return
+    parallel = config.parallel
+    chunks = parallel.pipeline_model_parallel_size * parallel.num_virtual_stages_per_pipeline_rank
+    sizes = {layers // chunks + (place < layers % chunks) for place in range(chunks)}
+    if any(size % number for size in sizes):
+        held = " and ".join(map(str, sorted(sizes)))
+        yield (
+            f"megatron.recompute_num_layers = {number} with recompute_method = uniform does not divide the {held} "
+            f"layers that a rank holds of num_hidden_layers = {layers}; choose a divisor, or recompute_method block"
+        )
+
+
+def _has_no_such_rate(given: Mapping[str, Value]) -> Iterator[str]:
+    for name in ("decoupled_lr", "decoupled_min_lr"):
+        rate = given.get(name)
+        if isinstance(rate, float) and not 0 <= rate < math.inf:
+            yield f"megatron.{name} = {rate}; accepted: a finite number of at least 0"
+
+
+def _ends_what_begins_not(given: Mapping[str, Value]) -> Iterator[str]:
+    if "decoupled_min_lr" in given and "decoupled_lr" not in given:
+        yield "megatron.decoupled_min_lr has no effect without decoupled_lr"
+
+
+def _copies_need_attention(given: Mapping[str, Value]) -> Iterator[str]:
+    if given.get("dp_size", 1) != 1 and not given.get("enable_dp_attention"):
+        size = given["dp_size"]
+        yield (
+            f"sglang.dp_size = {size} copies of an engine would need more devices than rollout_num_gpus_per_engine; "
+            "add --sglang-enable-dp-attention, or raise --rollout-num-gpus for more engines"
+        )
+
+
+SERVING: tuple[Rule, ...] = (
+    _engines_fill_their_gpus,
+    _models_fill_their_gpus,
+    _models_are_there,
+    _models_have_names_of_their_own,
+    _models_names_name_files,
+    _models_share_their_heads_evenly,
+    _overrides_are_flags,
+    _prefill_meets_decode,
+    _prefill_leaves_some_to_decode,
+    _halves_have_gpus,
+    _drafts_have_gpus,
+    _others_routers_choose_themselves,
+    _flags_of_engines_take_effect,
+)
+
+SERVING_OF_RUN: tuple[Rule, ...] = (
+    _addresses_are_addresses,
+    _external_engines_have_flags_of_their_own,
+)
+
+SERVING_OF_EVAL: tuple[Rule, ...] = (_others_engines_hold_others_weights,)
