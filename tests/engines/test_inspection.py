@@ -107,7 +107,7 @@ def test_a_node_that_does_not_answer_is_named_with_the_limit(
     with pytest.raises(WaitTimeout) as failure:
         inspect_nodes(activate([]).manifest, limit_s=0)
     assert str(failure.value) == (
-        f"1 of 1 nodes did not say within 0 s which plugins they have: {socket.gethostname()} (127.0.0.1).\n"
+        f"1 of 1 nodes did not report their plugins within 0 s: {socket.gethostname()} (127.0.0.1).\n"
         "`ray status` and the logs of Ray on those nodes say why no process of theirs runs; then start again."
     )
 

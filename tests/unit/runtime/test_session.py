@@ -18,7 +18,7 @@ from ray._private.node import Node
 
 from slime_core.errors import PlacementError
 from slime_core.runtime import session
-from slime_core.runtime.session import Session, _knock
+from slime_core.runtime.session import Session, _probe
 from tests.processes import left_of
 
 
@@ -53,12 +53,12 @@ def test_the_handler_of_sigterm_survives_the_start_of_ray(
 def test_only_its_own_cluster_goes_without_services_that_nobody_asks(
     address: str, left_out: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    methods = [vars(Node)[name] for name in session.UNASKED]
+    methods = [vars(Node)[name] for name in session.UNUSED_SERVICES]
     seen: list[Any] = []
-    monkeypatch.setattr(ray, "init", lambda **_: seen.extend(vars(Node)[name] for name in session.UNASKED))
+    monkeypatch.setattr(ray, "init", lambda **_: seen.extend(vars(Node)[name] for name in session.UNUSED_SERVICES))
     with Session(address, namespace="n"):
         assert sum(one is not method for one, method in zip(seen, methods, strict=True)) == left_out
-    assert [vars(Node)[name] for name in session.UNASKED] == methods
+    assert [vars(Node)[name] for name in session.UNUSED_SERVICES] == methods
 
 
 def test_its_own_cluster_is_in_process_groups_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_its_own_cluster_is_in_process_groups_of_its_own(monkeypatch: pytest.Mon
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take longer to answer."""
-    monkeypatch.setattr(session, "KNOCK_LIMIT_S", 120.0)
+    monkeypatch.setattr(session, "PROBE_LIMIT_S", 120.0)
 
 
 @contextmanager
@@ -101,13 +101,13 @@ def answering(answer: bytes) -> Iterator[str]:
 
 def test_a_program_that_greets_as_grpc_does_may_be_ray() -> None:
     with answering(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])) as address:
-        _knock(address)
+        _probe(address)
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"220"])
 def test_a_program_that_is_not_ray_is_told_at_once(answer: bytes) -> None:
     with answering(answer) as address, pytest.raises(ValueError, match="does not speak gRPC"):
-        _knock(address)
+        _probe(address)
 
 
 def test_ray_that_does_not_start_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
