@@ -22,19 +22,19 @@ def slime_register_reward_models() -> Iterator[Component]:
     yield Component(
         "exact_match",
         target="slime_core.builtin.rewards:ExactMatch",
-        traits=RewardTraits(runs_in="sampler"),
+        traits=RewardTraits(isolated=False),
         summary="1 where the stripped response equals the stripped label, else 0",
     )
     yield Component(
         "random",
         target="slime_core.builtin.rewards:Random",
-        traits=RewardTraits(runs_in="sampler"),
+        traits=RewardTraits(isolated=False),
         summary="A fair coin, the same for the same sample; for measuring everything but learning",
     )
     yield Component(
         "zero",
         target="slime_core.builtin.rewards:NoReward",
-        traits=RewardTraits(runs_in="sampler", judges=False),
+        traits=RewardTraits(isolated=False, is_constant=True),
         summary="0 for every sample, for runs that learn from a teacher or from labels alone",
     )
 

@@ -215,9 +215,9 @@ def _resolve(argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run") ->
     resolved = load(
         argv, presets=active.presets, plugin_options=active.options, inactive=active.inactive, purpose=purpose
     )
-    check_selection(resolved.config, active.registry, trains=purpose == "run")
-    if purpose == "run":
-        check_settings(resolved, active.registry)
+    trains = purpose == "run"
+    check_selection(resolved.config, active.registry, trains=trains, options=resolved.plugin_options)
+    check_settings(resolved, active.registry, trains=trains)
     if active.functions:
         import importlib
 

@@ -30,7 +30,7 @@ from slime_core.prompts.named import offered_to_rows
 from slime_core.prompts.processing import has_processor
 from slime_core.prompts.recorded import RolloutFiles
 from slime_core.prompts.requests import reading_of, template_arguments, training_paths, training_request
-from slime_core.prompts.row_checks import check_of
+from slime_core.prompts.row_checks import check_of, mistakes_of_plugins
 from slime_core.prompts.row_sampling import drawn
 from slime_core.prompts.screen import Room, screen
 from slime_core.prompts.screen_rollouts import screen_rollouts
@@ -93,7 +93,7 @@ def check_files(
         return []
     formats = PromptFormats(registry, options or {}, run_view(config, options))
     bad = _screen_training(config, registry, formats, options or {}) if trains else []
-    _screen_evaluations(config, registry, formats)
+    _screen_evaluations(config, registry, formats, options or {})
     return bad
 
 
@@ -219,7 +219,8 @@ def _screen_training(
     config: RunConfig, registry: Registry, formats: PromptFormats, options: Mapping[str, object]
 ) -> list[str]:
     """Look through what the run's data source reads; returns what is wrong with rows that will be left out."""
-    data, rows, offered = config.data, reading_of(config.data, formats), offered_to_rows(config, registry)
+    data, rows = config.data, reading_of(config.data, formats)
+    offered, mistakes = offered_to_rows(config, registry, options), mistakes_of_plugins(config, registry, options)
     room = _room(
         config,
         registry,
@@ -235,6 +236,7 @@ def _screen_training(
             setting=setting,
             offered=offered,
             drawn=drawn(config),
+            mistakes=mistakes,
             skips_bad=data.on_bad_data == "skip",
             share=share,
         )
@@ -249,22 +251,27 @@ def _screen_training(
     request = training_request(
         config,
         data.prompt_data or ARITHMETIC / "data" / "train.jsonl",
-        check_of(config, registry, trains=True),
+        check_of(config, registry, trains=True, options=options),
         formats,
         vocab_size=whole_number(start_weights(config), "vocab_size"),
     )
     return [*bad, *screened(registry, data.data_source, options, run_view(config, options, prompts=request), look)]
 
 
-def _screen_evaluations(config: RunConfig, registry: Registry, formats: PromptFormats) -> None:
-    embedded, offered = config.model.hf_checkpoint is None, offered_to_rows(config, registry)
+def _screen_evaluations(
+    config: RunConfig, registry: Registry, formats: PromptFormats, options: Mapping[str, object]
+) -> None:
+    embedded = config.model.hf_checkpoint is None
+    offered, mistakes = offered_to_rows(config, registry, options), mistakes_of_plugins(config, registry, options)
     rows = replace(reading_of(config.data, formats), multimodal_keys=())
     for one in eval_sets(config):
         # Ours, for our model: looked through by the tests.
         if not (embedded and one.path.is_relative_to(ARITHMETIC)):
             rows = replace(rows, input_key=one.input_key, label_key=one.label_key, metadata_key=one.metadata_key)
             room = _room_of(one, config, registry)
-            screen(one.path, rows, room=room, setting=f"eval_prompt_data {one.name}", offered=offered)
+            screen(
+                one.path, rows, room=room, setting=f"eval_prompt_data {one.name}", offered=offered, mistakes=mistakes
+            )
 
 
 def _room_of(one: EvalSet, config: RunConfig, registry: Registry) -> Room | None:

@@ -31,10 +31,12 @@ class Flag:
     Arguments:
         name: as the command line spells it, ``--length-limit``.
         section: of files in which the setting stood before it belonged to the plugin, and is still read; None: none.
+        value: what stands for the value in help, such as ``URL``; None: what its type says.
     """
 
     name: str
     section: str | None = None
+    value: str | None = None
 
     def __post_init__(self) -> None:
         if not self.name.startswith("--") or "_" in self.name or "." in self.name or not self.name[2:]:
@@ -43,14 +45,24 @@ class Flag:
 
 @dataclass(frozen=True, slots=True, init=False)
 class UsedBy:
-    """Components of the plugin that read the setting; a run that uses none of them and sets it is refused."""
+    """Components of the plugin that read the setting; a run that uses none of them and sets it is refused.
+
+    Rows of prompt files may name reward models, so that a setting of theirs is not refused where the run names the
+    plugin (``--plugin``).
+
+    Arguments:
+        required: they cannot do without it; a run that uses one of them and leaves the setting at its default is
+            refused.
+    """
 
     components: tuple[str, ...]
+    required: bool
 
-    def __init__(self, *components: str) -> None:
+    def __init__(self, *components: str, required: bool = False) -> None:
         if not components:
             raise ValueError("UsedBy() names no component; leave it out, or name those that read the setting")
         object.__setattr__(self, "components", components)
+        object.__setattr__(self, "required", required)
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from slime_core.config.options import NO_ENGINES, ONE_HALF, Conflicts, Needs
 from slime_core.config.reward_sum import RewardSum
-from slime_core.config.section import All, Count, CountOrZero, Name, Positive, Refusal, Section, Share
+from slime_core.config.section import All, Count, CountOrZero, Name, Positive, Section, Share
 
 __all__ = ["RolloutConfig"]
 
@@ -54,34 +53,8 @@ class RolloutConfig(Section):
     """Which of a reward model's named numbers trains. None: rewards are plain numbers."""
     log_passrate: bool = False
     """Also log how often one of k responses of a rollout reaches eval_pass_threshold, as rollout/pass@K."""
-    rm_url: Name | None = None
-    """Where reward model remote_rm sends samples; ${NAME} in it is that environment variable. None: nowhere."""
-    rm_token_env: Name | None = None
-    """Environment variable whose value remote_rm sends as "Authorization: Bearer VALUE". None: no such header."""
-    rm_row_urls: tuple[Name, ...] = ()
-    """Other services that rows may name as rm_url in their metadata, each in full. Empty: none but the run's rm_url."""
-    rm_retry_statuses: tuple[Refusal, ...] = ()
-    """Refusals (4xx) after which remote_rm asks again, such as 429, no earlier than the service's Retry-After says.
-
-    Empty: none. reward_timeout_s is the limit all the same.
-    """
-    rm_batch_size: Count = 1
-    """Samples of a group that remote_rm sends in one question, as a list. 1: each by itself, not as a list."""
-    rm_concurrency: Count = 64
-    """Questions that reward models which ask a service or a model have under way at once; the rest wait."""
     rm_model: Name | None = None
-    """Model beside the policy that reward models served_rm and judge ask, by its name. None: no such model."""
-    rm_tokenizer: Path | None = None
-    """Folder of a tokenizer whose chat template makes one text of prompt and response for served_rm.
-
-    None: the response follows the prompt as it is.
-    """
-    rm_judge_prompt: Path | None = None
-    """Text file that judge sends, with {prompt}, {response} and {label} in it. None: a question for 0 to 10."""
-    rm_judge_pattern: Name | None = None
-    """Regular expression whose last group, where it matches last, is the judge's number. None: after "Score:"."""
-    rm_judge_max_tokens: Count = 512
-    """Longest answer of a judge in tokens, thoughts included; it and the question have to fit the judge's context."""
+    """Auxiliary model that reward models may ask, by its name in engine_models. None: no such model."""
     sample_transforms: tuple[Name, ...] = ()
     """Components that keep, drop, mask or shape finished groups, in this order; of kind sample_transform. Empty: none.
 

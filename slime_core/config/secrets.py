@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from slime_core.types import JsonValue
 
-__all__ = ["SECRET", "secret_names", "shown", "unset", "without_secrets", "written_out"]
+__all__ = ["SECRET", "secret_names", "shown", "unset", "without_secret", "without_secrets", "written_out"]
 
 SECRET = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """Where a text names the environment variable that stands there."""
@@ -89,7 +89,7 @@ def _json(value: object) -> JsonValue:
     if isinstance(value, Mapping):
         return {str(name): _json(entry) for name, entry in value.items()}
     if isinstance(value, str):
-        return _without_its_secret(value)
+        return without_secret(value)
     if isinstance(value, Sequence):
         return [_json(entry) for entry in value]
     if isinstance(value, bool | int | float) or value is None:
@@ -107,7 +107,8 @@ def _is_json(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str | Path)
 
 
-def _without_its_secret(text: str) -> str:
+def without_secret(text: str) -> str:
+    """``text``; of an address that writes a secret out, scheme, host, port and path."""
     if "://" not in text:
         return text
     try:

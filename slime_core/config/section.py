@@ -19,7 +19,6 @@ __all__ = [
     "PluginOptions",
     "Positive",
     "PositiveOrZero",
-    "Refusal",
     "Section",
     "Share",
     "Value",
@@ -73,6 +72,5 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 All = Annotated[int, Field(ge=-1, le=-1)]
-Refusal = Annotated[int, Field(ge=400, le=499)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]

@@ -36,10 +36,6 @@ _NO_NAMES = {
     "multimodal_keys": "JSON",
     "only_train_params_name_list": "REGEX ...",
     "ray_address": "ADDRESS",
-    "rm_judge_pattern": "REGEX",
-    "rm_row_urls": "URL ...",
-    "rm_token_env": "VARIABLE",
-    "rm_url": "URL",
     "rollout_external_engine_addrs": "HOST:PORT ...",
     "rollout_stop": "TEXT ...",
     "sglang_router_ip": "HOST",
@@ -142,7 +138,8 @@ class Setting:
     @property
     def placeholder(self) -> str:
         """What stands for the value in help."""
-        known = _NO_NAMES.get(self.name) or placeholder_of(self.info.annotation)
+        own = self._own_flag.value if self._own_flag is not None else None
+        known = own or _NO_NAMES.get(self.name) or placeholder_of(self.info.annotation)
         return known.replace("NAME", "PATH") if self.name.endswith("_path") else known
 
     def read_flag(self, words: Sequence[str]) -> Any:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from slime_core.config.measuring import EvalDataset
+from slime_core.config.secrets import without_secret
 
 __all__ = ["InWords", "accepted_words", "as_toml", "as_words", "is_table", "placeholder_of"]
 
@@ -116,7 +117,7 @@ def as_toml(value: object) -> str:
 
 
 def as_words(value: Any) -> str:
-    """The value as one would write it after its flag."""
+    """The value as one would write it after its flag; of an address with a secret in it, what may be shown."""
     match value:
         case None:
             return "none"
@@ -129,4 +130,6 @@ def as_words(value: Any) -> str:
             return short if float(short) == value else repr(value)
         case BaseModel():
             return as_toml(value)
+        case str():
+            return without_secret(value)
     return str(value)

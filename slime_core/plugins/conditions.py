@@ -29,14 +29,18 @@ from slime_core.plugins.selection import SELECTED_BY, selected
 __all__ = ["check_settings"]
 
 
-def check_settings(resolved: Resolved, registry: Registry) -> None:
+def check_settings(resolved: Resolved, registry: Registry, *, trains: bool = True) -> None:
     """Returns if every setting that a training run gives takes effect, and no plugin finds fault with them.
+
+    Arguments:
+        trains: False: an evaluation, which may be given the settings of a run; only plugins judge those.
 
     Raises:
         ConfigError: lists what has no effect, what excludes each other, and what plugins say.
         PluginError: a plugin's ``slime_check`` failed, or an annotation names what is not there.
     """
-    found = [*_Settings.of(resolved, registry).mistakes(), *_said_by_plugins(resolved, registry)]
+    unused = _Settings.of(resolved, registry).mistakes() if trains else ()
+    found = [*unused, *_said_by_plugins(resolved, registry, trains=trains)]
     if found:
         raise report([Mistake(message) for message in found])
 
@@ -48,6 +52,8 @@ class _Settings:
     values: Mapping[str, tuple[Setting, Any]]
     registry: Registry
     used: frozenset[tuple[Kind, str]]
+    named: frozenset[str]
+    """Plugins that the run names, of which rows may choose reward models."""
     runs_functions: bool
 
     @classmethod
@@ -58,6 +64,7 @@ class _Settings:
             values,
             registry,
             frozenset((one.kind, one.component.name) for one in chosen),
+            frozenset(name.rpartition(":")[2] for name in resolved.config.run.plugins),
             bool(function_paths(dict(resolved.config.custom))),
         )
 
@@ -82,6 +89,8 @@ class _Settings:
             names = ", ".join(condition.components)
             raise PluginError(f"setting {setting.key}: UsedBy names {names}, which no active plugin offers.")
         if any((kind, name) in self.used for kind in kinds for name in condition.components):
+            return
+        if setting.section in self.named and Kind.REWARD_MODEL in kinds:
             return
         article = "an" if kinds[0].words[0] in "aeiou" else "a"
         yield (
@@ -111,10 +120,10 @@ class _Settings:
         return self.registry.owner(kind, name).name == plugin
 
 
-def _said_by_plugins(resolved: Resolved, registry: Registry) -> Iterator[str]:
+def _said_by_plugins(resolved: Resolved, registry: Registry, *, trains: bool) -> Iterator[str]:
     plan = run_plan(resolved.config, resolved.plugin_options)
     for one in registry.declarations.get(hooks.CHECK, ()):
-        given = {"plan": plan, "options": resolved.plugin_options.get(one.plugin.name)}
+        given = {"plan": plan, "options": resolved.plugin_options.get(one.plugin.name), "trains": trains}
         with boundary(one.plugin, f"calling {hooks.CHECK}", locate=True):
             found = one.function(**{name: given[name] for name in one.wants})
             messages = list(_messages(found))

@@ -15,7 +15,6 @@ from slime_core.errors import SlimeError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import PromptRequest, PromptScreen, RunPlan, RunView
-from slime_core.plugins.discovery import PluginIdentity
 from slime_core.plugins.registration import Registry
 
 __all__ = ["construct", "run_plan", "run_view"]
@@ -34,7 +33,7 @@ def construct(registry: Registry, kind: Kind, name: str, options: Mapping[str, A
     owner = registry.owner(kind, name)
     target = registry.load(kind, name)
     with boundary(owner, f"making {kind.words} {name!r}", locate=True, passes=(SlimeError,)):
-        return target(_own_options(registry, owner, options), run)
+        return target(registry.options_of(owner.name, options), run)
 
 
 def screened(
@@ -52,12 +51,7 @@ def screened(
     if screen is None:
         return []
     with boundary(owner, f"data source {name!r}: screen", locate=True, passes=(SlimeError,)):
-        return [str(one) for one in screen(_own_options(registry, owner, options), run, prompts)]
-
-
-def _own_options(registry: Registry, owner: PluginIdentity, options: Mapping[str, Any]) -> Any:
-    own = options.get(owner.name)
-    return registry.options[owner.name]() if own is None and owner.name in registry.options else own
+        return [str(one) for one in screen(registry.options_of(owner.name, options), run, prompts)]
 
 
 def run_plan(config: RunConfig, options: Mapping[str, Any] | None = None) -> RunPlan:

@@ -49,6 +49,18 @@ OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "slime-rewards": {
         "slime": ("rewards",),
+        "slime.flags": (
+            "rm-batch-size",
+            "rm-concurrency",
+            "rm-judge-max-tokens",
+            "rm-judge-pattern",
+            "rm-judge-prompt",
+            "rm-retry-statuses",
+            "rm-row-urls",
+            "rm-token-env",
+            "rm-tokenizer",
+            "rm-url",
+        ),
         "slime.reward_models": (
             "boxed_math",
             "dapo",

@@ -1,6 +1,7 @@
 """The calls that a plugin may implement: declarations, each made once, at start; and the lifecycle of a run.
 
-Declarations are plain functions without parameters, but for ``slime_check``, which is handed the settings::
+Declarations are plain functions without parameters, but for ``slime_check`` and ``slime_check_row``, which are handed
+the settings::
 
     from slime_core import Component, hookimpl
 
@@ -26,7 +27,7 @@ from slime_core.plugins.contracts.lifecycle import EvalSamples, LearnerInfo, Pla
 from slime_core.plugins.contracts.models import ModelSpec
 from slime_core.plugins.contracts.rollouts import DataSource, TrainSamples
 from slime_core.plugins.contracts.run import RunPlan
-from slime_core.types import PromptGroup, Sample, TrainBatch
+from slime_core.types import JsonValue, PromptGroup, Sample, TrainBatch
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHECK",
+    "CHECK_ROW",
     "DECLARATIONS",
     "LIFECYCLE_HOOKS",
     "PROJECT",
@@ -56,6 +58,7 @@ __all__ = [
     "slime_before_train_step",
     "slime_before_training",
     "slime_check",
+    "slime_check_row",
     "slime_checkpoint_restore",
     "slime_checkpoint_state",
     "slime_evaluate",
@@ -155,11 +158,20 @@ def slime_options() -> type[BaseModel]:  # type: ignore[empty-body]
 
 
 @hookspec
-def slime_check(plan: RunPlan, options: object) -> Iterable[str] | None:
-    """Yield what is wrong with the settings of a training run, as messages for its user; None: nothing is.
+def slime_check(plan: RunPlan, options: object, trains: bool) -> Iterable[str] | None:
+    """Yield what is wrong with the settings of a run, as messages for its user; None: nothing is.
 
-    Called once, before anything starts, also by ``slime check``. What one annotation can say (``UsedBy``, ``Needs``,
-    ``Conflicts``) needs no check.
+    Called once, before anything starts, also by ``slime check``. ``trains``: False: an evaluation, ``slime eval``. What
+    one annotation can say (``UsedBy``, ``Needs``, ``Conflicts``) needs no check.
+    """
+
+
+@hookspec
+def slime_check_row(metadata: Mapping[str, JsonValue], plan: RunPlan, options: object) -> Iterable[str] | None:
+    """Yield what is wrong with the metadata of a row of a prompt file, for ``FILE, line N: ...``; None: nothing is.
+
+    Called for every row where it is read: before anything starts, as far as files are looked through then, and in the
+    sampler. ``--on-bad-data skip`` leaves such rows out.
     """
 
 
@@ -368,6 +380,7 @@ REGISTRATION_HOOKS: dict[str, Kind] = {
 }
 
 CHECK = "slime_check"
+CHECK_ROW = "slime_check_row"
 
-DECLARATIONS = (*REGISTRATION_HOOKS, "slime_presets", "slime_options", CHECK)
-"""The hooks that are called once, at start, in this order."""
+DECLARATIONS = (*REGISTRATION_HOOKS, "slime_presets", "slime_options", CHECK, CHECK_ROW)
+"""The hooks that declare; all but the checks are called once, at start, in this order."""

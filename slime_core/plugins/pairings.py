@@ -136,8 +136,8 @@ def _refuse_groups_of_one(config: RunConfig, registry: Registry) -> None:
 def _refuse_equal_rewards(config: RunConfig, registry: Registry) -> None:
     rewards, estimator = config.rollout.rm_type, str(config.algorithm.advantage_estimator)
     names = reward_names(rewards)
-    judges = any(_traits(registry, Kind.REWARD_MODEL, name).judges for name in names)
-    judged = judges or _may_be_rewarded_otherwise(config, registry)
+    differ = any(not _traits(registry, Kind.REWARD_MODEL, name).is_constant for name in names)
+    judged = differ or _may_be_rewarded_otherwise(config, registry)
     if not judged and "rewards" in _traits(registry, Kind.ADVANTAGE_ESTIMATOR, estimator).reads:
         raise PluginError(
             f"rm_type = {rewards}: {_named(registry, Kind.REWARD_MODEL, names[0])} gives every response the same "

@@ -66,8 +66,7 @@ def hooks_page() -> str:
         "\n".join(["| hook | |", "|---|---|", *declared]),
         "\n".join([_LIFECYCLE, *called]),
         "## Checks",
-        f"`{hooks.CHECK}{_parameters(vars(hooks)[hooks.CHECK])}`",
-        _text(vars(hooks)[hooks.CHECK]),
+        *(text for name in (hooks.CHECK, hooks.CHECK_ROW) for text in _check(name)),
         "## Kinds and their traits",
         *(block for kind in Kind for block in _described(kind.words, kind.traits)),
         "## Contracts",
@@ -76,6 +75,10 @@ def hooks_page() -> str:
         *(block for name in contracts.__all__ for block in _described(name, vars(contracts)[name])),
     ]
     return "\n\n".join(block.strip() for block in blocks if block) + "\n"
+
+
+def _check(name: str) -> list[str]:
+    return [f"`{name}{_parameters(vars(hooks)[name])}`", _text(vars(hooks)[name])]
 
 
 def _declarations() -> list[str]:

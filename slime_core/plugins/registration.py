@@ -92,6 +92,11 @@ class Registry:
         """The plugin that offers the component; raises like :meth:`find`."""
         return self._find(kind, name).plugin
 
+    def options_of(self, plugin: str, options: Mapping[str, object] | None) -> Any:
+        """The options object of a plugin: the one in ``options``, by name, else its defaults; None: it has none."""
+        own = (options or {}).get(plugin)
+        return self.options[plugin]() if own is None and plugin in self.options else own
+
     def names(self, kind: Kind) -> tuple[str, ...]:
         """The names of the components of that kind, sorted."""
         return tuple(sorted(name for found, name in self._declared if found is kind))

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from slime_core.config.eval_sets import eval_sets
+from slime_core.config.options import UsedBy
 from slime_core.config.reward_sum import reward_names
 from slime_core.config.rules.models import recomputes
 from slime_core.config.schema import CriticConfig, RunConfig
+from slime_core.config.serving import EngineModel
+from slime_core.config.settings import plugin_settings
 from slime_core.errors import PluginError
-from slime_core.plugins.asked import check_asked
 from slime_core.plugins.component import Component, Kind
-from slime_core.plugins.discovery import CORE, PluginIdentity
+from slime_core.plugins.discovery import CORE, PluginIdentity, nearest
 from slime_core.plugins.numbers import check_numbers
 from slime_core.plugins.pairings import check_pairings
 from slime_core.plugins.registration import Registry
 from slime_core.plugins.traits import AdvantageTraits
 
-__all__ = ["SELECTED_BY", "Selected", "check_selection", "check_targets", "has_critic", "policy_loss", "selected"]
+__all__ = [
+    "SELECTED_BY",
+    "Selected",
+    "check_selection",
+    "check_targets",
+    "has_critic",
+    "missing_setting",
+    "policy_loss",
+    "selected",
+]
 
 FILLED = {
     "sample": frozenset({"rewards", "groups", "lengths", "mask_sums", "rollouts"}),
@@ -93,17 +104,21 @@ def selected(config: RunConfig, registry: Registry, *, trains: bool, architectur
             yield _selected(registry, Kind.MODEL_SPEC, spec.name, f"architecture {architecture}")
 
 
-def check_selection(config: RunConfig, registry: Registry, *, trains: bool) -> None:
+def check_selection(
+    config: RunConfig, registry: Registry, *, trains: bool, options: Mapping[str, object] | None = None
+) -> None:
     """Returns if every component that ``config`` names can be used.
 
     Arguments:
         trains: False: an evaluation, which needs neither prompts nor an advantage estimator.
+        options: plugin name -> its options object; of a plugin that is not there, the defaults.
 
     Raises:
         PluginError: no active plugin offers a component, it reads a column that nothing fills, or it does not read a
             setting that the run gives, or does what the run does besides.
     """
     for found in selected(config, registry, trains=trains, architecture=None):
+        _refuse_missing_setting(found, config, registry, options)
         if found.kind is Kind.ADVANTAGE_ESTIMATOR:
             _refuse_unfilled(found)
             _refuse_idle_kl(found, config.algorithm.kl_coef)
@@ -113,7 +128,7 @@ def check_selection(config: RunConfig, registry: Registry, *, trains: bool) -> N
             for setting in ("gamma", "lambd"):
                 _refuse_unused(found, setting, getattr(config.algorithm, setting))
         elif found.kind is Kind.REWARD_MODEL:
-            check_asked(found.component, found.plugin, by=found.by, config=config)
+            _refuse_other_model(found, config)
         elif found.kind is Kind.POLICY_LOSS and config.custom.custom_loss_function_path is None:
             for setting in ("normalize_advantages", "use_opd"):
                 _refuse_idle_advantages(found, setting, getattr(config.algorithm, setting))
@@ -132,6 +147,70 @@ def has_critic(config: RunConfig, registry: Registry) -> bool:
     """
     traits: Any = registry.find(Kind.ADVANTAGE_ESTIMATOR, str(config.algorithm.advantage_estimator)).traits
     return "values" in traits.reads
+
+
+def missing_setting(
+    kind: Kind, name: str, config: RunConfig, registry: Registry, options: Mapping[str, object] | None = None
+) -> str | None:
+    """The setting that the component cannot do without and that the run does not give, as its flag without dashes;
+    None: it has all.
+
+    Arguments:
+        options: plugin name -> its options object; of a plugin that is not there, the defaults.
+    """
+    traits: Any = registry.find(kind, name).traits
+    if kind is Kind.REWARD_MODEL and traits.auxiliary_model is not None and config.rollout.rm_model is None:
+        return "rm_model"
+    plugin = registry.owner(kind, name).name
+    declared = {plugin: registry.options[plugin]} if plugin in registry.options else {}
+    given: Any = registry.options_of(plugin, options)
+    for setting in plugin_settings(declared).values():
+        conditions = [one for one in setting.info.metadata if isinstance(one, UsedBy) and one.required]
+        if any(name in one.components for one in conditions) and dict(given)[setting.name] == setting.default:
+            return setting.flag.removeprefix("--").replace("-", "_")
+    return None
+
+
+def _refuse_missing_setting(
+    found: Selected, config: RunConfig, registry: Registry, options: Mapping[str, object] | None
+) -> None:
+    missing = missing_setting(found.kind, found.component.name, config, registry, options)
+    if missing is not None:
+        raise PluginError(
+            f"{_reward_by(found, config)} needs {missing}, which is not set. Add --{missing.replace('_', '-')}, or "
+            f"choose another {found.kind.words}."
+        )
+
+
+def _reward_by(found: Selected, config: RunConfig) -> str:
+    named = f"rm_type = {config.rollout.rm_type}" if found.by == "rm_type" else found.by
+    return f"{named}: {found.kind.words} {found.component.name!r} of {found.plugin}"
+
+
+def _refuse_other_model(found: Selected, config: RunConfig) -> None:
+    """Refuse a reward model whose auxiliary model is not served, or is served for something else."""
+    traits: Any = found.component.traits
+    wanted = traits.auxiliary_model
+    if wanted is None:
+        return
+    who, name = _reward_by(found, config), str(config.rollout.rm_model)
+    served = {model.name: model for model in config.engine.engine_models}
+    others = ", ".join(f"{one} ({_gives(model)})" for one, model in sorted(served.items())) or "none"
+    if name not in served:
+        raise PluginError(
+            f"{who} asks rm_model = {name}{nearest(name, served)}, and beside the policy the run serves {others}. Name "
+            "one of them with --rm-model, or serve it: a table [[engine.engine_models]] with name and model_path."
+        )
+    if wanted not in ("any", _gives(served[name])):
+        raise PluginError(
+            f"{who} asks for {wanted}, and rm_model = {name} is served for {_gives(served[name])}; beside the policy "
+            f"the run serves {others}. Give is_embedding = {str(wanted == 'scores').lower()} in its table "
+            "[[engine.engine_models]], name another with --rm-model, or choose another reward model."
+        )
+
+
+def _gives(model: EngineModel) -> str:
+    return "scores" if model.is_embedding else "texts"
 
 
 def _refuse_unfilled(found: Selected) -> None:

@@ -25,10 +25,6 @@ __all__ = [
 TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 """How the import path of what a component names is written."""
 
-REWARD_SETTINGS = ("rm_url", "rm_model")
-"""The settings that say whom a reward model asks."""
-
-
 FORWARD = ("input_ids", "position_ids", "attention_mask", "packed_seq_params", "fp32_output")
 """What the core itself hands a model's forward."""
 
@@ -117,32 +113,25 @@ class RewardTraits:
 
     Arguments:
         scope: ``sample``: as responses finish. ``group``: with whole prompt groups.
-        runs_in: ``worker``: in processes with a time and a memory limit, which are ended where a reward exceeds them.
-            ``sampler``: inside the sampler, for what can neither hang nor crash; saves the way to another process.
-        judges: its rewards may differ. False: each is the same, and a run that would learn from them alone is refused.
-        needs: which of the settings ``rm_url`` and ``rm_model`` it cannot do without; a run that names it and gives
-            none is refused.
-        asks_for: what it asks the model ``rm_model`` for. ``scores``: that has to be served with ``is_embedding``.
-            ``texts``: without. None: either will do.
+        isolated: it runs in processes with a time and a memory limit, which are ended where a reward exceeds them.
+            False: inside the sampler, for what can neither hang nor crash; saves the way to another process.
+        auxiliary_model: what it asks the auxiliary model ``rm_model`` for, without which a run is refused. ``scores``:
+            the model has to be served with ``is_embedding``; ``texts``: without; ``any``: either. None: it asks none.
+        is_constant: each of its rewards is the same, and a run that would learn from them alone is refused.
         numbers: names of the numbers that it returns for each response, where these are always the same; a run that
             names none of them is refused. Empty: a plain number, or names that are not known before.
     """
 
     scope: Literal["sample", "group"] = "sample"
-    runs_in: Literal["worker", "sampler"] = "worker"
-    judges: bool = True
-    needs: AbstractSet[str] = frozenset()
-    asks_for: Literal["scores", "texts"] | None = None
+    isolated: bool = True
+    auxiliary_model: Literal["scores", "texts", "any"] | None = None
+    is_constant: bool = False
     numbers: AbstractSet[str] = frozenset()
 
     def __post_init__(self) -> None:
         _require_choice("RewardTraits.scope", self.scope, ("sample", "group"))
-        _require_choice("RewardTraits.runs_in", self.runs_in, ("worker", "sampler"))
-        if self.asks_for is not None:
-            _require_choice("RewardTraits.asks_for", self.asks_for, ("scores", "texts"))
-        for setting in sorted(self.needs):
-            _require_choice("RewardTraits.needs", setting, REWARD_SETTINGS)
-        object.__setattr__(self, "needs", frozenset(self.needs))
+        if self.auxiliary_model is not None:
+            _require_choice("RewardTraits.auxiliary_model", self.auxiliary_model, ("scores", "texts", "any"))
         object.__setattr__(self, "numbers", frozenset(self.numbers))
 
 

@@ -4,41 +4,38 @@
 
     generate_function, rm_type   the name of a component of a plugin that the run has named
     reward_key                   which of the named numbers of its reward model counts
-    rm_url                       which of the services that the run's settings allow is asked
 
-Nothing else: it is never a path to code nor an address of its own, so that data cannot make a run execute or contact
-what the run did not ask for. A row without a name, or with null or an empty text, takes what the run's settings name.
+It is never a path to code, so that data cannot make a run execute what the run did not ask for. What else a row may
+say, plugins check (``slime_check_row``). A row without a name, or with null or an empty text, takes what the run's
+settings name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from slime_core.config.reward_sum import reward_names
 from slime_core.config.schema import RunConfig
-from slime_core.config.secrets import shown
 from slime_core.errors import DataError
 from slime_core.plugins.claims import how_to_get
 from slime_core.plugins.component import Kind
 from slime_core.plugins.discovery import nearest
 from slime_core.plugins.registry import Registry
+from slime_core.plugins.selection import missing_setting
 from slime_core.types import REWARD_KEY, Sample
 
 __all__ = [
     "GENERATE_FUNCTION",
     "REWARD_MODEL",
-    "RM_URL",
     "Offered",
     "name_of",
-    "not_allowed",
     "offered_to_rows",
     "refuse_unknown",
 ]
 
 GENERATE_FUNCTION = "generate_function"
 REWARD_MODEL = "rm_type"
-RM_URL = "rm_url"
 """Keys of a row's metadata."""
 
 KINDS = {GENERATE_FUNCTION: Kind.GENERATE_FUNCTION, REWARD_MODEL: Kind.REWARD_MODEL}
@@ -48,15 +45,19 @@ Offered = Mapping[str, Mapping[str, str]]
 nothing."""
 
 
-def offered_to_rows(config: RunConfig, registry: Registry) -> dict[str, dict[str, str]]:
-    """What rows may name; as in slime, they have no say in the reward where the run gives a function for it by path."""
-    settings = config.rollout
+def offered_to_rows(
+    config: RunConfig, registry: Registry, options: Mapping[str, object] | None = None
+) -> dict[str, dict[str, str]]:
+    """What rows may name; as in slime, they have no say in the reward where the run gives a function for it by path.
+
+    Arguments:
+        options: plugin name -> its options object; of a plugin that is not there, the defaults.
+    """
     found = {GENERATE_FUNCTION: dict.fromkeys(registry.names(Kind.GENERATE_FUNCTION), "")}
     if config.custom.custom_rm_path is None:
         names = registry.names(Kind.REWARD_MODEL)
-        found[REWARD_MODEL] = {name: _lacks(registry, name, dict(settings)) for name in names}
-        if settings.rm_url is not None:
-            found[RM_URL] = dict.fromkeys((settings.rm_url, *settings.rm_row_urls), "")
+        kind = Kind.REWARD_MODEL
+        found[REWARD_MODEL] = {name: missing_setting(kind, name, config, registry, options) or "" for name in names}
     return found
 
 
@@ -86,28 +87,18 @@ def refuse_unknown(metadata: Mapping[str, Any], offered: Offered, *, where: str)
         where: the row, for the message.
 
     Raises:
-        DataError: no active plugin offers it, or the run does not allow it; says what it may be.
+        DataError: no active plugin offers it; says what it may be.
     """
     for key, names in offered.items():
         name = metadata.get(key)
-        if name and key in KINDS:
+        if name:
             _refuse_name(key, name, names, where=where)
-        elif name and name not in list(names):
-            raise DataError(f"{where}: metadata {not_allowed(name, names)}")
     reward_key = metadata.get(REWARD_KEY)
     if offered and reward_key and not isinstance(reward_key, str):
         raise DataError(
             f"{where}: metadata {REWARD_KEY} = {reward_key!r:.100} is no name; accepted is the name of one of the "
             "numbers that the row's reward model gives"
         )
-
-
-def not_allowed(url: object, allowed: Collection[str]) -> str:
-    """What to say of an address that a row names and the run does not allow."""
-    return (
-        f"{RM_URL} = {url!r:.100}, which is none of the services that the run may ask: "
-        f"{', '.join(map(shown, allowed))}. Correct the row, or allow the service with --rm-row-urls URL."
-    )
 
 
 def _refuse_name(key: str, name: Any, names: Mapping[str, str], *, where: str) -> None:
@@ -137,8 +128,3 @@ def _parts(name: Any, kind: Kind) -> tuple[Any, ...]:
     if not isinstance(name, str):
         return (repr(name),)
     return reward_names(name) if kind is Kind.REWARD_MODEL else (name,)
-
-
-def _lacks(registry: Registry, name: str, settings: Mapping[str, Any]) -> str:
-    traits: Any = registry.find(Kind.REWARD_MODEL, name).traits
-    return next((setting for setting in sorted(traits.needs) if settings[setting] is None), "")

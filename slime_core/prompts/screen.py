@@ -16,7 +16,7 @@ from typing import Any
 from slime_core.errors import DataError
 from slime_core.plugins.boundary import boundary
 from slime_core.prompts.named import GENERATE_FUNCTION, Offered
-from slime_core.prompts.row_checks import row_check
+from slime_core.prompts.row_checks import RowMistakes, row_check
 from slime_core.prompts.row_sampling import SAMPLING_PARAMS, Drawn, own_sampling
 from slime_core.prompts.rows import Prompt, PromptRow, Reading, numbered_prompts, size_of
 
@@ -71,6 +71,7 @@ def screen(
     setting: str,
     offered: Offered | None = None,
     drawn: Drawn | None = None,
+    mistakes: RowMistakes | None = None,
     skips_bad: bool = False,
     share: float = 1.0,
 ) -> list[str]:
@@ -83,6 +84,7 @@ def screen(
         setting: which setting named the file.
         offered: what rows may name for themselves; None: what they name is not looked at.
         drawn: of a run that trains on them, what rows may not change; None: they are only measured.
+        mistakes: what else is wrong with a row; None: nothing is.
         skips_bad: rows that cannot be read, or ask for what the run cannot do, are left out of the run.
         share: of the bytes that are looked at otherwise.
 
@@ -95,7 +97,7 @@ def screen(
     """
     most = int(share * MOST_BYTES)
     bad: list[str] = []
-    reading = replace(reading, checks=row_check(offered or {}, drawn))
+    reading = replace(reading, checks=row_check(offered or {}, drawn, mistakes))
     found = list(numbered_prompts(path, reading, most_bytes=most, bad=bad if skips_bad else None))
     if not found:
         raise DataError(f"{path}: none of the {len(bad)} rows that were looked at can be read, the first one: {bad[0]}")

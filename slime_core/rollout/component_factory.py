@@ -107,7 +107,7 @@ class ComponentFactory:
 
     def checks(self, *, trains: bool) -> RowCheck:
         """What refuses rows that ask for what the run cannot do."""
-        return check_of(self._config, self._registry, trains=trains)
+        return check_of(self._config, self._registry, trains=trains, options=self._options)
 
     def prompts(self, path: Path, encoder: PromptEncoder) -> CheckedDataSource:
         """The data source of the training prompts."""
@@ -139,6 +139,6 @@ class ComponentFactory:
             key,
             default=default,
             registry=self._registry,
-            offered=offered_to_rows(self._config, self._registry),
+            offered=offered_to_rows(self._config, self._registry, self._options),
             make=make,
         )

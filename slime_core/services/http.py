@@ -12,19 +12,20 @@ import json
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import cast
+from urllib.parse import urlsplit
 
 import aiohttp
 
-from slime_core.config.secrets import SECRET, secret_names, shown, unset
+from slime_core.config.secrets import SECRET, secret_names, shown, unset, written_out
 from slime_core.errors import ConfigError, ServiceError
 from slime_core.types import JsonValue
 
-__all__ = ["Service", "with_secrets"]
+__all__ = ["Service", "missing_secrets", "url_mistakes", "with_secrets"]
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
@@ -42,16 +43,51 @@ SHORTEST_SECRET = 4
 """Characters of the shortest secret that is masked; a shorter one may be part of any answer."""
 
 
+def url_mistakes(url: str, *, header: str | None = None) -> Iterator[str]:
+    """What is wrong with the address of a service, to stand after the name of the setting; never shows a secret.
+
+    Example: ``is no address of a service; accepted is http://HOST:PORT/PATH, or the same with https``.
+
+    Arguments:
+        header: the flag, with its value, by which a secret can be sent as a header instead; None: there is none.
+    """
+    host = _host(url)
+    if host is None:
+        yield "is no address of a service; accepted is http://HOST:PORT/PATH, or the same with https"
+        return
+    instead = "" if header is None else f", or have it sent as a header with {header}"
+    for what in written_out(url):
+        yield (
+            f"holds {what} for {host} written out, which the record of the run would show; export it and write "
+            f"${{NAME}} in its place{instead}"
+        )
+
+
+def _host(url: str) -> str | None:
+    """None: ``url`` is no address."""
+    try:
+        parts = urlsplit(url)
+        has_port = parts.port is None or parts.port > 0
+    except ValueError:
+        return None
+    return parts.hostname if parts.scheme in ("http", "https") and has_port else None
+
+
+def missing_secrets(url: str) -> list[str]:
+    """The environment variables that ``url`` names and that are not set in this process."""
+    return list(unset(*secret_names(url)))
+
+
 def with_secrets(url: str) -> str:
     """``url`` with every ``${NAME}`` replaced by that environment variable, so that no setting has to hold a secret.
 
     Raises:
         ConfigError: a variable is not set.
     """
-    missing = next(unset(*secret_names(url)), None)
-    if missing is not None:
+    missing = missing_secrets(url)
+    if missing:
         raise ConfigError(
-            f"the URL {shown(url)} names the environment variable {missing}, which is not set where the sampler "
+            f"the URL {shown(url)} names the environment variable {missing[0]}, which is not set where the sampler "
             "runs. Export it before the run, on a cluster in the runtime environment of the job."
         )
     return SECRET.sub(lambda found: os.environ[found[1]], url)

@@ -15,7 +15,11 @@ from slime_core.plugins.registry import activate
 DOCS = Path(__file__).parents[3] / "docs"
 PLUGIN_OPTIONS = {"--no-grpo.std-normalization"}
 FLAGS = {
-    setting.flag for setting in (*core_settings().values(), *plugin_settings(activate(["offpolicy"]).options).values())
+    setting.flag
+    for setting in (
+        *core_settings().values(),
+        *plugin_settings(activate(["datasets", "offpolicy", "rewards"]).options).values(),
+    )
 }
 
 flags = list(slime_flags().values())

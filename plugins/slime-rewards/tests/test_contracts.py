@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from slime_core import RunView
+from slime_rewards.options import RewardsOptions
 from slime_testing import RewardModelSuite
 from tests.answering import Answering, chat, embedding
 
@@ -82,8 +83,8 @@ class TestRemoteRm(RewardModelSuite):
 
     @classmethod
     def make(cls, run: RunView | None = None) -> Any:
-        del run
-        return super().make(RunView(settings={"rm_url": URLS[0]}))
+        subject = cls.subject()
+        return subject.target(RewardsOptions(rm_url=URLS[0]), run or RunView())
 
 
 class TestServedRm(RewardModelSuite):

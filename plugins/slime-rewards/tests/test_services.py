@@ -16,6 +16,7 @@ from slime_core.errors import ConfigError
 from slime_core.services import http, with_secrets
 from slime_core.types import JsonValue, RewardFailure, Sample
 from slime_rewards import services
+from slime_rewards.options import RewardsOptions
 from slime_rewards.services import JudgeReward, RemoteReward, ServedReward
 from tests.answering import Answering, chat, embedding
 from tests.clock import only_pauses_take_time
@@ -29,13 +30,20 @@ def seen(models: Mapping[str, str] | None = None, **settings: JsonValue) -> RunV
     return RunView(models=models or {}, settings=settings)
 
 
-def remote(service, path="", **settings):
-    return RemoteReward(None, seen(rm_url=service.url + path, **settings))
+def made(kind, given, **settings):
+    """A reward model of options and of settings of the run."""
+    options = {name: value for name, value in given.items() if name in RewardsOptions.model_fields}
+    settings |= {name: value for name, value in given.items() if name not in options}
+    models = settings.pop("models", None)
+    return kind(RewardsOptions(**options), seen(models, **settings))
 
 
-def served(kind, service, **settings):
-    models = {"helper": service.url}
-    return kind(None, seen(models, rm_model="helper", **settings))
+def remote(service, path="", **given):
+    return made(RemoteReward, {"rm_url": service.url + path, **given})
+
+
+def served(kind, service, **given):
+    return made(kind, given, models={"helper": service.url}, rm_model="helper")
 
 
 async def test_a_service_is_sent_prompt_response_and_label_and_answers_the_reward():
@@ -78,7 +86,7 @@ def test_a_token_that_is_not_there_is_missed_at_once(monkeypatch, value, found):
         ConfigError,
         match=f"^the token for http://127.0.0.1:1 is read from .* variable RM_TOKEN, which {found}",
     ):
-        RemoteReward(None, seen(rm_url="http://127.0.0.1:1", rm_token_env="RM_TOKEN"))
+        RemoteReward(RewardsOptions(rm_url="http://127.0.0.1:1", rm_token_env="RM_TOKEN"), RunView())
 
 
 async def test_rows_choose_among_the_services_that_the_run_allows_and_no_other_is_asked():
@@ -355,9 +363,9 @@ async def test_a_question_that_does_not_fit_the_model_costs_its_sample_and_says_
 @pytest.mark.parametrize("kind", [ServedReward, JudgeReward])
 def test_a_model_that_the_run_does_not_serve_is_refused(kind):
     with pytest.raises(ConfigError, match=r"^Asked for the address of model 'helper'; the run serves other beside the"):
-        kind(None, seen({"other": "http://x"}, rm_model="helper"))
+        kind(RewardsOptions(), seen({"other": "http://x"}, rm_model="helper"))
     with pytest.raises(ConfigError) as failure:
-        kind(None, RunView())
+        kind(RewardsOptions(), RunView())
     assert str(failure.value) == (
         "rm_type asks a model for rewards, and rm_model is not set; add --rm-model NAME. The run serves no model "
         "beside the policy"

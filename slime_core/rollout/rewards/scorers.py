@@ -53,7 +53,7 @@ class RewardScorers:
 
     def _make_one(self, name: str) -> Scorer:
         traits: Any = self._registry.find(Kind.REWARD_MODEL, name).traits
-        if self._pool is None or traits.runs_in == "sampler":
+        if self._pool is None or not traits.isolated:
             return InProcessScorer(name, self._make(name))
         return PoolScorer(name, self._pool, together=traits.scope == "group")
 

@@ -5,7 +5,7 @@ from slime_core import Component, RewardTraits, hookimpl
 
 @hookimpl
 def slime_register_reward_models():
-    yield Component("rank", target=f"{__name__}:Rank", traits=RewardTraits(scope="group", runs_in="sampler"))
+    yield Component("rank", target=f"{__name__}:Rank", traits=RewardTraits(scope="group", isolated=False))
 
 
 class Rank:

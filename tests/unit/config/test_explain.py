@@ -119,7 +119,7 @@ def test_the_short_help_names_every_setting_on_few_narrow_lines() -> None:
 def test_help_says_what_kind_of_text_a_flag_takes() -> None:
     lines = [line for section in ("rollout", "custom", "engine") for line in help_topic(section).splitlines()]
     flags = {line.strip().partition("  ")[0] for line in lines}
-    assert {"--rm-url URL", "--rm-type NAME", "--custom-rm-path PATH", "--rollout-stop TEXT ..."} <= flags
+    assert {"--rm-type NAME", "--custom-rm-path PATH", "--rollout-stop TEXT ..."} <= flags
     assert "--rollout-external-engine-addrs HOST:PORT ..." in flags
     assert _NO_NAMES.keys() <= core_settings().keys()
 

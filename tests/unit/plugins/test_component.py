@@ -38,11 +38,9 @@ def test_a_scope_that_does_not_exist_names_those_that_do():
         RewardTraits(scope="batch")
 
 
-def test_a_reward_model_needs_and_asks_for_what_the_core_has():
-    with pytest.raises(ValueError, match=r"RewardTraits\.asks_for is 'logits'; accepted are 'scores', 'texts'"):
-        RewardTraits(asks_for="logits")
-    with pytest.raises(ValueError, match=r"RewardTraits\.needs is 'url'; accepted are 'rm_url', 'rm_model'"):
-        RewardTraits(needs={"url"})
+def test_a_reward_model_asks_an_auxiliary_model_for_what_one_gives():
+    with pytest.raises(ValueError, match=r"auxiliary_model is 'logits'; accepted are 'scores', 'texts', 'any'"):
+        RewardTraits(auxiliary_model="logits")
 
 
 def test_a_setting_that_no_estimator_gets_is_refused():

@@ -11,7 +11,7 @@ from pydantic import BaseModel, SecretStr
 
 from slime_core import Kind, PromptRequest, RunPlan, RunView
 from slime_core.config.embedded import ARITHMETIC
-from slime_core.config.running import JobConfig
+from slime_core.config.running import JobConfig, ModelConfig
 from slime_core.config.sampling import RolloutConfig
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_values
@@ -94,12 +94,12 @@ def test_a_plan_says_what_the_settings_say() -> None:
         rollout_max_response_len=9,
         rollout_temperature=0.5,
         reward_key="score",
-        rm_judge_prompt=Path("/judge.txt"),
     )
-    plan = run_plan(RunConfig(run=JobConfig(seed=7), rollout=rollout))
+    model = ModelConfig(hf_checkpoint=Path("/model"))
+    plan = run_plan(RunConfig(run=JobConfig(seed=7), rollout=rollout, model=model))
     assert (plan.seed, plan.rollout_batch_size, plan.n_samples_per_prompt) == (7, 3, 5)
     assert (plan.max_response_len, plan.max_prompt_len, plan.temperature) == (9, None, 0.5)
-    assert (plan.reward_key, plan.settings["rm_judge_prompt"]) == ("score", "/judge.txt")
+    assert (plan.reward_key, plan.settings["hf_checkpoint"]) == ("score", "/model")
 
 
 def test_settings_hold_options_of_plugins_and_no_secret() -> None:

@@ -66,13 +66,17 @@ def test_every_row_that_is_skipped_is_explained_once_with_file_and_line(tmp_path
     assert sorted(line[: len(str(path)) + 10] for line in others) == [f"  {path}, line {line}" for line in (2, 4)]
 
 
-OFFERED = {"rm_type": {"math": ""}, "rm_url": {"http://host/score": ""}}
+OFFERED = {"rm_type": {"math": ""}}
+
+
+def mistakes(metadata):
+    if metadata.get("level") == "hard":
+        yield "metadata level = 'hard' is too hard"
+
+
 NAMING = [
     ({"rm_type": "maths"}, "metadata rm_type = 'maths' names no reward model of the run's plugins"),
-    (
-        {"rm_url": "http://other"},
-        "metadata rm_url = 'http://other', which is none of the services that the run may ask",
-    ),
+    ({"level": "hard"}, "metadata level = 'hard' is too hard"),
     ({"sampling_params": {"temperature": 2}}, "metadata sampling_params: temperature = 2.0 cannot be trained on"),
 ]
 
@@ -83,11 +87,11 @@ def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
     tmp_path: Path, order: dict, metadata: dict, told: str
 ) -> None:
     path = tmp_path / "rows.jsonl"
-    good = {"prompt": "a", "metadata": {"rm_type": "math", "rm_url": "http://host/score"}}
+    good = {"prompt": "a", "metadata": {"rm_type": "math", "level": "easy"}}
     rows = [*[good] * 60, {"prompt": "b", "metadata": metadata}]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     left_out = LeftOut(tmp_path / "bad-rows.log")
-    checks = row_check(OFFERED, {"temperature": 1.0})
+    checks = row_check(OFFERED, {"temperature": 1.0}, mistakes)
     request = PromptRequest(path, label_key=None, tell=left_out.tell, explain=left_out.explain, checks=checks, **order)
     with pytest.raises(DataError, match=f"^{re.escape(f'{path}, line 61: {told}')}"):
         PromptFiles(None, RunView(prompts=request)).next_groups(61)

@@ -12,8 +12,13 @@ from slime_core.types import JsonValue
 
 __all__ = ["slime_arguments"]
 
-OF_OFFPOLICY = {"tis_clip": 2.0, "tis_clip_low": 0.0, "opsm_delta": 1e-4}
-"""slime's settings that are options of plugin ``offpolicy`` here, and their values where that plugin is not active."""
+OF_PLUGINS: dict[str, JsonValue] = {
+    "offpolicy.tis_clip": 2.0,
+    "offpolicy.tis_clip_low": 0.0,
+    "offpolicy.opsm_delta": 1e-4,
+    "rewards.rm_url": None,
+}
+"""slime's settings that are options of plugins here, and their values where the plugin is not active."""
 
 
 def slime_arguments(plan: RunPlan, extra: Mapping[str, Any], **derived: Any) -> SimpleNamespace:
@@ -25,7 +30,7 @@ def slime_arguments(plan: RunPlan, extra: Mapping[str, Any], **derived: Any) -> 
         derived: what only the calling process knows, such as ``sglang_router_port``.
     """
     values = {name: _entry(value) for name, value in plan.settings.items() if "." not in name}
-    values |= {name: plan.settings.get(f"offpolicy.{name}", default) for name, default in OF_OFFPOLICY.items()}
+    values |= {name.partition(".")[2]: plan.settings.get(name, default) for name, default in OF_PLUGINS.items()}
     for flag, name in _slime_names(values).items():
         values[flag] = values[name]
     values["global_batch_size"] = plan.samples_per_step

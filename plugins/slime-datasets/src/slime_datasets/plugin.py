@@ -54,8 +54,9 @@ def slime_options() -> type[DatasetsOptions]:
 
 
 @hookimpl
-def slime_check(plan: RunPlan, options: DatasetsOptions) -> Iterator[str]:
-    yield from _buffer(plan, options)
+def slime_check(plan: RunPlan, options: DatasetsOptions, trains: bool) -> Iterator[str]:
+    if trains:  # an evaluation has no buffer
+        yield from _buffer(plan, options)
 
 
 def _buffer(plan: RunPlan, options: DatasetsOptions) -> Iterator[str]:

@@ -95,9 +95,9 @@ def slime_options() -> type[GrpoOptions]:
 
 
 @hookimpl
-def slime_check(plan: RunPlan, options: GrpoOptions) -> Iterator[str]:
+def slime_check(plan: RunPlan, options: GrpoOptions, trains: bool) -> Iterator[str]:
     buffer, longest = options.overlong_buffer_len, plan.max_response_len
-    if buffer is not None and buffer > longest:
+    if trains and buffer is not None and buffer > longest:
         yield (
             f"overlong_buffer_len = {buffer} is above rollout_max_response_len = {longest}, whose end it is; give at "
             f"most {longest}, or leave it out"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from slime_core import Component, RewardTraits, hookimpl
+from slime_core import Component, RewardTraits, RunPlan, hookimpl
+from slime_core.types import JsonValue
+from slime_rewards.options import RewardsOptions
 
 __all__: list[str] = []
 
@@ -44,19 +46,19 @@ ASKED = (
     (
         "remote_rm",
         "RemoteReward",
-        RewardTraits(runs_in="sampler", needs={"rm_url"}),
+        RewardTraits(isolated=False),
         "What a service answers that gets prompt, response and label by HTTP (--rm-url)",
     ),
     (
         "served_rm",
         "ServedReward",
-        RewardTraits(runs_in="sampler", needs={"rm_model"}, asks_for="scores"),
+        RewardTraits(isolated=False, auxiliary_model="scores"),
         "The output of a neural reward model that the run serves beside the policy (--rm-model)",
     ),
     (
         "judge",
         "JudgeReward",
-        RewardTraits(runs_in="sampler", needs={"rm_model"}, asks_for="texts"),
+        RewardTraits(isolated=False, auxiliary_model="texts"),
         "The number that a language model beside the policy writes about a response (--rm-model)",
     ),
 )
@@ -70,3 +72,22 @@ def slime_register_reward_models() -> Iterator[Component]:
         yield Component(name, target=f"slime_rewards.{target}", traits=traits, summary=summary)
     for name, target, traits, summary in ASKED:
         yield Component(name, target=f"slime_rewards.services:{target}", traits=traits, summary=summary)
+
+
+@hookimpl
+def slime_options() -> type[RewardsOptions]:
+    return RewardsOptions
+
+
+@hookimpl
+def slime_check(plan: RunPlan, options: RewardsOptions) -> Iterator[str]:
+    from slime_rewards.checks import mistakes
+
+    yield from mistakes(plan, options)
+
+
+@hookimpl
+def slime_check_row(metadata: Mapping[str, JsonValue], options: RewardsOptions) -> Iterator[str]:
+    from slime_rewards.checks import row_mistakes
+
+    yield from row_mistakes(metadata, options)

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import regex
-from pydantic import BaseModel, ConfigDict
 
 from slime_core import RunView
 from slime_core.errors import ConfigError, ServiceError
-from slime_core.prompts.named import RM_URL, not_allowed
 from slime_core.services import Service, model_url
 from slime_core.types import JsonValue, Reward, RewardFailure, Sample
+from slime_rewards.checks import RM_URL, not_allowed
+from slime_rewards.options import RewardsOptions
 
 __all__ = ["JudgeReward", "RemoteReward", "ServedReward", "filled"]
 
@@ -52,37 +52,15 @@ TOO_LONG = "context length"
 """Stands in what an engine says of a question that does not fit (sglang 0.5.23, srt/managers/tokenizer_manager.py,
 ``_validate_one_request``)."""
 
+TIMEOUT_S = 30.0
+"""Of a question, where the settings of the run do not say it, as in a test of a reward model alone."""
+
 PASSING = (408, 425, 429)
 """Refusals that say nothing about the request: too slow, too early, too many."""
 
 _PLACE = re.compile(r"\{(prompt|response|label)\}")
 
 Answers = list[Reward | RewardFailure]
-
-
-class _Settings(BaseModel):
-    """Those settings of a run that say what is asked for rewards, and how."""
-
-    model_config = ConfigDict(frozen=True)
-
-    rm_url: str | None = None
-    rm_row_urls: tuple[str, ...] = ()
-    rm_token_env: str | None = None
-    rm_retry_statuses: tuple[int, ...] = ()
-    rm_batch_size: int = 1
-    rm_concurrency: int = 64
-    rm_model: str | None = None
-    rm_tokenizer: Path | None = None
-    rm_judge_prompt: Path | None = None
-    rm_judge_pattern: str | None = None
-    rm_judge_max_tokens: int = 512
-    reward_timeout_s: float = 30.0
-    trust_remote_code: bool = False
-
-    @classmethod
-    def of(cls, run: RunView) -> _Settings:
-        """What the run says; where it says nothing, the default."""
-        return cls.model_validate({name: run.settings[name] for name in cls.model_fields if name in run.settings})
 
 
 class RemoteReward:
@@ -93,22 +71,20 @@ class RemoteReward:
     several are a list of such, and so is their answer.
 
     Arguments:
-        options: none.
-        run: its settings ``rm_...`` say what is asked, and how.
+        options: ``rm_url`` and how it is asked.
+        run: its setting ``reward_timeout_s`` is the time limit of a question.
 
     Raises:
         ConfigError: there is no ``rm_url``, or it names an environment variable that is not set.
     """
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options
-        settings = _Settings.of(run)
-        if settings.rm_url is None:
+    def __init__(self, options: RewardsOptions, run: RunView) -> None:
+        if options.rm_url is None:
             raise ConfigError("rm_type asks a service for rewards, and rm_url is not set; add --rm-url URL")
-        self._batch, self._url = settings.rm_batch_size, settings.rm_url
+        self._batch, self._url = options.rm_batch_size, options.rm_url
         # All that may be asked: a row chooses among them, and what else it says is no address.
-        own: dict[str, Any] = {"token_env": settings.rm_token_env, "retry_statuses": settings.rm_retry_statuses}
-        self._services = {url: _service(url, settings, **own) for url in (settings.rm_url, *settings.rm_row_urls)}
+        own: dict[str, Any] = {"token_env": options.rm_token_env, "retry_statuses": options.rm_retry_statuses}
+        self._services = {url: _service(url, options, run, **own) for url in (options.rm_url, *options.rm_row_urls)}
 
     async def score(self, samples: Sequence[Sample]) -> Answers:
         """One reward or failure a sample, in order."""
@@ -159,19 +135,17 @@ class ServedReward:
     """The output of a reward model with one output, for prompt and response; ``rm_tokenizer`` says how they are put.
 
     Arguments:
-        options: none.
-        run: its ``models``, and its settings ``rm_...``.
+        options: ``rm_tokenizer`` and ``rm_concurrency``.
+        run: its ``models``, and its settings ``rm_model``, ``reward_timeout_s`` and ``trust_remote_code``.
 
     Raises:
         ConfigError: ``rm_model`` names none of them.
     """
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options
-        settings = _Settings.of(run)
-        self._name, url = _model(settings, run.models, "/v1/embeddings")
-        self._folder, self._trusts = settings.rm_tokenizer, settings.trust_remote_code
-        self._service = _service(url, settings)
+    def __init__(self, options: RewardsOptions, run: RunView) -> None:
+        self._name, url = _model(run, "/v1/embeddings")
+        self._folder, self._trusts = options.rm_tokenizer, run.settings.get("trust_remote_code") is True
+        self._service = _service(url, options, run)
 
     async def score(self, samples: Sequence[Sample]) -> Answers:
         """One reward or failure a sample, in order."""
@@ -212,22 +186,20 @@ class JudgeReward:
     """The number that a language model writes about a response, drawn greedily.
 
     Arguments:
-        options: none.
-        run: its ``models``, and its settings ``rm_...``: ``rm_judge_prompt`` is the file of what the judge is asked,
-            ``rm_judge_pattern`` where its number stands.
+        options: ``rm_judge_prompt`` is the file of what the judge is asked, ``rm_judge_pattern`` where its number
+            stands.
+        run: its ``models``, and its settings ``rm_model`` and ``reward_timeout_s``.
 
     Raises:
         ConfigError: ``rm_model`` names none of them.
     """
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options
-        settings = _Settings.of(run)
-        self._name, url = _model(settings, run.models, "/v1/chat/completions")
-        self._asked = JUDGE if settings.rm_judge_prompt is None else _read(settings.rm_judge_prompt)
-        self._pattern = regex.compile(settings.rm_judge_pattern or SCORE)
-        self._max_tokens = settings.rm_judge_max_tokens
-        self._service = _service(url, settings)
+    def __init__(self, options: RewardsOptions, run: RunView) -> None:
+        self._name, url = _model(run, "/v1/chat/completions")
+        self._asked = JUDGE if options.rm_judge_prompt is None else _read(options.rm_judge_prompt)
+        self._pattern = regex.compile(options.rm_judge_pattern or SCORE)
+        self._max_tokens = options.rm_judge_max_tokens
+        self._service = _service(url, options, run)
 
     async def score(self, samples: Sequence[Sample]) -> Answers:
         """One reward or failure a sample, in order."""
@@ -272,13 +244,14 @@ def filled(template: str, sample: Sample) -> str:
     return _PLACE.sub(lambda place: texts[place[1]], template)
 
 
-def _model(settings: _Settings, models: Mapping[str, str], endpoint: str) -> tuple[str, str]:
-    if settings.rm_model is None:
+def _model(run: RunView, endpoint: str) -> tuple[str, str]:
+    name = run.settings.get("rm_model")
+    if not isinstance(name, str):
         raise ConfigError(
             f"rm_type asks a model for rewards, and rm_model is not set; add --rm-model NAME. The run serves "
-            f"{', '.join(sorted(models)) or 'no model'} beside the policy"
+            f"{', '.join(sorted(run.models)) or 'no model'} beside the policy"
         )
-    return settings.rm_model, model_url(models, settings.rm_model, endpoint)
+    return name, model_url(run.models, name, endpoint)
 
 
 def _failure(error: ServiceError, hint: str = "") -> RewardFailure:
@@ -293,8 +266,11 @@ def _retry_hint(error: ServiceError) -> str:
     return f"; --rm-retry-statuses {error.status} asks again after it" if is_passing else ""
 
 
-def _service(url: str, settings: _Settings, **own: Any) -> Service:
-    return Service(url, timeout_s=settings.reward_timeout_s, max_in_flight=settings.rm_concurrency, **own)
+def _service(url: str, options: RewardsOptions, run: RunView, **own: Any) -> Service:
+    timeout_s = run.settings.get("reward_timeout_s", TIMEOUT_S)
+    if not isinstance(timeout_s, int | float):
+        raise TypeError(f"reward_timeout_s is {timeout_s!r}; accepted is a number of seconds")
+    return Service(url, timeout_s=timeout_s, max_in_flight=options.rm_concurrency, **own)
 
 
 def _text_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:

@@ -1,0 +1,131 @@
+"""What is wrong with the settings of a run, or with a row of its prompts, before anything starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from slime_core import RunPlan
+from slime_core.types import JsonValue
+from slime_rewards.options import RewardsOptions
+
+__all__ = ["RM_URL", "mistakes", "not_allowed", "row_mistakes"]
+
+RM_URL = "rm_url"
+"""Key of a row's metadata: which of the services that the settings allow is asked."""
+
+CUTS = "allow_auto_truncate"
+"""SGLang's flag with which an engine cuts what does not fit rather than refuse it."""
+
+
+def mistakes(plan: RunPlan, options: RewardsOptions) -> Iterator[str]:
+    """What is wrong with the settings, as messages that show no secret."""
+    yield from _of_addresses(options)
+    yield from _of_token(options)
+    yield from _of_judge(options)
+    if options.rm_tokenizer is not None and not options.rm_tokenizer.is_dir():
+        yield f"rm_tokenizer = {options.rm_tokenizer} is no folder; give the Hugging Face folder of the reward model"
+    yield from _too_long_to_judge(plan, options)
+
+
+def _of_addresses(options: RewardsOptions) -> Iterator[str]:
+    if options.rm_url is None:
+        return
+    from slime_core.services import missing_secrets, url_mistakes  # not imported where there is no service: aiohttp
+
+    given = [("rm_url", options.rm_url), *(("rm_row_urls", url) for url in options.rm_row_urls)]
+    for setting, url in given:
+        yield from (f"{setting} {mistake}" for mistake in url_mistakes(url, header="--rm-token-env NAME"))
+        yield from (_unset(setting, name) for name in missing_secrets(url))
+
+
+def _of_token(options: RewardsOptions) -> Iterator[str]:
+    name = options.rm_token_env
+    if name is None:
+        return
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        yield (
+            "rm_token_env is no name of an environment variable; accepted is the name, such as RM_TOKEN, and never the "
+            "secret itself"
+        )
+    elif name not in os.environ:
+        yield _unset("rm_token_env", name)
+
+
+def _unset(setting: str, name: str) -> str:
+    return (
+        f"{setting} names the environment variable {name}, which holds a secret of the service and is not set. Export "
+        "it before the run, on a cluster in the runtime environment of the job"
+    )
+
+
+def _of_judge(options: RewardsOptions) -> Iterator[str]:
+    pattern, prompt = options.rm_judge_pattern, options.rm_judge_prompt
+    if pattern is not None:
+        import regex  # as in a run: it can be interrupted, and ``re`` cannot
+
+        try:
+            regex.compile(pattern)
+        except regex.error as error:
+            yield f"rm_judge_pattern = {pattern!r} is no regular expression: {error}"
+    if prompt is not None and not prompt.is_file():
+        yield f"rm_judge_prompt = {prompt} is no file; give a text file with {{prompt}} and {{response}} in it"
+
+
+def _too_long_to_judge(plan: RunPlan, options: RewardsOptions) -> Iterator[str]:
+    """A response of full length, as the policy's tokenizer counts, leaves room for the question and the answer."""
+    name, served = plan.settings.get("rm_model"), plan.settings.get("engine_models")
+    models = [one for one in served if isinstance(one, dict)] if isinstance(served, list) else []
+    for model in (one for one in models if one.get("name") == name):
+        reads = _context_length(Path(str(model.get("model_path"))))
+        if reads is None or _cuts(model):
+            continue
+        is_embedding = model.get("is_embedding") is True
+        writes = 0 if is_embedding else options.rm_judge_max_tokens
+        if plan.max_response_len + writes >= reads:
+            answer = "" if is_embedding else f" and its answer rm_judge_max_tokens = {writes}"
+            yield (
+                f"rm_model = {name} reads at most {reads} tokens, question and answer together; a response may "
+                f"have rollout_max_response_len = {plan.max_response_len}{answer}, which leaves no room for "
+                f"the question. Lower {'it' if is_embedding else 'one of the two'}, or name a model that reads "
+                f"more; with overrides = {{ {CUTS} = true }} in its table [[engine.engine_models]] it is asked less"
+            )
+
+
+def _cuts(model: Mapping[str, JsonValue]) -> bool:
+    """Whether engines of the model cut what does not fit."""
+    groups = model.get("engine_groups")
+    tables = [model, *(groups if isinstance(groups, list) else ())]
+    given = [table.get("overrides") for table in tables if isinstance(table, dict)]
+    pairs = [pair for found in given if isinstance(found, list) for pair in found]
+    return any(isinstance(pair, list) and pair[:1] == [CUTS] for pair in pairs)
+
+
+def _context_length(folder: Path) -> int | None:
+    """Tokens that a model reads; None: ``config.json`` does not say, as with scaled rotary embeddings."""
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    number = found.get("max_position_embeddings") if isinstance(found, dict) and not found.get("rope_scaling") else None
+    return number if isinstance(number, int) and number > 0 else None
+
+
+def row_mistakes(metadata: Mapping[str, JsonValue], options: RewardsOptions) -> Iterator[str]:
+    """What is wrong with the ``rm_url`` that a row names; where the run has no service, nothing reads it."""
+    url, own = metadata.get(RM_URL), options.rm_url
+    if url and own is not None and url not in (own, *options.rm_row_urls):
+        yield f"metadata {not_allowed(url, (own, *options.rm_row_urls))}"
+
+
+def not_allowed(url: object, allowed: Collection[str]) -> str:
+    """What to say of an address that a row names and the run does not allow."""
+    from slime_core.services import shown
+
+    return (
+        f"{RM_URL} = {url!r:.100}, which is none of the services that the run may ask: "
+        f"{', '.join(map(shown, allowed))}. Correct the row, or allow the service with --rm-row-urls URL."
+    )
