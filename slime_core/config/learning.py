@@ -34,28 +34,28 @@ class AlgorithmConfig(Section):
     policy_loss: Name | None = None
     """Component that turns log-probabilities and advantages into the loss of each token. None: the estimator's own."""
     eps_clip: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """How far below 1 the importance ratio counts before it is clipped."""
+    """Lower PPO clip range: the importance ratio is clipped to [1 - eps_clip, 1 + eps_clip_high]."""
     eps_clip_high: PositiveOrZero | None = None
-    """How far above 1 the importance ratio counts before it is clipped. None: eps_clip."""
+    """Upper PPO clip range. None: eps_clip."""
     eps_clip_c: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """Dual clip: bound of the loss, in multiples of a negative advantage. None: no bound."""
+    """Dual clip: the loss of a token with negative advantage A is at most eps_clip_c * |A|. None: no bound."""
     use_kl_loss: bool = False
-    """Add the divergence from the reference model to the loss; a second model is kept in memory."""
+    """Add the KL divergence from the reference model to the loss; the reference takes the memory of a second model."""
     kl_loss_coef: Annotated[PositiveOrZero, Needs("use_kl_loss")] = 0.0
-    """Weight of that divergence. 0 with use_kl_loss: it is measured only."""
+    """Weight of that divergence. 0 with use_kl_loss: it is only measured."""
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "low_var_kl"
     """Estimator of the divergence. low_var_kl: k3, clamped.
 
-    k1 measures and does not pull: on samples of the actor itself its gradient has expectation 0.
+    k1 is for measuring: on samples of the actor itself its gradient has expectation 0.
     """
     entropy_coef: PositiveOrZero = 0.0
-    """Weight of the entropy bonus. 0: entropy is measured only."""
+    """Weight of the entropy bonus. 0: entropy is only measured."""
     use_unbiased_kl: Annotated[
         bool,
         Needs("use_kl_loss"),
         Conflicts("kl_loss_type", equals="k2", because="the mean of k2 is not the divergence"),
     ] = False
-    """Weigh the divergence in the loss by the importance ratio of the actor to the old one, gradient included."""
+    """Weight the divergence in the loss by the importance ratio of the actor to the old actor, with its gradient."""
     calculate_per_token_loss: bool = False
     """Average the loss over all tokens of a step. False: over each response, then over responses."""
     loss_token_divisor: Annotated[
@@ -65,20 +65,20 @@ class AlgorithmConfig(Section):
     normalize_advantages: bool = False
     """Whiten the advantages over all trained tokens of a rollout: mean 0, variance 1."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Discount of the reward of a later token. 1: none. For estimators that work token by token."""
+    """Discount factor of later rewards, for token-level estimators. 1: no discount."""
     lambd: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Decay of generalised advantage estimation, for estimators with a critic. 1: returns minus values."""
+    """Lambda of generalised advantage estimation (GAE), for estimators with a critic. 1: returns minus values."""
     kl_coef: Annotated[PositiveOrZero, Conflicts("kl_loss_coef", because="the divergence would count twice")] = 0.0
-    """Weight of the divergence from the reference model that is taken off each token's reward. 0: none.
+    """Weight of the KL divergence from the reference model, subtracted from each token's reward. 0: none.
 
-    For estimators that work token by token; above 0 a second model is kept in memory.
+    For token-level estimators; above 0 the reference takes the memory of a second model.
     """
     corrections: tuple[Name, ...] = ()
-    """Components that weigh and mask tokens by how far the learner stands from the engine, in order. Empty: none."""
+    """Components that weight and mask tokens where learner and engine give other log-probs, in order. Empty: none."""
     use_rollout_logprobs: bool = False
-    """The engine's log-probs are the old ones, of policy loss and estimators; the learner computes none of its own."""
+    """Use the engine's log-probs as the old ones in policy loss and estimators; the learner computes none."""
     get_mismatch_metrics: bool = False
-    """Measure how far learner and engine stand apart, in train/mismatch_... metrics."""
+    """Log the mismatch between learner and engine as train/mismatch_... metrics."""
     true_on_policy_mode: Annotated[
         bool,
         Conflicts(
@@ -92,17 +92,18 @@ class AlgorithmConfig(Section):
         Conflicts("bf16", because="bfloat16 rounds a thousand times as much as it allows"),
         Conflicts(*NO_ENGINES, because="other weights sampled what is read"),
     ] = False
-    """Train only on what the trained weights drew: one optimizer step a rollout, published after each, ratio exactly 1.
+    """Train only on samples of the current weights: one optimizer step per rollout, published after each, ratio 1.
 
-    Learner and engine must agree in float32 within 1e-5 nats on average and 1e-4 at most, at every rollout, or the run
-    ends. Their kernels differ, so no agreement to the bit is promised.
+    Learner and engine must agree in float32 within 1e-5 nats on average and 1e-4 at most in every rollout, or the run
+    ends. Their kernels differ, so they do not agree bit for bit.
     """
     use_opd: Annotated[
         bool,
         Needs("opd_teacher_load"),
         Conflicts("opd_kl_coef", equals=0, because="a weight of 0 leaves the teacher without effect"),
     ] = False
-    """On-policy distillation: take the divergence from a teacher off each token's advantage; a model more in memory."""
+    """On-policy distillation: subtract the divergence from a teacher from each token's advantage; one more model in
+    memory."""
     opd_kl_coef: Annotated[PositiveOrZero, Needs("use_opd")] = 1.0
     """Weight of that divergence."""
     opd_teacher_load: Annotated[Path | None, Needs("use_opd")] = None
@@ -110,7 +111,7 @@ class AlgorithmConfig(Section):
     ref_update_interval: Annotated[
         Count | None, Needs("use_kl_loss", "kl_coef", because="only they keep a reference")
     ] = None
-    """Copy the actor into the reference after every so many rollouts. None: the reference never changes."""
+    """Copy the actor into the reference every this many rollouts. None: the reference never changes."""
     keep_old_actor: Annotated[
         bool,
         Needs(
@@ -123,7 +124,7 @@ class AlgorithmConfig(Section):
         ),
         Conflicts(*NO_ENGINES, because="no engine is started"),
     ] = False
-    """Old log-probs come from a kept copy of the weights that the engines served, not from the current ones."""
+    """Compute old log-probs with a copy of the weights that the engines served, not with the current ones."""
 
 
 class OptimizerConfig(Section):
@@ -132,24 +133,24 @@ class OptimizerConfig(Section):
     lr: PositiveOrZero = 1e-6
     """Learning rate after warm-up."""
     min_lr: Annotated[PositiveOrZero, Needs("lr_decay_style")] = 0.0
-    """Learning rate at the end of the decay; not used by a constant schedule."""
+    """Learning rate at the end of the decay."""
     lr_warmup_iters: CountOrZero = 0
     """Optimizer steps over which the learning rate rises linearly from 0. 0: no warm-up."""
     lr_decay_style: Annotated[
         Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"], Needs("lr_wsd_decay_iters", when="WSD")
     ] = "constant"
-    """How the learning rate falls after warm-up. WSD: it stays, and falls over the last lr_wsd_decay_iters steps.
+    """Decay of the learning rate after warm-up. WSD: constant, then a decay over the last lr_wsd_decay_iters steps.
 
-    inverse-square-root: with the square root of lr_warmup_iters over the steps done, never below min_lr.
+    inverse-square-root: proportional to sqrt(lr_warmup_iters / steps done), at least min_lr.
     """
     lr_decay_iters: Annotated[Count | None, Needs("lr_decay_style")] = None
-    """Optimizer steps until min_lr is reached. None: all steps of the run."""
+    """Optimizer steps until the learning rate is min_lr. None: all steps of the run."""
     lr_wsd_decay_iters: Annotated[Count | None, Needs("lr_decay_style", equals="WSD")] = None
-    """Optimizer steps over which the learning rate falls at the end, with lr_decay_style WSD. None: there are none."""
+    """Optimizer steps of the final decay of WSD. None: there is no such decay."""
     lr_wsd_decay_style: Annotated[
         Literal["linear", "cosine", "exponential", "minus_sqrt"], Needs("lr_decay_style", equals="WSD")
     ] = "exponential"
-    """How it falls over those steps."""
+    """Shape of the final decay of WSD."""
     weight_decay: PositiveOrZero = 0.1
     """Decoupled weight decay."""
     adam_beta1: Fraction = 0.9
@@ -161,103 +162,102 @@ class OptimizerConfig(Section):
     clip_grad: PositiveOrZero = 1.0
     """Largest global norm of the gradient; larger ones are scaled down. 0: no clipping."""
     lr_warmup_init: Annotated[PositiveOrZero, Needs("lr_warmup_iters")] = 0.0
-    """Learning rate at which warm-up begins."""
+    """Learning rate at the start of warm-up."""
     reset_optimizer_states: bool = False
-    """Forget Adam's means and counts at the start of each rollout."""
+    """Reset Adam's moments and step counts at the start of each rollout."""
     only_train_params_name_list: Annotated[tuple[Name, ...], Conflicts("freeze_params_name_list")] = ()
-    """Train only weights whose Megatron name one of these regular expressions finds. Empty: all."""
+    """Train only weights whose Megatron name matches one of these regular expressions (search). Empty: all."""
     freeze_params_name_list: tuple[Name, ...] = ()
-    """Train all weights but those whose Megatron name one of these regular expressions finds."""
+    """Freeze weights whose Megatron name matches one of these regular expressions (search)."""
 
 
 class CriticConfig(Section):
-    """The critic, for advantage estimators that read values; what is None is as for the actor."""
+    """The critic, for advantage estimators that read values. None: as the actor."""
 
     critic_load: Path | None = None
     """Hugging Face folder with the critic's start weights: a causal language model of the actor's architecture.
 
-    Its vocabulary head is read and left aside. None: the actor's weights.
+    Its vocabulary head is not used. None: the actor's weights.
     """
     critic_lr: PositiveOrZero | None = None
     """Learning rate of the critic after warm-up. None: lr."""
     critic_lr_warmup_iters: CountOrZero | None = None
-    """Optimizer steps over which the critic's learning rate rises. None: lr_warmup_iters."""
+    """Warm-up steps of the critic's learning rate. None: lr_warmup_iters."""
     critic_weight_decay: PositiveOrZero | None = None
     """Decoupled weight decay of the critic. None: weight_decay."""
     critic_clip_grad: PositiveOrZero | None = None
     """Largest global norm of the critic's gradient. None: clip_grad."""
     value_clip: Positive | None = 0.2
-    """How far a value may move from the one before the rollout's first step and still lower the critic's loss.
-
-    In the unit of the rewards. None: as far as it likes.
-    """
+    """Clip range for value updates (PPO), in the unit of the rewards. None: no clipping."""
     num_critic_only_steps: CountOrZero = 0
-    """Rollouts at the start that train the critic alone."""
+    """Number of rollouts at the start that train only the critic."""
     critic_num_gpus: Count | None = None
-    """Devices of a critic that trains apart from the actor; on a CPU, processes. None: it shares the actor's ranks."""
+    """Devices of a separate critic; on a CPU, processes. None: the critic shares the actor's ranks."""
     critic_tensor_model_parallel_size: Annotated[Count | None, OF_SEPARATE_CRITIC] = None
-    """As tensor_model_parallel_size, of a critic apart. None: as the actor."""
+    """tensor_model_parallel_size of a separate critic. None: as the actor."""
     critic_sequence_parallel: Annotated[bool | None, OF_SEPARATE_CRITIC] = None
-    """As sequence_parallel, of a critic apart. None: as the actor."""
+    """sequence_parallel of a separate critic. None: as the actor."""
     critic_pipeline_model_parallel_size: Annotated[Count | None, OF_SEPARATE_CRITIC] = None
-    """As pipeline_model_parallel_size, of a critic apart. None: as the actor."""
+    """pipeline_model_parallel_size of a separate critic. None: as the actor."""
     critic_context_parallel_size: Annotated[Count | None, OF_SEPARATE_CRITIC] = None
-    """As context_parallel_size, of a critic apart. None: as the actor."""
+    """context_parallel_size of a separate critic. None: as the actor."""
 
 
 class LearnerConfig(Section):
-    """How a rollout is cut into optimizer steps and micro-batches."""
+    """How a rollout is split into optimizer steps and micro-batches."""
 
     global_batch_size: Count | None = None
-    """Samples an optimizer step. None: rollout_batch_size x n_samples_per_prompt / num_steps_per_rollout."""
+    """Samples per optimizer step. None: rollout_batch_size x n_samples_per_prompt / num_steps_per_rollout."""
     num_steps_per_rollout: Count | None = None
-    """Optimizer steps a rollout. None: what global_batch_size implies, or 1."""
+    """Optimizer steps per rollout. None: from global_batch_size, or 1."""
     max_tokens_per_gpu: Annotated[
         Count,
         Conflicts("micro_batch_size", unless="hard_token_budget", because="micro_batch_size counts samples instead"),
     ] = 8192
-    """Most tokens of one packed micro-batch on one rank; one longer sample still goes alone."""
+    """Maximum tokens of a packed micro-batch on one rank; a longer sample gets a micro-batch of its own."""
     hard_token_budget: bool = False
-    """Refuse a run whose longest sequence does not fit max_tokens_per_gpu, instead of letting it go alone."""
+    """Refuse a run whose longest sequence does not fit max_tokens_per_gpu, instead of giving it a micro-batch of its
+    own."""
     micro_batch_size: Count | None = None
-    """Most samples of one micro-batch, however long they are; switches shared_prompts off.
+    """Maximum samples of a micro-batch, of any length; switches shared_prompts off.
 
-    None: as many as max_tokens_per_gpu holds.
+    None: as many as fit in max_tokens_per_gpu.
     """
     balance_by_flops: bool = False
-    """Spread samples over ranks by the work of a forward pass, attention included; switches shared_prompts off.
+    """Balance samples over ranks by the FLOPs of a forward pass, attention included; switches shared_prompts off.
 
     False: by tokens.
     """
     log_probs_chunk_size: Count | None = 1024
-    """Response tokens whose probabilities over the vocabulary are in memory at once. None: all of a micro-batch."""
+    """Response tokens whose vocabulary-sized logits are in memory at once. None: all of a micro-batch."""
     shared_prompts: Literal["auto", "off"] = "auto"
-    """Pack a prompt group so that its prompt stands once. auto: where it can and saves a twentieth of the tokens."""
+    """Pack the prompt of a group once for all its samples. auto: where possible and at least 5 % of the tokens are
+    saved."""
     use_routing_replay: Annotated[
         bool, Conflicts("use_rollout_routing_replay", because="the engine's routes are for all passes")
     ] = False
-    """A mixture's routes are recorded in the first pass over a rollout and used again by the later ones."""
+    """Record the expert routes of a mixture in the first pass over a rollout and replay them in later passes."""
     use_rollout_routing_replay: bool = False
-    """A mixture's routes are those that the engine took; it returns them with each response."""
+    """Replay the expert routes of the engine, which returns them with each response of a mixture."""
 
 
 class ParallelConfig(Section):
-    """How the learner's model is cut over its ranks; what is left of them is data parallel."""
+    """How the learner's model is split over its ranks; the remaining factor is data parallel."""
 
     tensor_model_parallel_size: Count = 1
-    """Ranks that share every matrix."""
+    """Tensor parallelism: ranks that share every matrix."""
     sequence_parallel: bool = False
-    """Tensor-parallel ranks also share the activations between matrices; for tensor sizes above 1."""
+    """Sequence parallelism: tensor-parallel ranks also share the activations between matrices."""
     pipeline_model_parallel_size: Count = 1
-    """Ranks that share the stack of layers."""
+    """Pipeline parallelism: ranks that share the stack of layers."""
     num_virtual_stages_per_pipeline_rank: Count = 1
-    """Chunks of layers a pipeline rank holds, interleaved. 1: not interleaved."""
+    """Virtual pipeline stages per rank (interleaved schedule). 1: not interleaved."""
     context_parallel_size: Count = 1
-    """Ranks that share every sequence."""
+    """Context parallelism: ranks that share every sequence."""
     expert_model_parallel_size: Count = 1
-    """Ranks that share the experts of a mixture; they lie inside the data-parallel axis.
+    """Expert parallelism: ranks that share the experts of a mixture, within the data-parallel axis.
 
-    A critic apart shares its experts alike where its ranks divide so, and else has all of them on each rank.
+    A separate critic uses the same size if its ranks are divisible by it, else every rank holds all experts.
     """
 
     @property
@@ -284,27 +284,27 @@ class WeightsConfig(Section):
     """Publishing the learner's weights to the engines."""
 
     update_weights_interval: CountOrZero = 1
-    """Publish after every so many rollouts. 0: only before the first."""
+    """Publish every this many rollouts. 0: only before the first."""
     update_weight_buffer_size: Count = 512 * 1024**2
-    """Bytes of weights sent at once; one larger tensor still goes alone."""
+    """Bytes per bucket of weights; a larger tensor gets a bucket of its own."""
     update_weight_transport: Literal["auto", "distributed", "tensor", "disk"] = "auto"
-    """How weights travel: broadcast, shared memory, or files.
+    """Transport of weights: broadcast, shared memory, or files.
 
     auto: distributed; with colocate tensor on one machine, and disk on several.
     """
     update_weight_disk_dir: Annotated[Path | None, Needs("update_weight_transport", equals="disk")] = None
-    """Folder for weights that travel as files; learner and engines must all see it. None: inside the run folder."""
+    """Folder of the disk transport, visible to learner and engines. None: inside the run folder."""
     check_weight_update_equal: Annotated[bool, Conflicts(*ONE_HALF, because="learner and engines do not both run")] = (
         False
     )
-    """After the first publication, spoil the engines' weights, publish again, and compare what they hold."""
+    """After the first publication, overwrite the engines' weights, publish again, and compare."""
     parity_interval: CountOrZero = 1
-    """Compare log-probs of learner and engines every so many rollouts; stop if they differ. 0: never."""
+    """Compare log-probs of learner and engines every this many rollouts; end the run if they differ. 0: never."""
     parity_mean_tolerance: Annotated[
         Positive | None, Conflicts("parity_interval", equals=0, because="nothing is compared")
     ] = None
-    """Largest mean absolute difference of log-probs. None: 1e-4 in float32, 0.1 in bfloat16."""
+    """Maximum mean absolute difference of log-probs. None: 1e-4 in float32, 0.1 in bfloat16."""
     parity_max_tolerance: Annotated[
         Positive | None, Conflicts("parity_interval", equals=0, because="nothing is compared")
     ] = None
-    """Largest absolute difference of one token's log-probs. None: 1e-3 in float32, 2 in bfloat16."""
+    """Maximum absolute difference of one token's log-probs. None: 1e-3 in float32, 2 in bfloat16."""

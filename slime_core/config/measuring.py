@@ -52,11 +52,11 @@ class EvalDataset(Section):
     """
 
     name: Name
-    """What its metrics are called."""
+    """Name of the set in metrics."""
     path: Path
-    """Prompt file; relative to the file that says so."""
+    """Prompt file; relative to the file that names it."""
     n_samples_per_eval_prompt: Count | None = None
-    """Responses a prompt."""
+    """Responses per prompt."""
     temperature: PositiveOrZero | None = None
     """Sampling temperature. 0: greedy."""
     top_p: Share | None = None
@@ -66,11 +66,11 @@ class EvalDataset(Section):
     max_response_len: Count | None = None
     """Longest response in tokens."""
     min_new_tokens: CountOrZero | None = None
-    """No end before that many tokens."""
+    """Minimum tokens of a response."""
     max_prompt_len: Count | None = None
-    """Leave out prompts of more tokens."""
+    """Maximum tokens of a prompt; longer ones are dropped."""
     max_context_len: Count | None = None
-    """Tokens of prompt and response together."""
+    """Maximum tokens of prompt plus response."""
     stop: tuple[Name, ...] | None = None
     """Texts that end a response."""
     stop_token_ids: tuple[CountOrZero, ...] | None = None
@@ -92,9 +92,9 @@ class EvalDataset(Section):
     reward_key: Name | None = None
     """Which of a reward model's named numbers counts; "none": rewards are plain numbers."""
     pass_threshold: Finite | None = None
-    """Reward from which on a response counts as solved."""
+    """Minimum reward of a solved response."""
     model: Name | None = None
-    """Who answers: a model that the run serves beside the policy, or the address of an SGLang server."""
+    """The model that answers: an auxiliary model of the run, or the address of an SGLang server."""
 
 
 def dataset_of(table: object) -> EvalDataset:
@@ -159,22 +159,22 @@ class EvalConfig(Section):
     eval_prompt_data: Annotated[
         tuple[tuple[Name, Path], ...], Conflicts(*NO_ENGINES, because="evaluations need engines")
     ] = ()
-    """Named files of prompts to evaluate on: NAME FILE. Empty: no evaluation, but on eval_datasets."""
+    """Named evaluation sets: NAME FILE. Empty: only eval_datasets."""
     eval_datasets: Annotated[
         tuple[Annotated[EvalDataset, PlainValidator(dataset_of)], ...],
         Conflicts(*NO_ENGINES, because="evaluations need engines"),
     ] = ()
-    """Evaluation sets with settings of their own, besides eval_prompt_data: tables with at least name and path."""
+    """Further evaluation sets with their own settings: tables with at least name and path."""
     eval_config: Annotated[Path | None, Once()] = None
     """YAML or TOML file with evaluation sets and defaults for them, read into eval_datasets. None: there is none."""
     eval_interval: Annotated[
         Count | None, Needs(*EVALUATION_DATA), Conflicts(*NO_ENGINES, because="evaluations need engines")
     ] = None
-    """Evaluate after every so many rollouts, and at the end. None: only before the first."""
+    """Evaluate every this many rollouts, and at the end. None: only before the first."""
     skip_eval_before_train: bool = False
     """Do not evaluate the start weights."""
     n_samples_per_eval_prompt: Count = 1
-    """Responses an evaluation prompt; the score is their mean, and pass@k is reckoned up to so many."""
+    """Responses per evaluation prompt; the score is their mean, and pass@k is logged for k up to this."""
     eval_temperature: PositiveOrZero = 0.0
     """Sampling temperature of evaluation. 0: greedy."""
     eval_top_p: Share | None = None
@@ -182,13 +182,13 @@ class EvalConfig(Section):
     eval_top_k: All | Count | None = None
     """Keep the k likeliest tokens in evaluation. None: rollout_top_k; greedy, all."""
     eval_max_response_len: Count | None = None
-    """Longest evaluation response in tokens. None: rollout_max_response_len."""
+    """Maximum tokens of an evaluation response. None: rollout_max_response_len."""
     eval_min_new_tokens: CountOrZero = 0
-    """No evaluation response ends before that many tokens."""
+    """Minimum tokens of an evaluation response."""
     eval_max_prompt_len: Count | None = None
-    """Leave out evaluation prompts of more tokens, and count them. None: keep all."""
+    """Maximum tokens of an evaluation prompt; longer ones are dropped and counted. None: no limit."""
     eval_max_context_len: Count | None = None
-    """Tokens of an evaluation prompt and its response; a long prompt has less for its response. None: no such limit."""
+    """Maximum tokens of an evaluation prompt plus its response. None: no such limit."""
     eval_input_key: Name | None = None
     """Field of an evaluation row with the prompt. None: input_key."""
     eval_label_key: Name | None = None
@@ -196,7 +196,7 @@ class EvalConfig(Section):
     eval_reward_key: Name | None = None
     """Which of a reward model's named numbers evaluations count. None: reward_key."""
     eval_pass_threshold: Finite = 1.0
-    """Reward from which on a response counts as solved, in pass@k."""
+    """Minimum reward of a solved response, in pass@k."""
     eval_num_gpus: Annotated[
         Count | None,
         Needs(*EVALUATION_DATA),
@@ -204,13 +204,14 @@ class EvalConfig(Section):
         Conflicts("colocate", because="the learner sleeps when an evaluation begins; --eval-interleaved goes with it"),
         NO_EVALUATION,
     ] = None
-    """GPUs of engines that only evaluate, beside training; on a CPU, one a server process. None: there are none."""
+    """GPUs of engines that only evaluate, concurrently with training; on a CPU, server processes. None: no such
+    engines."""
     eval_num_gpus_per_engine: Annotated[Count | None, Needs("eval_num_gpus")] = None
-    """GPUs one of these engines spans. None: rollout_num_gpus_per_engine."""
+    """GPUs per such engine. None: rollout_num_gpus_per_engine."""
     eval_interleaved: Annotated[bool, Needs(*EVALUATION_DATA), NO_EVALUATION] = False
-    """Evaluate on the policy's engines while generation and training go on; new weights wait for it.
+    """Evaluate on the policy's engines while generation and training continue; new weights wait for it.
 
-    False: training waits for an evaluation, which waits for what is generated ahead.
+    False: training waits for the evaluation, and the evaluation for groups in flight.
     """
 
     @property

@@ -26,9 +26,9 @@ class JobConfig(Section):
     plugins: tuple[Name, ...] = ()
     """Plugins of the run, by name, module or .py file; named by flag, they replace those of the file."""
     no_plugins: tuple[Name, ...] = ()
-    """Plugins that the run goes without, though the file names them, or another plugin or the model needs them."""
+    """Plugins to leave out, even if the file, another plugin or the model names them."""
     locked: bool = False
-    """Refuse every plugin that is not exactly as slime.lock says, before it is imported."""
+    """Refuse every plugin that differs from slime.lock, before it is imported."""
     lock_file: Path | None = None
     """The lock that --locked reads and slime plugins lock writes; naming it means --locked. None: slime.lock here."""
     allow_plugin_change: Annotated[bool, Once()] = False
@@ -41,7 +41,7 @@ class ModelConfig(Section):
     """The weights a run starts from."""
 
     hf_checkpoint: Path | None = None
-    """Hugging Face folder: start weights, config.json, tokenizer. None: the embedded arithmetic model."""
+    """Hugging Face folder: start weights, config.json, tokenizer. None: the built-in arithmetic model."""
     ref_load: Annotated[Path | None, Needs("use_kl_loss", "kl_coef", because="only they keep a reference")] = None
     """Hugging Face folder of the reference model that the KL term compares with. None: the start weights."""
     load: Annotated[
@@ -67,17 +67,17 @@ class ClusterConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where learner and engines compute. auto: cuda if the cluster has GPUs and this torch is a CUDA build; or cpu."""
     actor_num_nodes: Count = 1
-    """Machines that train."""
+    """Nodes that train."""
     actor_num_gpus_per_node: Count = 1
-    """Learner ranks a machine, one GPU each; on a CPU, processes."""
+    """Learner ranks per node, one GPU each; on a CPU, processes."""
     rollout_num_gpus: Count = 1
-    """GPUs that generate, over all engines; on a CPU, one a server process."""
+    """GPUs of all engines together; on a CPU, server processes."""
     rollout_num_gpus_per_engine: Count = 1
-    """GPUs one engine spans (its tensor parallel size); on a CPU, its processes."""
+    """GPUs per engine (its tensor parallel size); on a CPU, processes."""
     colocate: Annotated[
         bool, Conflicts("update_weights_interval", because="engines give their weights away while the learner trains")
     ] = False
-    """Learner and engines take turns on the same devices; rollout_num_gpus may then not exceed the learner's."""
+    """Learner and engines share devices in turns; rollout_num_gpus must not exceed the learner's."""
     ray_address: Name | None = None
     """Ray cluster to join: "auto" or an address. None: start a local one and stop it at the end."""
 
@@ -86,7 +86,7 @@ class CheckpointConfig(Section):
     """Saving; a checkpoint is always written at the end of a run."""
 
     save_interval: Annotated[Count | None, Conflicts("debug_rollout_only", because="nothing is trained")] = None
-    """Save after every so many rollouts. None: only at the end."""
+    """Save every this many rollouts. None: only at the end."""
     save_hf: bool = True
     """Also write each checkpoint's weights as a Hugging Face folder."""
 
@@ -95,7 +95,7 @@ class WatchConfig(Section):
     """Limits on waiting, so that nothing hangs silently."""
 
     wait_warn_s: Positive = 60.0
-    """Seconds after which a wait is reported, with who waits for what."""
+    """Seconds after which a wait is reported with the processes that it waits for."""
     wait_fail_s: Positive = 1800.0
     """Seconds after which a wait ends the run."""
 

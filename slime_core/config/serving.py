@@ -14,7 +14,7 @@ from slime_core.config.section import Count, Name, Positive, Section, Value
 __all__ = ["EngineConfig", "EngineGroup", "EngineModel", "RouterPolicy", "WorkerType"]
 
 WorkerType = Literal["regular", "prefill", "decode"]
-"""What an engine does: whole requests, only prompts, or only what follows them."""
+"""The part of a request that an engine computes."""
 
 RouterPolicy = Literal[
     "cache_aware", "consistent_hashing", "manual", "power_of_two", "prefix_hash", "random", "round_robin"
@@ -43,11 +43,11 @@ class EngineGroup(Section):
     """
 
     num_gpus: Count
-    """GPUs of the group; on a CPU, one a server process."""
+    """GPUs of the group; on a CPU, server processes."""
     num_gpus_per_engine: Count | None = None
-    """GPUs one engine spans. None: as its model says, or rollout_num_gpus_per_engine."""
+    """GPUs per engine. None: as its model says, or rollout_num_gpus_per_engine."""
     worker_type: WorkerType = "regular"
-    """Whole requests, only prompts (prefill), or only what follows them (decode)."""
+    """regular: whole requests. prefill: only prompts. decode: only what follows."""
     overrides: Overrides = ()
     """SGLang's flags for these engines, by SGLang's names; they win over [sglang]."""
 
@@ -63,21 +63,21 @@ class EngineGroup(Section):
 
 
 class EngineModel(Section):
-    """A model beside the policy, whose weights stay as they are.
+    """An auxiliary model: served, never trained.
 
     Example: ``EngineModel(name="judge", model_path=Path("Qwen3-8B"), num_gpus=2, num_gpus_per_engine=2)``.
     """
 
     name: Name
-    """What functions and reward models ask for it by."""
+    """Name under which functions and reward models find it."""
     model_path: Path
     """Hugging Face folder with weights and tokenizer."""
     num_gpus: Count | None = None
-    """GPUs over all its engines, besides those of the policy. None: what its groups add up to, or 1."""
+    """GPUs of all its engines, in addition to the policy's. None: the sum of its groups, or 1."""
     num_gpus_per_engine: Count | None = None
-    """GPUs one engine spans. None: 1."""
+    """GPUs per engine. None: 1."""
     is_embedding: bool = False
-    """Serve scores or vectors instead of texts, as a reward model does."""
+    """Serve scores or embeddings instead of text, as a reward model does."""
     dtype: Dtype | None = None
     """Type of weights and computation; auto takes that of the model's folder. None: the policy's (bf16)."""
     overrides: Overrides = ()
@@ -99,7 +99,7 @@ class EngineConfig(Section):
     sglang_mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of an engine's memory for weights and KV cache. None: SGLang decides."""
     sglang_context_length: Count | None = None
-    """Longest prompt plus response in tokens. None: what the model's config.json says."""
+    """Maximum tokens of prompt plus response. None: as the model's config.json says."""
     engine_start_timeout_s: Positive = 300.0
     """Seconds until a starting engine must answer."""
     engine_groups: tuple[EngineGroup, ...] = ()
@@ -108,7 +108,7 @@ class EngineConfig(Section):
     A file has one table [[engine.engine_groups]] a group: num_gpus, num_gpus_per_engine, worker_type, overrides.
     """
     engine_models: tuple[EngineModel, ...] = ()
-    """Models beside the policy, with engines and GPUs of their own: a teacher, a judge, a reward model. Empty: none.
+    """Auxiliary models with their own engines and GPUs: a judge, a reward model. Empty: none.
 
     A file has one table [[engine.engine_models]] a model: name, model_path, num_gpus, num_gpus_per_engine,
     is_embedding, dtype, overrides, engine_groups.
@@ -121,7 +121,7 @@ class EngineConfig(Section):
     prefill_num_servers: Annotated[
         Count | None, Conflicts("engine_groups", because="each says which engines compute prompts only")
     ] = None
-    """Engines that compute prompts only; the others compute only what follows. Needs GPUs. None: all do both."""
+    """Number of engines that only prefill; the others only decode. Needs GPUs. None: all do both."""
     rollout_external_engine_addrs: Annotated[
         tuple[Name, ...],
         Conflicts(
@@ -134,9 +134,9 @@ class EngineConfig(Section):
         ),
         Conflicts("debug_rollout_only", because="no learner publishes weights to engines whose weights are unknown"),
     ] = ()
-    """Engines that somebody else started and ends, as host:port. Empty: the run starts its own."""
+    """External engines that the run neither starts nor stops, as host:port. Empty: the run starts its own."""
     sglang_router_ip: Annotated[Name | None, Needs("sglang_router_port")] = None
-    """Host of a router that somebody else started. None: the run starts its own."""
+    """Host of an external router. None: the run starts its own."""
     sglang_router_port: Annotated[int | None, Field(ge=1, le=65535), Needs("sglang_router_ip")] = None
     """Port of that router. None: the run starts its own."""
     sglang_router_policy: Annotated[
