@@ -3,8 +3,7 @@
 In the order in which a prompt group passes through them:
 
     actor.py                  the sampler as a Ray actor, and the driver's handle
-    sampler.py                collects one rollout, estimates advantages, packs shards
-    eval_sampler.py           the sampler of a run, or an actor, that only evaluates
+    sampler.py                collects one rollout, estimates advantages, packs shards; evaluates
     sampler_records.py        settings and results of the sampler
     sampler_components.py     tokenizer, client, components of a sampler, made from its settings
     component_factory.py      makes components by name
@@ -14,7 +13,7 @@ In the order in which a prompt group passes through them:
     live_rollouts.py          the default source: generates groups now
     recorded_rollouts.py      the source of train-only runs: reads saved groups
     requeue_buffer.py         the data source, preceded by aborted groups that are resumed
-    group_scheduler.py        groups in flight, for this rollout and later ones; async_policy.py bounds how many
+    group_scheduler.py        groups in flight, for this rollout and later ones, within the bounds of the async policy
     group_collector.py        generates and rewards whole groups, with retries
     group_generator.py        generates the samples of one group
     lineage.py                maps the samples that a generate function returned to the samples it was given

@@ -11,8 +11,7 @@ import ray
 
 from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
-from slime_core.rollout.eval_sampler import EvalSampler
-from slime_core.rollout.sampler import Sampler
+from slime_core.rollout.sampler import EvalSampler, Sampler
 from slime_core.rollout.sampler_records import SamplerSettings, SamplerState
 from slime_core.runtime.actors import Actor, Call, Ref, Watched, uncollected
 from slime_core.runtime.waiting import Wait

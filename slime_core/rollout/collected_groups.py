@@ -68,7 +68,7 @@ class CollectedGroups:
         reward_key: which of several rewards trains.
         drops_failed_groups: a group with a sample that failed is dropped.
 
-    ``came`` holds every group that was taken, in the order of their coming.
+    ``received`` holds every group that was taken, in the order of their coming.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class CollectedGroups:
         self._dropped: list[tuple[str, PromptGroup]] = []
         self._num_lost = 0
         self._stale: list[tuple[str, Sample]] = []
-        self.came: list[PromptGroup] = []
+        self.received: list[PromptGroup] = []
         self.aborted: list[PromptGroup] = []
         self.refills = 0
 
@@ -93,7 +93,7 @@ class CollectedGroups:
         Raises:
             PluginError: a transform failed or broke its contract.
         """
-        self.came += groups
+        self.received += groups
         for group in groups:
             self._rewards.append([sample.reward_value(self._key) for sample in group if sample.reward is not None])
             self._take(group)
@@ -103,7 +103,7 @@ class CollectedGroups:
 
     def leave_out(self, groups: Sequence[PromptGroup], reason: str) -> None:
         """Receive finished groups that are too old to be trained, and what becomes of them in a word."""
-        self.came += groups
+        self.received += groups
         self._stale += [(reason, sample) for group in groups for sample in group]
 
     def _take(self, group: PromptGroup) -> None:

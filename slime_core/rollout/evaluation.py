@@ -1,7 +1,7 @@
-"""Held-out prompts: generated and rewarded as in training, measured and written down, never trained on.
+"""Evaluation sets: held-out prompts are generated and rewarded as in training, scored and written to disk.
 
-Each set has its own settings (:mod:`slime_core.config.eval_sets`): how responses are drawn, by which generate function,
-who rewards them, and who answers: the policy, or another model.
+Each set has its own settings (:mod:`slime_core.config.eval_sets`): sampling parameters, generate function, reward
+model, and the model that generates: the policy or another one.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ __all__ = ["EvalComponents", "Evaluation"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalComponents:
-    """What an evaluation works with.
+    """What evaluation sets are measured with.
 
     Arguments:
-        encoder: prompt to ids, by whether prompts are rendered with the chat template.
-        collector: generates and rewards a set.
-        hooks: of plugins, which may evaluate in its place, or log.
+        make_encoder: whether prompts are rendered with the chat template -> encoder.
+        make_collector: evaluation set -> what generates and rewards it.
+        hooks: of plugins, which may replace the evaluation, or its logging.
         writer: receives the samples.
-        checks: refuses rows that ask for what the run cannot do.
-        models: name -> URL of every model that the run serves beside the policy.
-        formats: name -> how prompt files are read, besides JSON Lines.
+        checks: refuses rows that request what the run does not support.
+        models: name -> URL of every auxiliary model that the run serves.
+        formats: name -> format of prompt files, in addition to JSON Lines.
     """
 
-    encoder: Callable[[bool], PromptEncoder]
-    collector: Callable[[EvalSet], GroupCollector]
+    make_encoder: Callable[[bool], PromptEncoder]
+    make_collector: Callable[[EvalSet], GroupCollector]
     hooks: LifecycleHooks
     writer: SampleWriter
     checks: RowCheck
@@ -59,20 +59,20 @@ class EvalComponents:
 
 
 @dataclass(slots=True)
-class _Loaded:
-    """A set with its prompts.
+class _LoadedSet:
+    """An evaluation set with its prompts.
 
     Arguments:
-        groups: never generated themselves; copies are.
-        rooms: tokens that the responses of each group may have.
-        left_out: prompts that were too long.
-        client: None: the policy answers.
+        groups: one group a prompt; each evaluation generates copies.
+        max_new_tokens: of the responses of each group.
+        num_left_out: prompts that were too long.
+        client: of another model; None: the policy generates.
     """
 
     settings: EvalSet
     groups: list[PromptGroup]
-    rooms: list[int]
-    left_out: int
+    max_new_tokens: list[int]
+    num_left_out: int
     encoder: PromptEncoder
     collector: GroupCollector
     client: GenerateClient | None
@@ -86,78 +86,79 @@ class Evaluation:
         ConfigError: the run serves no model that a set names.
     """
 
-    def __init__(self, config: RunConfig, measures: EvalComponents) -> None:
-        self._config, self._measures = config, measures
-        self._loaded = {one.name: self._load(one) for one in eval_sets(config)}
+    def __init__(self, config: RunConfig, components: EvalComponents) -> None:
+        self._config = config
+        self._components = components
+        self._sets = {one.name: self._load(one) for one in eval_sets(config)}
 
     async def run(self, context: GenerateContext, source: DataSource | None) -> dict[str, float]:
-        """Scores of every set under the weights that the engines hold now, as ``eval/...`` metrics.
+        """Score every set with the weights that the engines serve; returns ``eval/...`` metrics.
 
         Arguments:
-            context: of an evaluation; its number is the step's.
-            source: of the training prompts, for plugins that evaluate; None: there is none.
+            context: of an evaluation; its number is the training step.
+            source: the training prompts, for ``slime_evaluate``; None: this sampler takes no prompts.
 
         Raises:
             RunError: no sample of a set was answered.
-            PluginError: a plugin that evaluates, or logs, failed.
+            PluginError: ``slime_evaluate`` or ``slime_log_evaluation`` failed.
         """
-        hooks = self._measures.hooks
+        hooks = self._components.hooks
         own = await hooks.first("slime_evaluate", step=context.rollout, prompts=source)
         if own is not None:
             return {str(name): float(value) for name, value in own.items()}
         metrics: dict[str, float] = {}
         sets: dict[str, EvalSamples] = {}
-        for name, one in self._loaded.items():
-            samples = await self._measured(one, context)
+        for name, one in self._sets.items():
+            samples = await self._measure(one, context)
             metrics |= _score(one, samples).metrics(f"eval/{name}")
             metrics |= {f"eval/{name}-failed/{cause}": n for cause, n in one.collector.take_failures().items()}
             metrics |= part_metrics(samples, f"eval/{name}/reward_parts")
-            metrics |= {f"eval/{name}-left_out": float(one.left_out)} if one.settings.longest_prompt else {}
+            metrics |= {f"eval/{name}-left_out": float(one.num_left_out)} if one.settings.longest_prompt else {}
             sets[name] = _eval_samples(samples, key=one.settings.reward_key)
         logged = hooks.answers("slime_log_evaluation", step=context.rollout, sets=sets, metrics=metrics)
         return {} if any(logged) else metrics
 
     async def close(self) -> None:
         """Close connections to other models."""
-        for one in self._loaded.values():
+        for one in self._sets.values():
             if one.client is not None:
                 await one.client.close()
 
-    async def _measured(self, one: _Loaded, context: GenerateContext) -> list[Sample]:
+    async def _measure(self, one: _LoadedSet, context: GenerateContext) -> list[Sample]:
         name = one.settings.name
-        finished = await self._finished(one, replace(context, encoder=one.encoder, client=one.client or context.client))
+        finished = await self._collect(one, replace(context, encoder=one.encoder, client=one.client or context.client))
         samples = [sample for group in finished for sample in group]
         failed = [sample for sample in samples if sample.reward is None]
         if len(failed) < len(samples):
             one.collector.unanswered(failed)
-        self._measures.writer.write(f"eval-{name}", context.rollout, samples)
+        self._components.writer.write(f"eval-{name}", context.rollout, samples)
         if len(failed) == len(samples):
             raise RunError(
                 f"evaluation {name!r}: none of {len(samples)} samples was answered: {describe_failures(failed)}"
             )
         return samples
 
-    async def _finished(self, one: _Loaded, context: GenerateContext) -> list[PromptGroup]:
-        """All groups of a set, rewarded, each with the room that it has for a response."""
+    async def _collect(self, one: _LoadedSet, context: GenerateContext) -> list[PromptGroup]:
+        """All groups of a set, generated and rewarded."""
         sampling = eval_sampling(one.settings, end_ids=one.encoder.end_ids)
 
-        async def collected(group: PromptGroup, room: int) -> PromptGroup:
-            drawn = replace(sampling, max_new_tokens=room, min_new_tokens=min(room, sampling.min_new_tokens))
-            (made,) = await one.collector.collect(context, [group], drawn)
-            return made
+        async def collect(group: PromptGroup, limit: int) -> PromptGroup:
+            limited = replace(sampling, max_new_tokens=limit, min_new_tokens=min(limit, sampling.min_new_tokens))
+            (collected,) = await one.collector.collect(context, [group], limited)
+            return collected
 
-        return await run_all(map(collected, copy.deepcopy(one.groups), one.rooms))
+        return await run_all(map(collect, copy.deepcopy(one.groups), one.max_new_tokens))
 
-    def _load(self, one: EvalSet) -> _Loaded:
-        encoder = self._measures.encoder(one.apply_chat_template)
+    def _load(self, one: EvalSet) -> _LoadedSet:
+        encoder = self._components.make_encoder(one.apply_chat_template)
         kept: list[bool] = []
 
         def keeps(prompt: Prompt, tools: list[Any] | None = None) -> bool:
             kept.append(len(encoder.encode(prompt, tools=tools)) <= (one.longest_prompt or 0))
             return kept[-1]
 
-        def keeps_many(asked: Sequence[tuple[Prompt, list[Any] | None]]) -> list[bool]:
-            return [keeps(*each) for each in asked]
+        def keeps_many(rows: Sequence[tuple[Prompt, list[Any] | None]]) -> list[bool]:
+            return [keeps(*each) for each in rows]
 
         request = PromptRequest(
             path=one.path,
@@ -169,19 +170,27 @@ class Evaluation:
             shuffle=False,
             keeps=None if one.longest_prompt is None else keeps,
             keeps_many=None if one.longest_prompt is None else keeps_many,
-            formats=self._measures.formats,
-            checks=self._measures.checks,
+            formats=self._components.formats,
+            checks=self._components.checks,
         )
         source = PromptFiles(None, RunView(prompts=request))
         groups = source.next_groups(len(source))
-        rooms = [_room(one, group, encoder) for group in groups]
-        return _Loaded(one, groups, rooms, kept.count(False), encoder, self._measures.collector(one), self._client(one))
+        limits = [_response_limit(one, group, encoder) for group in groups]
+        return _LoadedSet(
+            one,
+            groups,
+            limits,
+            kept.count(False),
+            encoder,
+            self._components.make_collector(one),
+            self._make_client(one),
+        )
 
-    def _client(self, one: EvalSet) -> GenerateClient | None:
-        """Of a model that is not the policy, which answers to token ids of the policy's tokenizer."""
+    def _make_client(self, one: EvalSet) -> GenerateClient | None:
+        """The client of a model other than the policy; requests carry ids of the policy's tokenizer."""
         if one.model is None:
             return None
-        models, rollout = self._measures.models, self._config.rollout
+        models, rollout = self._components.models, self._config.rollout
         url = one.model if "://" in one.model else models.get(one.model)
         if url is None:
             raise ConfigError(
@@ -189,8 +198,8 @@ class Evaluation:
                 f"{', '.join(sorted(models)) or 'none'}{nearest(one.model, models)}. Accepted: one of them, the "
                 "address of an SGLang server, or nothing, which is the policy."
             )
-        at_once, timeout_s = rollout.sglang_server_concurrency, rollout.rollout_request_timeout_s
-        return GenerateClient(url, max_in_flight=at_once, timeout_s=timeout_s)
+        max_in_flight, timeout_s = rollout.sglang_server_concurrency, rollout.rollout_request_timeout_s
+        return GenerateClient(url, max_in_flight=max_in_flight, timeout_s=timeout_s)
 
 
 def _eval_samples(samples: Sequence[Sample], *, key: str | None) -> EvalSamples:
@@ -201,12 +210,12 @@ def _eval_samples(samples: Sequence[Sample], *, key: str | None) -> EvalSamples:
     )
 
 
-def _score(one: _Loaded, samples: Sequence[Sample]) -> EvalScores:
+def _score(one: _LoadedSet, samples: Sequence[Sample]) -> EvalScores:
     return score(samples, key=one.settings.reward_key, threshold=one.settings.pass_threshold)
 
 
-def _room(one: EvalSet, group: PromptGroup, encoder: PromptEncoder) -> int:
-    """Tokens that the responses of a group may have."""
+def _response_limit(one: EvalSet, group: PromptGroup, encoder: PromptEncoder) -> int:
+    """Most tokens that a response of the group may have."""
     if one.max_context_len is None:
         return one.max_response_len
     return min(

@@ -60,14 +60,14 @@ class GroupCollector:
         self._num_retries = rollout.failed_sample_retries if rollout.failed_samples == "retry" else 0
         self._retries: Counter[str] = Counter()
 
-    def prepare_group(self, group: PromptGroup, *, too_old: bool = False) -> None:
+    def prepare_group(self, group: PromptGroup, *, is_stale: bool = False) -> None:
         """Make ``group`` ready to be generated: anew, or, where responses that were ended go on, from what it has.
 
         Arguments:
-            too_old: what it has can be trained no more, so it begins anew.
+            is_stale: what it has can be trained no more, so it begins anew.
         """
         generator, reward = self._generators.of(group[0]), self._rewards.of(group[0])
-        prepare_group(group, generator, reward, resumes=self._rollout.partial_rollout and not too_old)
+        prepare_group(group, generator, reward, resumes=self._rollout.partial_rollout and not is_stale)
 
     async def collect(
         self, context: GenerateContext, groups: Sequence[PromptGroup], sampling: SamplingParams

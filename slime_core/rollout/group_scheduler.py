@@ -1,13 +1,13 @@
-"""Prompt groups between their data source and the learner: taken, in flight, finished, and handed over to be trained.
+"""Keeps prompt groups in flight between the data source and the learner.
 
-    admitted   taken from the source; its task generates and rewards it beside all others
-    finished   waits here until a rollout takes it
-    due        has to be taken by a rollout now, or it would be older than the bound when another has room for it
+    admitted   taken from the source; an asyncio task generates and rewards the group
+    finished   generated and rewarded; waits here until a rollout takes it
+    due        must be taken by the current rollout: later rollouts that may still train it are already full
 
-How much is generated ahead is a number, not another way of working. With 0, groups are admitted when a rollout asks for
-them. With N, as many as N more rollouts need are admitted besides, and go on while the learner trains. No group is
-admitted that could not be trained within the bound on staleness, and rollouts take due groups first, so that age is a
-matter of pacing and samples that are too old are the exception.
+How far generation runs ahead is a number, not a mode. With ``rollouts_ahead=0``, groups are admitted when a rollout
+requests them. With N, groups for N more rollouts are admitted as well and stay in flight while the learner trains. The
+scheduler admits no group that could not be trained within ``max_staleness``, and rollouts take due groups first, so
+groups that are too old are the exception.
 
 Concurrency: everything runs in one event loop. :meth:`GroupScheduler.take` and :meth:`GroupScheduler.published` admit
 groups, and so does a task whose group was aborted by an update of the weights; only tasks mark groups as finished. An
@@ -19,43 +19,109 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from slime_core.config.schema import RunConfig
 from slime_core.errors import RunError
 from slime_core.plugins.contracts import DataSource
-from slime_core.rollout.async_policy import AsyncPolicy
 from slime_core.rollout.prompt_ledger import PendingGroups
 from slime_core.rollout.requeue_buffer import sample_ids_by_group
 from slime_core.rollout.resumable_groups import copy_sample, dump_group, dump_prompts, load_group, oldest_group_version
 from slime_core.types import PromptGroup, Status
 
-__all__ = ["GroupScheduler"]
+__all__ = ["AsyncPolicy", "GroupScheduler", "GroupWork"]
 
-END_LIMIT_S = 30.0
-"""For requests to end that were told to: an engine answers within a second, a reward model within its own limit."""
+ABORT_LIMIT_S = 30.0
+"""Seconds for aborted requests to return: an engine answers within a second, a reward model within its own limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncPolicy:
+    """How far generation may run ahead of training.
+
+    Example, 8 groups a rollout, one rollout ahead, samples at most 2 trained rollouts old: ``AsyncPolicy(8,
+    rollouts_ahead=1, max_staleness=2)``.
+
+    Arguments:
+        batch_size: groups a rollout.
+        rollouts_ahead: rollouts that may be in flight or finished beyond the current one.
+        max_staleness: trained rollouts between the weights that sample a group's first token and those that train it;
+            None: no bound.
+        num_rollouts: of the run; no group is admitted for later ones.
+        waits_for_due: a rollout waits for groups that are due. False: groups that are too old are trained with a
+            correction, so no rollout waits for them.
+        replaces_aborted: a group that an update of the weights aborted returns to the source, and another is admitted.
+        over_sampling: least number of groups to admit when some are missing; None: as many as are missing.
+    """
+
+    batch_size: int
+    rollouts_ahead: int = 0
+    max_staleness: int | None = None
+    num_rollouts: int | None = None
+    waits_for_due: bool = True
+    replaces_aborted: bool = False
+    over_sampling: int | None = None
+
+    @staticmethod
+    def of(config: RunConfig) -> AsyncPolicy:
+        """The policy that the settings of a run describe."""
+        rollout = config.rollout
+        return AsyncPolicy(
+            rollout.rollout_batch_size,
+            rollouts_ahead=rollout.async_buffer_size,
+            max_staleness=rollout.max_staleness,
+            num_rollouts=rollout.num_rollout,
+            waits_for_due=rollout.stale_samples != "correct",
+            replaces_aborted=rollout.pause_generation_mode == "abort",
+            over_sampling=rollout.over_sampling_batch_size,
+        )
+
+
+class GroupWork(Protocol):
+    """What the scheduler does with the groups that it admits; live rollouts implement it."""
+
+    def prepare(self, rollout: int, groups: list[PromptGroup]) -> None:
+        """Make the groups ready to be generated, in place, before their tasks start."""
+        ...
+
+    async def run(self, rollout: int, group: PromptGroup) -> PromptGroup:
+        """Generate and reward one group."""
+        ...
+
+    def abort_requests(self) -> AbstractAsyncContextManager[None]:
+        """While the context lasts, every request returns with the tokens that it has."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """One admitted group: what its source gave, the version that was served then, and what became of it."""
+    """One admitted group.
+
+    Arguments:
+        number: order of admission.
+        given: its samples as the source gave them.
+        version: oldest weights that sampled, or will sample, a token of it.
+        result: its samples, generated and rewarded; None: in flight.
+        task: generates it; None: it was restored from a checkpoint.
+    """
 
     number: int
     given: PromptGroup
     version: int
-    made: PromptGroup | None = None
+    result: PromptGroup | None = None
     task: asyncio.Task[None] | None = None
 
 
 @dataclass(slots=True)
-class _Waits:
-    """Seconds that one side had nothing to do because of the other."""
+class _IdleTimes:
+    """Seconds that the learner waited for groups, and the engines for the learner."""
 
     learner_s: float = 0.0
     engines_s: float = 0.0
-    idle_since_s: float | None = None
+    engines_idle_since_s: float | None = None
 
     def take(self) -> tuple[float, float]:
         taken = self.learner_s, self.engines_s
@@ -64,130 +130,129 @@ class _Waits:
 
 
 class GroupScheduler:
-    """Keeps groups in flight; see the module.
+    """Admits groups, and hands finished ones to rollouts; see the module.
 
     Arguments:
         source: of the prompts.
-        prepare: called with the number of a rollout and the groups that are begun for it, before they are.
-        make: generates and rewards one group of that rollout.
-        pace: how much at once.
-        ends: requests end while its context lasts, with the tokens that they have.
+        work: prepares, generates and rewards groups.
+        policy: how many groups may be in flight.
     """
 
-    def __init__(
-        self,
-        source: DataSource,
-        *,
-        prepare: Callable[[int, list[PromptGroup]], None],
-        make: Callable[[int, PromptGroup], Awaitable[PromptGroup]],
-        pace: AsyncPolicy,
-        ends: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
-    ) -> None:
-        self._source, self._prepare, self._make, self._pace = source, prepare, make, pace
-        self._ends, self._is_ending = ends, False
-        self._served, self._asked, self._needed, self._begun = 0, -1, 0, 0
+    def __init__(self, source: DataSource, work: GroupWork, policy: AsyncPolicy) -> None:
+        self._source = source
+        self._work = work
+        self._policy = policy
+        self._served_version = 0
+        self._rollout = -1  # the current rollout, or the last one that took its groups
+        self._wanted = 0  # groups that take() waits for; 0: no call waits
+        self._target = 0  # groups to keep admitted for the current rollout; over-sampling makes it more than wanted
         self._number = 0
-        self._open: list[_Group] = []
-        self._finished: list[_Group] = []
+        self._admitted: list[_Group] = []  # in flight and finished, in the order of admission
+        self._finished: list[_Group] = []  # in the order of finishing
         self._failure: BaseException | None = None
-        self._changed = asyncio.Event()
-        self._waits = _Waits()
-        self._aborted = 0
+        self._changed = asyncio.Event()  # a task is done
+        self._idle_times = _IdleTimes()
+        self._is_aborting = False
+        self._num_aborted = 0
 
-    # --- What the sampler asks for -----------------------------------------------------------------------------------
+    # --- Called by the sampler ---------------------------------------------------------------------------------------
 
     async def take(self, rollout: int, count: int) -> list[PromptGroup]:
-        """``count`` finished groups for ``rollout``, in the order of their admission: those that are due, and besides
-        those that were finished first.
+        """``count`` finished groups for ``rollout``, in the order of their admission: all that are due, then those that
+        finished first.
 
         Raises:
-            SlimeError: what ended a group, whichever rollout it was begun for.
+            SlimeError: a group failed, whichever rollout it was admitted for.
         """
-        self.check()
-        begun_s = time.monotonic()
-        self._asked, self._needed = rollout, count
-        is_short = len(self._open) < count
-        self._begun = max(count, self._pace.fetch or 0) if is_short else count
+        self.raise_failure()
+        start_s = time.monotonic()
+        self._rollout = rollout
+        self._wanted = count
+        is_short = len(self._admitted) < count
+        self._target = max(count, self._policy.over_sampling or 0) if is_short else count
         self._admit()
-        while (chosen := self._chosen(rollout, count)) is None:
+        while (chosen := self._choose(rollout, count)) is None:
             self._changed.clear()
             await self._changed.wait()
-            self.check()
-        self._needed = self._begun = 0
+            self.raise_failure()
+        self._wanted = 0
+        self._target = 0
         for group in chosen:
-            self._open.remove(group)
+            self._admitted.remove(group)
             self._finished.remove(group)
-        self._waits.learner_s += time.monotonic() - begun_s
-        self._note_idleness()
-        return [group.made or [] for group in chosen]
+        self._idle_times.learner_s += time.monotonic() - start_s
+        self._note_idle_engines()
+        return [group.result or [] for group in chosen]
 
-    async def settle(self) -> None:
-        """What is still in flight is ended, unless generation runs ahead: its groups go back, with what they have.
+    async def abort_in_flight(self) -> None:
+        """Abort what is still in flight, unless generation runs ahead: the groups return to the source with the tokens
+        that they have.
 
-        A group that is not ended within the limit is cancelled, and goes back as it was given.
+        A group that does not return within the limit is cancelled, and returns to the source as it was given.
         """
-        tasks = {group.task: group for group in self._open if group.task is not None and group.made is None}
-        if self._pace.ahead or not tasks:
+        tasks = {group.task: group for group in self._admitted if group.task is not None and group.result is None}
+        if self._policy.rollouts_ahead or not tasks:
             return
-        self._is_ending = True
+        self._is_aborting = True
         try:
-            async with self._ends():
-                _, late = await asyncio.wait(tasks, timeout=END_LIMIT_S)
+            async with self._work.abort_requests():
+                _, late = await asyncio.wait(tasks, timeout=ABORT_LIMIT_S)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
         finally:
-            self._is_ending = False
-        # One that has finished all the same is where its end has put it.
+            self._is_aborting = False
+        # A late task may have finished before it was cancelled: its group is then finished or requeued already.
         for group in (tasks[task] for task in late if task.cancelled()):
-            self._open.remove(group)
+            self._admitted.remove(group)
             self._source.put_back([group.given])
-        self.check()
+        self.raise_failure()
 
-    async def rest(self) -> None:
-        """What was begun has ended when this returns; a publication or another rollout begins what is ahead of it.
+    async def drain(self) -> None:
+        """Wait until no group is in flight. The next publication or rollout admits groups again.
 
         Raises:
-            SlimeError: what ended a group.
+            SlimeError: a group failed.
         """
-        while running := [one.task for one in self._open if one.task is not None and not one.task.done()]:
+        while running := [one.task for one in self._admitted if one.task is not None and not one.task.done()]:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            self.check()
+            self.raise_failure()
 
-    def present(self) -> PendingGroups:
-        """The groups that were taken from the source, and not from here."""
-        waiting = sample_ids_by_group([group.given for group in self._finished])
-        in_flight = sample_ids_by_group([group.given for group in self._open if group.made is None])
-        return PendingGroups(in_flight=in_flight, held=waiting)
+    def pending_groups(self) -> PendingGroups:
+        """The groups that were taken from the source and that no rollout has taken yet."""
+        finished = sample_ids_by_group([group.given for group in self._finished])
+        in_flight = sample_ids_by_group([group.given for group in self._admitted if group.result is None])
+        return PendingGroups(in_flight=in_flight, held=finished)
 
     def published(self, version: int) -> None:
         """The engines serve ``version``, the number of rollouts that the learner has trained."""
-        self.check()
-        self._served, self._asked = version, max(self._asked, version - 1)
+        self.raise_failure()
+        self._served_version = version
+        self._rollout = max(self._rollout, version - 1)
         self._admit()
 
-    def check(self) -> None:
-        """Raise what ended a group, if anything has: that is the end of the run, however often it is asked."""
+    def raise_failure(self) -> None:
+        """Raise the first exception of a task, if there is one; every later call raises it again."""
         if self._failure is not None:
             raise self._failure
 
     def metrics(self) -> dict[str, float]:
-        """How full the buffer is, and who waited for whom since this was last asked; empty where there is no buffer."""
-        learner_s, engines_s = self._waits.take()
-        aborted, self._aborted = self._aborted, 0
-        if not self._pace.ahead and not self._pace.fetch:
+        """How full the buffer is, and which side waited since the last call; empty where there is no buffer."""
+        learner_s, engines_s = self._idle_times.take()
+        aborted, self._num_aborted = self._num_aborted, 0
+        if not self._policy.rollouts_ahead and not self._policy.over_sampling:
             return {}
         found = {
             "rollout/buffer/finished": float(len(self._finished)),
-            "rollout/buffer/in_flight": float(self._in_flight),
+            "rollout/buffer/in_flight": float(self._num_in_flight),
             "perf/learner_waited_time": learner_s,
             "perf/engines_waited_time": engines_s,
         }
         return found | ({"rollout/buffer/aborted": float(aborted)} if aborted else {})
 
     async def close(self) -> None:
-        """Nothing is in flight any more when this returns."""
-        tasks = [group.task for group in self._open if group.task is not None]
+        """Cancel every task, and wait for it."""
+        tasks = [group.task for group in self._admitted if group.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -197,20 +262,20 @@ class GroupScheduler:
     def state(self) -> dict[str, Any]:
         """Everything that :meth:`restore` needs so that no prompt is lost and none is trained twice, JSON-ready.
 
-        The source's own state; groups in flight as the source gave them, whose prompts it will hand out again; and
-        finished groups whole. A group is one text of JSON. A finished group that JSON cannot carry counts as in flight.
+        It holds the source's own state, groups in flight as the source gave them (a resumed run generates them again),
+        and finished groups whole. Each group is one JSON text. A finished group that JSON cannot represent is saved
+        like one in flight.
         """
-        finished = {group.number: dump_group(group.made or [], group.version) for group in self._finished}
+        finished = {group.number: dump_group(group.result or [], group.version) for group in self._finished}
+        in_flight = [group for group in self._admitted if finished.get(group.number) is None]
         return {
             "source": self._source.state(),
-            "in_flight": [
-                dump_prompts(group.given, group.version) for group in self._open if finished.get(group.number) is None
-            ],
+            "in_flight": [dump_prompts(group.given, group.version) for group in in_flight],
             "finished": [text for text in finished.values() if text is not None],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where :meth:`state` was taken; a mapping without ``source`` is that of a source alone."""
+        """Continue where :meth:`state` was taken; a mapping without ``source`` is the state of a source alone."""
         self._source.restore(state.get("source", state))
         if "source" not in state:
             return
@@ -218,101 +283,106 @@ class GroupScheduler:
         if given:
             self._source.put_back([samples for _, samples in given])
         for version, samples in map(load_group, state["finished"]):
-            group = _Group(self._next(), samples, version, made=samples)
-            self._open.append(group)
+            group = _Group(self._next_number(), samples, version, result=samples)
+            self._admitted.append(group)
             self._finished.append(group)
 
     # --- Admission ---------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Begin as many groups as the pace allows, for the rollouts that will take them."""
-        while (room := self._room()) > 0:
-            rollout, left = self._planned(len(self._open))
-            if self._pace.total is not None and rollout >= max(self._pace.total, self._asked + 1):
+        """Start as many groups as the policy allows, each for the rollout that will take it."""
+        while (capacity := self._capacity()) > 0:
+            rollout, left = self._assign_rollout(len(self._admitted))
+            last = self._policy.num_rollouts
+            if last is not None and rollout >= max(last, self._rollout + 1):
                 return
-            self._begin(rollout, self._source.next_groups(min(room, left)))
+            self._start(rollout, self._source.next_groups(min(capacity, left)))
 
-    def _room(self) -> int:
-        return self._begun + self._ahead() * self._pace.batch - len(self._open)
+    def _capacity(self) -> int:
+        return self._target + self._rollouts_ahead() * self._policy.batch_size - len(self._admitted)
 
-    def _ahead(self) -> int:
-        """Rollouts beyond the one asked for last that may be begun with the weights that are served.
+    def _rollouts_ahead(self) -> int:
+        """Rollouts beyond the current one for which the served weights are new enough.
 
-        A group of rollout r that weights v draw is trained by weights r, r - v rollouts later.
+        Weights v sample a group of rollout r, and weights r train it: the group is then r - v rollouts stale.
         """
-        if self._pace.oldest is None:
-            return self._pace.ahead
-        return max(0, min(self._pace.ahead, self._served + self._pace.oldest - self._asked))
+        ahead, max_staleness = self._policy.rollouts_ahead, self._policy.max_staleness
+        if max_staleness is None:
+            return ahead
+        return max(0, min(ahead, self._served_version + max_staleness - self._rollout))
 
-    def _planned(self, place: int) -> tuple[int, int]:
-        """The rollout that a group at ``place`` of the open ones is for, and how many places it still has there."""
-        if place < self._begun:
-            return self._asked, self._begun - place
-        rollouts, within = divmod(place - self._begun, self._pace.batch)
-        return self._asked + 1 + rollouts, self._pace.batch - within
+    def _assign_rollout(self, place: int) -> tuple[int, int]:
+        """The rollout of the group at ``place`` of the admitted ones, and the places that it still has from there."""
+        if place < self._target:
+            return self._rollout, self._target - place
+        rollouts, within = divmod(place - self._target, self._policy.batch_size)
+        return self._rollout + 1 + rollouts, self._policy.batch_size - within
 
-    def _begin(self, rollout: int, groups: list[PromptGroup]) -> None:
+    def _start(self, rollout: int, groups: list[PromptGroup]) -> None:
+        # Generate functions change samples in place; a checkpoint needs them as the source gave them.
         given = [[copy_sample(sample) for sample in group] for group in groups]
-        self._prepare(rollout, groups)
-        if self._waits.idle_since_s is not None:
-            self._waits.engines_s += time.monotonic() - self._waits.idle_since_s
-            self._waits.idle_since_s = None
+        self._work.prepare(rollout, groups)
+        if self._idle_times.engines_idle_since_s is not None:
+            self._idle_times.engines_s += time.monotonic() - self._idle_times.engines_idle_since_s
+            self._idle_times.engines_idle_since_s = None
         for before, samples in zip(given, groups, strict=True):
-            group = _Group(self._next(), before, oldest_group_version(samples, self._served))
-            self._open.append(group)
+            group = _Group(self._next_number(), before, oldest_group_version(samples, self._served_version))
+            self._admitted.append(group)
             name = f"group {before[0].group_index}"
             group.task = asyncio.create_task(self._run(group, rollout, samples), name=name)
-            group.task.add_done_callback(self._ended)
+            group.task.add_done_callback(self._on_done)
 
-    def _next(self) -> int:
+    def _next_number(self) -> int:
         self._number += 1
         return self._number
 
     # --- In flight ---------------------------------------------------------------------------------------------------
 
     async def _run(self, group: _Group, rollout: int, samples: PromptGroup) -> None:
-        made = await self._make(rollout, samples)
-        if (self._pace.repeats or self._is_ending) and any(sample.status is Status.ABORTED for sample in made):
-            self._aborted += 1
-            self._open.remove(group)
-            self._source.put_back([made])
+        result = await self._work.run(rollout, samples)
+        is_aborted = any(sample.status is Status.ABORTED for sample in result)
+        if is_aborted and (self._policy.replaces_aborted or self._is_aborting):
+            self._num_aborted += 1
+            self._admitted.remove(group)
+            self._source.put_back([result])
             self._admit()
             return
-        group.made = made
+        group.result = result
         self._finished.append(group)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            failure = task.exception()  # asked of each: one that nobody asks for is logged when it is collected
+            failure = task.exception()  # always read: asyncio logs an exception that was never retrieved
             self._failure = self._failure or failure
         elif not task.cancelling():
-            self._failure = self._failure or _cancelled(task.get_name())
-        self._note_idleness()
+            self._failure = self._failure or _cancellation_error(task.get_name())
+        self._note_idle_engines()
         self._changed.set()
 
     @property
-    def _in_flight(self) -> int:
-        return len(self._open) - len(self._finished)
+    def _num_in_flight(self) -> int:
+        return len(self._admitted) - len(self._finished)
 
-    def _note_idleness(self) -> None:
-        if not self._in_flight and not self._needed and self._waits.idle_since_s is None:
-            self._waits.idle_since_s = time.monotonic()
+    def _note_idle_engines(self) -> None:
+        if not self._num_in_flight and not self._wanted and self._idle_times.engines_idle_since_s is None:
+            self._idle_times.engines_idle_since_s = time.monotonic()
 
-    def _chosen(self, rollout: int, count: int) -> list[_Group] | None:
-        """What ``rollout`` takes; None: it is not there yet.
+    def _choose(self, rollout: int, count: int) -> list[_Group] | None:
+        """The groups that ``rollout`` takes; None: they have not finished yet.
 
-        Groups of one age have a last rollout that may train them. So many of those that share it or have an earlier one
-        are taken now that the rollouts until then have room for the rest; for these the rollout waits. For what is too
-        old already, as over-sampling may leave it behind, none does.
+        Groups of one version share a last rollout that may train them. Among the groups with that last rollout or an
+        earlier one, ``rollout`` takes as many as the rollouts until then have no room for, and waits for them. It does
+        not wait for groups that are too old already, which over-sampling may leave behind.
         """
         if len(self._finished) < count:
             return None
         chosen: dict[int, _Group] = {}
-        counted = [one for one in self._open if one.made is not None or self._last(one) >= rollout]
-        for last in sorted({self._last(group) for group in counted} - {math.inf}):
-            ready = [one for one in self._finished if self._last(one) <= last and one.number not in chosen]
-            within = sum(self._last(one) <= last for one in counted)
-            missing = min(count, within - max(0, int(last) - rollout) * self._pace.batch) - len(chosen)
+        counted = [one for one in self._admitted if one.result is not None or self._last_rollout(one) >= rollout]
+        for last in sorted({self._last_rollout(group) for group in counted} - {math.inf}):
+            ready = [one for one in self._finished if self._last_rollout(one) <= last and one.number not in chosen]
+            within = sum(self._last_rollout(one) <= last for one in counted)
+            room_later = max(0, int(last) - rollout) * self._policy.batch_size
+            missing = min(count, within - room_later) - len(chosen)
             if missing > len(ready):
                 return None
             chosen |= {one.number: one for one in ready[: max(0, missing)]}
@@ -320,14 +390,16 @@ class GroupScheduler:
         chosen |= {one.number: one for one in others[: count - len(chosen)]}
         return [chosen[number] for number in sorted(chosen)]
 
-    def _last(self, group: _Group) -> float:
+    def _last_rollout(self, group: _Group) -> float:
         """The last rollout that may train ``group``."""
-        oldest = self._pace.oldest
-        return group.version + oldest if self._pace.waits and oldest is not None else math.inf
+        max_staleness = self._policy.max_staleness
+        if not self._policy.waits_for_due or max_staleness is None:
+            return math.inf
+        return group.version + max_staleness
 
 
-def _cancelled(group: str) -> RunError:
-    """What ends a run of which a group was cancelled, and not by :class:`GroupScheduler`: it would be waited for."""
+def _cancellation_error(group: str) -> RunError:
+    """The error for a task that was cancelled, but not by the scheduler: without it, ``take`` would wait forever."""
     return RunError(
         f"{group} was cancelled from within: its generate function, a hook or a reward raised CancelledError, as "
         "`await task` does of a task that was cancelled. Catch it there, and return the samples as they are."

@@ -1,10 +1,10 @@
-"""Where the groups of a rollout come from. The sampler drives one source, and does not know which.
+"""Where the groups of a rollout come from: the sampler calls one of three sources through one Protocol.
 
-    Rollouts         what the sampler calls
-    Batch            the rollout that is being collected
-    PluginRollouts   a rollout source of a plugin; what it does not make, live rollouts keep
+    GroupSource      the Protocol
+    RolloutBatch     the batch that a source fills
+    PluginRollouts   the source of a run with ``--rollout-source``: a plugin's rollout source generates
 
-The other two are :class:`slime_core.rollout.live_rollouts.LiveRollouts`, the default, and
+The other two sources are :class:`slime_core.rollout.live_rollouts.LiveRollouts`, the default, and
 :class:`slime_core.rollout.recorded_rollouts.RecordedRollouts`, of a run that only trains.
 """
 
@@ -32,30 +32,32 @@ OWN_STATE = "rollout_source"
 
 
 class RolloutBatch:
-    """A :class:`~slime_core.plugins.contracts.RolloutBatch`.
+    """The batch that a source fills; implements :class:`slime_core.plugins.contracts.RolloutBatch`.
 
     Arguments:
         rollout: its number.
-        harvest: receives the groups.
-        prompts: groups that are too old go back there, where the run says so.
+        groups: receives the groups.
+        prompts: receives groups that are too old, where ``--stale-samples`` is ``requeue``.
         staleness: the run's bound.
-        collector: scores samples without a reward; None: all have one.
-        generation: what generate functions are handed in a rollout for a sample.
+        collector: scores samples without a reward; None: all samples have one.
+        generation: rollout and sample -> the arguments of its generate function.
     """
 
     def __init__(
         self,
         rollout: int,
-        harvest: CollectedGroups,
+        groups: CollectedGroups,
         *,
         prompts: DataSource,
         staleness: Staleness,
         collector: GroupCollector | None,
         generation: Callable[[int, Sample], tuple[GenerateContext, SamplingParams]],
     ) -> None:
-        self.harvest = harvest
-        self._rollout, self._prompts = rollout, prompts
-        self._staleness, self._collector = staleness, collector
+        self.groups = groups
+        self._rollout = rollout
+        self._prompts = prompts
+        self._staleness = staleness
+        self._collector = collector
         self._generation = generation
 
     @property
@@ -70,95 +72,95 @@ class RolloutBatch:
 
     @property
     def wanted(self) -> int:
-        """Groups that are to be kept."""
-        return self.harvest.wanted
+        """Groups that the batch needs."""
+        return self.groups.wanted
 
     @wanted.setter
     def wanted(self, count: int) -> None:
-        self.harvest.wanted = count
+        self.groups.wanted = count
 
     @property
     def missing(self) -> int:
-        """Groups that are still to be kept."""
-        return self.harvest.missing
+        """Groups that the batch still needs."""
+        return self.groups.missing
 
     def generation(self, sample: Sample) -> tuple[GenerateContext, SamplingParams]:
-        """What a generate function is handed for ``sample`` and its group.
+        """The arguments of the generate function for ``sample`` and its group.
 
         Raises:
-            DataError: its row asks for sampling that does not exist or cannot be trained on.
+            DataError: the sample's row requests sampling that does not exist or cannot be trained on.
         """
         return self._generation(self._rollout, sample)
 
     async def add(self, groups: Sequence[PromptGroup]) -> None:
-        """Score what has no reward, and :meth:`receive` the groups."""
+        """Score samples without a reward, then :meth:`receive` the groups."""
         if self._collector is not None:
             await self._collector.reward_missing(groups)
         self.receive(groups)
 
     def receive(self, groups: Sequence[PromptGroup]) -> int:
-        """Take finished, rewarded groups; returns how many of them were too old."""
+        """Sort finished, rewarded groups into trainable and stale ones; returns how many are stale."""
         fresh, stale = self._staleness.split(groups, rollout=self._rollout)
         if self._staleness.stale == "requeue":
             self._prompts.put_back(stale)
-        self.harvest.leave_out(stale, STALE if self._staleness.stale == "evict" else REQUEUED)
-        self.harvest.take(fresh)
+        self.groups.leave_out(stale, STALE if self._staleness.stale == "evict" else REQUEUED)
+        self.groups.take(fresh)
         return len(stale)
 
 
 class GroupSource(Protocol):
-    """What the sampler calls of the source of its rollouts, one call at a time, beside groups in flight."""
+    """A source of groups as the sampler calls it: one call at a time, while groups may be in flight."""
 
     @property
     def prompts(self) -> DataSource:
-        """Where prompts are taken, and put back."""
+        """The data source that prompts are taken from and put back to."""
         ...
 
     @property
     def is_replay(self) -> bool:
-        """Whether rollouts are read that another run has generated and written down, so that nothing is written again
-        and the speed of engines is not measured."""
+        """Whether rollouts are read from files of another run: the sampler then writes no samples and measures no
+        throughput."""
         ...
 
     async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
-        """Add the groups of rollout ``batch.rollout``; returns further metrics of the rollout.
+        """Add the groups of rollout ``batch.rollout``; returns additional metrics of the rollout.
 
         Raises:
             RunError: too few groups are kept.
-            SlimeError: what ended a group; or a saved rollout cannot be read.
+            SlimeError: a group failed, or a saved rollout cannot be read.
         """
         ...
 
     def metrics(self) -> Mapping[str, float]:
-        """What generating ahead has done since this was last asked."""
+        """Metrics of groups in flight since the last call."""
         ...
 
     def published(self, version: int) -> None:
         """The engines serve the weights that ``version`` rollouts have trained.
 
         Raises:
-            SlimeError: what ended a group in the meantime.
+            SlimeError: a group has failed.
         """
         ...
 
-    async def rest(self) -> None:
-        """What was begun ahead of training has ended when this returns, so that engines can be measured.
+    async def drain(self) -> None:
+        """Wait until no group is in flight, so that an evaluation has the engines to itself.
 
         Raises:
-            SlimeError: what ended a group.
+            SlimeError: a group failed.
         """
         ...
 
-    def check(self) -> None:
-        """Raise what has ended a group, if anything has."""
+    def raise_failure(self) -> None:
+        """Raise the exception of a group that failed, if there is one."""
         ...
 
-    def present(self) -> PendingGroups:
-        """The groups that were taken from the prompts and that no rollout has taken yet."""
+    def pending_groups(self) -> PendingGroups:
+        """The groups that were taken from the prompts and that no rollout has taken."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What :meth:`restore` needs, JSON-ready."""
+        """The state that :meth:`restore` needs, JSON-ready."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -166,37 +168,44 @@ class GroupSource(Protocol):
         ...
 
     async def close(self) -> None:
-        """Nothing is in flight any more when this returns."""
+        """Cancel what is in flight, and wait for it."""
         ...
 
 
 class PluginRollouts:
-    """Rollouts of a plugin's source.
+    """Calls a plugin's rollout source.
 
     Arguments:
-        source: makes the groups.
-        name, plugin: the component and whose it is, for messages.
-        live: has the prompts, and what a checkpoint of a live run holds.
+        source: fills batches.
+        name, plugin: the component and its plugin, for messages.
+        live: owns the prompts and their state.
     """
 
     is_replay = False
 
     def __init__(self, source: RolloutSource, *, name: str, plugin: PluginIdentity, live: GroupSource) -> None:
-        self._source, self._name, self._plugin, self._live = source, name, plugin, live
-        # A plugin's source makes rollouts when it is asked: what live rollouts have is only kept.
-        self.metrics, self.published, self.rest = live.metrics, live.published, live.rest
-        self.check, self.present, self.close = live.check, live.present, live.close
+        self._source = source
+        self._name = name
+        self._plugin = plugin
+        self._live = live
+        # A plugin's source has nothing in flight between rollouts, so the rest of the Protocol is the live source's.
+        self.metrics = live.metrics
+        self.published = live.published
+        self.drain = live.drain
+        self.raise_failure = live.raise_failure
+        self.pending_groups = live.pending_groups
+        self.close = live.close
 
     @property
     def prompts(self) -> DataSource:
-        """Where prompts are taken, and put back."""
+        """The data source that prompts are taken from and put back to."""
         return self._live.prompts
 
     async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
         """Let the source fill ``batch``.
 
         Raises:
-            PluginError: it failed, or returned something else than metrics.
+            PluginError: the source failed, or returned no metrics.
         """
         with component_boundary(self._plugin, f"rollout source {self._name!r}"):
             found: Any = await self._source.fill(batch)
@@ -208,7 +217,7 @@ class PluginRollouts:
         return {str(name): float(value) for name, value in found.items()}
 
     def state(self) -> dict[str, Any]:
-        """That of the live rollouts, and the source's own."""
+        """The state of the live rollouts, and that of the plugin's source."""
         with component_boundary(self._plugin, f"rollout source {self._name!r}: state"):
             own = self._source.state()
         return {**self._live.state(), **({OWN_STATE: dict(own)} if own else {})}

@@ -1,8 +1,8 @@
-"""Rollouts that are generated now: groups in flight, each generated and rewarded by the run's components.
+"""The default group source: groups are generated now, by the components of the run.
 
-production  groups in flight, for this rollout and those after it (:mod:`slime_core.rollout.group_scheduler`)
-collect     one group generated, rewarded as it finishes (:mod:`slime_core.rollout.group_collector`)
-staleness   which of them are too old to be trained (:mod:`slime_core.rollout.staleness`)
+group_scheduler  groups in flight, for this rollout and later ones (:mod:`slime_core.rollout.group_scheduler`)
+group_collector  generates and rewards one group (:mod:`slime_core.rollout.group_collector`)
+staleness        which groups are too old to be trained (:mod:`slime_core.rollout.staleness`)
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from slime_core.config.schema import RunConfig
 from slime_core.errors import RunError
 from slime_core.plugins.contracts import DataSource
 from slime_core.plugins.lifecycle import LifecycleHooks
-from slime_core.rollout.async_policy import AsyncPolicy
 from slime_core.rollout.group_collector import GroupCollector, mark_missing_failed
-from slime_core.rollout.group_scheduler import GroupScheduler
+from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler
 from slime_core.rollout.group_source import RolloutBatch
 from slime_core.rollout.prompt_ledger import PendingGroups
 from slime_core.rollout.sampler_components import SamplerComponents
@@ -27,20 +26,21 @@ from slime_core.types import PromptGroup, Status
 
 __all__ = ["LiveRollouts"]
 
-MOST_OLD_ROUNDS = 100
-"""One after the other, of which some groups were too old; over-sampling leaves no more than a few."""
+MAX_STALE_ROUNDS = 100
+"""Consecutive rounds that returned groups which were too old; over-sampling leaves only a few such groups behind."""
 
 
 class LiveRollouts:
-    """The default of :class:`~slime_core.rollout.group_source.GroupSource`.
+    """A :class:`~slime_core.rollout.group_source.GroupSource`, and the
+    :class:`~slime_core.rollout.group_scheduler.GroupWork` of its scheduler.
 
     Arguments:
         config: the run's settings.
-        parts: what it generates with.
+        components: what groups are generated with.
         prompts: of the run.
         collector: generates and rewards.
         staleness: the run's bound.
-        hooks: ``slime_before_rollout`` sees the groups that are begun.
+        hooks: ``slime_before_rollout`` receives the groups that start.
     """
 
     is_replay = False
@@ -48,7 +48,7 @@ class LiveRollouts:
     def __init__(
         self,
         config: RunConfig,
-        parts: SamplerComponents,
+        components: SamplerComponents,
         *,
         prompts: DataSource,
         collector: GroupCollector,
@@ -56,87 +56,93 @@ class LiveRollouts:
         hooks: LifecycleHooks,
     ) -> None:
         self.prompts = prompts
-        self._limit, self._parts, self._collector = config.rollout.rollout_max_refills, parts, collector
-        self._staleness, self._hooks, self._begun_anew = staleness, hooks, 0
-        self._sampling = train_sampling(config, end_ids=parts.encoder.end_ids)
-        pace = AsyncPolicy.of(config)
-        self._production = GroupScheduler(
-            prompts, prepare=self._prepare, make=self._make, pace=pace, ends=self._ends_requests
-        )
+        self._max_refills = config.rollout.rollout_max_refills
+        self._components = components
+        self._collector = collector
+        self._staleness = staleness
+        self._hooks = hooks
+        self._num_restarted = 0  # aborted samples whose tokens were too old to be resumed
+        self._sampling = train_sampling(config, end_ids=components.encoder.end_ids)
+        self._scheduler = GroupScheduler(prompts, work=self, policy=AsyncPolicy.of(config))
 
     async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
-        """Add groups until enough are kept. Other prompts take the place of groups that transforms drop (dynamic
-        sampling, DAPO 2503.14476, section 3.2), in as many rounds as the run allows; what was too old, as over-sampling
-        leaves it, is always replaced: it is the sampler's own doing.
+        """Add groups until the batch has enough. Groups that transforms drop are replaced (dynamic sampling, DAPO
+        2503.14476, section 3.2) in at most ``rollout_max_refills`` rounds. Groups that are too old, which over-sampling
+        leaves behind, are always replaced: their age is no property of the prompts.
 
         Raises:
             RunError: too few groups are kept.
-            SlimeError: what ended a group, whichever rollout it was begun for.
+            SlimeError: a group failed, whichever rollout it was admitted for.
         """
-        harvest, rollout = batch.harvest, batch.rollout
-        num_old, rounds = await self._round(batch, batch.missing), 0
-        while batch.missing and (num_old or harvest.refills < self._limit):
-            harvest.refills += not num_old
-            rounds = rounds + 1 if num_old else 0
-            if rounds > MOST_OLD_ROUNDS:
-                raise stale_weights_error(harvest.stale, rollout=rollout)
-            num_old = await self._round(batch, min(batch.missing, num_old) or batch.missing)
-        await self._production.settle()
-        if batch.missing and self._limit:
-            raise RunError(f"rollout {rollout}: {harvest.shortage(self._limit)}")
+        groups, rollout = batch.groups, batch.rollout
+        num_stale, stale_rounds = await self._round(batch, batch.missing), 0
+        while batch.missing and (num_stale or groups.refills < self._max_refills):
+            groups.refills += not num_stale
+            stale_rounds = stale_rounds + 1 if num_stale else 0
+            if stale_rounds > MAX_STALE_ROUNDS:
+                raise stale_weights_error(groups.stale, rollout=rollout)
+            num_stale = await self._round(batch, min(batch.missing, num_stale) or batch.missing)
+        await self._scheduler.abort_in_flight()
+        if batch.missing and self._max_refills:
+            raise RunError(f"rollout {rollout}: {groups.shortage(self._max_refills)}")
         return {}
 
     async def _round(self, batch: RolloutBatch, count: int) -> int:
-        return batch.receive(await self._production.take(batch.rollout, count))
+        return batch.receive(await self._scheduler.take(batch.rollout, count))
 
-    def _prepare(self, rollout: int, groups: list[PromptGroup]) -> None:
+    # --- Called by the scheduler -------------------------------------------------------------------------------------
+
+    def prepare(self, rollout: int, groups: list[PromptGroup]) -> None:
+        """Reset or resume the samples of each group, and call ``slime_before_rollout``."""
         for group in groups:
-            too_old = self._staleness.refuses(group, rollout=rollout)
-            self._begun_anew += too_old * sum(sample.status is Status.ABORTED for sample in group)
-            self._collector.prepare_group(group, too_old=too_old)
+            is_stale = self._staleness.refuses(group, rollout=rollout)
+            self._num_restarted += is_stale * sum(sample.status is Status.ABORTED for sample in group)
+            self._collector.prepare_group(group, is_stale=is_stale)
         self._hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
 
-    async def _make(self, rollout: int, group: PromptGroup) -> PromptGroup:
-        context = self._parts.context(rollout, evaluation=False)
+    async def run(self, rollout: int, group: PromptGroup) -> PromptGroup:
+        """Generate and reward ``group``; samples that the generate function did not return come back as failed."""
+        context = self._components.context(rollout, evaluation=False)
         given = list(group)
-        (made,) = await self._collector.collect(context, [group], self._sampling)
-        return [*made, *mark_missing_failed(given, made)]
+        (collected,) = await self._collector.collect(context, [group], self._sampling)
+        return [*collected, *mark_missing_failed(given, collected)]
 
-    def _ends_requests(self) -> AbstractAsyncContextManager[None]:
-        return self._parts.client.aborting()
+    def abort_requests(self) -> AbstractAsyncContextManager[None]:
+        """Abort the client's requests while the context lasts."""
+        return self._components.client.aborting()
 
-    # --- What the groups in flight say -------------------------------------------------------------------------------
+    # --- Called by the sampler ---------------------------------------------------------------------------------------
 
     def metrics(self) -> Mapping[str, float]:
-        """How full the buffer is, and what began anew because it was too old."""
-        begun_anew, self._begun_anew = self._begun_anew, 0
-        found = {"rollout/staleness/begun_anew": float(begun_anew)} if begun_anew else {}
-        return found | self._production.metrics()
+        """How full the scheduler's buffer is, and how many aborted samples were too old to be resumed."""
+        num_restarted, self._num_restarted = self._num_restarted, 0
+        found = {"rollout/staleness/begun_anew": float(num_restarted)} if num_restarted else {}
+        return found | self._scheduler.metrics()
 
     def published(self, version: int) -> None:
-        """The engines serve ``version``; more groups may begin."""
-        self._production.published(version)
+        """The engines serve ``version``; more groups may start."""
+        self._scheduler.published(version)
 
-    async def rest(self) -> None:
-        """What was begun has ended when this returns."""
-        await self._production.rest()
+    async def drain(self) -> None:
+        """Wait until no group is in flight."""
+        await self._scheduler.drain()
 
-    def check(self) -> None:
-        """Raise what has ended a group, if anything has."""
-        self._production.check()
+    def raise_failure(self) -> None:
+        """Raise the exception of a group that failed, if there is one."""
+        self._scheduler.raise_failure()
 
-    def present(self) -> PendingGroups:
-        """The groups in flight, and those that are finished and wait."""
-        return self._production.present()
+    def pending_groups(self) -> PendingGroups:
+        """The groups in flight, and the finished ones that no rollout has taken."""
+        return self._scheduler.pending_groups()
 
     def state(self) -> dict[str, Any]:
         """The prompts' state, and every group that no rollout has taken yet."""
-        return self._production.state()
+        return self._scheduler.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where :meth:`state` was taken."""
-        self._production.restore(state)
+        self._scheduler.restore(state)
 
     async def close(self) -> None:
-        """Nothing is in flight any more when this returns."""
-        await self._production.close()
+        """Cancel what is in flight, and wait for it."""
+        await self._scheduler.close()

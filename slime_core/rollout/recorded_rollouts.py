@@ -1,8 +1,7 @@
-"""Rollouts of a run that only trains: they are read where another run saved them, and nothing is generated.
+"""The group source of a train-only run: it reads rollouts that another run saved, and generates nothing.
 
-They join the way of a live rollout where the samples of that one were saved, after rewards and sample transforms. The
-rest is the same code: hooks, advantages, balance and packing. The same samples under the same settings thus become the
-same shards, bit for bit.
+Rollouts were saved after rewards and sample transforms; from there on a recorded and a live rollout run the same code:
+hooks, advantages, balancing and packing. The same samples under the same settings become the same shards, bit for bit.
 """
 
 from __future__ import annotations
@@ -25,15 +24,16 @@ class RecordedRollouts:
     made, and no sample transform: their work is in the files.
 
     Arguments:
-        files: with ``{rollout_id}`` for the number.
-        share: of the groups of each rollout that is trained; None: all.
+        files: path with ``{rollout_id}`` for the number of the rollout.
+        share: fraction of the groups of each rollout that is trained; None: all.
     """
 
     is_replay = True
 
     def __init__(self, files: Path, *, share: float | None = None) -> None:
-        self._files, self._share = RolloutFiles(files, "load_debug_rollout_data"), share
-        self.prompts = _Place()
+        self._files = RolloutFiles(files, "load_debug_rollout_data")
+        self._share = share
+        self.prompts = _SavedCursor()
 
     async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
         """Read rollout ``batch.rollout``.
@@ -45,28 +45,28 @@ class RecordedRollouts:
         self.prompts.cursor = found.cursor
         groups = [*found.groups, *found.lost_groups]
         batch.wanted = len(groups)
-        batch.harvest.take(groups)
+        batch.groups.take(groups)
         return {}
 
     def metrics(self) -> Mapping[str, float]:
-        """Nothing is generated."""
+        """No metrics: nothing is generated."""
         return {}
 
     def published(self, version: int) -> None:
-        """No engine serves anything."""
+        """Does nothing: there are no engines."""
 
-    async def rest(self) -> None:
-        """Nothing was begun."""
+    async def drain(self) -> None:
+        """Does nothing: no group is in flight."""
 
-    def check(self) -> None:
-        """Nothing can have failed."""
+    def raise_failure(self) -> None:
+        """Does nothing: there are no tasks that could fail."""
 
-    def present(self) -> PendingGroups:
-        """Nothing is taken before it is trained."""
+    def pending_groups(self) -> PendingGroups:
+        """None: groups are read when they are trained."""
         return PendingGroups()
 
     def state(self) -> dict[str, Any]:
-        """That of the live run behind the rollout that was read last."""
+        """The cursor that the live run had after the rollout that was read last."""
         return self.prompts.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -74,20 +74,20 @@ class RecordedRollouts:
         self.prompts.restore(state)
 
     async def close(self) -> None:
-        """Nothing was started."""
+        """Does nothing: there is nothing to close."""
 
 
-class _Place(DataSource):
-    """Where the data source of the live run stood, so that a live run can continue from what is trained here."""
+class _SavedCursor(DataSource):
+    """Carries the data cursor of the run that saved the rollouts, so that a live run can resume from this one."""
 
     def __init__(self) -> None:
         self.cursor: dict[str, Any] = {}
 
     def next_groups(self, n: int) -> list[PromptGroup]:
-        raise AssertionError("rollouts are read; nothing asks for prompts")
+        raise AssertionError("a recorded run takes no prompts")
 
     def put_back(self, groups: Sequence[PromptGroup]) -> None:
-        """Recorded groups come again by their file only."""
+        """Does nothing: groups are read from their file."""
 
     def state(self) -> dict[str, Any]:
         return self.cursor

@@ -1,10 +1,10 @@
-"""Turns prompts into shards: generate, reward, estimate, pack. Runs as one Ray actor with its own event loop.
+"""Turns prompts into shards: collect groups, estimate advantages, pack. Runs in one Ray actor with one event loop.
 
-    rollouts    where groups come from: generated now, read from files, or made by a plugin
-                (:mod:`slime_core.rollout.group_source`)
-    harvest     which of them are kept, and how many are missing (:mod:`slime_core.rollout.collected_groups`)
-    sample      a whole rollout, packed into one shard a data-parallel rank; only references leave
-    evaluate    held-out prompts, measured and never trained on (:mod:`slime_core.rollout.evaluation`)
+    GroupSource       where groups come from: generated now, read from files, or a plugin's rollout source
+                      (:mod:`slime_core.rollout.group_source`)
+    CollectedGroups   which groups are kept, and how many are missing (:mod:`slime_core.rollout.collected_groups`)
+    Sampler           collects a rollout and packs it into one shard a data-parallel rank; evaluates
+    EvalSampler       evaluates only
 
 Nothing here knows Megatron or Ray: the actor around it (:mod:`slime_core.rollout.actor`) puts shards into the object
 store.
@@ -40,123 +40,186 @@ from slime_core.rollout.staleness import Staleness
 from slime_core.rollout.transforms import Transforms, load_transforms, refuse_unusable
 from slime_core.types import Sample, TrainBatch
 
-__all__ = ["Sampler", "sampler_hooks"]
+__all__ = ["EvalSampler", "Sampler"]
 
 
-def sampler_hooks(settings: SamplerSettings, registry: Registry) -> LifecycleHooks:
-    """The lifecycle hooks of a sampler that starts.
+class EvalSampler:
+    """The sampler of a run, or of an actor, that only evaluates: it takes no prompts and trains nothing.
+
+    Arguments:
+        manifest: of the plugins in ``registry``, for reward models in their own processes; None: they run in this one.
 
     Raises:
-        PluginError: ``slime_sampler_start`` failed.
+        DataError: evaluation prompts cannot be read.
+        PluginError: a component cannot be loaded, or ``slime_sampler_start`` failed.
     """
-    hooks = LifecycleHooks(registry, place=Place.SAMPLER, options=settings.options)
-    info = SamplerInfo(settings.router_url, settings.model_urls, trains=settings.trains)
-    hooks.call("slime_sampler_start", sampler=info)
-    return hooks
+
+    def __init__(self, settings: SamplerSettings, registry: Registry, *, manifest: Manifest | None = None) -> None:
+        self.hooks = _start_hooks(settings, registry)
+        self._components = SamplerComponents(settings, registry, hooks=self.hooks, manifest=manifest)
+        self.evaluation = self._components.make_evaluation()
+
+    async def evaluate(self, step: int) -> dict[str, float]:
+        """Score every evaluation set with the weights that the engines serve; returns ``eval/...`` metrics."""
+        return await self.evaluation.run(self._components.context(step, evaluation=True), None)
+
+    async def close(self) -> None:
+        """Close connections; stop processes."""
+        await self.evaluation.close()
+        await self._components.close()
 
 
 class Sampler:
-    """See the module; one public coroutine runs at a time, beside the groups in flight."""
+    """Collects rollouts and evaluates. The actor calls one public coroutine at a time; groups may be in flight
+    meanwhile.
+
+    Arguments:
+        manifest: of the plugins in ``registry``, for reward models in their own processes; None: they run in this one.
+
+    Raises:
+        DataError: prompts or evaluation prompts cannot be read.
+        PluginError: a component cannot be loaded, or ``slime_sampler_start`` failed.
+    """
 
     def __init__(self, settings: SamplerSettings, registry: Registry, *, manifest: Manifest | None = None) -> None:
-        """Load the tokenizer, the data and the components.
-
-        Arguments:
-            manifest: of the plugins in ``registry``, for reward models in processes of their own; None: they run here.
-
-        Raises:
-            DataError: prompts or evaluation prompts cannot be read.
-            PluginError: a component cannot be loaded.
-        """
         config = settings.config
-        self._settings, self._config = settings, config
-        self.hooks = sampler_hooks(settings, registry)
-        self._parts = SamplerComponents(settings, registry, hooks=self.hooks, manifest=manifest)
-        self._components = self._parts.components
+        self._settings = settings
+        self._config = config
+        self.hooks = _start_hooks(settings, registry)
+        self._components = SamplerComponents(settings, registry, hooks=self.hooks, manifest=manifest)
+        self._factory = self._components.factory
         self._plan = replace(BatchPlan.of(config, settings.folder), num_ranks=settings.num_ranks)
         self._transforms = load_transforms(
             config.rollout.sample_transforms, registry, options=settings.options, run=settings.run
         )
-        self._estimator = self._components.estimator(str(config.algorithm.advantage_estimator))
+        self._estimator = self._factory.estimator(str(config.algorithm.advantage_estimator))
         self._ledger = PromptLedger(settings.samples_folder, is_strict=config.rollout.rollout_source is None)
         self._staleness = Staleness.of(config)
-        self._collector = self._parts.collector() if config.debug.generates else None
-        self._rollouts = self._make_rollouts()
-        self._ended_s: float | None = None
-        self.evaluation = self._parts.evaluation()
+        self._collector = self._components.make_collector() if config.debug.generates else None
+        self._rollouts = self._make_group_source()
+        self._last_end_s: float | None = None  # when the last rollout was complete, on time.monotonic's clock
+        self.evaluation = self._components.make_evaluation()
         saved = config.debug.save_debug_rollout_data
-        self._records = None if saved is None else RolloutFiles(saved, "save_debug_rollout_data")
+        self._saved_rollouts = None if saved is None else RolloutFiles(saved, "save_debug_rollout_data")
 
-    def _make_rollouts(self) -> GroupSource:
-        """Where the run's groups come from."""
+    def _make_group_source(self) -> GroupSource:
         config, files = self._config, self._config.debug.load_debug_rollout_data
         if self._collector is None:
             if files is None:
                 raise RunError("nothing is generated, and no saved rollouts are named: --load-debug-rollout-data")
             return RecordedRollouts(files, share=config.debug.load_debug_rollout_data_subsample)
-        data = self._components.prompts(self._settings.prompt_data, self._parts.encoder)
+        data = self._factory.prompts(self._settings.prompt_data, self._components.encoder)
         live = LiveRollouts(
             config,
-            self._parts,
+            self._components,
             prompts=RequeueBuffer(data, self._ledger.journal, holds=config.rollout.partial_rollout),
             collector=self._collector,
             staleness=self._staleness,
             hooks=self.hooks,
         )
         name = config.rollout.rollout_source
-        return live if name is None else self._components.rollout_source(name, live)
+        return live if name is None else self._factory.rollout_source(name, live)
 
     # --- One rollout -------------------------------------------------------------------------------------------------
 
     async def sample(self, rollout: int) -> SampledRollout:
-        """Collect and pack rollout ``rollout``.
+        """Collect rollout ``rollout``, estimate advantages and pack shards.
 
         Raises:
             RunError: no sample of the rollout can be trained on, or too few groups are kept.
             PluginError: a hook, a sample transform or a rollout source failed.
             DataError: a saved rollout is missing or malformed.
         """
-        begun_s = self._begun_s()
-        harvest, own_metrics = await self._harvest(rollout)
-        self._ended_s = time.monotonic()
-        rollout_s = self._ended_s - begun_s
-        trained = self._trainable(harvest, rollout)
-        metrics = self._metrics(harvest, trained, rollout) | own_metrics
-        ready = self._ready(trained, rollout)
-        warnings = harvest.warnings() + self._plan.warnings([len(sample.tokens) for sample in ready.samples])
-        shards = self._shards(ready, rollout)
-        metrics |= batch_metrics(shards, self._plan) | spec_metrics(harvest.samples)
+        start_s = self._generation_start_s()
+        groups, source_metrics = await self._collect(rollout)
+        self._last_end_s = time.monotonic()
+        rollout_s = self._last_end_s - start_s
+        trained = self._require_trainable(groups, rollout)
+        metrics = self._collect_metrics(groups, trained, rollout) | source_metrics
+        selected = self._select_train_samples(trained, rollout)
+        warnings = groups.warnings() + self._plan.warnings([len(sample.tokens) for sample in selected.samples])
+        shards = self._make_shards(selected, rollout)
+        metrics |= batch_metrics(shards, self._plan) | spec_metrics(groups.samples)
         if not self._rollouts.is_replay:
             per_second = metrics["rollout/response_tokens"] / rollout_s
             metrics["perf/tokens_per_gpu_per_sec"] = per_second / self._config.num_rollout_gpus
         logged = self.hooks.answers(
-            "slime_log_rollout", rollout=rollout, samples=harvest.samples, metrics=metrics, seconds=rollout_s
+            "slime_log_rollout", rollout=rollout, samples=groups.samples, metrics=metrics, seconds=rollout_s
         )
-        return SampledRollout(shards, {} if any(logged) else metrics, [*warnings, *self._components.left_out.news()])
+        return SampledRollout(shards, {} if any(logged) else metrics, [*warnings, *self._factory.left_out.news()])
 
-    def _begun_s(self) -> float:
-        """Since when what comes next is generated: ahead of training, since the last rollout was there."""
-        ahead = self._config.rollout.async_buffer_size > 0
-        return self._ended_s if ahead and self._ended_s is not None else time.monotonic()
+    def _generation_start_s(self) -> float:
+        """When generation of this rollout started: now, or, with a buffer, when the last rollout was complete."""
+        runs_ahead = self._config.rollout.async_buffer_size > 0
+        return self._last_end_s if runs_ahead and self._last_end_s is not None else time.monotonic()
 
-    def _ready(self, trained: list[Sample], rollout: int) -> TrainSamples:
-        """What is trained of a rollout: ``trained``, or what a plugin puts in its place."""
+    async def _collect(self, rollout: int) -> tuple[CollectedGroups, dict[str, float]]:
+        """A full rollout, and additional metrics of its source. Its samples are written to disk even if it fails."""
+        settings, source = self._config.rollout, self._rollouts
+        groups = CollectedGroups(
+            # A recorded rollout was saved after the transforms of its run.
+            Transforms() if source.is_replay else self._transforms,
+            wanted=settings.rollout_batch_size,
+            reward_key=settings.reward_key,
+            drops_failed_groups=settings.failed_samples == "drop_group" and not source.is_replay,
+        )
+        batch = RolloutBatch(
+            rollout,
+            groups,
+            prompts=source.prompts,
+            staleness=self._staleness,
+            collector=self._collector,
+            generation=self._components.generation,
+        )
+        if source.is_replay:
+            return groups, dict(await source.fill(batch))
+        try:
+            source_metrics = dict(await source.fill(batch))
+        finally:
+            self._components.writer.write("train", rollout, groups.written, dropped=groups.dropped)
+        source.prompts.put_back(groups.aborted)
+        source_metrics |= self._ledger.close(rollout, self._pending_groups())
+        if self._saved_rollouts is not None:
+            temperature = self._config.rollout.rollout_temperature
+            recorded = Recorded(rollout, temperature, groups.trained, groups.lost, self.cursor())
+            write_rollout(self._saved_rollouts.path(rollout), recorded)
+        return groups, source_metrics
+
+    def _require_trainable(self, groups: CollectedGroups, rollout: int) -> list[Sample]:
+        """The samples that are trained, after the hooks of plugins; at least one a rank and optimizer step."""
+        trained = groups.trained
+        plugins = self.hooks.implementers("slime_after_rollout")
+        if plugins:
+            self.hooks.call("slime_after_rollout", rollout=rollout, samples=trained)
+            for sample in trained:
+                refuse_unusable(sample, self._config.rollout.reward_key, who=f"slime_after_rollout ({plugins})")
+        self.hooks.call("slime_after_collect", rollout=rollout, groups=groups.received, prompts=self._rollouts.prompts)
+        needed = self._config.steps_per_rollout * self._settings.num_ranks
+        if len(trained) < needed:
+            raise RunError(
+                f"rollout {rollout}: {len(trained)} of {len(groups.samples)} samples can be trained on; {needed} are "
+                f"needed, one for each optimizer step and learner rank: {describe_failures(groups.samples)}"
+            )
+        return trained
+
+    def _select_train_samples(self, trained: list[Sample], rollout: int) -> TrainSamples:
+        """``trained``, or the samples with which a plugin replaces it (``slime_before_shards``)."""
         found = self.hooks.answers("slime_before_shards", rollout=rollout, samples=trained)
         if len(found) > 1:
-            who = self.hooks.implementers("slime_before_shards")
+            plugins = self.hooks.implementers("slime_before_shards")
             raise PluginError(
-                f"slime_before_shards ({who}): {len(found)} plugins say what is trained; name only one of them"
+                f"slime_before_shards ({plugins}): {len(found)} plugins say what is trained; name only one of them"
             )
         return found[0] if found else TrainSamples(trained)
 
-    def _shards(self, ready: TrainSamples, rollout: int) -> list[TrainBatch]:
-        rewards = grouped_rewards(ready.samples, loss_masks(ready.samples), key=self._config.rollout.reward_key)
-        # An estimator of scope token is asked on the learner's ranks.
-        are_given = ready.rewards_are_advantages and self._estimator is not None
+    def _make_shards(self, selected: TrainSamples, rollout: int) -> list[TrainBatch]:
+        rewards = grouped_rewards(selected.samples, loss_masks(selected.samples), key=self._config.rollout.reward_key)
+        # Without an estimator here its scope is token: the ranks of the learner estimate advantages from the rewards.
+        are_given = selected.rewards_are_advantages and self._estimator is not None
         estimator = RewardsAsAdvantages() if are_given else self._estimator
-        advantages_B = self._components.advantages(estimator, rewards)
+        advantages_B = self._factory.advantages(estimator, rewards)
         return make_shards(
-            ready.samples,
+            selected.samples,
             advantages_B,
             self._plan,
             rollout=rollout,
@@ -166,106 +229,56 @@ class Sampler:
             cuts=truncates(self._config.rollout),
         )
 
-    def _metrics(self, harvest: CollectedGroups, trained: list[Sample], rollout: int) -> dict[str, float]:
+    def _collect_metrics(self, groups: CollectedGroups, trained: list[Sample], rollout: int) -> dict[str, float]:
         collector = self._collector
         failures = {} if collector is None else collector.take_failures()
         retries = {} if collector is None else collector.take_retries()
         metrics = {
-            **harvest.metrics(trained),
+            **groups.metrics(trained),
             **{f"rollout/reward_failures/{cause}": count for cause, count in failures.items()},
             **{f"rollout/retries/{cause}": count for cause, count in retries.items()},
-            **self._components.left_out.metrics(),
-            **self._staleness.metrics(trained, rollout=rollout, left_out=len(harvest.stale)),
+            **self._factory.left_out.metrics(),
+            **self._staleness.metrics(trained, rollout=rollout, left_out=len(groups.stale)),
             **self._rollouts.metrics(),
         }
         if self._config.rollout.log_passrate:
-            rates = pass_rates(harvest.solved(self._config.eval.eval_pass_threshold))
+            rates = pass_rates(groups.solved(self._config.eval.eval_pass_threshold))
             metrics |= {f"rollout/pass@{k}": rate for k, rate in rates.items()}
         return metrics
-
-    async def _harvest(self, rollout: int) -> tuple[CollectedGroups, dict[str, float]]:
-        """A full harvest, written down whatever happens, and further metrics of where it came from."""
-        settings, source = self._config.rollout, self._rollouts
-        harvest = CollectedGroups(
-            # The transforms of the run that saved a rollout have kept what is trained.
-            Transforms() if source.is_replay else self._transforms,
-            wanted=settings.rollout_batch_size,
-            reward_key=settings.reward_key,
-            drops_failed_groups=settings.failed_samples == "drop_group" and not source.is_replay,
-        )
-        batch = RolloutBatch(
-            rollout,
-            harvest,
-            prompts=source.prompts,
-            staleness=self._staleness,
-            collector=self._collector,
-            generation=self._parts.generation,
-        )
-        if source.is_replay:
-            return harvest, dict(await source.fill(batch))
-        try:
-            own_metrics = dict(await source.fill(batch))
-        finally:
-            self._parts.writer.write("train", rollout, harvest.written, dropped=harvest.dropped)
-        # Ended from outside: nothing is wrong with these prompts, so they come again, and only then are they trained.
-        source.prompts.put_back(harvest.aborted)
-        own_metrics |= self._ledger.close(rollout, self._present())
-        if self._records is not None:
-            temperature = self._config.rollout.rollout_temperature
-            found = Recorded(rollout, temperature, harvest.trained, harvest.lost, self.cursor())
-            write_rollout(self._records.path(rollout), found)
-        return harvest, own_metrics
-
-    def _trainable(self, harvest: CollectedGroups, rollout: int) -> list[Sample]:
-        """What is trained on, once the plugins have seen it; enough of it for every rank and optimizer step."""
-        trained = harvest.trained
-        watchers = self.hooks.implementers("slime_after_rollout")
-        if watchers:
-            self.hooks.call("slime_after_rollout", rollout=rollout, samples=trained)
-            for sample in trained:
-                refuse_unusable(sample, self._config.rollout.reward_key, who=f"slime_after_rollout ({watchers})")
-        self.hooks.call("slime_after_collect", rollout=rollout, groups=harvest.came, prompts=self._rollouts.prompts)
-        needed = self._config.steps_per_rollout * self._settings.num_ranks
-        if len(trained) < needed:
-            raise RunError(
-                f"rollout {rollout}: {len(trained)} of {len(harvest.samples)} samples can be trained on; {needed} are "
-                f"needed, one for each optimizer step and learner rank: {describe_failures(harvest.samples)}"
-            )
-        return trained
 
     # --- Evaluation --------------------------------------------------------------------------------------------------
 
     async def evaluate(self, step: int) -> dict[str, float]:
-        """Scores of every evaluation set under the weights the engines hold now, as ``eval/...`` metrics.
+        """Score every evaluation set with the weights that the engines serve; returns ``eval/...`` metrics.
 
-        Where this sampler also generates ahead of training, the engines first end that.
+        Groups in flight finish first, so that the evaluation has the engines to itself.
         """
-        await self._rollouts.rest()
-        return await self.evaluation.run(self._parts.context(step, evaluation=True), self._rollouts.prompts)
+        await self._rollouts.drain()
+        return await self.evaluation.run(self._components.context(step, evaluation=True), self._rollouts.prompts)
 
     # --- State -------------------------------------------------------------------------------------------------------
 
     def published(self, version: int) -> None:
-        """The engines serve the weights that ``version`` rollouts have trained.
+        """The engines serve the weights of ``version`` trained rollouts.
 
         Raises:
-            SlimeError: what ended a group in the meantime.
+            SlimeError: a group in flight has failed.
         """
-        if self._ended_s is None:
-            self._ended_s = time.monotonic()  # what is generated ahead for the first rollout begins here
+        if self._last_end_s is None:
+            self._last_end_s = time.monotonic()  # generation of the first rollout starts here
         self._rollouts.published(version)
 
     def cursor(self) -> dict[str, Any]:
-        """Where the data stands, behind the rollouts that were returned, whatever was generated ahead."""
-        return {LEDGER: self._ledger.state(self._present()), **self._rollouts.state()}
+        """The data cursor after the last returned rollout: groups generated ahead are pending in it, not trained."""
+        return {LEDGER: self._ledger.state(self._pending_groups()), **self._rollouts.state()}
 
     def state(self) -> SamplerState:
-        """What a checkpoint holds of the sampler.
+        """The sampler's part of a checkpoint.
 
         Raises:
-            SlimeError: what ended a group in the meantime; or a plugin cannot say its state.
+            SlimeError: a group in flight has failed, or a plugin cannot return its state.
         """
-        self._rollouts.check()
+        self._rollouts.raise_failure()
         return SamplerState(self.cursor(), self.hooks.states())
 
     def restore(self, cursor: dict[str, Any]) -> None:
@@ -274,12 +287,19 @@ class Sampler:
         self._rollouts.restore(cursor)
 
     async def close(self) -> None:
-        """End what is in flight; close connections and files."""
+        """Cancel what is in flight; close connections and files; stop processes."""
         await self._rollouts.close()
         await self.evaluation.close()
-        await self._parts.close()
+        await self._components.close()
 
-    def _present(self) -> PendingGroups:
-        """The groups that are in nobody else's hands."""
-        found = self._rollouts.present()
+    def _pending_groups(self) -> PendingGroups:
+        """Groups that were taken from the data source and not trained: in flight, finished, or held to be resumed."""
+        found = self._rollouts.pending_groups()
         return replace(found, held={**found.held, **held_groups(self._rollouts.prompts)})
+
+
+def _start_hooks(settings: SamplerSettings, registry: Registry) -> LifecycleHooks:
+    hooks = LifecycleHooks(registry, place=Place.SAMPLER, options=settings.options)
+    info = SamplerInfo(settings.router_url, settings.model_urls, trains=settings.trains)
+    hooks.call("slime_sampler_start", sampler=info)
+    return hooks

@@ -1,4 +1,4 @@
-"""What a sampler generates and rewards with: made once, from its settings."""
+"""Tokenizer, client and components of a sampler, made once from its settings."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ __all__ = ["SamplerComponents"]
 
 
 class SamplerComponents:
-    """See the module.
+    """What a sampler generates, rewards and evaluates with.
 
     Arguments:
-        hooks: of plugins, which see samples, and may evaluate.
-        manifest: of the plugins in ``registry``, for reward models in processes of their own; None: they run here.
+        hooks: of plugins, called after generation and for evaluations.
+        manifest: of the plugins in ``registry``, for reward models in their own processes; None: they run in this one.
 
     Attributes:
         encoder: prompts to ids, ids to text.
-        client: asks the engines.
-        components: of the run, by name.
-        writer: of readable samples.
+        client: sends requests to the engines.
+        factory: makes the run's components by name.
+        writer: writes readable samples.
 
     Raises:
-        DataError: the tokenizer is not what the run asks for.
+        DataError: the tokenizer lacks the chat template that the run requires.
         PluginError: a component cannot be loaded.
     """
 
@@ -50,26 +50,24 @@ class SamplerComponents:
         self, settings: SamplerSettings, registry: Registry, *, hooks: LifecycleHooks, manifest: Manifest | None = None
     ) -> None:
         config = settings.config
-        self._settings, self._config, self._hooks = settings, config, hooks
-        self.encoder = self._encodes(templated=config.data.apply_chat_template)
-        self._processor = self._processes()
-        self.client = self._asks()
-        self.components = ComponentFactory(config, registry, settings.options, settings.run, bad_rows=settings.bad_rows)
-        self._rewarding = RewardScorers(
+        self._settings = settings
+        self._config = config
+        self._hooks = hooks
+        self.encoder = self._make_encoder(templated=config.data.apply_chat_template)
+        self._processor = self._make_processor()
+        self.client = self._make_client()
+        self.factory = ComponentFactory(config, registry, settings.options, settings.run, bad_rows=settings.bad_rows)
+        self._reward_scorers = RewardScorers(
             registry,
-            make=partial(self.components.make, Kind.REWARD_MODEL),
+            make=partial(self.factory.make, Kind.REWARD_MODEL),
             pool=make_pool(manifest, settings),
         )
-        self._generators = cache(self.components.generators)
-        self._rewards = cache(partial(self.components.rewards, make=self._rewarding))
+        self._generators = cache(self.factory.generators)
+        self._rewards = cache(partial(self.factory.rewards, make=self._reward_scorers))
         self.writer = SampleWriter(settings.samples_folder)
 
-    def collector(self, rollout: RolloutConfig | None = None) -> GroupCollector:
-        """Generates and rewards groups.
-
-        Arguments:
-            rollout: how; None: as the run does.
-        """
+    def make_collector(self, rollout: RolloutConfig | None = None) -> GroupCollector:
+        """A collector with the generate function and the reward model of ``rollout``; None: of the run's settings."""
         settings = rollout or self._config.rollout
         return GroupCollector(
             self._generators(settings.generate_function),
@@ -78,24 +76,24 @@ class SamplerComponents:
             hooks=self._hooks,
         )
 
-    def evaluation(self) -> Evaluation:
-        """Measures the evaluation sets of the run, each with its own settings."""
-        measures = EvalComponents(
-            encoder=self._encoder_of,
-            collector=self._collector_of,
+    def make_evaluation(self) -> Evaluation:
+        """The evaluation sets of the run, each with its own settings."""
+        components = EvalComponents(
+            make_encoder=self._encoder_for,
+            make_collector=self._make_eval_collector,
             hooks=self._hooks,
             writer=self.writer,
-            checks=self.components.checks(trains=False),
+            checks=self.factory.checks(trains=False),
             models=self._settings.model_urls,
-            formats=self.components.formats,
+            formats=self.factory.formats,
         )
-        return Evaluation(self._config, measures)
+        return Evaluation(self._config, components)
 
     def context(self, number: int, *, evaluation: bool) -> GenerateContext:
-        """What generate functions are handed.
+        """The context of generate functions.
 
         Arguments:
-            number: of the rollout; of an evaluation, the steps done.
+            number: of the rollout; for an evaluation, the training steps done.
         """
         return GenerateContext(
             self.client,
@@ -109,30 +107,30 @@ class SamplerComponents:
         )
 
     def generation(self, rollout: int, sample: Sample) -> tuple[GenerateContext, SamplingParams]:
-        """What a generate function is handed in training for ``sample`` and its group.
+        """The arguments of a generate function in training, for ``sample`` and its group.
 
         Raises:
-            DataError: the sample's row asks for sampling that does not exist or cannot be trained on.
+            DataError: the sample's row requests sampling that does not exist or cannot be trained on.
         """
         run = train_sampling(self._config, end_ids=self.encoder.end_ids)
         return apply_row_sampling(sample, self.context(rollout, evaluation=False), run)
 
     async def close(self) -> None:
-        """Close connections; end processes."""
+        """Close connections; stop processes."""
         await self.client.close()
         if self._processor is not None:
             self._processor.close()
-        await self._rewarding.close()
+        await self._reward_scorers.close()
 
-    def _collector_of(self, one: EvalSet) -> GroupCollector:
+    def _make_eval_collector(self, one: EvalSet) -> GroupCollector:
         own = {"generate_function": one.generate_function, "rm_type": one.rm_type, "reward_key": one.reward_key}
-        return self.collector(self._config.rollout.model_copy(update=own))
+        return self.make_collector(self._config.rollout.model_copy(update=own))
 
-    def _encoder_of(self, templated: bool) -> PromptEncoder:
-        is_ours = templated == self._config.data.apply_chat_template
-        return self.encoder if is_ours else self._encodes(templated=templated)
+    def _encoder_for(self, templated: bool) -> PromptEncoder:
+        is_same = templated == self._config.data.apply_chat_template
+        return self.encoder if is_same else self._make_encoder(templated=templated)
 
-    def _encodes(self, *, templated: bool) -> PromptEncoder:
+    def _make_encoder(self, *, templated: bool) -> PromptEncoder:
         return PromptEncoder(
             self._settings.folder,
             apply_chat_template=templated,
@@ -140,13 +138,13 @@ class SamplerComponents:
             trust_remote_code=self._config.model.trust_remote_code,
         )
 
-    def _processes(self) -> InputProcessor | None:
+    def _make_processor(self) -> InputProcessor | None:
         has_images = self._settings.trains and self._config.data.multimodal_keys is not None
         if not has_images or not has_processor(self._settings.folder):
             return None
         return InputProcessor(self.encoder, trust_remote_code=self._config.model.trust_remote_code)
 
-    def _asks(self) -> GenerateClient:
+    def _make_client(self) -> GenerateClient:
         settings, config = self._settings, self._config
         return GenerateClient(
             settings.router_url,

@@ -94,7 +94,7 @@ class Client:
         finally:
             self._aborts = False
 
-    def ended(self) -> Any:
+    def aborting(self) -> Any:
         return self._aborting()
 
     async def close(self) -> None:

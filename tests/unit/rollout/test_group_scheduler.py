@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,7 @@ from slime_core import RunView
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.prompts.prompts import PromptFiles
-from slime_core.rollout.async_policy import AsyncPolicy
-from slime_core.rollout.group_scheduler import GroupScheduler
+from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler
 from slime_core.types import LogProbs, PromptGroup, Sample, Status, TokenIds
 
 TURNS = 5
@@ -37,7 +37,7 @@ class Engines:
     def prepare(self, rollout: int, groups: list[PromptGroup]) -> None:
         self.begun.append((rollout, [number(group) for group in groups]))
 
-    async def make(self, rollout: int, group: PromptGroup) -> PromptGroup:
+    async def run(self, rollout: int, group: PromptGroup) -> PromptGroup:
         drawn_by, one = self.version, group[0]
         self.flying[number(group)] = future = asyncio.get_running_loop().create_future()
         try:
@@ -49,6 +49,9 @@ class Engines:
         one.weight_versions, one.weight_spans = [str(drawn_by)], [(str(drawn_by), 0, 1)]
         one.status, one.reward, one.metadata["seen"] = status, 1.0, self.extra
         return group
+
+    def abort_requests(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def end(self, *numbers: int, status: Status = Status.COMPLETED) -> None:
         for one in numbers:
@@ -71,22 +74,20 @@ Make = Callable[..., tuple[GroupScheduler, Engines]]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """A production over five prompts in file order, two groups a rollout, and the engines that it keeps busy."""
+    """A scheduler over five prompts in file order, two groups a rollout, and the engines that it keeps busy."""
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(f'{{"prompt": "{one}", "label": "x", "metadata": {{}}}}\n' for one in range(5)))
 
-    def built(batch: int = 2, **pace: Any) -> tuple[GroupScheduler, Engines]:
+    def built(batch: int = 2, **policy: Any) -> tuple[GroupScheduler, Engines]:
         engines, source = Engines(), PromptFiles(None, RunView(prompts=PromptRequest(path, shuffle=False)))
-        return GroupScheduler(
-            source, prepare=engines.prepare, make=engines.make, pace=AsyncPolicy(batch, **pace)
-        ), engines
+        return GroupScheduler(source, engines, AsyncPolicy(batch, **policy)), engines
 
     return built
 
 
-async def taken(production: GroupScheduler, engines: Engines, rollout: int, *, count: int = 2) -> list[int]:
+async def taken(scheduler: GroupScheduler, engines: Engines, rollout: int, *, count: int = 2) -> list[int]:
     """Everything in flight ends, and ``rollout`` takes its groups."""
-    taking = asyncio.create_task(production.take(rollout, count))
+    taking = asyncio.create_task(scheduler.take(rollout, count))
     await turns()
     await engines.end(*engines.flying)
     return [number(group) for group in await taking]
@@ -96,18 +97,18 @@ async def taken(production: GroupScheduler, engines: Engines, rollout: int, *, c
 
 
 async def test_without_a_buffer_nothing_is_begun_before_a_rollout_asks(make: Make) -> None:
-    production, engines = make()
-    production.published(0)
+    scheduler, engines = make()
+    scheduler.published(0)
     assert engines.begun == []
-    assert await taken(production, engines, 0) == [0, 1]
-    production.published(1)
+    assert await taken(scheduler, engines, 0) == [0, 1]
+    scheduler.published(1)
     assert engines.begun == [(0, [0, 1])]
-    assert production.metrics() == {}
+    assert scheduler.metrics() == {}
 
 
 async def test_groups_come_in_the_order_of_their_admission_whichever_ended_first(make: Make) -> None:
-    production, engines = make()
-    taking = asyncio.create_task(production.take(0, 2))
+    scheduler, engines = make()
+    taking = asyncio.create_task(scheduler.take(0, 2))
     await turns()
     await engines.end(1)
     assert not taking.done()
@@ -116,102 +117,102 @@ async def test_groups_come_in_the_order_of_their_admission_whichever_ended_first
 
 
 async def test_one_ahead_is_begun_with_the_rollout_that_is_asked_for_and_goes_on_after_it(make: Make) -> None:
-    production, engines = make(ahead=1)
-    taking = asyncio.create_task(production.take(0, 2))
+    scheduler, engines = make(rollouts_ahead=1)
+    taking = asyncio.create_task(scheduler.take(0, 2))
     await turns()
     assert engines.begun == [(0, [0, 1]), (1, [2, 3])]
     await engines.end(0, 1)
     await taking
     assert sorted(engines.flying) == [2, 3]
-    assert production.metrics()["rollout/buffer/in_flight"] == 2.0
+    assert scheduler.metrics()["rollout/buffer/in_flight"] == 2.0
     await engines.end(3)
-    found = production.metrics()
+    found = scheduler.metrics()
     assert (found["rollout/buffer/in_flight"], found["rollout/buffer/finished"]) == (1.0, 1.0)
 
 
 async def test_a_first_publication_begins_what_may_be_ahead(make: Make) -> None:
-    production, engines = make(ahead=1)
-    production.published(4)
+    scheduler, engines = make(rollouts_ahead=1)
+    scheduler.published(4)
     assert engines.begun == [(4, [0, 1])]
-    await production.close()
+    await scheduler.close()
 
 
 async def test_groups_that_are_needed_in_the_place_of_others_are_taken_from_those_ahead(make: Make) -> None:
-    production, engines = make(ahead=1)
-    assert await taken(production, engines, 0) == [0, 1]
-    assert await taken(production, engines, 0, count=1) == [2]
+    scheduler, engines = make(rollouts_ahead=1)
+    assert await taken(scheduler, engines, 0) == [0, 1]
+    assert await taken(scheduler, engines, 0, count=1) == [2]
     assert engines.begun == [(0, [0, 1]), (1, [2, 3]), (1, [4])]
-    await production.close()
+    await scheduler.close()
 
 
 async def test_nothing_is_begun_for_rollouts_behind_the_last_one(make: Make) -> None:
-    production, engines = make(ahead=3, total=2)
-    assert await taken(production, engines, 0) == [0, 1]
-    assert await taken(production, engines, 1) == [2, 3]
+    scheduler, engines = make(rollouts_ahead=3, num_rollouts=2)
+    assert await taken(scheduler, engines, 0) == [0, 1]
+    assert await taken(scheduler, engines, 1) == [2, 3]
     # Groups in the place of others are for the last rollout itself.
-    assert await taken(production, engines, 1, count=1) == [4]
+    assert await taken(scheduler, engines, 1, count=1) == [4]
     assert [rollout for rollout, _ in engines.begun] == [0, 1, 1]
 
 
 async def test_no_group_is_begun_that_would_be_older_than_the_bound(make: Make) -> None:
-    production, engines = make(ahead=3, oldest=1)
-    production.published(0)
+    scheduler, engines = make(rollouts_ahead=3, max_staleness=1)
+    scheduler.published(0)
     assert engines.begun == [(0, [0, 1]), (1, [2, 3])]
-    await taken(production, engines, 0)
+    await taken(scheduler, engines, 0)
     assert len(engines.begun) == 2
-    production.published(1)
+    scheduler.published(1)
     assert engines.begun[2:] == [(2, [4, 5])]
-    await production.close()
+    await scheduler.close()
 
 
 # --- How old they get -------------------------------------------------------------------------------------------------
 
 
 async def test_a_rollout_waits_for_groups_that_are_due_and_not_for_others(make: Make) -> None:
-    production, engines = make(ahead=1, oldest=1)
-    taking = asyncio.create_task(production.take(0, 2))
+    scheduler, engines = make(rollouts_ahead=1, max_staleness=1)
+    taking = asyncio.create_task(scheduler.take(0, 2))
     await turns()
     await engines.end(1, 2)
     assert [number(group) for group in await taking] == [1, 2]
-    production.published(1)
-    taking = asyncio.create_task(production.take(1, 2))
+    scheduler.published(1)
+    taking = asyncio.create_task(scheduler.take(1, 2))
     await turns()
     await engines.end(3, *[one for one in engines.flying if one > 3])
     assert not taking.done()  # weights 0 drew group 0, and rollout 1 is the last that may train it
     await engines.end(0)
     assert [number(group) for group in await taking] == [0, 3]
-    await production.close()
+    await scheduler.close()
 
 
 async def test_for_a_group_that_is_too_old_already_no_rollout_waits(make: Make) -> None:
-    production, engines = make(ahead=1, oldest=1, fetch=3)
+    scheduler, engines = make(rollouts_ahead=1, max_staleness=1, over_sampling=3)
     for rollout, ending in enumerate([(0, 1), (2, 3), (5, 6)]):
         if rollout:
-            production.published(rollout)
-        taking = asyncio.create_task(production.take(rollout, 2))
+            scheduler.published(rollout)
+        taking = asyncio.create_task(scheduler.take(rollout, 2))
         await turns()
         await engines.end(*ending)
         assert [number(group) for group in await asyncio.wait_for(taking, timeout=120)] == list(ending)
     assert 4 in engines.flying  # weights 0 drew it, and rollout 1 was the last that might train it
-    await production.close()
+    await scheduler.close()
 
 
 async def test_where_old_samples_are_corrected_no_rollout_waits_for_a_slow_group(make: Make) -> None:
-    production, engines = make(ahead=1, oldest=1, waits=False)
-    await taken(production, engines, 0)
-    production.published(1)
+    scheduler, engines = make(rollouts_ahead=1, max_staleness=1, waits_for_due=False)
+    await taken(scheduler, engines, 0)
+    scheduler.published(1)
     slow = min(engines.flying, default=None)
     assert slow is None
-    taking = asyncio.create_task(production.take(1, 2))
+    taking = asyncio.create_task(scheduler.take(1, 2))
     await turns()
     assert [number(group) for group in await taking] == [2, 3]
-    production.published(2)
-    taking = asyncio.create_task(production.take(2, 2))
+    scheduler.published(2)
+    taking = asyncio.create_task(scheduler.take(2, 2))
     await turns()
     await engines.end(5, 6)
     assert [number(group) for group in await taking] == [5, 6]
     assert 4 in engines.flying
-    await production.close()
+    await scheduler.close()
 
 
 @pytest.mark.parametrize("interval", [1, 2, 3])
@@ -221,40 +222,40 @@ async def test_no_group_is_trained_above_the_bound_in_whatever_order_they_end(
     make: Make, interval: int, ahead: int, seed: int
 ) -> None:
     dice, oldest = random.Random(seed), interval - 1 + ahead
-    production, engines = make(ahead=ahead, oldest=oldest)
+    scheduler, engines = make(rollouts_ahead=ahead, max_staleness=oldest)
     for rollout in range(20):
         if rollout % interval == 0:
             engines.version = rollout
-            production.published(rollout)
-        taking = asyncio.create_task(production.take(rollout, 2))
+            scheduler.published(rollout)
+        taking = asyncio.create_task(scheduler.take(rollout, 2))
         await turns()
         while not taking.done():
             await engines.end(dice.choice(sorted(engines.flying)))
         ages = [rollout - int(group[0].weight_versions[0]) for group in await taking]
         assert max(ages) <= oldest
-        assert production.metrics()["rollout/buffer/in_flight"] <= 2 * ahead
-    await production.close()
+        assert scheduler.metrics()["rollout/buffer/in_flight"] <= 2 * ahead
+    await scheduler.close()
 
 
 async def test_at_rest_what_is_ahead_has_ended_and_nothing_was_begun_for_it(make: Make) -> None:
-    production, engines = make(ahead=1)
-    production.published(0)
-    resting = asyncio.create_task(production.rest())
+    scheduler, engines = make(rollouts_ahead=1)
+    scheduler.published(0)
+    resting = asyncio.create_task(scheduler.drain())
     await turns()
     await engines.end(0)
     assert not resting.done()
     await engines.end(1)
     await resting
     assert engines.begun == [(0, [0, 1])]
-    assert production.metrics()["rollout/buffer/finished"] == 2.0
-    assert await taken(production, engines, 0) == [0, 1]
-    await production.close()
+    assert scheduler.metrics()["rollout/buffer/finished"] == 2.0
+    assert await taken(scheduler, engines, 0) == [0, 1]
+    await scheduler.close()
 
 
 async def test_at_rest_a_group_that_is_begun_for_an_aborted_one_has_ended_too(make: Make) -> None:
-    production, engines = make(ahead=1, repeats=True)
-    production.published(0)
-    resting = asyncio.create_task(production.rest())
+    scheduler, engines = make(rollouts_ahead=1, replaces_aborted=True)
+    scheduler.published(0)
+    resting = asyncio.create_task(scheduler.drain())
     await turns()
     await engines.end(0, 1, status=Status.ABORTED)
     assert (resting.done(), sorted(engines.flying)) == (False, [0, 1])
@@ -263,16 +264,16 @@ async def test_at_rest_a_group_that_is_begun_for_an_aborted_one_has_ended_too(ma
 
 
 async def test_what_fails_before_it_rests_is_raised_at_once(make: Make) -> None:
-    production, engines = make(ahead=1)
-    production.published(0)
-    resting = asyncio.create_task(production.rest())
+    scheduler, engines = make(rollouts_ahead=1)
+    scheduler.published(0)
+    resting = asyncio.create_task(scheduler.drain())
     await turns()
     engines.flying.pop(0).set_exception(PluginError("no more"))
     await turns()
     assert (resting.done(), sorted(engines.flying)) == (True, [1])
     with pytest.raises(PluginError, match="no more"):
         await resting
-    await production.close()
+    await scheduler.close()
 
 
 # --- What goes wrong --------------------------------------------------------------------------------------------------
@@ -280,8 +281,8 @@ async def test_what_fails_before_it_rests_is_raised_at_once(make: Make) -> None:
 
 @pytest.mark.parametrize("call", ["take", "published", "check"])
 async def test_a_group_that_fails_ahead_is_the_next_calls_own_error(make: Make, call: str) -> None:
-    production, engines = make(ahead=1)
-    taking = asyncio.create_task(production.take(0, 2))
+    scheduler, engines = make(rollouts_ahead=1)
+    taking = asyncio.create_task(scheduler.take(0, 2))
     await turns()
     await engines.end(0, 1)
     await taking
@@ -289,27 +290,27 @@ async def test_a_group_that_fails_ahead_is_the_next_calls_own_error(make: Make, 
     await turns()
     with pytest.raises(PluginError, match="generate function 'mine' failed"):
         await {
-            "take": lambda: production.take(1, 2),
-            "published": lambda: asyncio.to_thread(production.published, 1),
-            "check": lambda: asyncio.to_thread(production.check),
+            "take": lambda: scheduler.take(1, 2),
+            "published": lambda: asyncio.to_thread(scheduler.published, 1),
+            "check": lambda: asyncio.to_thread(scheduler.raise_failure),
         }[call]()
-    await production.close()
+    await scheduler.close()
 
 
 async def test_a_rollout_that_waits_ends_with_the_failure(make: Make) -> None:
-    production, engines = make()
-    taking = asyncio.create_task(production.take(0, 2))
+    scheduler, engines = make()
+    taking = asyncio.create_task(scheduler.take(0, 2))
     await turns()
     engines.flying.pop(1).set_exception(PluginError("no more"))
     with pytest.raises(PluginError, match="no more"):
         await taking
-    await production.close()
+    await scheduler.close()
     assert engines.cancelled == [0]
 
 
 async def test_of_groups_that_fail_together_none_is_left_unheard(make: Make) -> None:
-    production, engines = make()
-    taking = asyncio.create_task(production.take(0, 2))
+    scheduler, engines = make()
+    taking = asyncio.create_task(scheduler.take(0, 2))
     await turns()
     groups: list[Any] = [task for task in asyncio.all_tasks() if task.get_name().startswith("group")]
     for failing in (0, 1):
@@ -319,12 +320,12 @@ async def test_of_groups_that_fail_together_none_is_left_unheard(make: Make) -> 
     await turns()
     # What asyncio logs of a task when it is collected, at any time and anywhere, unless somebody has asked.
     assert [task._log_traceback for task in groups] == [False, False]
-    await production.close()
+    await scheduler.close()
 
 
 async def test_a_group_that_is_cancelled_from_within_ends_the_run_instead_of_being_waited_for(make: Make) -> None:
-    production, engines = make()
-    taking = asyncio.create_task(production.take(0, 2))
+    scheduler, engines = make()
+    taking = asyncio.create_task(scheduler.take(0, 2))
     await turns()
     engines.flying.pop(1).set_exception(asyncio.CancelledError())
     with pytest.raises(
@@ -333,106 +334,106 @@ async def test_a_group_that_is_cancelled_from_within_ends_the_run_instead_of_bei
         r"as `await task` does of a task that was cancelled\. Catch it there",
     ):
         await asyncio.wait_for(taking, timeout=120)
-    await production.close()
+    await scheduler.close()
 
 
 async def test_closing_ends_what_is_in_flight(make: Make) -> None:
-    production, engines = make(ahead=2)
-    production.published(0)
+    scheduler, engines = make(rollouts_ahead=2)
+    scheduler.published(0)
     await turns()
-    await production.close()
+    await scheduler.close()
     assert sorted(engines.cancelled) == [0, 1, 2, 3]
 
 
 async def test_groups_that_an_update_aborted_come_again_at_once(make: Make) -> None:
-    production, engines = make(ahead=1, repeats=True)
-    taking = asyncio.create_task(production.take(0, 2))
+    scheduler, engines = make(rollouts_ahead=1, replaces_aborted=True)
+    taking = asyncio.create_task(scheduler.take(0, 2))
     await turns()
     await engines.end(0, 2, status=Status.ABORTED)
     assert engines.begun[2:] == [(1, [0]), (1, [2])]
-    assert production.metrics()["rollout/buffer/aborted"] == 2.0
+    assert scheduler.metrics()["rollout/buffer/aborted"] == 2.0
     await engines.end(0, 1)
     assert [number(group) for group in await taking] == [1, 0]
-    await production.close()
+    await scheduler.close()
 
 
 # --- State ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_finished_group_comes_back_whole_and_one_in_flight_as_its_source_gave_it(make: Make) -> None:
-    production, engines = make(ahead=1)
-    await taken(production, engines, 0)
-    production.published(1)
-    state = production.state()
+    scheduler, engines = make(rollouts_ahead=1)
+    await taken(scheduler, engines, 0)
+    scheduler.published(1)
+    state = scheduler.state()
     assert (len(state["finished"]), state["in_flight"], state["source"]["next"]) == (2, [], 4)
-    taking = asyncio.create_task(production.take(1, 2))
+    taking = asyncio.create_task(scheduler.take(1, 2))
     await turns()
     expected = await taking
     engines.flying[4].get_loop()
-    flying = production.state()
+    flying = scheduler.state()
     assert [json.loads(text)["samples"][0]["metadata"] for text in flying["in_flight"]] == [{}, {}]
 
-    again, others = make(ahead=1)
+    again, others = make(rollouts_ahead=1)
     again.restore(json.loads(json.dumps(state)))
     again.published(1)
     assert others.begun == []
     found = await again.take(1, 2)
     assert found == expected
     assert [type(value) for value in (found[0][0].tokens, found[0][0].rollout_log_probs)] == [TokenIds, LogProbs]
-    await asyncio.gather(production.close(), again.close())
+    await asyncio.gather(scheduler.close(), again.close())
 
 
 async def test_a_finished_group_that_json_cannot_carry_counts_as_in_flight(make: Make) -> None:
-    production, engines = make(ahead=1)
+    scheduler, engines = make(rollouts_ahead=1)
     engines.extra = object()
-    await taken(production, engines, 0)
-    state = production.state()
+    await taken(scheduler, engines, 0)
+    state = scheduler.state()
     assert (len(state["in_flight"]), state["finished"]) == (2, [])
-    again, others = make(ahead=1)
+    again, others = make(rollouts_ahead=1)
     again.restore(state)
     assert await taken(again, others, 1) == [2, 3]
-    await asyncio.gather(production.close(), again.close())
+    await asyncio.gather(scheduler.close(), again.close())
 
 
 async def test_a_state_of_a_source_alone_is_taken(make: Make) -> None:
-    production, engines = make()
-    production.restore({**production.state()["source"], "next": 3})
-    assert await taken(production, engines, 0) == [3, 4]
+    scheduler, engines = make()
+    scheduler.restore({**scheduler.state()["source"], "next": 3})
+    assert await taken(scheduler, engines, 0) == [3, 4]
 
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_killed_anywhere_and_resumed_every_prompt_is_trained_exactly_once(make: Make, seed: int) -> None:
     dice = random.Random(seed)
-    pace = {"ahead": dice.randint(0, 3), "oldest": None, "repeats": dice.random() < 0.5}
+    policy = {"rollouts_ahead": dice.randint(0, 3), "max_staleness": None, "replaces_aborted": dice.random() < 0.5}
     trained: list[int] = []
     state, step = None, 0
     while step < 12:
-        production, engines = make(**pace)
+        scheduler, engines = make(**policy)
         if state is not None:
-            production.restore(json.loads(state))
-        production.published(step)
+            scheduler.restore(json.loads(state))
+        scheduler.published(step)
         dies_at, saved, done = step + dice.randint(1, 4), step, list(trained)
         while step < min(dies_at, 12):
-            done += await _one_step(production, engines, step, dice)
+            done += await _one_step(scheduler, engines, step, dice)
             step += 1
             if dice.random() < 0.6 or step == 12:
-                state, saved, trained = json.dumps(production.state()), step, list(done)
-            production.published(step)
-        await production.close()  # killed: what was not saved is gone
+                state, saved, trained = json.dumps(scheduler.state()), step, list(done)
+            scheduler.published(step)
+        await scheduler.close()  # killed: what was not saved is gone
         step = saved
-    held = production.state()
+    held = scheduler.state()
     open_groups = [json.loads(text)["samples"][0]["group_index"] for text in held["in_flight"] + held["finished"]]
     everything = sorted(trained + open_groups + held["source"]["returned"])
     assert everything == list(range(held["source"]["next"]))
     assert len(set(trained)) == len(trained) == 24
 
 
-async def _one_step(production: GroupScheduler, engines: Engines, step: int, dice: random.Random) -> list[int]:
+async def _one_step(scheduler: GroupScheduler, engines: Engines, step: int, dice: random.Random) -> list[int]:
     """One rollout, of groups that end in any order, and some that end ahead; the engines abort one now and then."""
-    taking = asyncio.create_task(production.take(step, 2))
+    taking = asyncio.create_task(scheduler.take(step, 2))
     await turns()
     while not taking.done():
-        aborted = production._pace.repeats and dice.random() < 0.2
+        aborted = scheduler._policy.replaces_aborted and dice.random() < 0.2
         one = dice.choice(sorted(engines.flying))
         await engines.end(one, status=Status.ABORTED if aborted else Status.COMPLETED)
     await engines.end(*(one for one in sorted(engines.flying) if dice.random() < 0.3))
@@ -440,8 +441,8 @@ async def _one_step(production: GroupScheduler, engines: Engines, step: int, dic
 
 
 def test_what_a_state_holds_is_plain_text(make: Make) -> None:
-    production, _ = make()
-    assert json.loads(json.dumps(production.state())) == production.state()
+    scheduler, _ = make()
+    assert json.loads(json.dumps(scheduler.state())) == scheduler.state()
     assert Sample.from_dict(json.loads(json.dumps(Sample(weight_spans=[("3", 0, 2)]).to_dict()))).weight_spans == [
         ("3", 0, 2)
     ]

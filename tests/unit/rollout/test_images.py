@@ -214,7 +214,7 @@ def test_only_a_run_that_trains_on_images_loads_the_processor(folder, encoder, k
     parts: Any = SimpleNamespace(
         _config=config, encoder=encoder, _settings=SimpleNamespace(trains=trains, folder=folder)
     )
-    found = SamplerComponents._processes(parts)
+    found = SamplerComponents._make_processor(parts)
     assert (found is not None) == made
     if found is not None:
         found.close()

@@ -9,6 +9,7 @@ import asyncio
 import json
 import random
 from collections import Counter
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,8 @@ from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.prompts.prompts import PromptFiles
-from slime_core.rollout.async_policy import AsyncPolicy
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.group_scheduler import GroupScheduler
+from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler
 from slime_core.rollout.prompt_ledger import PendingGroups, PromptLedger
 from slime_core.rollout.requeue_buffer import RequeueBuffer
 from slime_core.rollout.resuming import reset_sample
@@ -53,12 +53,17 @@ class Life:
         self.ledger = PromptLedger(folder)
         request = PromptRequest(folder / "prompts.jsonl", n_samples_per_prompt=2)
         self.supply = RequeueBuffer(PromptFiles(None, RunView(prompts=request)), self.ledger.journal, holds=True)
-        pace = AsyncPolicy(BATCH, ahead=ahead, total=ROLLOUTS, fetch=2 * BATCH)
-        self.production = GroupScheduler(
-            self.supply, prepare=lambda *_: None, make=self.make, pace=pace, ends=client.ended
-        )
+        policy = AsyncPolicy(BATCH, rollouts_ahead=ahead, num_rollouts=ROLLOUTS, over_sampling=2 * BATCH)
+        self.scheduler = GroupScheduler(self.supply, self, policy)
 
-    async def make(self, rollout: int, group: PromptGroup) -> PromptGroup:
+    def prepare(self, rollout: int, groups: list[PromptGroup]) -> None:
+        pass
+
+    def abort_requests(self) -> AbstractAsyncContextManager[None]:
+        aborting: AbstractAsyncContextManager[None] = self.client.aborting()
+        return aborting
+
+    async def run(self, rollout: int, group: PromptGroup) -> PromptGroup:
         for sample in group:
             if sample.status is not Status.ABORTED:
                 reset_sample(sample)
@@ -78,19 +83,19 @@ class Life:
             state = json.loads(saved.read_text())
             begin = state["step"]
             self.ledger.restore(state["ledger"])
-            self.production.restore(state)
+            self.scheduler.restore(state)
         for rollout in range(begin, ROLLOUTS):
-            self.production.published(rollout)
-            groups = await self.production.take(rollout, BATCH)
-            await self.production.settle()
+            self.scheduler.published(rollout)
+            groups = await self.scheduler.take(rollout, BATCH)
+            await self.scheduler.abort_in_flight()
             SampleWriter(self.folder).write("train", rollout, [one for group in groups for one in group])
             self.ledger.close(rollout, self.present())
             if rollout % 2:
-                state = {"step": rollout + 1, "ledger": self.ledger.state(self.present()), **self.production.state()}
+                state = {"step": rollout + 1, "ledger": self.ledger.state(self.present()), **self.scheduler.state()}
                 saved.write_text(json.dumps(state))
 
     def present(self) -> PendingGroups:
-        found = self.production.present()
+        found = self.scheduler.pending_groups()
         return PendingGroups(found.in_flight, {**found.held, **self.supply.held})
 
 
@@ -109,7 +114,7 @@ async def test_every_group_is_in_one_place_whenever_a_run_dies(tmp_path: Path, s
                 except Killed:
                     deaths += 1
                 finally:
-                    await life.production.close()
+                    await life.scheduler.close()
                     await asyncio.sleep(0)
     assert deaths
     found = Recount(tmp_path)

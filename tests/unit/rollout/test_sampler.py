@@ -23,11 +23,10 @@ from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import sampler as sampling
 from slime_core.rollout import sampler_components
 from slime_core.rollout.component_router import ComponentRouter, RoutedComponent
-from slime_core.rollout.eval_sampler import EvalSampler
 from slime_core.rollout.evaluation import Evaluation
 from slime_core.rollout.group_collector import GroupCollector
 from slime_core.rollout.rewards.scorers import InProcessScorer
-from slime_core.rollout.sampler import Sampler
+from slime_core.rollout.sampler import EvalSampler, Sampler
 from slime_core.rollout.sampler_records import SamplerSettings
 from slime_core.types import Sample, Status
 
@@ -244,7 +243,7 @@ async def test_a_component_that_cannot_be_made_is_named_with_its_plugin(build, m
     monkeypatch.setattr(Registry, "load", lambda self, kind, name: broken)
     message = "plugin 'grpo' .*: making advantage estimator 'grpo' failed with KeyError: 'weight'"
     with pytest.raises(PluginError, match=message):
-        sampler._components.estimator("grpo")
+        sampler._factory.estimator("grpo")
 
 
 async def test_samples_that_come_back_from_the_data_source_start_anew(build):
@@ -458,7 +457,7 @@ async def test_an_evaluation_has_the_engines_to_itself_unless_it_has_a_sampler_o
             return await client.generate(*arguments, **options)
 
     beside: list[tuple[int, int]] = []
-    sampler._parts.client = Slow(GOOD)
+    sampler._components.client = Slow(GOOD)
     sampler.published(0)
     await sampler.evaluate(0)
     # A group of two ahead alone, then the two evaluation prompts, one response each.
@@ -512,7 +511,7 @@ async def test_a_row_decides_how_its_responses_are_drawn_in_training_and_evaluat
     rows = [{"prompt": "1+1", "label": "2", "metadata": {"sampling_params": {"temperature": 0.7, "min_p": 0.1}}}]
     (tmp_path / "own.jsonl").write_text(json.dumps(rows[0]))
     config = RunConfig(eval=EvalConfig(eval_prompt_data=(("own", tmp_path / "own.jsonl"),)))
-    await Evaluation(config, sampler.evaluation._measures).run(sampler._parts.context(0, evaluation=True), None)
+    await Evaluation(config, sampler.evaluation._components).run(sampler._components.context(0, evaluation=True), None)
     assert client.asked[-1][1] == SamplingParams(
         0.7, max_new_tokens=1024, stop_token_ids=(END,), extra={"min_p": 0.1}, max_kept=None
     )
@@ -520,14 +519,14 @@ async def test_a_row_decides_how_its_responses_are_drawn_in_training_and_evaluat
     for sample in groups[0]:
         sample.metadata["sampling_params"] = {"max_new_tokens": 2, "stop_token_ids": [9]}
     await sampler._collector.collect(
-        sampler._parts.context(0, evaluation=False), groups, SamplingParams(stop_token_ids=(END,))
+        sampler._components.context(0, evaluation=False), groups, SamplingParams(stop_token_ids=(END,))
     )
     own, usual = [sampling for _, sampling, _ in client.asked[-2:]]
     assert (own.max_new_tokens, own.stop_token_ids) == (2, (9, END))
     assert (usual.max_new_tokens, usual.stop_token_ids) == (1024, (END,))
     groups[1][0].metadata["sampling_params"] = {"temperature": 0.5}
     with pytest.raises(DataError, match=r"sample 2 of group 1: metadata sampling_params: temperature = 0\.5 cannot"):
-        await sampler._collector.collect(sampler._parts.context(0, evaluation=False), groups, SamplingParams())
+        await sampler._collector.collect(sampler._components.context(0, evaluation=False), groups, SamplingParams())
 
 
 async def test_a_model_beside_the_policy_answers_a_set_that_names_it(build, tmp_path):
@@ -536,13 +535,13 @@ async def test_a_model_beside_the_policy_answers_a_set_that_names_it(build, tmp_
 
     def evaluation(model: str, models: dict[str, str]) -> Evaluation:
         own = EvalDataset(name="own", path=tmp_path / "own.jsonl", model=model, max_response_len=8, rm_type="random")
-        measures = replace(sampler.evaluation._measures, models=models)
+        measures = replace(sampler.evaluation._components, models=models)
         return Evaluation(RunConfig(eval=EvalConfig(eval_datasets=(own,))), measures)
 
     with FakeEngine() as engine:
         for model, models in ((engine.url, {}), ("judge", {"judge": engine.url})):
             made = evaluation(model, models)
-            await made.run(sampler._parts.context(0, evaluation=True), None)
+            await made.run(sampler._components.context(0, evaluation=True), None)
             await made.close()
         assert engine.calls.count("/generate") == 2
     assert client.asked == []

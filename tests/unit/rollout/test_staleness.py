@@ -258,7 +258,7 @@ async def test_the_bound_holds_for_a_rollout_function_of_the_run_too(
 async def test_groups_that_are_always_too_old_end_the_run_and_are_named(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_rollouts, "MOST_OLD_ROUNDS", 2)
+    monkeypatch.setattr(live_rollouts, "MAX_STALE_ROUNDS", 2)
     sampler, _ = build({f"1+{n}": by("1") for n in range(1, 7)}, max_staleness=1, rollout_max_refills=0)
     wanted = (
         "rollout 5: 12 samples were older than max_staleness, and so were those in their place; versions 1 of the "
@@ -310,7 +310,7 @@ async def test_a_failure_ahead_is_what_the_driver_hears_next(build: Build, call:
     client.generate = refusing  # type: ignore[method-assign]
     await sampler.sample(0)
     held.set()
-    while sampler._rollouts._production._failure is None:
+    while sampler._rollouts._scheduler._failure is None:
         await asyncio.sleep(0)
     with pytest.raises(RequestRefused, match="too long"):
         await asked(sampler, call)

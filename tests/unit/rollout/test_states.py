@@ -183,9 +183,9 @@ class Engine:
             self.flying.remove(one)
 
     @asynccontextmanager
-    async def ended(self) -> AsyncIterator[None]:
+    async def aborting(self) -> AsyncIterator[None]:
         self.is_ending, is_deaf = True, self.dice.random() < 0.2
-        group_scheduler.END_LIMIT_S = 0.0 if is_deaf else 30.0
+        group_scheduler.ABORT_LIMIT_S = 0.0 if is_deaf else 30.0
         if not is_deaf:
             self.abort()
         yield
@@ -245,7 +245,7 @@ class Run:
                 if self.step < ROLLOUTS and self.dice.random() < 0.2:
                     return
             # Only what over-sampling has begun besides goes on where nothing ends it.
-            assert sampler._present().in_flight == {} or (self.case.ahead and self.case.fetch)
+            assert sampler._pending_groups().in_flight == {} or (self.case.ahead and self.case.fetch)
         finally:
             await sampler.close()
 
@@ -335,13 +335,13 @@ class Run:
             patch.setattr(sampler_components, "PromptEncoder", lambda folder, **_: encoder())
             where = SamplerSettings(config, FOLDER, data, "http://unused", samples_folder=self.folder / "samples")
             sampler = Sampler(where, registry())
-        trainable = sampler._trainable
+        trainable = sampler._require_trainable
 
-        def seen(harvest: Any, rollout: int) -> list[Sample]:
-            self.trained[rollout] = found = trainable(harvest, rollout)
+        def seen(groups: Any, rollout: int) -> list[Sample]:
+            self.trained[rollout] = found = trainable(groups, rollout)
             return found
 
-        sampler._trainable = seen  # type: ignore[method-assign]
+        sampler._require_trainable = seen  # type: ignore[method-assign]
         return sampler
 
     async def score(self, coins: Random, samples: Sequence[Sample]) -> list[float | RewardFailure]:
@@ -372,7 +372,7 @@ def lived(case: Case) -> None:
         async def score(coins: Random, samples: Sequence[Sample]) -> list[float | RewardFailure]:
             return await run.score(coins, samples)
 
-        patch.setattr(group_scheduler, "END_LIMIT_S", group_scheduler.END_LIMIT_S)
+        patch.setattr(group_scheduler, "ABORT_LIMIT_S", group_scheduler.ABORT_LIMIT_S)
         patch.setattr(Random, "score", score)
         while run.step < ROLLOUTS:
             asyncio.run(run.live())

@@ -298,7 +298,7 @@ async def test_truncated_samples_are_masked_counted_and_keep_their_reward(build,
 async def test_evaluations_are_not_transformed(build, tmp_path):
     sampler, _, toy = build(dict.fromkeys(PROMPTS, SAME), "log", "drop_zero_std")
     (one,) = eval_sets(RunConfig(eval=EvalConfig(eval_prompt_data=(("sums", tmp_path / "train.jsonl"),))))
-    sampler.evaluation._loaded = {"sums": sampler.evaluation._load(one)}
+    sampler.evaluation._sets = {"sums": sampler.evaluation._load(one)}
     assert (await sampler.evaluate(0))["eval/sums"] == 1.0
     assert toy.calls == []
 
