@@ -7,14 +7,14 @@ reason where the annotation has one, and the next step.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from slime_core.config.options import Conflicts, Needs
 from slime_core.config.settings import Setting
 from slime_core.config.wording import as_words
 from slime_core.errors import PluginError
 
-__all__ = ["called", "unmet"]
+__all__ = ["called", "stated", "unmet"]
 
 Pair = tuple[Setting, Any]
 
@@ -54,6 +54,18 @@ def _find(setting: Setting, name: str, values: Mapping[str, Pair], by_flag: Mapp
     if found is None and setting.of_plugin:
         raise PluginError(f"setting {setting.key}: its condition names {name}, and there is no such setting.")
     return found
+
+
+def stated(setting: Setting) -> Iterator[tuple[str, str]]:
+    """The conditions of a setting in words: ``("needs", "use_kl_loss or kl_coef")``, ``("excludes", "colocate")``."""
+    for condition in setting.info.metadata:
+        if isinstance(condition, Needs | Conflicts):
+            is_need = isinstance(condition, Needs)
+            names = (" or " if is_need else ", ").join(condition.settings)
+            equals = "" if condition.equals is None else f" = {as_words(condition.equals)}"
+            when = "" if condition.when is None else f" where it is {as_words(condition.when)}"
+            unless = f" unless {condition.unless}" if condition.unless else ""
+            yield "needs" if is_need else "excludes", f"{names}{equals}{when}{unless}"
 
 
 def called(setting: Setting) -> str:
@@ -97,11 +109,19 @@ def _missing(given: Pair, others: list[Pair], condition: Needs) -> str:
         wanted, found = as_words(condition.equals), as_words(others[0][1])
         needs, step = f"{called(first)} = {wanted} (got {found})", f"Give {first.flag} {wanted}"
     elif len(others) == 1 and first.default and not first.is_sequence:
-        needs, step = f"another {called(first)} than {as_words(first.default)}", f"Change {first.flag}"
+        needs = f"another {called(first)} than {as_words(first.default)}"
+        step = f"Give {first.flag} {_others(first)}" if _others(first) else f"Change {first.flag}"
     else:
         needs = " or ".join(called(other) for other, _ in others)
         step = f"Add {' or '.join(other.flag for other, _ in others)}"
     return f"{_shown(given)} needs {needs}{_reason(condition)}. {step}, {out}"
+
+
+def _others(setting: Setting) -> str:
+    """The choices of a setting besides its default; empty: it has none to choose from."""
+    is_choice = get_origin(setting.info.annotation) is Literal
+    choices = get_args(setting.info.annotation) if is_choice else ()
+    return " or ".join(str(choice) for choice in choices if choice != setting.default)
 
 
 def _reason(condition: Needs | Conflicts) -> str:

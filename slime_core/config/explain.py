@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from slime_core.config.conditions import stated
 from slime_core.config.engine_flags import (
     ENGINES,
     Refusal,
@@ -96,7 +97,7 @@ def explain(name: str, resolved: Resolved) -> str:
         "flag": _flag(setting),
         "file": f"[{setting.section}] {setting.name}",
     }
-    listed = "\n".join(f"  {label:<8} {text}" for label, text in rows.items())
+    listed = "\n".join(f"  {label:<8} {text}" for label, text in (*rows.items(), *stated(setting)))
     return f"{setting.section}.{setting.name} = {as_words(value)}\n{listed}\n{_wrapped(_does(setting), indent=2)}"
 
 

@@ -22,9 +22,7 @@ def activated(*argv: str) -> ActivePlugins:
 def checked(*argv: str) -> Resolved:
     argv = ("--advantage-estimator", "sft", *argv)
     active = activated(*argv)
-    found = load(
-        argv, presets=active.presets, plugin_options=active.options, inactive=active.inactive, check_rules=False
-    )
+    found = load(argv, presets=active.presets, plugin_options=active.options, inactive=active.inactive)
     check_settings(found, active.registry)
     return found
 
@@ -61,8 +59,8 @@ def test_options_that_reach_a_correction_are_accepted(line):
         ),
         (
             "--corrections mis --mis-clip-low 0.3",
-            "mis_clip_low = 0.3 has no effect with mis_mode = truncate, which holds high ratios only; add --mis-mode "
-            "clip or mask, or leave it out",
+            "mis_clip_low = 0.3 needs another mis_mode than truncate, because truncate bounds high ratios only. Give "
+            "--mis-mode clip or mask, or leave --mis-clip-low out",
         ),
         (
             "--corrections tis --mis-level sequence",

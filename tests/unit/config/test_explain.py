@@ -158,6 +158,19 @@ def test_a_switch_is_explained_under_the_flag_that_turns_it_off() -> None:
     assert found.startswith("--no-save-hf is --save-hf false.\ncheckpoint.save_hf = false\n  from     flag --save-hf\n")
 
 
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("ref_load", ["  needs    use_kl_loss or kl_coef"]),
+        ("lr_decay_style", ["  needs    lr_wsd_decay_iters where it is WSD"]),
+        ("use_unbiased_kl", ["  needs    use_kl_loss", "  excludes kl_loss_type = k2"]),
+        ("max_tokens_per_gpu", ["  excludes micro_batch_size unless hard_token_budget"]),
+    ],
+)
+def test_conditions_are_explained(name: str, rows: list[str]) -> None:
+    assert [line for line in explain(name, resolve()).splitlines() if line[2:].startswith(("needs", "excl"))] == rows
+
+
 def test_only_a_switch_can_be_turned_off() -> None:
     with pytest.raises(ConfigError, match="--no-lr: no such setting"):
         explain("--no-lr", resolve())

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slime_core import Flag, PluginOptions, UsedBy
+from slime_core import Flag, Needs, PluginOptions, UsedBy
 
 __all__ = ["OffPolicyOptions"]
 
@@ -33,7 +33,12 @@ class OffPolicyOptions(PluginOptions):
     """What mis does with ratios out of bounds: hold the high ones, hold both, or count those tokens 0."""
     mis_clip: Annotated[Positive, Flag("--mis-clip", section=SECTION), UsedBy("mis")] = 2.0
     """Largest ratio that mis lets count."""
-    mis_clip_low: Annotated[PositiveOrZero, Flag("--mis-clip-low", section=SECTION), UsedBy("mis")] = 0.5
+    mis_clip_low: Annotated[
+        PositiveOrZero,
+        Flag("--mis-clip-low", section=SECTION),
+        UsedBy("mis"),
+        Needs("mis_mode", because="truncate bounds high ratios only"),
+    ] = 0.5
     """Smallest ratio that mis lets count; not used by mode truncate."""
     veto_threshold: Annotated[Positive, Flag("--veto-threshold", section=SECTION), UsedBy("veto")] = 1e-4
     """Correction veto leaves out a response with a token whose ratio of learner to engine is below this."""

@@ -61,9 +61,3 @@ def slime_check(options: OffPolicyOptions) -> Iterator[str]:
             f"mis_clip_low = {options.mis_clip_low:g} is above mis_clip = {options.mis_clip:g}; mis_mode = "
             f"{options.mis_mode} needs a ratio that lies between the two"
         )
-    default = OffPolicyOptions.model_fields["mis_clip_low"].default
-    if options.mis_mode == "truncate" and options.mis_clip_low != default:
-        yield (
-            f"mis_clip_low = {options.mis_clip_low:g} has no effect with mis_mode = truncate, which holds high ratios "
-            "only; add --mis-mode clip or mask, or leave it out"
-        )
