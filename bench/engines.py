@@ -29,7 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3F
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.errors import WeightSyncError
 from slime_core.rollout.engines.server import free_ports
-from slime_core.weights.endpoints import call
+from slime_core.weights.engine_control import call
 
 MODEL = ARITHMETIC / "model"
 TURNS = Path(__file__).parent / "turns.py"

@@ -33,7 +33,7 @@ from slime_core.rollout.sampler_records import SampledRollout, SamplerSettings, 
 from slime_core.runtime.device_pool import DevicePool
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
-from slime_core.weights.endpoints import EngineControl
+from slime_core.weights.engine_control import EngineControl
 
 ARITHMETIC = Path(slime_core.__file__).parent / "builtin" / "arithmetic"
 GROUPS, AT_ONCE, STEPS = 16, 4, 10

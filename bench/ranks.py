@@ -18,7 +18,7 @@ import torch
 
 from slime_core.config.schema import RunConfig
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.weights.group import reserve
+from slime_core.weights.update_group import reserve_port
 
 __all__ = ["distance", "free_address", "learner_of", "prepare", "relative", "run_ranks"]
 
@@ -48,7 +48,7 @@ def prepare() -> None:
 
 def free_address() -> str:
     """Where ranks that are forked from this process can meet."""
-    return f"127.0.0.1:{reserve('127.0.0.1')}"
+    return f"127.0.0.1:{reserve_port('127.0.0.1')}"
 
 
 def learner_of(

@@ -13,8 +13,7 @@ from pathlib import Path
 from slime_core.config.described import start_weights
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, WeightSyncError
-from slime_core.weights.specs import expected_specs
-from slime_core.weights.whole import refuse_cut
+from slime_core.weights.specs import expected_specs, require_complete_files
 
 __all__ = ["GIB", "KIB", "MIB", "Needs"]
 
@@ -219,7 +218,7 @@ def _sizes(folder: Path, *, needed: bool) -> dict[str, int]:
     if not needed and not any(folder.glob("*.safetensors")):
         return {}  # an engine also takes weights of other formats, a learner does not
     try:
-        refuse_cut(folder)
+        require_complete_files(folder)
         return {name: math.prod(spec.shape) for name, spec in expected_specs(folder).items()}
     except WeightSyncError as error:
         raise ConfigError(f"hf_checkpoint: {error}") from error

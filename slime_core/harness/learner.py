@@ -30,7 +30,7 @@ from slime_core.plugins.selection import policy_loss
 from slime_core.rollout.batch_plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample
-from slime_core.weights.group import reserve
+from slime_core.weights.update_group import reserve_port
 
 if TYPE_CHECKING:
     import torch
@@ -179,7 +179,7 @@ def _address(folder: Path, rank: int) -> str:
     """Where the ranks meet: rank 0, which will listen there, keeps a port and writes it down."""
     place, unfinished = folder / ADDRESS, folder / f"{ADDRESS}.unfinished"
     if rank == 0:
-        unfinished.write_text(f"{HOST}:{reserve(HOST)}", encoding="utf-8")
+        unfinished.write_text(f"{HOST}:{reserve_port(HOST)}", encoding="utf-8")
         unfinished.rename(place)
     while not place.exists():  # the parent ends what takes too long
         time.sleep(0.02)

@@ -106,12 +106,12 @@ class LearnerActor(Rendezvous):
             settings=settings,
             weights=learner.export_weights(),
             sends=learner.is_sender,
-            written=partial(self._written, engine_urls) if has_observers else None,
+            on_written=partial(self._on_written, engine_urls) if has_observers else None,
         )
         self._publishers.append(publisher)
         return publisher
 
-    def _written(self, engine_urls: list[str], folder: Path | None) -> None:
+    def _on_written(self, engine_urls: list[str], folder: Path | None) -> None:
         self._learner.hooks.call("slime_after_weight_write", folder=folder, engine_urls=engine_urls)
 
     def train(

@@ -14,7 +14,7 @@ from slime_core.cpu.accelerator import accelerator
 from slime_core.errors import RunError
 from slime_core.learner.settings import LearnerSettings
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.weights.group import listening_store
+from slime_core.weights.update_group import serve_store
 
 __all__ = ["initialize_model_parallel", "prepare_process"]
 
@@ -97,5 +97,5 @@ def _rendezvous_store(settings: LearnerSettings) -> Any:
 
     host, _, port = settings.address.rpartition(":")
     if settings.rank == 0:
-        return listening_store(host, world_size=settings.world_size, timeout=COLLECTIVE_TIMEOUT, port=int(port))
+        return serve_store(host, world_size=settings.world_size, timeout=COLLECTIVE_TIMEOUT, port=int(port))
     return TCPStore(host, int(port), settings.world_size, is_master=False, timeout=COLLECTIVE_TIMEOUT)

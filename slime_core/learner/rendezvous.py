@@ -8,7 +8,7 @@ import ray
 
 from slime_core.learner.settings import LearnerSettings
 from slime_core.runtime.actors import Watched
-from slime_core.weights.group import reserve
+from slime_core.weights.update_group import reserve_port
 
 __all__ = ["Rendezvous", "settings_of_ranks"]
 
@@ -23,7 +23,7 @@ class Rendezvous(Watched):
             reachable: other nodes have to reach it; otherwise it is on loopback.
         """
         host = ray.util.get_node_ip_address() if reachable else "127.0.0.1"
-        return f"{host}:{reserve(host)}"
+        return f"{host}:{reserve_port(host)}"
 
 
 def settings_of_ranks(settings: LearnerSettings, count: int, address: str) -> list[LearnerSettings]:

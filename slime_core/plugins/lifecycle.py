@@ -5,7 +5,7 @@
     lifetime          the block between a run's start and its end
 
 A participant's exception leaves as a ``PluginError`` and ends the run. An observer's is recorded; after
-:data:`PATIENCE` of them the observer is not called again for that hook in that process.
+:data:`MAX_FAILURES` of them the observer is not called again for that hook in that process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slime_core.plugins.contracts import Place, RunInfo
 from slime_core.plugins.discovery import PluginIdentity
 from slime_core.plugins.hooks import LIFECYCLE_HOOKS, RESTORE, STATE
 from slime_core.plugins.registration import Implementation, Registry
-from slime_core.track.observers import PATIENCE
+from slime_core.track.observers import MAX_FAILURES
 from slime_core.types import Sample
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class LifecycleHooks:
         return boundary(one.of.plugin, f"{hook} on {self._where}", locate=True, passes=(SlimeError,))
 
     def _observe(self, hook: str, one: _Called, arguments: Mapping[str, Any]) -> None:
-        if one.failures >= PATIENCE:
+        if one.failures >= MAX_FAILURES:
             return
         try:
             with boundary(one.of.plugin, f"{hook} on {self._where}", locate=True):
@@ -231,9 +231,9 @@ class LifecycleHooks:
 
 
 def _consequence(failures: int) -> str:
-    if failures == PATIENCE:
-        return f"It has failed {PATIENCE} times and is off for this hook for the rest of the run."
-    return f"It only watches, so the run goes on; after {PATIENCE} failures it is off."
+    if failures == MAX_FAILURES:
+        return f"It has failed {MAX_FAILURES} times and is off for this hook for the rest of the run."
+    return f"It only watches, so the run goes on; after {MAX_FAILURES} failures it is off."
 
 
 @contextmanager

@@ -28,7 +28,7 @@ WEIGHTS = "weights"
 
 
 class Engines(Protocol):
-    """All engines at once, as :class:`~slime_core.weights.endpoints.EngineControl` controls them."""
+    """All engines at once, as :class:`~slime_core.weights.engine_control.EngineControl` controls them."""
 
     def pause(self, mode: Literal["abort"]) -> None:
         """Stop generating; requests in flight end with the tokens that they have."""

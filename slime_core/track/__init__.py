@@ -1,17 +1,17 @@
-"""Where a run writes down what happened.
+"""The run folder, metrics, readable samples, and the accounting of prompts.
 
-    events.py       what listeners hear of: phases, steps, evaluations, warnings, the end
-    metrics.py      the numbers of one step
-    observers.py    who watches and may not end the run
-    record.py       the run folder: config, metrics.jsonl, samples, logs, checkpoints
-    jsonl.py        one JSON object a line, on disk when the step ends
-    tensorboard.py  the same numbers as TensorBoard events, without torch
-    track.py        what the loop holds
-    ledger.py       where every prompt group ended, counted from what lies in the folder
+    track        rows, timers, trackers and listeners, as the loop uses them; the metrics of one step
+    events       events for listeners: phases, steps, evaluations, warnings, the end
+    observers    keeps failures of trackers and displays from ending the run
+    record       the run folder: config, metrics.jsonl, samples, logs, checkpoints
+    jsonl        one JSON object a line, on disk when the step ends
+    samples      one file of readable samples a rollout or evaluation set
+    tensorboard  the same metrics as TensorBoard events, without torch
+    ledger       prompt accounting: where every prompt group ended, from the files of the run folder
 
-The rule: **row k of every tracker holds what was measured with the weights of version k**, where version k is what k
-training steps have made. So ``rollout/raw_reward`` and ``eval/<name>`` of the same row are about the same weights (an
-asynchronous run's rollouts may be older, by at most its staleness bound):
+The rule: **row k of every tracker describes the weights of version k**, the weights after k training steps. So
+``rollout/raw_reward`` and ``eval/<name>`` of the same row are about the same weights (rollouts of an asynchronous run
+may be older, by at most its staleness bound):
 
     {"step": 0, "rollout/raw_reward": 0.33, "train/loss": ..., "perf/step_time": ..., "eval/arithmetic": 0.34}
     {"step": 1, "rollout/raw_reward": 0.41, ...}
@@ -19,8 +19,8 @@ asynchronous run's rollouts may be older, by at most its staleness bound):
 
 An evaluation before training belongs to row 0. An evaluation after training step k measures version k + 1 and waits for
 row k + 1; the one after the last step gets a row of its own at the end. A row is written when its step has ended, so
-steps are unique and rise. An evaluation that went on beside training is added to its row when it has ended, however
-many rows follow by then. Everybody who wants an evaluation at once hears :class:`~.events.EvalFinished`.
+steps are unique and rise. A concurrent evaluation is added to its row when it has ended, however
+many rows follow by then. :class:`~.events.EvalFinished` reports every evaluation at once.
 
 Names: ``rollout/raw_reward``, ``rollout/response_len/mean``, ``rollout/truncated_ratio``, ``train/loss``,
 ``train/pg_loss``, ``train/grad_norm``, ``train/train_rollout_logprob_abs_diff``, ``perf/<phase>_time`` (seconds),

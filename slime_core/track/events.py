@@ -1,4 +1,4 @@
-"""What listeners hear of, as frozen records.
+"""Events for listeners, as frozen records.
 
 Example: ``StepFinished(step=3, metrics={"train/loss": 0.1, "perf/step_time": 0.9})``.
 """
@@ -13,7 +13,7 @@ __all__ = ["EvalFinished", "Event", "Listener", "PhaseStarted", "RunFinished", "
 
 @dataclass(frozen=True, slots=True)
 class PhaseStarted:
-    """``phase`` ("rollout", "train") begins; ``step`` is None outside the steps."""
+    """``phase`` ("rollout", "train") starts; ``step`` is None outside the steps."""
 
     phase: str
     step: int | None
@@ -37,14 +37,14 @@ class EvalFinished:
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
-    """No more steps come; ``seconds`` since the track was opened."""
+    """No step follows; ``seconds`` since the track was opened."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """Something a person should read, in full sentences."""
+    """A warning for the user, in full sentences."""
 
     message: str
 

@@ -23,12 +23,12 @@ class JsonLines:
         self._file.flush()
 
     def close(self) -> None:
-        """No line may follow."""
+        """Close the file; no line may follow."""
         self._file.close()
 
 
 def read_rows(path: Path) -> list[dict[str, float]]:
-    """All rows of ``path`` in order; a last line that a killed process left unfinished is left out.
+    """All rows of ``path`` in order, without a last line that a killed process left incomplete.
 
     Raises:
         CheckpointError: another line is not a JSON object with a step.

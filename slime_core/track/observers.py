@@ -1,4 +1,4 @@
-"""Those who watch a run and may not end it: a tracker or a display that fails is counted, then left out."""
+"""Trackers and displays must not end a run: their failures are counted, and after three of them they are left out."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 __all__ = ["Observer"]
 
-PATIENCE = 3
-"""Failures after which an observer is called no more: a server may be away for a moment, a bug stays."""
+MAX_FAILURES = 3
+"""Failures after which an observer is not called any more: a server may be unreachable for a moment, a bug stays."""
 
 
 class Observer:
-    """A context in which ``name`` may fail; ``on_give_up`` hears about it once, after the third failure.
+    """A context in which ``name`` may fail; ``on_give_up`` is called once, after the third failure.
 
-    Example: ``with observer: tracker.log(step, metrics)``. Only failures are contained: Ctrl-C and exits pass.
+    Example: ``with observer: tracker.log(step, metrics)``. Exceptions are caught; Ctrl-C and exits are not.
     """
 
     def __init__(self, name: str, *, on_give_up: Callable[[str], None]) -> None:
@@ -24,8 +24,8 @@ class Observer:
 
     @property
     def active(self) -> bool:
-        """Whether it is worth calling."""
-        return self.failures < PATIENCE
+        """Whether it has failed less than three times."""
+        return self.failures < MAX_FAILURES
 
     def __enter__(self) -> None:
         return None
@@ -34,10 +34,10 @@ class Observer:
         if not isinstance(error, Exception):
             return False
         self.failures += 1
-        if self.failures == PATIENCE:
+        if self.failures == MAX_FAILURES:
             where = traceback.extract_tb(error.__traceback__)[-1]
             self._on_give_up(
-                f"{self.name} failed {PATIENCE} times and is off for the rest of the run: "
+                f"{self.name} failed {MAX_FAILURES} times and is off for the rest of the run: "
                 f"{type(error).__name__}: {error} ({where.filename}:{where.lineno}). "
                 "The run itself goes on; metrics.jsonl is complete."
             )

@@ -1,4 +1,4 @@
-"""Samples as people read them: one JSON object a line, one file a rollout or evaluation set."""
+"""Readable samples: one JSON object a line, one file a rollout or evaluation set."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SampleWriter:
     def write(
         self, name: str, number: int, samples: Sequence[Sample], *, dropped: Sequence[tuple[str, Sample]] = ()
     ) -> Path | None:
-        """Write the samples of one rollout or evaluation; the file of an earlier try is replaced.
+        """Write the samples of one rollout or evaluation; replaces the file of an earlier attempt.
 
         Arguments:
             dropped: samples that are not trained on because a sample transform left them out, with the reason.
@@ -36,7 +36,7 @@ class SampleWriter:
         path = self._folder / f"{name}-{number:06d}.jsonl"
         rows = [*map(_readable, samples), *({**_readable(sample), "dropped": reason} for reason, sample in dropped)]
         lines = (json.dumps(row, ensure_ascii=False) for row in rows)
-        # Half a surrogate pair, which JSON may hold and UTF-8 may not, is written as JSON escapes it.
+        # A lone surrogate, which JSON allows and UTF-8 does not, is written as a JSON escape.
         return write_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
 
 
@@ -53,7 +53,7 @@ def _readable(sample: Sample) -> dict[str, object]:
         "weight_versions": sample.weight_versions,
         "metadata": sample.metadata,
     }
-    # Where one version drew the whole response, its name says it all.
+    # A response of one weight version has one span, which its version describes.
     spans = sample.weight_spans if len(sample.weight_versions) > 1 else None
     marks = {
         "weight_spans": spans,
@@ -67,7 +67,7 @@ def _readable(sample: Sample) -> dict[str, object]:
 def read_samples(folder: Path, kind: Literal["train", "eval"], number: int) -> Iterator[SampleRecord]:
     """The rows that a run wrote for rollout ``number``, or for the evaluation of its weights, set after set.
 
-    Reads one line at a time; nothing where the run wrote nothing.
+    Reads one line at a time; yields nothing if there is no file.
     """
     pattern = f"{kind}-{number:06d}.jsonl" if kind == "train" else f"{kind}-*-{number:06d}.jsonl"
     for path in sorted(folder.glob(pattern)):

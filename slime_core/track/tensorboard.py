@@ -1,4 +1,4 @@
-"""The numbers of a run as TensorBoard events, written with TensorBoard's own classes and without torch."""
+"""Writes the metrics of a run as TensorBoard events, with TensorBoard's own classes and without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TensorBoard:
     """Writes every metric as a scalar under its own name into a new event file of ``directory``.
 
     Arguments:
-        resumed_step: hides what earlier event files of the directory hold from this step on; None: a fresh run.
+        resumed_step: hides the events of earlier files in the directory from this step on; None: a new run.
     """
 
     def __init__(self, directory: Path, *, resumed_step: int | None = None) -> None:
@@ -27,7 +27,7 @@ class TensorBoard:
             self._writer.add_event(Event(wall_time=time.time(), step=resumed_step, session_log=started))
 
     def start(self) -> None:
-        """The event file was opened when this was made."""
+        """The constructor has opened the event file."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one event and flush it: a step takes long enough for its row to be worth seeing."""
@@ -36,6 +36,6 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self, error: BaseException | None = None) -> None:
-        """No event may follow."""
+        """Close the file; no event may follow."""
         del error
         self._writer.close()

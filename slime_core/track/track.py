@@ -1,4 +1,4 @@
-"""What the loop holds: rows, timers, and everybody who watches.
+"""The metrics of a run: rows, timers, trackers and listeners.
 
     with Track(record) as track:
         track.evaluation(0, sampler.evaluate())
@@ -16,33 +16,35 @@ docstring), not the place of the call.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from typing import Literal, Protocol, runtime_checkable
 
+from slime_core.errors import NonFiniteError
 from slime_core.track.events import EvalFinished, Event, Listener, PhaseStarted, RunFinished, StepFinished, Warned
 from slime_core.track.jsonl import JsonLines
-from slime_core.track.metrics import Metrics
 from slime_core.track.observers import Observer
 from slime_core.track.record import RunRecord
 from slime_core.track.samples import read_samples
 from slime_core.types import SampleRecord
 
-__all__ = ["SampleSink", "Sink", "Track"]
+__all__ = ["Metrics", "SampleSink", "Sink", "Track"]
 
 
 class Sink(Protocol):
-    """Where rows go."""
+    """A tracker: receives the rows of a run."""
 
     def start(self) -> None:
-        """Rows will follow."""
+        """Start; rows follow."""
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Receive the row of ``step``, or what is added to it later; steps rise but for the latter."""
+        """Receive the row of ``step``, or a later addition to it; steps rise, except for additions."""
 
     def close(self, error: BaseException | None) -> None:
-        """No row follows; ``error`` is what ended the run, None where nothing did."""
+        """Close; no row follows. ``error`` ended the run; None: it ended normally."""
 
 
 @runtime_checkable
@@ -51,6 +53,64 @@ class SampleSink(Sink, Protocol):
 
     def samples(self, kind: Literal["train", "eval"], step: int, rows: Iterator[SampleRecord]) -> None:
         """Receive the samples of one rollout or evaluation; they are read while they are iterated."""
+
+
+class Metrics(Mapping[str, float]):
+    """The metrics of one step: names and finite numbers, in insertion order; a name can be set once.
+
+    Example::
+
+        >>> metrics = Metrics({"train/loss": 0.5})
+        >>> metrics["rollout/raw_reward"] = 1
+        >>> dict(metrics)
+        {'train/loss': 0.5, 'rollout/raw_reward': 1.0}
+
+    Raises:
+        ValueError: a name is set twice, by two places that would overwrite each other.
+        TypeError: a value is not a real number (a tensor, a string).
+        NonFiniteError: a value is NaN or infinite.
+    """
+
+    def __init__(self, values: Mapping[str, float] | None = None) -> None:
+        self._values: dict[str, float] = {}
+        self.update(values or {})
+
+    def __setitem__(self, name: str, value: float) -> None:
+        if name in self._values:
+            raise ValueError(
+                f"Metric {name!r} is already {self._values[name]} in this step; name the second differently."
+            )
+        self._values[name] = _finite(name, value)
+
+    def update(self, values: Mapping[str, float]) -> None:
+        """Add all of ``values``; the same rules as for one."""
+        for name, value in values.items():
+            self[name] = value
+
+    def add(self, name: str, amount: float) -> None:
+        """Add ``amount`` to the value of ``name``, or to 0: for times and counts that are measured in parts."""
+        self._values[name] = self._values.get(name, 0.0) + _finite(name, amount)
+
+    def __getitem__(self, name: str) -> float:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def _finite(name: str, value: float) -> float:
+    if not isinstance(value, Real):
+        raise TypeError(f"Metric {name!r} is a {type(value).__name__}; give a number (a tensor's .item()).")
+    number = float(value)
+    if not math.isfinite(number):
+        raise NonFiniteError(
+            f"Metric {name!r} is {number}. Nothing computed from it may be trained on or published; "
+            "look at the samples and the gradient norm of the step before."
+        )
+    return number
 
 
 class Track:
@@ -75,7 +135,7 @@ class Track:
         listeners: Sequence[Listener] = (),
     ) -> None:
         self.record = record
-        self._begun_s = time.monotonic()
+        self._started_s = time.monotonic()
         self._rows = JsonLines(record.metrics)
         self._listeners = [(listener, self._observer(f"Listener {listener!r}")) for listener in listeners]
         sinks = {**({"tensorboard": _tensorboard(record)} if tensorboard else {}), **(trackers or {})}
@@ -99,33 +159,33 @@ class Track:
     @contextmanager
     def step(self, step: int) -> Iterator[Metrics]:
         """The metrics of ``step``; its row is written when the block ends, and not at all when it fails."""
-        assert self._step is None, f"step {step} begins inside step {self._step}"
+        assert self._step is None, f"step {step} starts inside step {self._step}"
         self._flush_evaluations(before=step)
         self._step, self._metrics = step, Metrics()
-        begun_s = time.monotonic()
+        started_s = time.monotonic()
         try:
             yield self._metrics
-            self._metrics["perf/step_time"] = time.monotonic() - begun_s
+            self._metrics["perf/step_time"] = time.monotonic() - started_s
         finally:
             self._step = None
         self._metrics.update(self._evaluations.pop(step, {}))
         self._write(step, dict(self._metrics))
-        self._tell_samples("train", step)
+        self._pass_samples_to_sinks("train", step)
         self.emit(StepFinished(step, dict(self._metrics)))
 
     @contextmanager
     def timer(self, phase: str) -> Iterator[None]:
         """Announces ``phase``; its seconds add to ``perf/<phase>_time`` of the step around it."""
         self.emit(PhaseStarted(phase, self._step))
-        begun_s = time.monotonic()
+        started_s = time.monotonic()
         yield
         if self._step is not None:
-            self._metrics.add(f"perf/{phase}_time", time.monotonic() - begun_s)
+            self._metrics.add(f"perf/{phase}_time", time.monotonic() - started_s)
 
     def evaluation(self, version: int, metrics: Mapping[str, float]) -> None:
-        """What was measured with the weights of ``version`` is part of row ``version``; the last one counts.
+        """Add an evaluation of the weights of ``version`` to row ``version``; the last one counts.
 
-        It waits for a row that is not written yet, and is added to one that is: training went on meanwhile.
+        It is kept until the row is written. Where training went on meanwhile, it is added to the row that is written.
 
         Arguments:
             metrics: names with ``eval/`` in front.
@@ -135,28 +195,28 @@ class Track:
             self._evaluations[version] = found
         else:
             self._add_to_row(version, found)
-        self._tell_samples("eval", version)
+        self._pass_samples_to_sinks("eval", version)
         self.emit(EvalFinished(version, found))
 
     def warn(self, message: str) -> None:
-        """Tell the listeners."""
+        """Emit a warning to the listeners."""
         self.emit(Warned(message))
 
     def emit(self, event: Event) -> None:
-        """Tell ``event`` to every listener that still works."""
+        """Call every listener with ``event``, except those that have failed too often."""
         for listener, observer in self._listeners:
             if observer.active:
                 with observer:
                     listener(event)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Evaluations that still wait get rows of their own; all trackers are closed, and get ``error``."""
+        """Write pending evaluations as rows of their own, and close all trackers with ``error``."""
         self._flush_evaluations(before=None)
         self._rows.close()
         for sink, observer in self._sinks:
             with observer:
                 sink.close(error)
-        self.emit(RunFinished(time.monotonic() - self._begun_s))
+        self.emit(RunFinished(time.monotonic() - self._started_s))
 
     def _flush_evaluations(self, *, before: int | None) -> None:
         for version in sorted(self._evaluations):
@@ -167,21 +227,21 @@ class Track:
         assert step > self._last_row, f"row {step} comes after row {self._last_row}; steps rise"
         self._last_row = step
         self._rows.log(step, metrics)
-        self._tell_sinks(step, metrics)
+        self._log_to_sinks(step, metrics)
 
     def _add_to_row(self, step: int, metrics: dict[str, float]) -> None:
         self._rows.close()
         self.record.add_to_row(step, metrics)
         self._rows = JsonLines(self.record.metrics)
-        self._tell_sinks(step, metrics)
+        self._log_to_sinks(step, metrics)
 
-    def _tell_sinks(self, step: int, metrics: dict[str, float]) -> None:
+    def _log_to_sinks(self, step: int, metrics: dict[str, float]) -> None:
         for sink, observer in self._sinks:
             if observer.active:
                 with observer:
                     sink.log(step, dict(metrics))
 
-    def _tell_samples(self, kind: Literal["train", "eval"], step: int) -> None:
+    def _pass_samples_to_sinks(self, kind: Literal["train", "eval"], step: int) -> None:
         for sink, observer in self._sinks:
             if isinstance(sink, SampleSink) and observer.active:
                 with observer:
@@ -192,6 +252,6 @@ class Track:
 
 
 def _tensorboard(record: RunRecord) -> Sink:
-    from slime_core.track.tensorboard import TensorBoard  # 0.2 s of imports that a run without it need not pay
+    from slime_core.track.tensorboard import TensorBoard  # takes 0.2 s to import
 
     return TensorBoard(record.tensorboard, resumed_step=record.resumed_step)

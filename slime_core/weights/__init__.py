@@ -1,16 +1,16 @@
-"""From the learner to the engines: the same weights, by name, in buckets, checked before and after.
+"""Sends weights from the learner to the engines by name, in buckets, checked before and after.
 
-    specs.py       name, dtype and shape of every weight: what is sent, what an engine expects, and whether they agree
-    whole.py       whether the files of a checkpoint are whole
-    bucket.py      which weights travel together, and the bytes of a bucket exactly as the server reads them
-    endpoints.py   what the servers are told over HTTP, all of them at once, each call with a time limit
-    transport.py   what every transport does, with one file each: distributed.py, tensor.py, disk.py
-    group.py       the process group that spans learner rank 0 and all engines, for distributed
-    export.py      full weights as a Hugging Face folder, for disk and for checkpoints
-    checksums.py   what the engines say they hold, against what was sent
-    publisher.py   one publication from pause to resume
+    publisher       one publication from pause to resume
+    specs           name, dtype and shape of every weight, compared with what an engine expects
+    bucket          weights that are sent together, as bytes in the server's format
+    transport       the Protocol of transports, and the broadcast over a process group (update_group)
+    tensor, disk    transports through shared memory and through files
+    engine_control  control calls to the servers over HTTP
+    update_group    the process group of learner rank 0 and all engines
+    export          full weights as a Hugging Face folder, for disk and for checkpoints
+    checksums       the engines' checksums against those of the sent weights
 
-The rule between the parts: nothing is sent before :func:`~.specs.check` has passed, because a weight of a wrong shape
-kills a server, and no engine resumes before all of them have taken everything. Nothing here imports torch before it is
-used.
+The rule between the parts: nothing is sent before :func:`~.specs.require_matching_specs` has passed, because a weight
+of a wrong shape kills a server, and no engine resumes before all of them have loaded everything. Nothing here imports
+torch before it is used.
 """

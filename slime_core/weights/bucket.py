@@ -1,4 +1,4 @@
-"""Which weights travel together, and their bytes as the server's ``flattened_bucket`` format reads them.
+"""Buckets of weights that are sent together, as bytes in the server's ``flattened_bucket`` format.
 
 A bucket is one broadcast: the bytes of its weights one after the other, nothing between them. The server views each
 piece at its offset, which has to be a multiple of the item size, so a bucket holds one dtype (sglang 0.5.23,
@@ -17,7 +17,7 @@ from slime_core.weights.specs import WeightSpec
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Bucket", "checksum", "flatten", "plan", "spec_of"]
+__all__ = ["Bucket", "checksum", "flatten", "plan_buckets", "spec_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,15 @@ class Bucket:
         return [list(spec.shape) for spec in self.specs]
 
 
-def plan(specs: Sequence[WeightSpec], *, bytes_limit: int) -> list[Bucket]:
+def plan_buckets(specs: Sequence[WeightSpec], *, bytes_limit: int) -> list[Bucket]:
     """Every weight in exactly one bucket, in the order in which the buckets are complete when weights arrive as in
     ``specs``.
 
     Inside a bucket the order of ``specs`` is kept. At most one bucket a dtype is open at a time.
 
     Arguments:
-        specs: all weights in the order in which they will come.
-        bytes_limit: largest bucket in bytes; one larger weight travels alone.
+        specs: all weights in the order of the export.
+        bytes_limit: largest bucket in bytes; one larger weight gets a bucket of its own.
     """
     done: list[Bucket] = []
     opened: dict[str, list[WeightSpec]] = {}
@@ -81,5 +81,5 @@ def checksum(flat: torch.Tensor, *, start: int = 0) -> int:
 
 
 def spec_of(name: str, tensor: torch.Tensor) -> WeightSpec:
-    """What ``tensor`` is, under ``name``."""
+    """The spec of ``tensor`` under ``name``."""
     return WeightSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))

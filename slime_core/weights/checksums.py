@@ -1,8 +1,8 @@
-"""What the engines hold against what was sent.
+"""Compares the checksums of the engines' weights with those of the weights that were sent.
 
 An engine reports one digest for each of *its* parameters. On a CPU that is the first 8 bytes of the SHA-256 of the
-parameter's bytes (sglang 0.5.23, srt/managers/mm_utils.py, ``tensor_hash``), so whoever sent the weights can compute it
-too: query, key and value weights end up one below the other in ``qkv_proj``, gate and up in ``gate_up_proj``. All of an
+parameter's bytes (sglang 0.5.23, srt/managers/mm_utils.py, ``tensor_hash``), so the sender can compute it too:
+query, key and value weights end up one below the other in ``qkv_proj``, gate and up in ``gate_up_proj``. All of an
 engine's processes hold parts of one size; what a weight lacks for that is filled up with zeros: rows of embedding and
 output weights, heads, and the intermediate size, of which each process has a multiple of 32
 (srt/configs/update_config.py, ``adjust_config_with_unaligned_cpu_tp``). That proves the bytes end to end, through
@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from slime_core.errors import WeightSyncError
-from slime_core.weights.endpoints import HeldWeights
+from slime_core.weights.engine_control import EngineChecksums
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SentWeights", "agree", "refuse_unrestored", "refuse_unspoiled"]
+__all__ = ["SentWeights", "require_agreement", "require_restored", "require_spoiled"]
 
 FUSED = {
     "q_proj": ("qkv_proj", 0, 3),
@@ -50,13 +50,13 @@ WIDTH = 32
 SHOWN = 4
 
 
-def agree(held: Sequence[HeldWeights]) -> None:
-    """Returns if all engines hold the same weights. Those that cut them over as many processes can be compared.
+def require_agreement(held: Sequence[EngineChecksums]) -> None:
+    """Return if all engines hold the same weights. Engines with the same number of processes can be compared.
 
     Raises:
         WeightSyncError: names the first engine that differs, and the weights it differs in.
     """
-    firsts: dict[int, HeldWeights] = {}
+    firsts: dict[int, EngineChecksums] = {}
     for other in held:
         first = firsts.setdefault(len(other.ranks), other)
         if other.total != first.total:
@@ -66,11 +66,11 @@ def agree(held: Sequence[HeldWeights]) -> None:
             )
 
 
-def refuse_unspoiled(began: Sequence[HeldWeights], spoiled: Sequence[HeldWeights]) -> None:
-    """Returns if no weight of any process of any engine is what it was in ``began``.
+def require_spoiled(began: Sequence[EngineChecksums], spoiled: Sequence[EngineChecksums]) -> None:
+    """Return if every weight of every process of every engine differs from ``began``.
 
     Raises:
-        WeightSyncError: names the first engine's weights that are; what is published could not be told from them.
+        WeightSyncError: names the weights of the first engine that do not; a publication could not be seen in them.
     """
     for before, after in zip(began, spoiled, strict=True):
         kept = sorted(
@@ -83,8 +83,8 @@ def refuse_unspoiled(began: Sequence[HeldWeights], spoiled: Sequence[HeldWeights
             )
 
 
-def refuse_unrestored(began: Sequence[HeldWeights], ended: Sequence[HeldWeights]) -> None:
-    """Returns if every process of every engine holds what it held in ``began``.
+def require_restored(began: Sequence[EngineChecksums], ended: Sequence[EngineChecksums]) -> None:
+    """Return if every process of every engine holds the same weights as in ``began``.
 
     Raises:
         WeightSyncError: names the first engine's weights that differ.
@@ -100,25 +100,26 @@ def refuse_unrestored(began: Sequence[HeldWeights], ended: Sequence[HeldWeights]
 
 
 class SentWeights:
-    """Digests of what was sent, under the engines' names; feed it every weight once, in any order.
+    """Digests of the sent weights, under the engines' names; add every weight once, in any order.
 
-    Keeps the bytes of a fused parameter's pieces only until the last of them has come.
+    Keeps the bytes of a fused parameter's pieces only until the last of them is added.
 
     Arguments:
-        dtype: what the engines keep their weights in, torch's name; they cast what they receive.
+        dtype: of the engines' weights, torch's name; the engines cast what they receive.
         ranks: processes of one engine (its tensor parallel size).
-        kv_heads: key-value heads of the model; they, and the query heads of each, are filled up to a multiple of
+        kv_heads: key-value heads of the model; they, and the query heads of each, are padded to a multiple of
             ``ranks``. 0: they are one already.
     """
 
     def __init__(self, *, dtype: str, ranks: int = 1, kv_heads: int = 0) -> None:
         self._dtype = dtype
-        self._ranks, self._kv_heads = ranks, kv_heads or ranks
+        self._ranks = ranks
+        self._kv_heads = kv_heads or ranks
         self._digests: list[dict[str, str]] = [{} for _ in range(ranks)]
         self._pieces: dict[str, dict[int, list[bytes]]] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Note ``tensor``, sent under the Hugging Face name ``name``."""
+        """Add the digests of ``tensor``, sent under the Hugging Face name ``name``."""
         contents = [_bytes(shard) for shard in self._cut(name, tensor)]
         for part, (fused, position, count) in FUSED.items():
             if f".{part}." in name:
@@ -126,12 +127,12 @@ class SentWeights:
                 return
         self._note(name, [contents])
 
-    def verify(self, held: HeldWeights) -> int:
-        """The number of the engine's weights that were proven equal to what was sent; the rest has names that are not
-        known here.
+    def verify(self, held: EngineChecksums) -> int:
+        """The number of the engine's weights that equal the sent ones; the other weights have names that are not known
+        here.
 
         Raises:
-            WeightSyncError: a weight is not what was sent.
+            WeightSyncError: a weight differs from the sent one.
         """
         if len(held.ranks) != self._ranks:
             return 0
@@ -156,7 +157,7 @@ class SentWeights:
             digests[name] = _digest(contents[rank] for contents in pieces)
 
     def _cut(self, name: str, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-        """What each rank holds of ``tensor``."""
+        """The shard of ``tensor`` of each rank."""
         import torch
 
         kept = tensor.detach().to("cpu", getattr(torch, self._dtype))
@@ -164,11 +165,11 @@ class SentWeights:
             return [kept] * self._ranks
         across = int(name.endswith(COLUMNS))
         shape = list(kept.shape)
-        shape[across] = self._filled(name, shape[across]) - shape[across]
+        shape[across] = self._padded(name, shape[across]) - shape[across]
         return torch.cat([kept, kept.new_zeros(shape)], across).tensor_split(self._ranks, across)
 
-    def _filled(self, name: str, length: int) -> int:
-        """Rows or columns that the engine's processes hold together, for ``length`` that were sent."""
+    def _padded(self, name: str, length: int) -> int:
+        """Rows or columns that the engine's processes hold together, padding included, of ``length`` that were sent."""
         if any(part in name for part in HEADS):
             return length // self._kv_heads * _multiple(self._kv_heads, self._ranks)
         if any(part in name for part in WIDE):

@@ -1,7 +1,7 @@
 """Weights travel as files: a Hugging Face folder a version, which learner and engines both see.
 
-The slowest way, and the one that needs nothing but a folder: no network between the processes, no room in their memory.
-Each version is written beside its final name and renamed, so that an engine never reads half of one.
+The slowest transport; it needs a shared folder, but no network between the processes and no extra memory. Each version
+is written under a draft name and renamed, so that an engine never reads an incomplete one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from slime_core.errors import WeightSyncError
 from slime_core.weights.bucket import Bucket
-from slime_core.weights.endpoints import EngineControl
+from slime_core.weights.engine_control import EngineControl
 from slime_core.weights.export import HuggingFaceFolder
 
 if TYPE_CHECKING:
@@ -27,22 +27,24 @@ MB = 10**6
 
 
 class DiskTransport:
-    """A :class:`~slime_core.weights.transport.Transport` through a folder of its own inside ``folder``, which is gone
-    when the transport is closed; several runs may share ``folder``.
+    """A :class:`~slime_core.weights.transport.Transport` through a folder of its own inside ``folder``, which is
+    removed when the transport is closed; several runs may share ``folder``.
 
-    Only the version that the engines hold stays there, because a server that fails to load the next one reads on.
+    Only the version that the engines hold stays there, because a server that fails to load the next one reads it again.
 
     Arguments:
         control: the engines; they see ``folder`` under the same path, and may read what this user writes.
         folder: made if it is missing.
         template: folder whose config and tokenizer belong to the weights.
-        written: called with the folder of each version before any engine reads it.
+        on_written: called with the folder of each version before any engine reads it.
     """
 
     def __init__(
-        self, control: EngineControl, *, folder: Path, template: Path, written: Callable[[Path], None] | None = None
+        self, control: EngineControl, *, folder: Path, template: Path, on_written: Callable[[Path], None] | None = None
     ) -> None:
-        self._control, self._template, self._written_to = control, template, written
+        self._control = control
+        self._template = template
+        self._on_written = on_written
         self._folder = folder.resolve()
         self._own: Path | None = None
         self._version = ""
@@ -51,7 +53,7 @@ class DiskTransport:
     def begin(self, version: str) -> None:
         """See the protocol."""
         self._version = version
-        with self._written():
+        with self._writing():
             if self._own is None:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._own = Path(tempfile.mkdtemp(prefix="slime-weights-", dir=self._folder))
@@ -62,7 +64,7 @@ class DiskTransport:
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
         """See the protocol."""
         copies = [tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors]
-        with self._written():
+        with self._writing():
             self._export.add(dict(zip(bucket.names, copies, strict=True)))
             if last:
                 self._export.finish(template=self._template)
@@ -70,12 +72,12 @@ class DiskTransport:
     def end(self) -> None:
         """See the protocol."""
         whole, before = self._draft.with_name(f"version-{self._version}"), self._held
-        with self._written():
+        with self._writing():
             shutil.rmtree(whole, ignore_errors=True)
             self._draft.rename(whole)
         self._held = whole
-        if self._written_to is not None:
-            self._written_to(whole)
+        if self._on_written is not None:
+            self._on_written(whole)
         self._load(whole)
         if before is not None and before != whole:
             shutil.rmtree(before, ignore_errors=True)
@@ -96,11 +98,11 @@ class DiskTransport:
             ) from error
 
     @contextmanager
-    def _written(self) -> Iterator[None]:
-        """What happens inside writes; if it cannot, nothing that was written is left.
+    def _writing(self) -> Iterator[None]:
+        """The block writes files; if it fails, everything that was written is removed.
 
         Raises:
-            WeightSyncError: says why it cannot.
+            WeightSyncError: the block failed; says why.
         """
         from safetensors import SafetensorError
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["HuggingFaceFolder", "write"]
 
 SHARD_BYTES = 5 * 10**9
-"""Size at which a new file is begun, as transformers does."""
+"""Size at which a new file starts, as in transformers."""
 
 COPIED = (
     "config.json",
@@ -32,14 +32,14 @@ COPIED = (
 
 
 def write(folder: Path, weights: Iterable[tuple[str, torch.Tensor]], *, template: Path, writes: bool) -> None:
-    """A folder that transformers and SGLang load, made of ``weights`` and the small files of ``template``.
+    """Write a folder that transformers and SGLang load: ``weights`` and the small files of ``template``.
 
     At most one file's worth of weights is held at a time.
 
     Arguments:
         weights: full tensors under Hugging Face names; every rank iterates to the end, because gathering is collective.
         template: folder whose config and tokenizer belong to the weights.
-        writes: whether this rank writes; the others only take part.
+        writes: whether this rank writes; the others only gather.
     """
     if not writes:
         for _ in weights:
@@ -52,10 +52,10 @@ def write(folder: Path, weights: Iterable[tuple[str, torch.Tensor]], *, template
 
 
 class HuggingFaceFolder:
-    """A folder that becomes loadable part by part: :meth:`add` weights, then :meth:`finish`.
+    """Writes a loadable folder: :meth:`add` weights part by part, then :meth:`finish`.
 
     Arguments:
-        folder: is made, and must not exist.
+        folder: is created, and must not exist.
 
     Raises:
         OSError: it exists, or cannot be made.
@@ -67,7 +67,7 @@ class HuggingFaceFolder:
         self._parts: list[_Part] = []
 
     def add(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """``weights``, full tensors on the CPU that share no memory, are on disk, in a file of their own.
+        """Write ``weights``, full tensors on the CPU that share no memory, to a file of their own.
 
         Raises:
             OSError, safetensors.SafetensorError: the file cannot be written.
@@ -75,7 +75,7 @@ class HuggingFaceFolder:
         self._parts.append(_write_part(self._folder, len(self._parts), weights))
 
     def finish(self, *, template: Path) -> None:
-        """transformers and SGLang load the folder.
+        """Name the files and copy the small ones; transformers and SGLang can load the folder then.
 
         Arguments:
             template: folder whose config and tokenizer belong to the weights.

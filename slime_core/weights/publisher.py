@@ -1,4 +1,4 @@
-"""One publication from pause to resume: plan once, send in buckets, and let every engine prove what it holds."""
+"""One publication from pause to resume: plan once, send in buckets, and compare every engine's checksums."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_core.errors import NonFiniteError, WeightSyncError
-from slime_core.weights.bucket import Bucket, plan, spec_of
-from slime_core.weights.checksums import SentWeights, agree, refuse_unrestored, refuse_unspoiled
+from slime_core.weights.bucket import Bucket, plan_buckets, spec_of
+from slime_core.weights.checksums import SentWeights, require_agreement, require_restored, require_spoiled
 from slime_core.weights.disk import DiskTransport
-from slime_core.weights.distributed import DistributedTransport
-from slime_core.weights.endpoints import EngineControl, PauseMode
-from slime_core.weights.group import Backend, join
-from slime_core.weights.specs import check, expected_specs, is_tied, num_kv_heads
+from slime_core.weights.engine_control import EngineControl, PauseMode
+from slime_core.weights.specs import expected_specs, is_tied, num_kv_heads, require_matching_specs
 from slime_core.weights.tensor import TensorTransport
-from slime_core.weights.transport import Transport, TransportName
+from slime_core.weights.transport import DistributedTransport, Transport, TransportName
+from slime_core.weights.update_group import Backend, join_update_group
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +31,7 @@ class PublisherSettings:
 
     Arguments:
         model: Hugging Face folder that the engines were started from.
-        dtype: what engines keep their weights in, torch's name.
+        dtype: of the engines' weights, torch's name.
         bytes_limit: largest bucket.
         backend: ``nccl`` where learner and engines have GPUs, else ``gloo``.
         devices_per_engine: processes of one engine; one number for all engines, or one for each.
@@ -42,8 +41,8 @@ class PublisherSettings:
         disk_folder: for ``disk``: a folder that learner and engines see.
         engine_gpus: for ``tensor`` on GPUs: UUID of the GPU of each process of each engine, one tuple an engine; empty:
             they read the weights from the machine's memory, which is slower.
-        pause_mode: what becomes of requests in flight.
-        resumes: whether engines generate again after an update; False: they wait, and somebody else resumes them.
+        pause_mode: whether requests in flight are aborted, retracted or kept.
+        resumes: whether the publisher resumes the engines after an update; False: its caller does.
     """
 
     model: Path
@@ -68,8 +67,8 @@ class Publisher:
         settings: see :class:`PublisherSettings`.
         weights: one pass over the learner's weights, for the plan; iterated by every rank.
         sends: whether this rank is the one that sends.
-        written: for ``disk``: called on every rank with each version's folder, before any engine reads it; with None on
-            ranks that do not send.
+        on_written: for ``disk``: called on every rank with each version's folder, before any engine reads it;
+            with None on ranks that do not send.
 
     Raises:
         WeightSyncError: the learner's weights are not what the engines take, found before anything was sent; or the
@@ -83,40 +82,43 @@ class Publisher:
         settings: PublisherSettings,
         weights: NamedWeights,
         sends: bool,
-        written: Callable[[Path | None], None] | None = None,
+        on_written: Callable[[Path | None], None] | None = None,
     ) -> None:
-        self._settings, self._written = settings, written
+        self._settings = settings
+        self._on_written = on_written
         specs = [spec_of(name, weight) for name, weight in weights]
         self._buckets: list[Bucket] = []
         self._control: EngineControl | None = None
         if not sends:
             return
-        check(specs, expected_specs(settings.model), tied=is_tied(settings.model), dtype=settings.dtype)
-        self._buckets = plan(specs, bytes_limit=settings.bytes_limit)
+        require_matching_specs(
+            specs, expected_specs(settings.model), tied=is_tied(settings.model), dtype=settings.dtype
+        )
+        self._buckets = plan_buckets(specs, bytes_limit=settings.bytes_limit)
         self._control = EngineControl(
             engine_urls, timeout_s=settings.timeout_s, ranks_per_engine=settings.devices_per_engine
         )
-        self._transport = _transport(settings, self._control, written)
+        self._transport = _transport(settings, self._control, on_written)
 
     def publish(self, weights: NamedWeights, *, version: str) -> float:
-        """Every engine holds ``weights``, reports ``version`` and, unless told otherwise, generates again when this
-        returns.
+        """Every engine holds ``weights`` and reports ``version`` when this returns; it generates again if the settings
+        say so.
 
-        Generation is paused meanwhile; what becomes of requests in flight, the settings say.
+        Generation is paused meanwhile; the settings decide about requests in flight.
 
         Returns:
-            The share of the engines' weights whose bytes were proven equal to what was sent, 1 on a CPU; on GPUs, and
-            on ranks that only take part, 1 as well, because nothing was compared.
+            The share of the engines' weights whose checksums were compared with what was sent, 1 on a CPU; also 1 on
+            GPUs and on ranks that only gather, which compare nothing.
 
         Raises:
             NonFiniteError: a weight is NaN or infinite; no engine was given a complete update.
-            WeightSyncError: an engine refused, or does not hold what was sent. Engines stay paused: the run must end.
+            WeightSyncError: an engine refused, or does not hold the weights. Engines stay paused: the run must end.
         """
         if self._control is None:
             for _ in weights:
                 continue  # gathering is collective
-            if self._written is not None:
-                self._written(None)
+            if self._on_written is not None:
+                self._on_written(None)
             return 1.0
         self._control.pause(self._settings.pause_mode)
         self._transport.begin(version)
@@ -128,10 +130,10 @@ class Publisher:
         return proven
 
     def check_equal(self, weights: NamedWeights, *, version: str) -> None:
-        """All engines hold what they held, after all their weights were spoiled and ``weights`` were published.
+        """Overwrite all weights of the engines, publish ``weights``, and require the same checksums as before.
 
-        Call it while nothing is generated and the engines hold what ``weights`` are: with the checkpoint that both
-        started from, or after :meth:`publish`. Every process of every engine is compared, bit for bit.
+        Call it while the engines are idle and hold ``weights`` already: with the checkpoint that both started from, or
+        after :meth:`publish`. Every process of every engine is compared, bit for bit.
 
         Raises:
             NonFiniteError: as in :meth:`publish`.
@@ -140,20 +142,20 @@ class Publisher:
         if self._control is None:
             self.publish(weights, version=version)
             return
-        began = self._control.checksum()
+        before = self._control.checksum()
         self._control.spoil()
-        refuse_unspoiled(began, self._control.checksum())
+        require_spoiled(before, self._control.checksum())
         self.publish(weights, version=version)
-        refuse_unrestored(began, self._control.checksum())
+        require_restored(before, self._control.checksum())
 
     def close(self) -> None:
-        """Leave the engines."""
+        """Close the transport and the connections to the engines."""
         if self._control is not None:
             self._transport.close()
             self._control.close()
 
     def _send(self, weights: NamedWeights) -> dict[int, SentWeights]:
-        """Processes of an engine -> what engines of that size must hold; empty: nobody can say."""
+        """Processes of an engine -> the checksums of engines of that size; empty: they cannot be computed here."""
         settings = self._settings
         # Engines on GPUs report another digest than the one that can be computed here; see checksums.py.
         sent: dict[int, SentWeights] = {}
@@ -163,7 +165,7 @@ class Publisher:
                 sent[ranks] = SentWeights(dtype=settings.dtype, ranks=ranks, kv_heads=heads)
         for number, (bucket, tensors) in enumerate(_filled(self._buckets, weights), start=1):
             for name, tensor in zip(bucket.names, tensors, strict=True):
-                _refuse_non_finite(name, tensor)
+                _require_finite(name, tensor)
                 for one in sent.values():
                     one.add(name, tensor)
             self._transport.send(bucket, tensors, last=number == len(self._buckets))
@@ -173,24 +175,24 @@ class Publisher:
         found = control.version()
         if found != version:
             raise WeightSyncError(f"Weights of version {version} were sent; the engines report version {found}")
-        held = control.checksum()
-        agree(held)
+        checksums = control.checksum()
+        require_agreement(checksums)
         if not sent:
             return 1.0
-        pairs = zip(held, control.ranks, strict=True)
+        pairs = zip(checksums, control.ranks, strict=True)
         return min(sent[ranks].verify(engine) / sum(map(len, engine.ranks)) for engine, ranks in pairs)
 
 
 def _transport(
-    settings: PublisherSettings, control: EngineControl, written: Callable[[Path], None] | None
+    settings: PublisherSettings, control: EngineControl, on_written: Callable[[Path], None] | None
 ) -> Transport:
     if settings.transport == "tensor":
         return TensorTransport(control, gpus=settings.engine_gpus)
     if settings.transport == "disk":
         if settings.disk_folder is None:
             raise WeightSyncError("Asked to publish weights as files; no folder was given: --update-weight-disk-dir.")
-        return DiskTransport(control, folder=settings.disk_folder, template=settings.model, written=written)
-    group = join(
+        return DiskTransport(control, folder=settings.disk_folder, template=settings.model, on_written=on_written)
+    group = join_update_group(
         control,
         name="slime-weights",
         backend=settings.backend,
@@ -201,29 +203,29 @@ def _transport(
 
 
 def _filled(buckets: Sequence[Bucket], weights: NamedWeights) -> Iterator[tuple[Bucket, list[torch.Tensor]]]:
-    """Every bucket with its tensors, as soon as the last of them has come; at most one bucket a dtype is held.
+    """Yield each bucket with its tensors as soon as it is complete; at most one bucket a dtype is incomplete.
 
     Raises:
-        WeightSyncError: weights came that were not planned, or planned ones did not come.
+        WeightSyncError: a weight was not planned, or a planned one is missing.
     """
-    home = {spec.name: (number, spec) for number, bucket in enumerate(buckets) for spec in bucket.specs}
-    waiting: dict[int, dict[str, torch.Tensor]] = {}
+    buckets_of = {spec.name: (number, spec) for number, bucket in enumerate(buckets) for spec in bucket.specs}
+    incomplete: dict[int, dict[str, torch.Tensor]] = {}
     done = 0
     for name, weight in weights:
-        number, spec = home.get(name, (None, None))
+        number, spec = buckets_of.get(name, (None, None))
         if number is None or spec != spec_of(name, weight):
             raise WeightSyncError(f"{spec_of(name, weight)} was exported as {name}; planned was {spec}")
-        held = waiting.setdefault(number, {})
-        held[name] = weight
-        if len(held) == len(buckets[number].specs):
-            yield buckets[number], [held[planned] for planned in buckets[number].names]
-            del waiting[number]
+        found = incomplete.setdefault(number, {})
+        found[name] = weight
+        if len(found) == len(buckets[number].specs):
+            yield buckets[number], [found[planned] for planned in buckets[number].names]
+            del incomplete[number]
             done += 1
     if done != len(buckets):
         raise WeightSyncError(f"{len(buckets)} buckets were planned, the weights filled {done}; the export has changed")
 
 
-def _refuse_non_finite(name: str, tensor: torch.Tensor) -> None:
+def _require_finite(name: str, tensor: torch.Tensor) -> None:
     if not bool(tensor.isfinite().all()):
         raise NonFiniteError(
             f"weight {name} holds NaN or infinity; it was not published. Resume from the last checkpoint with --load."

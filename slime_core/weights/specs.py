@@ -1,4 +1,4 @@
-"""Name, dtype and shape of every weight: read off a checkpoint, and compared before anything is sent."""
+"""Name, dtype and shape of every weight: read from a checkpoint's headers, and compared before anything is sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from typing import Any
 
 from slime_core.errors import WeightSyncError
 
-__all__ = ["WeightSpec", "check", "expected_specs", "is_tied", "num_kv_heads", "weight_files"]
+__all__ = [
+    "WeightSpec",
+    "expected_specs",
+    "is_tied",
+    "num_kv_heads",
+    "require_complete_files",
+    "require_matching_specs",
+    "weight_files",
+]
 
 DTYPES = {
     "F64": "float64",
@@ -77,7 +85,7 @@ class WeightSpec:
 
 
 def expected_specs(folder: Path | str) -> dict[str, WeightSpec]:
-    """What an engine that was started from ``folder`` takes: every weight of its safetensors files, by name.
+    """The weights that an engine started from ``folder`` expects: those of its safetensors files, by name.
 
     Reads the headers only.
 
@@ -98,19 +106,19 @@ def num_kv_heads(folder: Path | str) -> int:
     return int(_config(folder).get("num_key_value_heads") or 0)
 
 
-def check(
+def require_matching_specs(
     specs: Sequence[WeightSpec], expected: Mapping[str, WeightSpec], *, tied: bool = False, dtype: str | None = None
 ) -> None:
-    """Returns if ``specs`` can be sent to engines that expect ``expected``.
+    """Return if ``specs`` can be sent to engines that expect ``expected``.
 
     Arguments:
-        specs: what would be sent.
-        expected: what :func:`expected_specs` read.
+        specs: of the weights to send.
+        expected: result of :func:`expected_specs`.
         tied: the model uses its embedding as output weight: that one may be absent on either side.
         dtype: what the engines compute in, if not in the dtype of their checkpoint; both are accepted, an engine casts.
 
     Raises:
-        WeightSyncError: weights are missing, unknown, twice there, or of another shape or dtype; lists them.
+        WeightSyncError: weights are missing, unknown, duplicate, or of another shape or dtype; lists them.
     """
     sent = {spec.name: spec for spec in specs}
     ignored = {TIED} if tied else set()
@@ -142,7 +150,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: those its index names, or all there are.
+    """The safetensors files of a checkpoint: those that its index names, or all.
 
     Raises:
         WeightSyncError: there is none.
@@ -176,3 +184,33 @@ def _dtype(name: str, file: Path) -> str:
     if name not in DTYPES:
         raise WeightSyncError(f"{file} holds weights of dtype {name}; known are {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def require_complete_files(folder: Path) -> None:
+    """Return if the size of every safetensors file of the checkpoint is that of its header.
+
+    Raises:
+        WeightSyncError: one differs, as after an interrupted download; or there is none, or a header cannot be read.
+    """
+    for file in weight_files(folder):
+        expected, found = _described_size(file), file.stat().st_size
+        if expected != found:
+            raise WeightSyncError(
+                f"Asked for the weights of {file}; its header describes {expected:,} bytes, and it has {found:,}. "
+                "Download or copy it again."
+            )
+
+
+def _described_size(file: Path) -> int:
+    # The format: 8 bytes of little-endian length, that much JSON, then the data (safetensors, "Format").
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        return 8 + length + max(ends, default=0)
+    except (OSError, OverflowError, MemoryError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightSyncError(
+            f"Asked for the weights of {file}; its safetensors header cannot be read: {error!r}. "
+            "Download or copy it again."
+        ) from error

@@ -10,9 +10,9 @@ tensor the pickle holds a handle only, the bytes are in shared memory:
                 in /dev/shm, which is right on every machine, and slower.
 
 Trust: the learner only writes pickles, it reads none. A server unpickles what it is sent, from an allowed list of names
-(srt/utils/common.py, ``SafeUnpickler``), so whoever reaches its port decides what it loads: servers listen on loopback
-unless other nodes have to reach them. Nothing of sglang is imported here: the list's entries are plain namespaces,
-which are allowed and have the attributes that the server asks for.
+(srt/utils/common.py, ``SafeUnpickler``), so a client that reaches its port decides what it loads: servers listen on
+loopback unless other nodes have to reach them. Nothing of sglang is imported here: the list's entries are plain
+namespaces, which are allowed and have the attributes that the server asks for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 from slime_core.errors import WeightSyncError
 from slime_core.weights.bucket import Bucket, flatten
-from slime_core.weights.endpoints import EngineControl
+from slime_core.weights.engine_control import EngineControl
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,7 @@ class TensorTransport:
     """
 
     def __init__(self, control: EngineControl, *, gpus: Sequence[Sequence[str]] = ()) -> None:
-        _refuse_distant(control.urls)
+        _require_local(control.urls)
         self._control = control
         self._gpus = gpus or [[""] * ranks for ranks in control.ranks]
         self._version = ""
@@ -84,11 +84,11 @@ class TensorTransport:
         """See the protocol."""
 
 
-def _refuse_distant(urls: Sequence[str]) -> None:
-    distant = [url for url in urls if not _is_here(urlsplit(url).hostname or "")]
-    if distant:
+def _require_local(urls: Sequence[str]) -> None:
+    remote = [url for url in urls if not _is_here(urlsplit(url).hostname or "")]
+    if remote:
         raise WeightSyncError(
-            f"Asked to publish weights through shared memory (--update-weight-transport tensor) to {distant[0]}; it is "
+            f"Asked to publish weights through shared memory (--update-weight-transport tensor) to {remote[0]}; it is "
             "not on the learner's machine. Choose distributed, or disk with a shared folder."
         )
 
@@ -106,7 +106,7 @@ def _is_here(host: str) -> bool:
 
 @contextmanager
 def _shared(flat: torch.Tensor, gpus: Sequence[Sequence[str]]) -> Iterator[list[list[torch.Tensor]]]:
-    """``flat`` where each process of each engine can read it; to be freed by them within the block."""
+    """Copies of ``flat`` that each process of each engine can read; the engines free them within the block."""
     devices = _visible_gpus() if flat.is_cuda else {}
     copies = {uuid: flat.to(device) for uuid, device in devices.items() if any(uuid in ranks for ranks in gpus)}
     if all(uuid in copies for ranks in gpus for uuid in ranks):
@@ -121,11 +121,11 @@ def _shared(flat: torch.Tensor, gpus: Sequence[Sequence[str]]) -> Iterator[list[
 
 @contextmanager
 def _named(flat: torch.Tensor) -> Iterator[None]:
-    """``flat``'s bytes are in a file of /dev/shm inside the block; the name is gone afterwards, and the memory with it
-    as soon as the last process has let go of it.
+    """The bytes of ``flat`` are in a file of /dev/shm inside the block. Its name is removed after it, and its memory
+    when the last process closes it.
 
-    torch removes the name when its count of users reaches zero. That count is off as soon as a server refuses a handle
-    without opening it, so one user more is counted here than there is, and the name is removed by hand.
+    torch removes the name when its reference count reaches zero. The count is wrong once a server refuses a handle
+    without opening it, so one extra reference is counted here, and the name is removed explicitly.
     """
     free = shutil.disk_usage(SHARED).free
     if flat.nbytes > free:  # writing to a full /dev/shm is no error but a SIGBUS
@@ -143,11 +143,11 @@ def _named(flat: torch.Tensor) -> Iterator[None]:
 
 
 def _payload(bucket: Bucket, flat: torch.Tensor) -> str:
-    """What one process of a server deserialises: base64 of a pickle, which may be read once only."""
+    """The payload of one process of a server: base64 of a pickle, which can be read only once."""
     from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
 
     strategy = get_sharing_strategy()
-    # The other strategy passes file descriptors, which only processes of one family can: a server dies of it.
+    # The other strategy passes file descriptors, which needs a common parent process: the server would die.
     set_sharing_strategy("file_system")
     try:
         buffer = io.BytesIO()
@@ -199,4 +199,4 @@ def _visible_gpus() -> dict[str, torch.device]:
 def _collect() -> None:
     import torch
 
-    torch.cuda.ipc_collect()  # blocks that the engines have let go of
+    torch.cuda.ipc_collect()  # frees blocks that the engines have closed

@@ -23,8 +23,8 @@ from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.router import Router, RouterSettings
 from slime_core.rollout.engines.server import free_ports
 from slime_core.weights.bucket import Bucket
-from slime_core.weights.checksums import SentWeights, agree
-from slime_core.weights.endpoints import EngineControl
+from slime_core.weights.checksums import SentWeights, require_agreement
+from slime_core.weights.engine_control import EngineControl
 from slime_core.weights.publisher import Publisher, PublisherSettings
 from tests.processes import children
 
@@ -367,7 +367,7 @@ def test_two_engines_hold_the_same_after_one_publication(
     publisher = Publisher(both.urls, settings=PublisherSettings(model=engine.model), weights=weights(model), sends=True)
     publisher.publish(changed(model, seed=4), version="4")
     assert both.version() == "4"
-    agree(both.checksum())
+    require_agreement(both.checksum())
     publisher.publish(weights(model), version="default")
     publisher.close()
 
@@ -379,7 +379,7 @@ def test_an_engine_that_missed_a_publication_is_named(
     publisher = Publisher([second.url], settings=settings, weights=weights(model), sends=True)
     publisher.publish(changed(model, seed=6), version="6")
     with pytest.raises(WeightSyncError, match=f"{second.url} holds other weights than {engine.server.url}"):
-        agree(EngineControl([engine.server.url, second.url]).checksum())
+        require_agreement(EngineControl([engine.server.url, second.url]).checksum())
     publisher.publish(weights(model), version="default")
     publisher.close()
 

@@ -14,7 +14,7 @@ from slime_core.rollout.engines.actors import EngineActor, RouterActor, start_en
 from slime_core.rollout.engines.engine import EngineSettings
 from slime_core.rollout.engines.router import RouterSettings, Worker
 from slime_core.runtime.waiting import wait
-from slime_core.weights.endpoints import EngineControl, call
+from slime_core.weights.engine_control import EngineControl, call
 from tests.processes import left_of, runs
 
 

@@ -19,7 +19,7 @@ from slime_core.harness.fake_engine import FakeEngine
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.weights.bucket import Bucket
-from slime_core.weights.endpoints import EngineControl, call
+from slime_core.weights.engine_control import EngineControl, call
 from slime_core.weights.specs import WeightSpec
 
 MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"

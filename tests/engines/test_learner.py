@@ -34,7 +34,7 @@ from slime_core.errors import CheckpointError, NonFiniteError, RunError, SlimeEr
 from slime_core.rollout.batch_plan import BatchPlan
 from slime_core.rollout.shards import loss_masks, make_shards
 from slime_core.types import Sample, Status, TrainBatch
-from slime_core.weights.group import reserve
+from slime_core.weights.update_group import reserve_port
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the children cannot import test files
 
@@ -187,7 +187,7 @@ class Children:
             SlimeError: what rank 0 raised.
         """
         # By the process of rank 0, which then serves the meeting on it.
-        address = f"127.0.0.1:{self._pools[0].submit(reserve, '127.0.0.1').result(timeout=240)}"
+        address = f"127.0.0.1:{self._pools[0].submit(reserve_port, '127.0.0.1').result(timeout=240)}"
         calls = [
             pool.submit(cloudpickle.loads, cloudpickle.dumps(InChild(job, rank, world_size, address)))
             for rank, pool in enumerate(self._pools[:world_size])

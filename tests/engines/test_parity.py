@@ -30,8 +30,8 @@ from slime_core.rollout.batch_plan import BatchPlan
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.shards import make_shards
 from slime_core.types import LogProbs, Sample, Status, TokenIds, TrainBatch
-from slime_core.weights.endpoints import EngineControl
-from slime_core.weights.group import reserve
+from slime_core.weights.engine_control import EngineControl
+from slime_core.weights.update_group import reserve_port
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the children cannot import test files
 
@@ -120,7 +120,7 @@ def learn(engine: Any) -> Iterator[Learn]:
     pids = [pool.submit(os.getpid) for pool in pools]
 
     def run(*rollouts: Rollout, lr: float = 0.0, folder: Path = engine.model, **layout: int) -> list[Outcome]:
-        address = f"127.0.0.1:{pools[0].submit(reserve, '127.0.0.1').result(timeout=240)}"
+        address = f"127.0.0.1:{pools[0].submit(reserve_port, '127.0.0.1').result(timeout=240)}"
         ranks = len(rollouts[0].shards)
         jobs = [cloudpickle.dumps(InChild(folder, rollouts, lr, layout, rank, ranks, address)) for rank in range(ranks)]
         calls = [pool.submit(cloudpickle.loads, job) for pool, job in zip(pools, jobs, strict=False)]

@@ -30,7 +30,7 @@ from slime_core.errors import ConfigError, NonFiniteError, SlimeError
 from slime_core.rollout.batch_plan import BatchPlan
 from slime_core.rollout.shards import make_shards
 from slime_core.types import Sample, Status, TrainBatch
-from slime_core.weights.group import reserve
+from slime_core.weights.update_group import reserve_port
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the children cannot import test files
 
@@ -198,7 +198,7 @@ class Children:
 
     def __call__(self, scenario: Callable[..., Any], *, pipeline: int = 1, num_learners: int = 4) -> list[Any]:
         """What ``scenario(make)`` returns on every rank; raises what one of them raises first."""
-        addresses = [f"127.0.0.1:{self._inside(reserve, '127.0.0.1')}" for _ in range(num_learners)]
+        addresses = [f"127.0.0.1:{self._inside(reserve_port, '127.0.0.1')}" for _ in range(num_learners)]
         answers = self._inside(_on_forked_ranks, scenario, self.folder, addresses, pipeline)
         outcomes = [cloudpickle.loads(answer) for answer in answers]
         for error in (error for _, error in outcomes if error is not None):

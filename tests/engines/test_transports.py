@@ -21,7 +21,7 @@ from slime_core.generation import Generation, SamplingParams
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.weights import export
-from slime_core.weights.endpoints import EngineControl
+from slime_core.weights.engine_control import EngineControl
 from slime_core.weights.publisher import Publisher, PublisherSettings
 
 MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"

@@ -14,6 +14,6 @@
     client.py         token ids in, token ids and log-probabilities out; retries and aborts
     generation.py     parses the answer of an engine
 
-Generation goes through ``client``, control calls (pause, memory, weights) through ``slime_core.weights.endpoints``.
-Only token ids are sent to an engine, never text.
+Generation goes through ``client``, control calls (pause, memory, weights) through
+``slime_core.weights.engine_control``. Only token ids are sent to an engine, never text.
 """

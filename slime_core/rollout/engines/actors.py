@@ -14,7 +14,7 @@ from slime_core.rollout.engines.router import Router, RouterSettings, Worker
 from slime_core.rollout.engines.server import Server
 from slime_core.runtime.actors import Actor, Launch, Watched, control, start_actor
 from slime_core.runtime.placement import Slot
-from slime_core.weights.endpoints import EngineControl, PauseMode
+from slime_core.weights.engine_control import EngineControl, PauseMode
 
 __all__ = ["EngineActor", "RouterActor", "ServerActor", "start_engine", "start_router"]
 

@@ -25,7 +25,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.config.serving import WorkerType
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.runtime.actors import Actor, Launch, Watched, control, start_actor
-from slime_core.weights.endpoints import call
+from slime_core.weights.engine_control import call
 
 __all__ = ["External", "ExternalWatch", "ExternalWatcher", "Needs", "discover", "require_reachable", "start_watch"]
 

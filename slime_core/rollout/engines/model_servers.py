@@ -19,7 +19,7 @@ from slime_core.rollout.engines.router import RemoteRouter, RouterSettings, Work
 from slime_core.runtime.actors import Actor, ActorGroup, Call
 from slime_core.runtime.placement import Slot
 from slime_core.runtime.waiting import Wait
-from slime_core.weights.endpoints import PauseMode
+from slime_core.weights.engine_control import PauseMode
 
 __all__ = ["ModelServers", "Supervision"]
 

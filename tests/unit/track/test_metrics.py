@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slime_core.errors import NonFiniteError
-from slime_core.track.metrics import Metrics
+from slime_core.track.track import Metrics
 
 
 def test_numbers_become_floats_and_keep_their_order() -> None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_core.weights.bucket import Bucket, checksum, flatten, plan, spec_of
+from slime_core.weights.bucket import Bucket, checksum, flatten, plan_buckets, spec_of
 from slime_core.weights.specs import WeightSpec
 
 
@@ -24,17 +24,21 @@ def names(buckets: list[Bucket]) -> list[list[str]]:
 
 def test_a_bucket_is_filled_up_to_its_limit_and_no_further() -> None:
     specs = [spec("a", 2), spec("b", 2), spec("c", 1)]
-    assert names(plan(specs, bytes_limit=16)) == [["a", "b"], ["c"]]
-    assert names(plan(specs, bytes_limit=20)) == [["a", "b", "c"]]
+    assert names(plan_buckets(specs, bytes_limit=16)) == [["a", "b"], ["c"]]
+    assert names(plan_buckets(specs, bytes_limit=20)) == [["a", "b", "c"]]
 
 
 def test_a_weight_above_the_limit_travels_alone() -> None:
-    assert names(plan([spec("a", 1), spec("big", 100), spec("c", 1)], bytes_limit=16)) == [["a"], ["big"], ["c"]]
+    assert names(plan_buckets([spec("a", 1), spec("big", 100), spec("c", 1)], bytes_limit=16)) == [
+        ["a"],
+        ["big"],
+        ["c"],
+    ]
 
 
 def test_dtypes_never_share_a_bucket() -> None:
     specs = [spec("a", 1), spec("half", 1, "bfloat16"), spec("b", 1), spec("half2", 1, "bfloat16")]
-    assert names(plan(specs, bytes_limit=64)) == [["a", "b"], ["half", "half2"]]
+    assert names(plan_buckets(specs, bytes_limit=64)) == [["a", "b"], ["half", "half2"]]
 
 
 @given(
@@ -42,7 +46,7 @@ def test_dtypes_never_share_a_bucket() -> None:
 )
 def test_every_weight_travels_once_and_no_bucket_is_too_large(sizes: list[tuple[int, str]], limit: int) -> None:
     specs = [spec(str(number), size, dtype) for number, (size, dtype) in enumerate(sizes)]
-    buckets = plan(specs, bytes_limit=limit)
+    buckets = plan_buckets(specs, bytes_limit=limit)
     assert sorted(one.name for bucket in buckets for one in bucket.specs) == sorted(one.name for one in specs)
     assert all(bucket.nbytes <= limit or len(bucket.specs) == 1 for bucket in buckets)
 

@@ -8,32 +8,32 @@ import pytest
 import torch
 
 from slime_core.errors import WeightSyncError
-from slime_core.weights.checksums import SentWeights, agree, refuse_unrestored, refuse_unspoiled
-from slime_core.weights.endpoints import HeldWeights
+from slime_core.weights.checksums import SentWeights, require_agreement, require_restored, require_spoiled
+from slime_core.weights.engine_control import EngineChecksums
 
 
 def digest(*tensors: torch.Tensor) -> str:
     return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()[:16]
 
 
-def held(url: str = "http://a", **weights: str) -> HeldWeights:
-    return HeldWeights(url, repr(sorted(weights.items())), (weights,))
+def held(url: str = "http://a", **weights: str) -> EngineChecksums:
+    return EngineChecksums(url, repr(sorted(weights.items())), (weights,))
 
 
 def test_engines_that_hold_the_same_agree() -> None:
-    agree([held("http://a", w="1"), held("http://b", w="1")])
+    require_agreement([held("http://a", w="1"), held("http://b", w="1")])
 
 
 def test_engines_that_cut_weights_differently_are_compared_among_their_like() -> None:
-    cut = [HeldWeights(f"http://{name}", total, ({}, {})) for name, total in (("c", "x"), ("d", "y"))]
-    agree([held("http://a", w="1"), cut[0]])
+    cut = [EngineChecksums(f"http://{name}", total, ({}, {})) for name, total in (("c", "x"), ("d", "y"))]
+    require_agreement([held("http://a", w="1"), cut[0]])
     with pytest.raises(WeightSyncError, match="http://d holds other weights than http://c"):
-        agree([held("http://a", w="1"), *cut])
+        require_agreement([held("http://a", w="1"), *cut])
 
 
 def test_an_engine_that_differs_is_named_with_the_weight() -> None:
     with pytest.raises(WeightSyncError, match=r"http://b holds other weights than http://a: norm"):
-        agree([held("http://a", norm="1", w="1"), held("http://b", norm="2", w="1")])
+        require_agreement([held("http://a", norm="1", w="1"), held("http://b", norm="2", w="1")])
 
 
 def test_fused_weights_are_proven_whatever_the_order_of_their_pieces() -> None:
@@ -47,8 +47,8 @@ def test_fused_weights_are_proven_whatever_the_order_of_their_pieces() -> None:
         sent.verify(held(**{name: digest(key, query, value)}))
 
 
-def of_ranks(*ranks: dict[str, str]) -> HeldWeights:
-    return HeldWeights("http://a", repr(ranks), ranks)
+def of_ranks(*ranks: dict[str, str]) -> EngineChecksums:
+    return EngineChecksums("http://a", repr(ranks), ranks)
 
 
 def test_two_processes_hold_halves_of_rows_of_columns_or_all() -> None:
@@ -116,16 +116,16 @@ def test_heads_are_filled_up_where_processes_outnumber_those_of_keys_and_values(
 
 def test_spoiled_weights_have_to_differ_in_every_process() -> None:
     began = [of_ranks({"a": "1", "b": "2"}, {"a": "3", "b": "4"})]
-    refuse_unspoiled(began, [of_ranks({"a": "5", "b": "6"}, {"a": "7", "b": "8"})])
+    require_spoiled(began, [of_ranks({"a": "5", "b": "6"}, {"a": "7", "b": "8"})])
     with pytest.raises(WeightSyncError, match="http://a still holds b after all its weights were spoiled"):
-        refuse_unspoiled(began, [of_ranks({"a": "5", "b": "6"}, {"a": "7", "b": "4"})])
+        require_spoiled(began, [of_ranks({"a": "5", "b": "6"}, {"a": "7", "b": "4"})])
 
 
 def test_restored_weights_have_to_be_equal_in_every_process() -> None:
     began = [of_ranks({"a": "1", "b": "2"}, {"a": "3", "b": "4"})]
-    refuse_unrestored(began, began)
+    require_restored(began, began)
     with pytest.raises(WeightSyncError, match=r"http://a does not hold what it began with: a\. They"):
-        refuse_unrestored(began, [of_ranks({"a": "1", "b": "2"}, {"a": "9", "b": "4"})])
+        require_restored(began, [of_ranks({"a": "1", "b": "2"}, {"a": "9", "b": "4"})])
 
 
 def test_rows_of_the_embedding_are_filled_up_to_64() -> None:

@@ -16,7 +16,7 @@ from slime_core.errors import WeightSyncError
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.weights.bucket import Bucket
 from slime_core.weights.disk import DiskTransport
-from slime_core.weights.endpoints import EngineControl
+from slime_core.weights.engine_control import EngineControl
 from slime_core.weights.specs import WeightSpec
 
 TEMPLATE = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
@@ -59,7 +59,7 @@ def test_who_asked_for_it_sees_each_version_whole_before_the_engines_read_it(con
     def written(folder: Path) -> None:
         seen.append((folder.name, (folder / "model.safetensors.index.json").is_file(), control.version()))
 
-    transport = DiskTransport(control, folder=tmp_path, template=TEMPLATE, written=written)
+    transport = DiskTransport(control, folder=tmp_path, template=TEMPLATE, on_written=written)
     for version in ("1", "2"):
         send(transport, version, 0.0)
     assert [one[:2] for one in seen] == [("version-1", True), ("version-2", True)]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from slime_core.errors import NonFiniteError, WeightSyncError
 from slime_core.weights import publisher as module
-from slime_core.weights.endpoints import HeldWeights
+from slime_core.weights.engine_control import EngineChecksums
 from slime_core.weights.publisher import Publisher, PublisherSettings
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
@@ -56,7 +56,7 @@ class Engines:
     def checksum(self):
         self.calls.append("checksum")
         held = {name: _digest(self.held[name]) for name in (NORM, OUTPUT) if name in self.held}
-        return (HeldWeights("http://one", "total", (held | ({NORM: "spoilt"} if self.spoils else {}),)),)
+        return (EngineChecksums("http://one", "total", (held | ({NORM: "spoilt"} if self.spoils else {}),)),)
 
     def spoil(self):
         self.calls.append("spoil")
@@ -76,7 +76,9 @@ def weights() -> dict[str, torch.Tensor]:
 def engines(monkeypatch) -> Engines:
     found = Engines()
     monkeypatch.setattr(module, "EngineControl", lambda urls, **options: found.made_with.update(options) or found)
-    monkeypatch.setattr(module, "join", lambda control, **options: found.made_with.update(options) or found)
+    monkeypatch.setattr(
+        module, "join_update_group", lambda control, **options: found.made_with.update(options) or found
+    )
     return found
 
 
@@ -202,7 +204,7 @@ def test_a_rank_that_does_not_send_only_takes_part_in_gathering(engines, weights
 def test_a_rank_that_does_not_send_is_told_that_files_were_written(engines, weights):
     told = []
     settings = PublisherSettings(model=Path("nowhere"), transport="disk")
-    silent = Publisher([], settings=settings, weights=weights.items(), sends=False, written=told.append)
+    silent = Publisher([], settings=settings, weights=weights.items(), sends=False, on_written=told.append)
     silent.publish(weights.items(), version="1")
     assert told == [None]
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from slime_core.errors import WeightSyncError
-from slime_core.weights.specs import WeightSpec, check, expected_specs, is_tied
+from slime_core.weights.specs import WeightSpec, expected_specs, is_tied, require_matching_specs
 
 NORM = WeightSpec("norm", "float32", (4,))
 HEAD = WeightSpec("lm_head.weight", "float32", (8, 4))
@@ -39,7 +39,7 @@ def test_a_broken_header_is_an_error_that_names_the_file(tmp_path: Path) -> None
 
 
 def test_equal_weights_pass_in_any_order() -> None:
-    check([HEAD, NORM], EXPECTED)
+    require_matching_specs([HEAD, NORM], EXPECTED)
 
 
 @pytest.mark.parametrize(
@@ -54,22 +54,22 @@ def test_equal_weights_pass_in_any_order() -> None:
 )
 def test_each_mistake_is_named(sent: list[WeightSpec], complaint: str) -> None:
     with pytest.raises(WeightSyncError, match=complaint) as caught:
-        check(sent, EXPECTED)
+        require_matching_specs(sent, EXPECTED)
     assert "nothing was sent" in str(caught.value)
 
 
 def test_all_mistakes_are_reported_at_once() -> None:
     with pytest.raises(WeightSyncError, match=r"missing: lm_head.weight; unknown to the engines: x; wrong shape: norm"):
-        check([WeightSpec("norm", "float32", (5,)), WeightSpec("x", "float32", (1,))], EXPECTED)
+        require_matching_specs([WeightSpec("norm", "float32", (5,)), WeightSpec("x", "float32", (1,))], EXPECTED)
 
 
 def test_the_output_weight_of_a_tied_model_may_be_absent_on_either_side() -> None:
-    check([NORM], EXPECTED, tied=True)
-    check([NORM, HEAD], {"norm": NORM}, tied=True)
+    require_matching_specs([NORM], EXPECTED, tied=True)
+    require_matching_specs([NORM, HEAD], {"norm": NORM}, tied=True)
 
 
 def test_what_the_engines_compute_in_is_accepted_besides_what_their_checkpoint_holds() -> None:
-    check(
+    require_matching_specs(
         [NORM, HEAD],
         {name: WeightSpec(name, "bfloat16", spec.shape) for name, spec in EXPECTED.items()},
         dtype="float32",

@@ -15,7 +15,7 @@ from slime_core.errors import WeightSyncError
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.weights import tensor as module
 from slime_core.weights.bucket import Bucket
-from slime_core.weights.endpoints import EngineControl
+from slime_core.weights.engine_control import EngineControl
 from slime_core.weights.specs import WeightSpec
 from slime_core.weights.tensor import TensorTransport
 

@@ -11,7 +11,7 @@ from slime_core.errors import EngineError
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.rollout.engines import external
 from slime_core.rollout.engines.external import ExternalWatch
-from slime_core.weights.endpoints import call
+from slime_core.weights.engine_control import call
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.errors import WeightSyncError
-from slime_core.weights.whole import refuse_cut
+from slime_core.weights.specs import require_complete_files
 
 NAME = "model.safetensors"
 
@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_whole_file_passes(folder: Path) -> None:
-    refuse_cut(folder)
+    require_complete_files(folder)
 
 
 @pytest.mark.parametrize("difference", [-1, 1])
@@ -28,16 +28,16 @@ def test_a_file_of_another_length_than_its_header_says_is_refused(folder: Path, 
     size = (folder / NAME).stat().st_size
     os.truncate(folder / NAME, size + difference)
     with pytest.raises(WeightSyncError, match=f"describes {size:,} bytes, and it has {size + difference:,}. Download"):
-        refuse_cut(folder)
+        require_complete_files(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip file", b"\x02" + bytes(7) + b"[]", b"\xff" * 9])
 def test_what_is_no_safetensors_file_is_refused(folder: Path, content: bytes) -> None:
     (folder / NAME).write_bytes(content)
     with pytest.raises(WeightSyncError, match="its safetensors header cannot be read"):
-        refuse_cut(folder)
+        require_complete_files(folder)
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightSyncError, match=r"no \*\.safetensors file"):
-        refuse_cut(tmp_path)
+        require_complete_files(tmp_path)

@@ -1,4 +1,4 @@
-"""What the inference servers are told over HTTP: every engine at the same time, every call with a time limit.
+"""Control calls to the inference servers over HTTP: to all engines at the same time, each call with a time limit.
 
 Plain blocking calls, for a learner rank and for the sampler alike. All engines answer 200 or the call raises.
 """
@@ -18,14 +18,14 @@ from urllib.parse import urlsplit
 from slime_core.errors import WeightSyncError
 from slime_core.weights.bucket import Bucket
 
-__all__ = ["EngineControl", "HeldWeights", "PauseMode", "Sending"]
+__all__ = ["EngineChecksums", "EngineControl", "PauseMode", "Sending"]
 
 PauseMode = Literal["abort", "retract", "in_place"]
-"""What becomes of requests in flight: ended with what they have; put back and recomputed later, so that the cache can
-be flushed; kept."""
+"""Requests in flight are aborted with the tokens that they have; retracted and recomputed later, so that the cache can
+be flushed; or kept in place."""
 
-LET_THROUGH_S = 1.0
-"""For calls under way when another has failed."""
+GRACE_S = 1.0
+"""Seconds that other calls get to end after one has failed."""
 
 REDIRECTS = range(300, 400)
 BODY_SHOWN = 400
@@ -33,15 +33,15 @@ BODY_SHOWN = 400
 
 
 class Sending(Protocol):
-    """A broadcast on its way, such as ``torch.distributed.Work``."""
+    """A started broadcast, such as ``torch.distributed.Work``."""
 
     def wait(self) -> Any:
         """Returns when it is done."""
 
 
 @dataclass(frozen=True, slots=True)
-class HeldWeights:
-    """What one engine says it holds: ``ranks[r]`` maps its own names of weights to 16 hexadecimal digits.
+class EngineChecksums:
+    """Checksums of one engine's weights: ``ranks[r]`` maps its own names of weights to 16 hexadecimal digits.
 
     The engine's names are those of its fused parameters (``qkv_proj``, ``gate_up_proj``). ``total`` stands for all
     ranks.
@@ -76,7 +76,7 @@ class EngineControl:
         self._threads = ThreadPoolExecutor(2 * len(self.urls), thread_name_prefix="engine-control")
 
     def close(self) -> None:
-        """Let the threads end; calls on their way are not waited for."""
+        """End the threads without waiting for calls in flight."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # --- Generation --------------------------------------------------------------------------------------------------
@@ -84,20 +84,19 @@ class EngineControl:
     def pause(self, mode: PauseMode = "retract") -> None:
         """No engine generates from here on; requests are held until :meth:`resume`.
 
-        Engines that are paused in place keep their cache, and requests in flight go on with it: an update then flushes
-        nothing, whatever it is asked, so run them with ``--disable-radix-cache``, or new requests would find in it
-        what old weights have computed.
+        Engines that are paused in place keep their cache, and requests in flight resume with it: an update then flushes
+        nothing, even if requested. So run them with ``--disable-radix-cache``, or new requests would reuse keys and
+        values of old weights.
         """
         self._keeps_cache = mode == "in_place"
         self._all("/pause_generation", {"mode": mode})
 
     def resume(self) -> None:
-        """All engines generate again, and take up what they held."""
+        """All engines generate again and resume the requests that they held."""
         self._all("/continue_generation", {})
 
     def flush_cache(self) -> None:
-        """No engine remembers keys and values of earlier weights. Needs engines that are idle, or paused other than in
-        place."""
+        """Drop the keys and values of earlier weights. The engines must be idle, or paused other than in place."""
         self._all(f"/flush_cache?timeout={self._timeout_s / 2:g}", {})
 
     # --- Updates -----------------------------------------------------------------------------------------------------
@@ -107,16 +106,16 @@ class EngineControl:
         self._all("/begin_weight_update", {})
 
     def end_update(self) -> None:
-        """The engines have post-processed what they got."""
+        """The engines post-process the new weights."""
         self._all("/end_weight_update", {})
 
     def init_group(
         self, *, master_address: str, master_port: int, group: str, backend: str, rank_offset: int = 1
     ) -> None:
-        """Every engine has joined the update group; the first takes ranks from ``rank_offset`` on, the next those
-        behind.
+        """Every engine has joined the update group; the first takes ranks from ``rank_offset`` on, the next ones
+        those after it.
 
-        Rank 0 has to join at the same time: :func:`slime_core.weights.group.join` does both.
+        Rank 0 has to join at the same time: :func:`slime_core.weights.update_group.join` does both.
         """
         common = {
             "master_address": master_address,
@@ -144,15 +143,15 @@ class EngineControl:
         """Every engine has received and loaded ``bucket``.
 
         Arguments:
-            bucket: names, dtypes and shapes of what comes.
+            bucket: names, dtypes and shapes of the weights.
             group: name of the update group.
             send: starts the broadcast of the flattened bucket from rank 0 and returns at once.
             version: from now on the engines report their tokens under this version; None: unchanged.
-            flush_cache: also forget keys and values, unless they are paused in place.
+            flush_cache: also drop keys and values, unless the engines are paused in place.
 
         Raises:
-            WeightSyncError: an engine refused or died; the broadcast is then not waited for, and the group is of no
-                more use.
+            WeightSyncError: an engine refused or died; the broadcast is then not waited for, and the group cannot be
+                used any more.
         """
         body = {
             "names": bucket.names,
@@ -174,7 +173,7 @@ class EngineControl:
         """Every engine has loaded a bucket whose bytes it shares with this process.
 
         Arguments:
-            payloads: for each engine, for each of its processes, what that one deserialises (``tensor.py``).
+            payloads: for each engine, for each of its processes, the pickle that it reads (``tensor.py``).
             version: as in :meth:`update_from_distributed`.
             flush_cache: as in :meth:`update_from_distributed`.
         """
@@ -186,9 +185,9 @@ class EngineControl:
 
     def update_from_disk(self, folder: Path, *, version: str) -> None:
         """Every engine has loaded the Hugging Face folder ``folder``, reports ``version`` and, unless it is paused in
-        place, has forgotten its cache.
+        place, has flushed its cache.
 
-        Needs no update session. An engine that finds no weights there refuses and keeps what it has.
+        Needs no update session. An engine that finds no weights there refuses and keeps its weights.
         """
         body = {"model_path": str(folder), "weight_version": version, "flush_cache": not self._keeps_cache}
         self._all("/update_weights_from_disk", body)
@@ -200,11 +199,11 @@ class EngineControl:
     # --- Memory ------------------------------------------------------------------------------------------------------
 
     def release_memory(self, *tags: str) -> None:
-        """Every engine has given the memory of ``tags`` away, and forgotten its cache if that is among them.
+        """Every engine releases the memory of ``tags``; the cache, if it is among them, is dropped.
 
         A server dies, instead of refusing, if it generates meanwhile (sglang 0.5.23,
-        srt/managers/scheduler_components/weight_updater.py): be idle, or paused other than in place. It gives nothing
-        away, and answers all the same, on a CPU and on GPUs without ``--enable-memory-saver``.
+        srt/managers/scheduler_components/weight_updater.py): the engines must be idle, or paused other than
+        in place. On a CPU, and on GPUs without ``--enable-memory-saver``, a server releases nothing and answers 200.
 
         Arguments:
             tags: ``"kv_cache"``, ``"weights"``, ``"cuda_graph"``; none: all three.
@@ -238,11 +237,11 @@ class EngineControl:
             raise WeightSyncError(f"The engines serve different weights: {dict(zip(self.urls, found, strict=True))}")
         return str(found[0])
 
-    def checksum(self) -> tuple[HeldWeights, ...]:
-        """What each engine says it holds. 4 to 8 ms for a model of 0.5 MB; works while paused."""
+    def checksum(self) -> tuple[EngineChecksums, ...]:
+        """Checksums of each engine's weights. 4 to 8 ms for a model of 0.5 MB; works while paused."""
         answers = self._all("/weights_checker", {"action": "checksum"})
         return tuple(
-            HeldWeights(url, answer["per_engine_checksum"], tuple(rank["checksums"] for rank in answer["ranks"]))
+            EngineChecksums(url, answer["per_engine_checksum"], tuple(rank["checksums"] for rank in answer["ranks"]))
             for url, answer in zip(self.urls, answers, strict=True)
         )
 
@@ -265,10 +264,10 @@ class EngineControl:
         ]
 
     def _gather(self, calls: Sequence[Future[Any]]) -> list[Any]:
-        # The call that failed first knows why; others may hang because of it, until their own limit. Those that only
-        # are on their way still are let through, so that none of them meets what the caller does next.
+        # The first failure is the cause; other calls may hang because of it, until their own limit. Calls that are only
+        # slower get a moment to end, so that they do not overlap with the next call of the caller.
         ended, others = wait(calls, return_when=FIRST_EXCEPTION)
-        wait(others, timeout=LET_THROUGH_S)
+        wait(others, timeout=GRACE_S)
         for one in ended:
             one.result()
         return [one.result() for one in calls]
@@ -296,13 +295,13 @@ def call(url: str, endpoint: str, body: Mapping[str, Any] | None = None, *, time
     finally:
         connection.close()
     if response.status != http.client.OK:
-        said = f"engine {url}{endpoint} refused with status {response.status}: {text[:BODY_SHOWN]}"
-        raise WeightSyncError(" ".join([said, *_next_step(response)]))
+        refusal = f"engine {url}{endpoint} refused with status {response.status}: {text[:BODY_SHOWN]}"
+        raise WeightSyncError(" ".join([refusal, *_next_step(response)]))
     return _parsed(text)
 
 
 def _next_step(response: http.client.HTTPResponse) -> Iterator[str]:
-    """What its owner can do, where the status tells that somebody has put something before the engine."""
+    """The next step, where the status shows that a proxy or an API key is in front of the engine."""
     if response.status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
         yield "A run sends no API key: start the engine without --api-key, where only the run reaches it."
     if response.status in REDIRECTS:

@@ -14,7 +14,7 @@ from slime_core.generation import SamplingParams
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.weights.bucket import Bucket
-from slime_core.weights.endpoints import EngineControl, PauseMode, call
+from slime_core.weights.engine_control import EngineControl, PauseMode, call
 from slime_core.weights.specs import WeightSpec
 from tests.answering import Answering
 

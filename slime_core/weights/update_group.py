@@ -1,5 +1,4 @@
-"""The process group that spans learner rank 0 and all processes of all engines, beside whatever groups each of them
-has.
+"""The process group of learner rank 0 and all processes of all engines, in addition to the groups that each has.
 
 A server makes its side with ``init_custom_process_group`` (sglang 0.5.23, srt/utils/common.py:2859): a TCP store, under
 a prefix of the group's name, and torch's private helper for groups outside the default one. Our side meets it there,
@@ -15,19 +14,19 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from slime_core.errors import WeightSyncError
-from slime_core.weights.endpoints import EngineControl, Sending
+from slime_core.weights.engine_control import EngineControl, Sending
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-__all__ = ["Backend", "UpdateGroup", "join", "listening_store", "reserve"]
+__all__ = ["Backend", "UpdateGroup", "join_update_group", "reserve_port", "serve_store"]
 
 Backend = Literal["gloo", "nccl"]
 
 
 class UpdateGroup:
-    """Rank 0's end of the group; made by :func:`join`."""
+    """Rank 0's side of the group; made by :func:`join_update_group`."""
 
     def __init__(self, name: str, control: EngineControl, process_group: Any, store: Any) -> None:
         self.name = name
@@ -46,7 +45,7 @@ class UpdateGroup:
         return sending
 
     def close(self) -> None:
-        """Everyone has left the group; engines that are gone are not an error."""
+        """Destroy the group on all engines and here; engines that have died are not an error."""
         import torch.distributed as dist
 
         with suppress(WeightSyncError):
@@ -54,25 +53,25 @@ class UpdateGroup:
         dist.destroy_process_group(self._process_group)
 
 
-def join(
+def join_update_group(
     control: EngineControl, *, name: str, backend: Backend, address: str = "127.0.0.1", timeout_s: float = 120.0
 ) -> UpdateGroup:
-    """Rank 0 and every engine are in one group when this returns.
+    """Form the group of rank 0 and every engine.
 
     Arguments:
         control: the engines; their ranks start at 1, in its order.
         name: of the group, to which the port is added: torch takes each name once a process.
         backend: ``"nccl"`` where engines and learner have GPUs of their own, else ``"gloo"``.
         address: of this process as the engines see it; a free port is chosen.
-        timeout_s: limit of the meeting, and of each broadcast.
+        timeout_s: limit for joining, and of each broadcast.
 
     Raises:
-        WeightSyncError: an engine refused, or not all came within ``timeout_s``.
+        WeightSyncError: an engine refused, or not all joined within ``timeout_s``.
     """
-    control.check_alive()  # rank 0 cannot be called back while it waits for a member that will not come
+    control.check_alive()  # rank 0 cannot stop waiting for a member that never joins
     limit = timedelta(seconds=timeout_s)
     world_size = 1 + sum(control.ranks)
-    store = listening_store(address, world_size=world_size, timeout=limit)
+    store = serve_store(address, world_size=world_size, timeout=limit)
     name = f"{name}-{store.port}"
     with ThreadPoolExecutor(1, thread_name_prefix="update-group") as thread:
         engines = thread.submit(
@@ -81,17 +80,17 @@ def join(
         try:
             process_group = _create(name, backend=backend, store=store, world_size=world_size, timeout=limit)
         except (RuntimeError, ValueError) as error:
-            engines.result()  # an engine's own refusal says more than our time-out
+            engines.result()  # an engine's own error explains more than our time-out
             raise WeightSyncError(f"update group {name} over {address}:{store.port} was not formed: {error}") from error
         engines.result()
     return UpdateGroup(name, control, process_group, store)
 
 
 _reserved: dict[tuple[str, int], socket.socket] = {}
-"""Sockets that listen for stores to come, by address and port."""
+"""Sockets that reserve ports for later stores, by address and port."""
 
 
-def reserve(address: str) -> int:
+def reserve_port(address: str) -> int:
     """A port of ``address`` that no other process can take until this one, or a fork of it, serves a store there.
 
     Raises:
@@ -103,10 +102,10 @@ def reserve(address: str) -> int:
     return port
 
 
-def listening_store(address: str, *, world_size: int, timeout: timedelta, port: int = 0) -> TCPStore:
+def serve_store(address: str, *, world_size: int, timeout: timedelta, port: int = 0) -> TCPStore:
     """The store through which ``world_size`` processes meet, served by this one on ``address`` and no other interface.
 
-    Returns at once; the others come with ``TCPStore(address, store.port, world_size, is_master=False)``.
+    Returns at once; the others connect with ``TCPStore(address, store.port, world_size, is_master=False)``.
 
     Arguments:
         address: IP address of this process as the others see it.
@@ -119,7 +118,7 @@ def listening_store(address: str, *, world_size: int, timeout: timedelta, port: 
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    # Left to itself the store listens on all interfaces; it takes the socket over, and closes it at its own end.
+    # Without a socket the store listens on all interfaces. It owns the socket that it is given, and closes it.
     listener = _reserved.pop((address, port), None) or socket.create_server(
         (address, port), family=_family(address), backlog=world_size
     )
