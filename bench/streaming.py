@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from slime_core import PromptRequest, RunView
-from slime_core.prompts.prompts import PromptFiles
 from slime_core.prompts.rows import Reading
 from slime_core.prompts.screen import screen
+from slime_datasets.options import DatasetsOptions
+from slime_datasets.streams import PromptStreams
 
 ORDERS: dict[str, dict[str, Any]] = {
     "in order": {"shuffle": False},
-    "window of 10,000": {"window": 10_000},
+    "window of 10,000": {"shuffle_window": 10_000},
     "exact, first start": {},
     "exact, later starts": {},
 }
@@ -48,16 +49,18 @@ def written(path: Path, gigabytes: float) -> None:
 
 def measured(path: Path, order: str) -> dict[str, Any]:
     """In this process: what a start, the next prompts and a restart take, in seconds, and MB held."""
-    request = PromptRequest(path, label_key=None, streams=True, **ORDERS[order])
+    own = dict(ORDERS[order])
+    request = PromptRequest(path, label_key=None, shuffle=own.pop("shuffle", True))
+    options, run = DatasetsOptions(streaming_data=True, **own), RunView(prompts=request)
     clock = _Clock()
     screen(path, Reading(label_key=None), room=None, setting="prompt_data", share=0.125)
-    source = PromptFiles(None, RunView(prompts=request))
+    source = PromptStreams(options, run)
     source.next_groups(32)
     start = clock.lap()
     source.next_groups(968)
     more = clock.lap()
     state = json.dumps(source.state())
-    resumed = PromptFiles(None, RunView(prompts=request))
+    resumed = PromptStreams(options, run)
     resumed.restore(json.loads(state))
     again = resumed.next_groups(32)
     restart = clock.lap()

@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 
 import typing as _typing
 
-from slime_core.config.options import Conflicts, Flag, Needs, UsedBy
+from slime_core.config.options import Conflicts, Flag, NamesPrompts, Needs, UsedBy
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.contracts import (
@@ -114,6 +114,7 @@ __all__ = [
     "MicroBatch",
     "ModelSpec",
     "ModelSpecTraits",
+    "NamesPrompts",
     "Needs",
     "Optimizer",
     "Place",

@@ -95,7 +95,7 @@ def slime_register_prompt_formats() -> Iterator[Component]:
 def slime_register_data_sources() -> Iterator[Component]:
     yield Component(
         "prompts",
-        target="slime_core.prompts.prompts:PromptFiles",
+        target="slime_core.builtin.prompts:PromptFiles",
         traits=DataTraits(reads_prompt_files=True),
         summary="Prompts from JSON Lines or files of another format, reshuffled each epoch",
     )

@@ -25,11 +25,10 @@ from slime_core.plugins.formats import PromptFormats
 from slime_core.plugins.refusals import refusals
 from slime_core.plugins.selection import has_critic
 from slime_core.plugins.traits import DataTraits, GenerateTraits
-from slime_core.prompts.mixed import shares
 from slime_core.prompts.named import offered_to_rows
 from slime_core.prompts.processing import has_processor
 from slime_core.prompts.recorded import RolloutFiles
-from slime_core.prompts.requests import reading_of, template_arguments, training_paths, training_request
+from slime_core.prompts.requests import reading_of, template_arguments, training_request
 from slime_core.prompts.row_checks import check_of, mistakes_of_plugins
 from slime_core.prompts.row_sampling import drawn
 from slime_core.prompts.screen import Room, screen
@@ -243,11 +242,8 @@ def _screen_training(
 
     traits = registry.find(Kind.DATA_SOURCE, data.data_source).traits
     bad: list[str] = []
-    if isinstance(traits, DataTraits) and traits.reads_prompt_files:
-        if data.prompt_mix:
-            shares([weight for _, weight in data.prompt_mix])
-        for setting, path in training_paths(data):
-            bad += look(path, setting=setting, share=0.125 if data.streaming_data else 1.0)
+    if isinstance(traits, DataTraits) and traits.reads_prompt_files and data.prompt_data is not None:
+        bad += look(data.prompt_data, setting="prompt_data")
     request = training_request(
         config,
         data.prompt_data or ARITHMETIC / "data" / "train.jsonl",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,14 @@ class Choice:
     where: str
 
 
-def choices(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[Choice]:
+def choices(
+    values: Mapping[str, Any], origins: Mapping[str, str], *, prompts: Collection[str] = ()
+) -> Iterator[Choice]:
     """Every component and prompt format that ``values`` (setting -> value) name.
 
     Arguments:
         origins: setting -> where its value comes from, for messages.
+        prompts: settings of plugins whose paths are prompt files.
     """
     for setting, kind in KIND_NAMED_BY.items():
         for name in _names(setting, values.get(setting)):
@@ -58,7 +61,7 @@ def choices(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[C
         for setting in ("generate_function", "rm_type"):
             for name in _names(setting, getattr(one, setting)):
                 yield Choice(KIND_NAMED_BY[setting], name, f"{setting} of evaluation set {one.name}")
-    for setting, path in _prompt_paths(values):
+    for setting, path in _prompt_paths(values, prompts):
         for name in prompt_formats(path):
             yield Choice(PROMPT_FORMAT, name, origins.get(setting, setting))
 
@@ -82,9 +85,16 @@ def _names(setting: str, value: Any) -> tuple[str, ...]:
     return reward_names(value) if setting == "rm_type" else (value,)
 
 
-def _prompt_paths(values: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+def _prompt_paths(values: Mapping[str, Any], others: Collection[str]) -> Iterator[tuple[str, Path]]:
     if (path := values.get("prompt_data")) is not None:
         yield "prompt_data", path
-    yield from (("prompt_mix", path) for path, _ in values.get("prompt_mix") or ())
+    yield from ((setting, path) for setting in others for path in _paths_in(values.get(setting)))
     yield from (("eval_prompt_data", path) for _, path in values.get("eval_prompt_data") or ())
     yield from (("eval_datasets", one.path) for one in values.get("eval_datasets") or ())
+
+
+def _paths_in(value: Any) -> Iterator[Path]:
+    if isinstance(value, Path):
+        yield value
+    elif isinstance(value, tuple):
+        yield from (path for one in value for path in _paths_in(one))

@@ -54,7 +54,7 @@ class Provenance:
 
 
 DEFAULT = Provenance("default")
-PROMPTS_OR_MODEL = ("hf_checkpoint", "prompt_data", "prompt_mix")
+PROMPTS_OR_MODEL = ("hf_checkpoint", "prompt_data")
 _PEEKED = ("plugins", "hf_checkpoint", "no_plugins", "locked", "lock_file")
 
 
@@ -115,16 +115,17 @@ class Peek:
     flags: Mapping[str, str] = field(default_factory=dict)
     argv: tuple[str, ...] = ()
 
-    def choices(self, presets: Presets) -> list[Choice]:
+    def choices(self, presets: Presets, options: Options) -> list[Choice]:
         """The components and prompt formats that flags, file, evaluation sets and presets name; where several layers
         say what a setting is, the last of them.
 
         Arguments:
-            presets: of the plugins that are active so far; see :func:`load`.
+            presets, options: of the plugins that are active so far; see :func:`load`.
         """
-        reading = _read_layers(self.argv, _Reading(dict(core_settings())), presets)
+        reading = _read_layers(self.argv, _Reading({**core_settings(), **plugin_settings(options)}), presets)
         origins = {key: _told(key, origin) for key, origin in reading.provenance.items()}
-        return list(choices(reading.values, origins))
+        prompts = [key for key, setting in reading.settings.items() if setting.names_prompts]
+        return list(choices(reading.values, origins, prompts=prompts))
 
 
 def peek(argv: Sequence[str]) -> Peek:
@@ -264,6 +265,21 @@ class _Reading:
                 self.values[key] = path
             self.provenance[key] = self.provenance[path]
 
+    def select_components(self) -> None:
+        """Where a plugin's setting is given that selects a component, it takes the place of the core's default."""
+        for key, setting in self.settings.items():
+            if setting.selects is None or self.values.get(key, setting.default) == setting.default:
+                continue
+            by, component = setting.selects
+            chosen = self.values.get(by, self.settings[by].default)
+            if self.settings[by].is_sequence:
+                self.values[by] = (*(name for name in chosen if name != component), component)
+            elif chosen == self.settings[by].default:
+                self.values[by] = component
+            else:
+                continue
+            self.provenance[by] = self.provenance[key]
+
     def read_engines(self) -> None:
         """What a file of slime's says of engines stands in for the settings that say it here."""
         try:
@@ -285,7 +301,8 @@ class _Reading:
 
     def fill_embedded(self) -> None:
         """Embedded defaults for what nothing has said, where neither a model nor prompts are named."""
-        if any(self.values.get(key) is not None or key in self.broken for key in PROMPTS_OR_MODEL):
+        named = [*PROMPTS_OR_MODEL, *(key for key, setting in self.settings.items() if setting.names_prompts)]
+        if any(self.values.get(key) not in (None, ()) or key in self.broken for key in named):
             return
         # Where rollouts are read, no engine is there that could be evaluated.
         reads = self.values.get("debug_train_only") or self.values.get("load_debug_rollout_data") is not None
@@ -328,6 +345,7 @@ def _read_layers(argv: Sequence[str], reading: _Reading, presets: Presets) -> _R
     reading.read_flags(line)
     reading.read_eval_config()
     reading.select_paths()
+    reading.select_components()
     reading.fill_embedded()
     return reading
 

@@ -1,6 +1,8 @@
 """What the annotation of a setting may say about it, besides what values it takes.
 
-    Flag        a flag without the plugin's name, and the section of files in which the setting once stood
+    Flag        a flag without the plugin's name, the section of files in which the setting once stood, and the
+                component that the setting selects
+    NamesPrompts    its paths are prompt files
     UsedBy      the components that read the setting
     Needs       another setting without which this one has no effect
     Conflicts   another setting that excludes this one
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 
 from slime_core.types import JsonValue
 
-__all__ = ["NO_ENGINES", "ONE_HALF", "Conflicts", "Flag", "Needs", "UsedBy"]
+__all__ = ["NO_ENGINES", "ONE_HALF", "Conflicts", "Flag", "NamesPrompts", "Needs", "UsedBy"]
 
 NO_ENGINES = ("debug_train_only", "load_debug_rollout_data")
 """Settings with which rollouts are read, so that no engine is started."""
@@ -32,15 +34,27 @@ class Flag:
         name: as the command line spells it, ``--length-limit``.
         section: of files in which the setting stood before it belonged to the plugin, and is still read; None: none.
         value: what stands for the value in help, such as ``URL``; None: what its type says.
+        selects: ``KIND:NAME`` of a component of the plugin. A run that gives the setting another value than its default
+            uses that component where it would use the core's default one; a component that the user names stays. None:
+            the setting selects nothing.
     """
 
     name: str
     section: str | None = None
     value: str | None = None
+    selects: str | None = None
 
     def __post_init__(self) -> None:
         if not self.name.startswith("--") or "_" in self.name or "." in self.name or not self.name[2:]:
             raise ValueError(f"Flag({self.name!r}): accepted is a flag with dashes, such as --length-limit")
+        if self.selects is not None:
+            _require_component(self.name, self.selects)
+
+
+@dataclass(frozen=True, slots=True)
+class NamesPrompts:
+    """The paths of the setting name prompt files: their formats activate plugins as those of ``--prompt-data`` do, and
+    the built-in demo's settings are not filled in."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -116,3 +130,14 @@ class Conflicts(_Relation):
     """
 
     __slots__ = ()
+
+
+def _require_component(flag: str, selects: str) -> None:
+    from slime_core.config.choices import KIND_NAMED_BY  # imports pydantic, which a list of plugins does without
+
+    kind, _, component = selects.partition(":")
+    if not component or kind not in KIND_NAMED_BY.values():
+        raise ValueError(
+            f"Flag({flag!r}, selects={selects!r}): accepted is a kind and a component, such as data_source:mine; kinds "
+            f"are {', '.join(sorted(KIND_NAMED_BY.values()))}"
+        )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from slime_core.config.options import Needs
-from slime_core.config.section import Count, CountOrZero, Name, Positive, Section
+from slime_core.config.section import Count, CountOrZero, Name, Section
 
 __all__ = ["DataConfig"]
 
@@ -17,8 +17,6 @@ class DataConfig(Section):
     prompt_data: Path | None = None
     """Prompts: a JSON Lines or Parquet file, a folder of such, a folder that datasets saved, a pattern such as
     'data/*.jsonl'; @[a:b] behind it takes rows a to b-1. None: the embedded arithmetic problems."""
-    prompt_mix: tuple[tuple[Path, Positive], ...] = ()
-    """Several of what prompt_data takes, each with its weight: a.jsonl 0.7 b.parquet 0.3. Empty: prompt_data alone."""
     input_key: Name = "prompt"
     """Field of a row with the prompt: text, or chat messages."""
     label_key: Name | None = "label"
@@ -39,11 +37,6 @@ class DataConfig(Section):
     """Leave out prompts longer than this many tokens, and count them. None: keep all."""
     num_data_workers: Annotated[CountOrZero, Needs("rollout_max_prompt_len")] = 0
     """Processes that count the tokens of prompts for rollout_max_prompt_len. 0: the sampler itself does."""
-    streaming_data: bool = False
-    """Read prompts as they are needed: large files start at once and take no memory. False: hold them in memory."""
-    shuffle_window: Count | None = None
-    """With streaming_data, shuffle only among so many rows that stand together. None: among all, by an index of the
-    files that is made once and kept."""
     on_bad_data: Literal["fail", "skip"] = "fail"
     """What to do with a row that cannot be read, or names what the run has not: end the run and name it, or leave it
     out, count it and name it in logs/bad-rows.log."""

@@ -13,8 +13,16 @@ OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "slime-compat": {"slime": ("compat",)},
     "slime-datasets": {
         "slime": ("datasets",),
-        "slime.data_sources": ("buffered",),
-        "slime.flags": ("buffer-data", "buffer-filter", "buffer-key", "loss-mask-type"),
+        "slime.data_sources": ("buffered", "streams"),
+        "slime.flags": (
+            "buffer-data",
+            "buffer-filter",
+            "buffer-key",
+            "loss-mask-type",
+            "prompt-mix",
+            "shuffle-window",
+            "streaming-data",
+        ),
         "slime.generate_functions": ("from_buffer", "from_messages"),
         "slime.prompt_formats": ("dataset_dict.json", "parquet", "state.json"),
     },

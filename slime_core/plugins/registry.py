@@ -27,9 +27,12 @@ Admit = Callable[[Manifest], None]
 
 
 class Choices(Protocol):
-    """The components and prompt formats that a run's settings name, which depend on the presets of its plugins."""
+    """The components and prompt formats that a run's settings name, which depend on presets and options of its
+    plugins."""
 
-    def __call__(self, presets: Mapping[str, tuple[object, str]]) -> Sequence[Choice]: ...
+    def __call__(
+        self, presets: Mapping[str, tuple[object, str]], options: Mapping[str, type[BaseModel]]
+    ) -> Sequence[Choice]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,7 @@ def activate(
 
 def _chosen(choices: Choices | None, registry: Registry) -> Iterator[Choice]:
     """What the settings name, and the policy losses of the advantage estimators that they name."""
-    found = list(choices(registry.presets)) if choices is not None else []
+    found = list(choices(registry.presets, registry.options)) if choices is not None else []
     yield from found
     has_loss = any(choice.kind == Kind.POLICY_LOSS for choice in found)
     for choice in found:

@@ -6,7 +6,6 @@ From files to rows:
     line_index  where the lines of a file begin
     sizes       that a file stays as it was found
     cells       values of rows as a run takes them
-    orders      orders of many rows that need no memory
 
 From rows to prompts:
 
@@ -19,10 +18,8 @@ From rows to prompts:
 From prompts to groups:
 
     requests    what the settings ask of prompt files
-    stream      prompts by their number in the run; held in memory (held), read as needed (streamed), or mixed (mixed)
-    prompts     the built-in data source: groups in an order that a seed and a cursor determine
-    buffer, arrivals    the source with a buffer; trajectories that somebody else wrote
-    trajectory  what every field of such a line may hold
+    stream, held    prompts by their number in the run; all of them held in memory
+    prompts     groups of numbered prompts, with a cursor: what data sources that read files have in common
     recorded    rollouts on disk, to be trained again
 
     screen, screen_rollouts    what can be found wrong with files before anything expensive starts

@@ -1,21 +1,17 @@
-"""The built-in data source: prompt groups from files, in an order that a seed and a cursor determine."""
+"""Prompt groups of prompts that have numbers: what data sources that read files have in common."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from slime_core.errors import CheckpointError, RunError
 from slime_core.plugins.contracts import PromptRequest, RunView
-from slime_core.prompts.held import Held
-from slime_core.prompts.mixed import Mixed
 from slime_core.prompts.stream import Stream
-from slime_core.prompts.streamed import Streamed
 from slime_core.types import PromptGroup, Sample
 
-__all__ = ["PromptFiles", "requested"]
+__all__ = ["NumberedPrompts", "requested"]
 
 
 def requested(run: RunView) -> PromptRequest:
@@ -25,23 +21,19 @@ def requested(run: RunView) -> PromptRequest:
     return run.prompts
 
 
-class PromptFiles:
-    """Hands out every prompt once an epoch; numbers groups and samples through the whole run.
+class NumberedPrompts:
+    """A data source that hands out every prompt of a stream in the order of its numbers; numbers groups and samples
+    through the whole run. Groups that are put back come again under their old numbers.
 
     Arguments:
-        options: the built-in plugin has none.
-        run: with its ``prompts``, see :class:`PromptRequest`.
-
-    Raises:
-        DataError: a file is missing, empty or malformed, or all its prompts are left out.
+        stream: prompts by their number.
+        request: what the run asks its data source for.
     """
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options
-        request = self._request = requested(run)
-        self._stream = _opened(request)
+    def __init__(self, stream: Stream, request: PromptRequest) -> None:
+        self._request, self._stream = request, stream
         size = request.n_samples_per_prompt
-        self._order_comes_from = {**self._stream.identity(), "n_samples_per_prompt": size}
+        self._order_comes_from = {**stream.identity(), "n_samples_per_prompt": size}
         self._next = 0
         self._returned: list[int] = []
 
@@ -111,10 +103,3 @@ def _number(group: PromptGroup) -> int:
             "use a data source with a buffer of its own for samples made elsewhere."
         )
     return number
-
-
-def _opened(request: PromptRequest) -> Stream:
-    if request.mix:
-        parts = [(replace(request, path=path, mix=()), weight) for path, weight in request.mix]
-        return Mixed([(_opened(part), weight) for part, weight in parts])
-    return Streamed(request) if request.streams else Held(request)

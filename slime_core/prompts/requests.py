@@ -18,7 +18,7 @@ from slime_core.prompts.lengths import Counting, PromptLengths, ShortEnough
 from slime_core.prompts.row_checks import RowCheck
 from slime_core.prompts.rows import Prompt, Reading
 
-__all__ = ["LeftOut", "reading_of", "short_enough", "template_arguments", "training_paths", "training_request"]
+__all__ = ["LeftOut", "reading_of", "short_enough", "template_arguments", "training_request"]
 
 SAID = {
     TOO_LONG: "prompts are longer than --rollout-max-prompt-len and are left out",
@@ -77,12 +77,6 @@ def template_arguments(data: DataConfig) -> dict[str, Any]:
     return dict(json.loads(data.apply_chat_template_kwargs))
 
 
-def training_paths(data: DataConfig) -> list[tuple[str, Path]]:
-    """The prompts of the run that it names, each with the setting that names it."""
-    alone = [] if data.prompt_data is None else [("prompt_data", data.prompt_data)]
-    return [*alone, *(("prompt_mix", path) for path, _ in data.prompt_mix)]
-
-
 def training_request(
     config: RunConfig,
     path: Path,
@@ -94,14 +88,14 @@ def training_request(
     """What the run's data source is asked for, before anything can count tokens.
 
     Arguments:
-        path: of the prompts, where they are not of several paths.
+        path: of the prompts.
         checks: refuses rows that ask for what the run cannot do.
         formats: name -> how prompt files are read, besides JSON Lines.
         vocab_size: ids that the model has; None: not known.
     """
     data, reading = config.data, reading_of(config.data, formats)
     return PromptRequest(
-        path=data.prompt_mix[0][0] if data.prompt_mix else path,
+        path=path,
         input_key=reading.input_key,
         label_key=reading.label_key,
         metadata_key=reading.metadata_key,
@@ -110,9 +104,6 @@ def training_request(
         n_samples_per_prompt=config.rollout.n_samples_per_prompt,
         shuffle=data.rollout_shuffle,
         seed=config.run.seed,
-        mix=data.prompt_mix,
-        streams=data.streaming_data,
-        window=data.shuffle_window,
         skips_bad=data.on_bad_data == "skip",
         formats=formats,
         vocab_size=vocab_size,

@@ -1,8 +1,7 @@
 """Prompts by their number in the run: number ``n`` is the same prompt however often, and after whatever restart.
 
-held.py      all rows in memory, shuffled by epoch
-streamed.py  rows are read as they are needed, and only where they begin is held
-mixed.py     several of these, in fixed shares
+``held`` has all rows in memory, shuffled by epoch. Plugin ``datasets`` reads rows as they are needed, and mixes
+streams.
 """
 
 from __future__ import annotations

@@ -18,13 +18,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.prompt_paths import PromptPath, format_of
+from slime_core.config.prompt_paths import PromptPath, format_of, unreadable
 from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptFormat, PromptTable, RawRow, RunView
 from slime_core.prompts.line_index import EVERY, LineIndex, indexed, stamp_of
 from slime_core.prompts.sizes import Sizes
 
-__all__ = ["Joined", "JsonLines", "LineTable", "open_rows"]
+__all__ = ["Joined", "JsonLines", "LineTable", "open_rows", "unreadable"]
 
 AT_ONCE = 256
 """Rows that are asked of a table at once."""

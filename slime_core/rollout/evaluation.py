@@ -16,10 +16,11 @@ from slime_core.config.mistakes import nearest
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, RunError
 from slime_core.generation import GenerateContext
-from slime_core.plugins.contracts import DataSource, EvalSamples, PromptFormat, PromptRequest, RunView
+from slime_core.plugins.contracts import DataSource, EvalSamples, PromptFormat, PromptRequest
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.prompts import PromptFiles
+from slime_core.prompts.held import Held
+from slime_core.prompts.prompts import NumberedPrompts
 from slime_core.prompts.row_checks import RowCheck
 from slime_core.prompts.rows import Prompt, tools_of
 from slime_core.rollout.collected_groups import describe_failures
@@ -173,7 +174,7 @@ class Evaluation:
             formats=self._components.formats,
             checks=self._components.checks,
         )
-        source = PromptFiles(None, RunView(prompts=request))
+        source = NumberedPrompts(Held(request), request)
         groups = source.next_groups(len(source))
         limits = [_response_limit(one, group, encoder) for group in groups]
         return _LoadedSet(

@@ -18,16 +18,17 @@ from slime_core.config.prompt_paths import PromptPath
 from slime_core.errors import DataError
 from slime_core.plugins.formats import PromptFormats
 from slime_core.plugins.registry import activate
-from slime_core.prompts.prompts import PromptFiles
 from slime_core.prompts.rows import Reading, read_prompts
 from slime_datasets.columnar import ParquetTable
+from slime_datasets.options import DatasetsOptions
+from slime_datasets.streams import PromptStreams
 
 FORMATS = PromptFormats(activate(["datasets"]).registry, {}, RunView())
 ORDERS: list[dict[str, Any]] = [
     {},
-    {"streams": True},
-    {"streams": True, "window": 100},
-    {"streams": True, "shuffle": False},
+    {"streaming_data": True},
+    {"streaming_data": True, "shuffle_window": 100},
+    {"streaming_data": True, "shuffle": False},
     {"shuffle": False},
 ]
 ROWS = [{"prompt": f"p{n}", "label": str(n), "metadata": {"n": n}, "tools": None} for n in range(600)]
@@ -39,8 +40,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "slime" / "prompts"
 
 
-def source(path: Path, **request: Any) -> PromptFiles:
-    return PromptFiles(None, RunView(prompts=PromptRequest(path, formats=FORMATS, **{"label_key": None, **request})))
+def source(path: Path, **asked: Any) -> PromptStreams:
+    """Of options of the plugin and fields of a request, by their names."""
+    options = {name: asked.pop(name) for name in DatasetsOptions.model_fields if name in asked}
+    request = PromptRequest(path, formats=FORMATS, **{"label_key": None, **asked})
+    return PromptStreams(DatasetsOptions(**options), RunView(prompts=request))
 
 
 def written(folder: Path, form: str) -> Path:
@@ -68,7 +72,7 @@ def written(folder: Path, form: str) -> Path:
 @pytest.mark.parametrize("form", ["parquet", "saved"])
 def test_columns_that_are_cut_while_they_are_read_end_the_stream_and_not_the_process(tmp_path, form):
     path = written(tmp_path, form)
-    prompts = source(path, streams=True, shuffle=False)
+    prompts = source(path, streaming_data=True, shuffle=False)
     prompts.next_groups(3)
     for file in [path] if path.is_file() else path.glob("*.arrow"):
         os.truncate(file, 100)
@@ -143,7 +147,7 @@ def test_a_parquet_file_that_is_corrupt_inside_is_named_and_leaves_no_half_copy(
     content = bytearray(path.read_bytes())
     content[200:3000] = b"\xff" * 2800
     path.write_bytes(content)
-    for order in ({"streams": True, "shuffle": False}, {"streams": True}, {}):
+    for order in ({"streaming_data": True, "shuffle": False}, {"streaming_data": True}, {}):
         with pytest.raises(DataError, match=r"rows\.parquet(, row 1)? cannot be read as Parquet: "):
             source(path, **order).next_groups(1)
     assert [file for file in cache.rglob("*") if file.is_file()] == []
@@ -152,7 +156,7 @@ def test_a_parquet_file_that_is_corrupt_inside_is_named_and_leaves_no_half_copy(
 def test_in_windows_each_batch_of_a_parquet_file_is_decoded_once(tmp_path, monkeypatch):
     path = tmp_path / "rows.parquet"
     parquet.write_table(arrow.Table.from_pylist([{"prompt": f"{n}"} for n in range(2000)]), path, row_group_size=1500)
-    prompts = source(path, streams=True, window=700)
+    prompts = source(path, streaming_data=True, shuffle_window=700)
     decoded = []
     held = ParquetTable._hold
     monkeypatch.setattr(

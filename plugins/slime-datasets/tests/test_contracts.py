@@ -52,3 +52,7 @@ class TestFromBuffer(GenerateFunctionSuite):
 
 class TestBuffered(DataSourceSuite):
     component = "buffered"
+
+
+class TestStreams(DataSourceSuite):
+    component = "streams"

@@ -23,11 +23,9 @@ def activated(*argv: str) -> ActivePlugins:
 
 
 def checked(*argv: str) -> Resolved:
-    argv = ("--advantage-estimator", "sft", *argv)
+    argv = (*["--advantage-estimator", "sft", "--rollout-max-response-len", "8", "--num-rollout", "1"], *argv)
     active = activated(*argv)
-    found = load(
-        argv, presets=active.presets, plugin_options=active.options, inactive=active.inactive, check_rules=False
-    )
+    found = load(argv, presets=active.presets, plugin_options=active.options, inactive=active.inactive)
     check_settings(found, active.registry)
     return found
 
@@ -35,6 +33,9 @@ def checked(*argv: str) -> Resolved:
 @pytest.mark.parametrize(
     "line",
     [
+        f"--prompt-mix {HERE} 0.7 {HERE.parent / 'test_masks.py'} 0.3 --streaming-data --shuffle-window 8",
+        f"--data-source buffered --prompt-mix {HERE} 1 --streaming-data",
+        "--prompt-mix /absent 1 --load-debug-rollout-data rollouts.jsonl",
         "--generate-function from_messages --loss-mask-type qwen3",
         "--data-source buffered --buffer-filter newest",
         "--data-source buffered --buffer-filter stratified --buffer-key level",
@@ -49,6 +50,40 @@ def test_options_that_are_read_are_accepted(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        (
+            f"--prompt-data {HERE} --prompt-mix {HERE} 1",
+            f"prompt_mix = {HERE} 1 and prompt_data = {HERE} exclude each other. Leave --prompt-mix or --prompt-data "
+            "out",
+        ),
+        (
+            f"--prompt-mix {HERE} 1 {HERE.parent}/../tests/{HERE.name} 2",
+            f"prompt_mix names {HERE} 2 times, and its prompts would come as often in one batch; name it once, with "
+            "the sum of its weights",
+        ),
+        (
+            f"--prompt-mix {HERE} 1 {HERE.parent / 'test_masks.py'} 2000",
+            "prompt_mix: weight 1 of 2001 is less than one prompt in 1000; accepted are larger shares",
+        ),
+        ("--prompt-mix /absent 1", "prompt_mix: /absent does not exist; accepted: a prompt file"),
+        (
+            "--plugin datasets --shuffle-window 8",
+            "shuffle_window = 8 needs streaming_data. Add --streaming-data, or leave --shuffle-window out",
+        ),
+        (
+            "--shuffle-window 8 --streaming-data --no-rollout-shuffle",
+            "shuffle_window = 8 and rollout_shuffle = false exclude each other. Leave --shuffle-window or "
+            "--no-rollout-shuffle out",
+        ),
+        (
+            f"--plugin {HERE.parent / 'sources.py'} --data-source endless --streaming-data",
+            "streaming_data = true has no effect: none of data_source = endless reads it. Leave --streaming-data out, "
+            "or name a data source that reads it: streams, buffered",
+        ),
+        (
+            f"--streaming-data --data-source-path {HERE.parent / 'sources.py'}:Endless",
+            f"streaming_data: data_source_path = {HERE.parent / 'sources.py'}:Endless reads --prompt-data, held in "
+            "memory. Leave one of the two out",
+        ),
         (
             "--plugin datasets --loss-mask-type qwen3",
             "loss_mask_type = qwen3 has no effect: none of generate_function = single_turn reads it. Leave "
@@ -102,3 +137,43 @@ def test_the_old_section_of_a_file_is_read(tmp_path: Path) -> None:
     written = tmp_path / "config.toml"
     written.write_text(to_toml(found))
     assert checked("--config", str(written)).plugin_options == found.plugin_options
+
+
+@pytest.mark.parametrize(
+    ("line", "source"),
+    [
+        (f"--prompt-mix {HERE} 1", "streams"),
+        ("--streaming-data", "streams"),
+        ("--streaming-data --data-source prompts", "streams"),
+        ("--streaming-data --data-source buffered", "buffered"),
+        ("--plugin datasets --no-streaming-data", "prompts"),
+    ],
+)
+def test_a_mix_or_a_stream_selects_its_data_source_where_the_run_names_no_other(line: str, source: str) -> None:
+    found = checked(*line.split())
+    assert found.config.data.data_source == source
+    by = found.provenance["data_source"]
+    assert str(by) == (f"flag {line.split()[0]}" if source == "streams" else str(by))
+
+
+def test_a_mix_has_paths_and_weights_from_flags_and_from_a_file(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b"):
+        (tmp_path / name).write_text("{}")
+    wanted = ((tmp_path / "a.jsonl@[:9]", 0.7), (tmp_path / "b", 0.3))
+    words = [str(word) for pair in wanted for word in pair]
+    assert checked("--prompt-mix", *words).plugin_options["datasets"] == DatasetsOptions(prompt_mix=wanted)
+    file = tmp_path / "run.toml"
+    file.write_text('[data]\ndata_source = "prompts"\nprompt_mix = [["a.jsonl@[:9]", 0.7], ["b", 0.3]]\n')
+    found = checked("--config", str(file))
+    assert found.plugin_options["datasets"] == DatasetsOptions(prompt_mix=wanted)
+    assert found.config.data.data_source == "streams"
+    assert not found.config.eval.eval_prompt_data  # the built-in demo's own are not for other prompts
+
+
+def test_the_formats_of_a_mix_activate_their_plugins(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("{}")
+    (tmp_path / "b.rows").write_text("")
+    line = ["--plugin", "datasets", "--prompt-mix", str(tmp_path / "a.jsonl"), "1", str(tmp_path / "b.rows"), "1"]
+    seen = peek(line)
+    named = [(one.kind, one.name, one.where) for one in seen.choices({}, {"datasets": DatasetsOptions})]
+    assert ("prompt_format", "rows", "--prompt-mix") in named

@@ -3,48 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from slime_core.config.prompt_paths import unreadable
 from slime_core.config.rules.layout import Rule
 from slime_core.config.schema import RunConfig
 
 __all__ = ["DATA"]
-
-
-def _one_of_file_and_mix(config: RunConfig) -> Iterator[str]:
-    data = config.data
-    if data.prompt_mix and data.prompt_data is not None:
-        yield (
-            f"prompt_data = {data.prompt_data} and prompt_mix of {len(data.prompt_mix)} both say where prompts come "
-            "from; give one of them, the former as one of the latter with a weight"
-        )
-    for path, _ in data.prompt_mix if config.debug.generates else ():
-        yield from (f"prompt_mix: {problem}" for problem in unreadable(path))
-
-
-def _sources_differ(config: RunConfig) -> Iterator[str]:
-    for path, times in Counter(path for path, _ in config.data.prompt_mix).items():
-        if times > 1:
-            yield (
-                f"prompt_mix names {path} {times} times, and its prompts would come as often in one batch; name it "
-                "once, with the sum of its weights"
-            )
-
-
-def _windows_are_of_streams(config: RunConfig) -> Iterator[str]:
-    data = config.data
-    if data.shuffle_window is None:
-        return
-    if not data.streaming_data:
-        yield (
-            f"shuffle_window = {data.shuffle_window} is for prompts that are read as they are needed; add "
-            "--streaming-data, or leave the window out: prompts in memory are shuffled among all"
-        )
-    if not data.rollout_shuffle:
-        yield f"shuffle_window = {data.shuffle_window} and rollout_shuffle = false; give one of them"
 
 
 GIVEN_BY_THE_RUN = frozenset(
@@ -90,9 +55,6 @@ def _parsed(text: str) -> Any:
 
 
 DATA: dict[Rule, str] = {
-    _one_of_file_and_mix: "prompt_data prompt_mix debug_train_only load_debug_rollout_data",
-    _sources_differ: "prompt_mix",
-    _windows_are_of_streams: "shuffle_window streaming_data rollout_shuffle",
     _template_arguments_are_used: "apply_chat_template_kwargs apply_chat_template",
     _inputs_are_named: "multimodal_keys",
 }

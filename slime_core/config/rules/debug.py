@@ -114,7 +114,7 @@ def _nothing_else_is_replaced(config: RunConfig) -> Iterator[str]:
         others[name] = path
 
 
-READ = ("prompt_data", "prompt_mix", "eval_prompt_data", "custom_config_path", "lock_file")
+READ = ("prompt_data", "eval_prompt_data", "custom_config_path", "lock_file")
 """Settings that name files which a run reads."""
 
 
@@ -126,7 +126,6 @@ def _inputs(config: RunConfig) -> dict[str, Path]:
         "custom_config_path": config.custom.custom_config_path,
         "lock_file": config.run.lock_file,
     }
-    given |= {f"prompt_mix {place}": path for place, (path, _) in enumerate(config.data.prompt_mix, start=1)}
     given |= {f"eval_prompt_data {name}": path for name, path in config.eval.files}
     return {name: path for name, path in given.items() if path is not None}
 

@@ -87,9 +87,6 @@ class PromptRequest:
         keeps_many: the same for many prompts at once, each with its tools, on several processes where the run has them;
             None: ask ``keeps``.
         multimodal_keys: pairs of a kind of input, such as ``image``, and the field of a row that holds it.
-        mix: paths and their weights, in place of ``path``; empty: there is one path.
-        streams: read rows as they are needed, rather than all at once.
-        window: with ``streams`` and ``shuffle``, shuffle only among so many neighbours; None: among all.
         skips_bad: leave rows out that cannot be read; False: they are an error.
         vocab_size: ids that the model has; None: not known.
         formats: name -> how prompt files of the format are read; a file of none of them is read as JSON Lines.
@@ -110,9 +107,6 @@ class PromptRequest:
     tool_key: str | None = None
     keeps_many: Callable[[Sequence[tuple[Prompt, list[JsonValue] | None]]], Sequence[bool]] | None = None
     multimodal_keys: tuple[tuple[str, str], ...] = ()
-    mix: tuple[tuple[Path, float], ...] = ()
-    streams: bool = False
-    window: int | None = None
     skips_bad: bool = False
     formats: Mapping[str, PromptFormat] = field(default_factory=dict)
     vocab_size: int | None = None

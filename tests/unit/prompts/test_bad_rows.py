@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 
 from slime_core import PromptRequest, RunView
+from slime_core.builtin.prompts import PromptFiles
 from slime_core.errors import DataError
 from slime_core.prompts.bad_rows import BadRows
 from slime_core.prompts.named import refuse_unknown
-from slime_core.prompts.prompts import PromptFiles
 from slime_core.prompts.requests import LeftOut
 from slime_core.prompts.row_checks import row_check
-
-ORDERS = [{}, {"streams": True, "shuffle": False}, {"streams": True, "window": 3}, {"streams": True}]
 
 
 def test_a_few_are_said_and_the_file_holds_the_first_thousand_once(tmp_path: Path) -> None:
@@ -44,12 +42,11 @@ def test_without_a_file_nothing_is_written() -> None:
     assert bad.news() == ["line 0", "line 1", "line 2", "and 2 more"]
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_every_row_that_is_skipped_is_explained_once_with_file_and_line(tmp_path: Path, order: dict) -> None:
+def test_every_row_that_is_skipped_is_explained_once_with_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a"}\njunk\n\n{"prompt": ""}\n{"prompt": "b"}\n')
     left_out = LeftOut(tmp_path / "bad-rows.log")
-    request = PromptRequest(path, label_key=None, skips_bad=True, tell=left_out.tell, explain=left_out.explain, **order)
+    request = PromptRequest(path, label_key=None, skips_bad=True, tell=left_out.tell, explain=left_out.explain)
     found = [group[0].prompt for group in PromptFiles(None, RunView(prompts=request)).next_groups(6)]
     assert sorted(found) == ["a", "a", "a", "b", "b", "b"]
     assert sorted((tmp_path / "bad-rows.log").read_text().splitlines()) == [
@@ -81,10 +78,9 @@ NAMING = [
 ]
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize(("metadata", "told"), NAMING, ids=str)
 def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
-    tmp_path: Path, order: dict, metadata: dict, told: str
+    tmp_path: Path, metadata: dict, told: str
 ) -> None:
     path = tmp_path / "rows.jsonl"
     good = {"prompt": "a", "metadata": {"rm_type": "math", "level": "easy"}}
@@ -92,7 +88,7 @@ def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     left_out = LeftOut(tmp_path / "bad-rows.log")
     checks = row_check(OFFERED, {"temperature": 1.0}, mistakes)
-    request = PromptRequest(path, label_key=None, tell=left_out.tell, explain=left_out.explain, checks=checks, **order)
+    request = PromptRequest(path, label_key=None, tell=left_out.tell, explain=left_out.explain, checks=checks)
     with pytest.raises(DataError, match=f"^{re.escape(f'{path}, line 61: {told}')}"):
         PromptFiles(None, RunView(prompts=request)).next_groups(61)
     skipping = PromptFiles(None, RunView(prompts=replace(request, skips_bad=True))).next_groups(61)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from slime_core import PromptRequest, RunView, Sample
+from slime_core.builtin.prompts import PromptFiles
 from slime_core.errors import CheckpointError, DataError, RunError
-from slime_core.prompts.prompts import PromptFiles
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from slime_core import RunView
+from slime_core.builtin.prompts import PromptFiles
 from slime_core.builtin.single_turn import SingleTurn
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.plugins.contracts import PromptRequest
-from slime_core.prompts.prompts import PromptFiles
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler
 from slime_core.rollout.prompt_ledger import PendingGroups, PromptLedger

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from slime_core import RunView
+from slime_core.builtin.prompts import PromptFiles
 from slime_core.errors import RunError
 from slime_core.plugins.contracts import PromptRequest
-from slime_core.prompts.prompts import PromptFiles
 from slime_core.rollout import group_scheduler as module
 from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler
 from slime_core.rollout.prompt_ledger import PendingGroups, PromptLedger

@@ -19,7 +19,8 @@ from slime_compat.forms import rollout_forms
 from slime_compat.options import PathOptions
 from slime_core import DataSource, PromptRequest, RunView
 from slime_core.errors import PluginError
-from slime_core.prompts.prompts import PromptFiles, requested
+from slime_core.prompts.held import Held
+from slime_core.prompts.prompts import NumberedPrompts, requested
 from slime_core.types import PromptGroup, Sample
 
 __all__ = ["BufferedDataSource", "BufferedSource", "PathSource", "SourceView"]
@@ -41,7 +42,7 @@ class BufferedDataSource:
 
     def __init__(self, args: Any) -> None:
         self.args = args
-        self.prompts = PromptFiles(None, RunView(prompts=args.prompt_request))
+        self.prompts = NumberedPrompts(Held(args.prompt_request), args.prompt_request)
         self.buffer: list[PromptGroup] = []
 
     def buffer_filter(self, args: Any, buffer: list[PromptGroup], n: int) -> list[PromptGroup]:
@@ -247,7 +248,7 @@ class PathSource:
 
     def _dataset(self) -> list[Sample]:
         request = replace(self._request, n_samples_per_prompt=1, shuffle=False)
-        prompts = PromptFiles(None, RunView(prompts=request))
+        prompts = NumberedPrompts(Held(request), request)
         # Without numbers: those of groups are of the run, and a prompt comes again each epoch.
         groups = prompts.next_groups(len(prompts))
         return [replace(group[0], group_index=None, index=None) for group in groups]

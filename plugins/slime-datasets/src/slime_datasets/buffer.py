@@ -9,10 +9,11 @@ from typing import Any
 
 from slime_core import PromptScreen, RunView
 from slime_core.errors import CheckpointError
-from slime_core.prompts.prompts import PromptFiles, requested
+from slime_core.prompts.prompts import requested
 from slime_core.types import PromptGroup, Sample
 from slime_datasets.arrivals import Arrivals, screen_arrivals
 from slime_datasets.options import DatasetsOptions
+from slime_datasets.streams import PromptStreams, screen_prompts
 from slime_datasets.trajectories import Fit
 
 __all__ = ["FILTERS", "BufferedPrompts"]
@@ -31,7 +32,7 @@ class BufferedPrompts:
 
     def __init__(self, options: DatasetsOptions, run: RunView) -> None:
         self._options, self._reward_key = options, run.reward_key
-        self._prompts = PromptFiles(options, run)
+        self._prompts = PromptStreams(options, run)
         self._arrivals = Arrivals(options.buffer_data, requested(run), run)
         self._buffer: list[PromptGroup] = []
 
@@ -45,8 +46,7 @@ class BufferedPrompts:
         request = requested(run)
         if options.buffer_data is not None and not request.skips_bad:
             screen_arrivals(options.buffer_data, Fit.of(request, run))
-        named = [("prompt_mix", path) for path, _ in request.mix] or [("prompt_data", request.path)]
-        return [bad for setting, path in named for bad in prompts(path, setting=setting)]
+        return screen_prompts(options, request, prompts)
 
     def __len__(self) -> int:
         return len(self._prompts)

@@ -1,4 +1,4 @@
-"""The settings ``--loss-mask-type`` and ``--buffer-...``, in TOML ``[datasets]``."""
+"""The settings ``--prompt-mix``, ``--streaming-data``, ``--buffer-...`` and others, in TOML ``[datasets]``."""
 
 from __future__ import annotations
 
@@ -7,19 +7,43 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slime_core import Flag, PluginOptions, UsedBy
+from slime_core import Conflicts, Flag, NamesPrompts, Needs, PluginOptions, UsedBy
 
 __all__ = ["DatasetsOptions"]
 
 SECTION = "data"
 """The section of files in which the settings stood when they were the core's."""
 
+STREAMS = "data_source:streams"
+
 Name = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1)]
+Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class DatasetsOptions(PluginOptions):
     """Where prompts come from, besides one file that is held in memory, and what of a conversation is trained."""
 
+    prompt_mix: Annotated[
+        tuple[tuple[Path, Weight], ...],
+        Flag("--prompt-mix", section=SECTION, selects=STREAMS),
+        NamesPrompts(),
+        UsedBy("streams", "buffered"),
+        Conflicts("prompt_data"),
+    ] = ()
+    """Several of what prompt_data takes, each with its weight: a.jsonl 0.7 b.parquet 0.3. Empty: prompt_data alone."""
+    streaming_data: Annotated[
+        bool, Flag("--streaming-data", section=SECTION, selects=STREAMS), UsedBy("streams", "buffered")
+    ] = False
+    """Read prompts as they are needed: large files start at once and take no memory. False: hold them in memory."""
+    shuffle_window: Annotated[
+        Count | None,
+        Flag("--shuffle-window", section=SECTION),
+        Needs("streaming_data"),
+        Conflicts("rollout_shuffle"),
+    ] = None
+    """With streaming_data, shuffle only among so many rows that stand together. None: among all, by an index of the
+    files that is made once and kept."""
     loss_mask_type: Annotated[
         Literal["prefix", "qwen3", "distill_qwen"],
         Flag("--loss-mask-type", section=SECTION),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from slime_core import Component, GenerateTraits, RunPlan, hookimpl
+from slime_core.errors import DataError
+from slime_core.prompts.tables import unreadable
+from slime_datasets.mixed import shares
 from slime_datasets.options import DatasetsOptions
 
 __all__: list[str] = []
@@ -25,6 +29,11 @@ def slime_register_prompt_formats() -> Iterator[Component]:
 
 @hookimpl
 def slime_register_data_sources() -> Iterator[Component]:
+    yield Component(
+        "streams",
+        target="slime_datasets.streams:PromptStreams",
+        summary="Prompts read as they are needed (--streaming-data), or of several files in shares (--prompt-mix)",
+    )
     yield Component(
         "buffered",
         target="slime_datasets.buffer:BufferedPrompts",
@@ -55,8 +64,36 @@ def slime_options() -> type[DatasetsOptions]:
 
 @hookimpl
 def slime_check(plan: RunPlan, options: DatasetsOptions, trains: bool) -> Iterator[str]:
-    if trains:  # an evaluation has no buffer
+    if trains:  # an evaluation has its own prompts, and no buffer
+        yield from _prompts(plan, options)
         yield from _buffer(plan, options)
+
+
+def _prompts(plan: RunPlan, options: DatasetsOptions) -> Iterator[str]:
+    for path, times in Counter(path for path, _ in options.prompt_mix).items():
+        if times > 1:
+            yield (
+                f"prompt_mix names {path} {times} times, and its prompts would come as often in one batch; name it "
+                "once, with the sum of its weights"
+            )
+        if _generates(plan):
+            yield from (f"prompt_mix: {problem}" for problem in unreadable(path))
+    if options.prompt_mix:
+        try:
+            shares([weight for _, weight in options.prompt_mix])
+        except DataError as problem:
+            yield str(problem)
+    source = str(plan.settings.get("data_source"))
+    given = [name for name in ("prompt_mix", "streaming_data") if getattr(options, name)]
+    if given and plan.settings.get(source) is not None:  # named like the setting that gives a function by path
+        yield (
+            f"{' and '.join(given)}: {source} = {plan.settings[source]} reads --prompt-data, held in memory. Leave one "
+            "of the two out"
+        )
+
+
+def _generates(plan: RunPlan) -> bool:
+    return not plan.settings.get("debug_train_only") and plan.settings.get("load_debug_rollout_data") is None
 
 
 def _buffer(plan: RunPlan, options: DatasetsOptions) -> Iterator[str]:

@@ -11,19 +11,17 @@ from typing import Any
 import pytest
 
 from slime_core import PromptRequest, RunView
-from slime_core.config.prompt_paths import PromptPath
 from slime_core.errors import CheckpointError, DataError
-from slime_core.prompts.line_index import EVERY, LineIndex, indexed
-from slime_core.prompts.mixed import shares, spread
-from slime_core.prompts.orders import Feistel, Windows
-from slime_core.prompts.prompts import PromptFiles
-from slime_core.prompts.tables import LineTable, open_rows
+from slime_datasets.mixed import shares, spread
+from slime_datasets.options import DatasetsOptions
+from slime_datasets.orders import Feistel, Windows
+from slime_datasets.streams import PromptStreams
 
 ORDERS: list[dict[str, Any]] = [
     {},
-    {"streams": True},
-    {"streams": True, "window": 100},
-    {"streams": True, "shuffle": False},
+    {"streaming_data": True},
+    {"streaming_data": True, "shuffle_window": 100},
+    {"streaming_data": True, "shuffle": False},
     {"shuffle": False},
 ]
 
@@ -46,11 +44,14 @@ def messy(tmp_path: Path) -> Path:
     return path
 
 
-def source(path: Path, **request: Any) -> PromptFiles:
-    return PromptFiles(None, RunView(prompts=PromptRequest(path, **{"label_key": None, **request})))
+def source(path: Path, **asked: Any) -> PromptStreams:
+    """Of options of the plugin and fields of a request, by their names."""
+    options = {name: asked.pop(name) for name in DatasetsOptions.model_fields if name in asked}
+    request = PromptRequest(path, **{"label_key": None, **asked})
+    return PromptStreams(DatasetsOptions(**options), RunView(prompts=request))
 
 
-def drawn(prompts: PromptFiles, n: int) -> list[Any]:
+def drawn(prompts: PromptStreams, n: int) -> list[Any]:
     return [group[0].prompt for group in prompts.next_groups(n)]
 
 
@@ -124,24 +125,25 @@ def test_how_prompts_are_asked_for_does_not_change_a_stream(messy, order):
 
 
 @pytest.mark.parametrize(
-    "change", [{"seed": 3}, {"window": 50}, {"shuffle": False, "window": None}, {"n_samples_per_prompt": 2}]
+    "change",
+    [{"seed": 3}, {"shuffle_window": 50}, {"shuffle": False, "shuffle_window": None}, {"n_samples_per_prompt": 2}],
 )
 def test_the_state_of_another_order_is_refused(messy, change):
-    request = {"streams": True, "window": 100, "skips_bad": True}
+    request = {"streaming_data": True, "shuffle_window": 100, "skips_bad": True}
     state = source(messy, **request).state()
-    with pytest.raises(CheckpointError, match=f"{next(iter(change))} was"):
+    with pytest.raises(CheckpointError, match=f"{next(iter(change)).removeprefix('shuffle_')} was"):
         source(messy, **{**request, **change}).restore(state)
 
 
 def test_a_file_that_changed_is_refused_by_a_stream(messy):
-    state = source(messy, streams=True, shuffle=False, skips_bad=True).state()
+    state = source(messy, streaming_data=True, shuffle=False, skips_bad=True).state()
     messy.write_text(messy.read_text().replace("p699", "q699"))
     with pytest.raises(CheckpointError, match="files was"):
-        source(messy, streams=True, shuffle=False, skips_bad=True).restore(state)
+        source(messy, streaming_data=True, shuffle=False, skips_bad=True).restore(state)
 
 
 @pytest.mark.parametrize("rows", [50, 400])
-@pytest.mark.parametrize("order", [order for order in ORDERS if order.get("streams")], ids=str)
+@pytest.mark.parametrize("order", [order for order in ORDERS if order.get("streaming_data")], ids=str)
 def test_a_file_that_becomes_longer_or_shorter_while_it_is_read_ends_the_stream(tmp_path, order, rows):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(f'{{"prompt": "p{n:03}"}}\n' for n in range(300)))
@@ -159,14 +161,14 @@ def test_a_file_that_becomes_longer_or_shorter_while_it_is_read_ends_the_stream(
 def test_a_file_that_is_gone_is_read_to_its_end(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(f'{{"prompt": "p{n}"}}\n' for n in range(600)))
-    prompts = source(path, streams=True, shuffle=False)
+    prompts = source(path, streaming_data=True, shuffle=False)
     path.unlink()
     assert drawn(prompts, 600) == [f"p{n}" for n in range(600)]
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_a_bad_line_is_named_where_it_is_not_skipped(messy, order):
-    line = r"\d+" if order.get("streams") and order.get("shuffle", True) else "3"
+    line = r"\d+" if order.get("streaming_data") and order.get("shuffle", True) else "3"
     with pytest.raises(DataError, match=rf"messy\.jsonl, line {line}, column 1: not JSON"):
         source(messy, **order).next_groups(705)
 
@@ -184,21 +186,6 @@ def test_where_nothing_is_left_the_run_is_told_why(tmp_path, order):
         source(path, keeps=fits, skips_bad=True, **order).next_groups(1)
 
 
-def test_many_prompts_are_asked_about_at_once_with_their_tools(tmp_path):
-    path = tmp_path / "tools.jsonl"
-    path.write_text('{"prompt": "a", "tools": [{"name": "t"}]}\n{"prompt": "b", "tools": "[{}]"}\n{"prompt": "c"}\n')
-    asked: list[Any] = []
-
-    def many(rows: Any) -> list[bool]:
-        asked.extend(rows)
-        return [prompt != "b" for prompt, _ in rows]
-
-    prompts = source(path, shuffle=False, tool_key="tools", keeps=fits, keeps_many=many)
-    assert asked == [("a", [{"name": "t"}]), ("b", [{}]), ("c", None)]
-    (first,), (second,) = prompts.next_groups(2)
-    assert (first.metadata, second.metadata) == ({"tools": [{"name": "t"}]}, {})
-
-
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_a_prompt_that_cannot_be_counted_is_named(tmp_path, order):
     path = tmp_path / "odd.jsonl"
@@ -213,20 +200,6 @@ def test_a_prompt_that_cannot_be_counted_is_named(tmp_path, order):
         source(path, keeps=fits, keeps_many=many, **order).next_groups(2)
 
 
-def test_images_and_the_like_come_as_they_stand(tmp_path):
-    path = tmp_path / "images.jsonl"
-    path.write_text('{"prompt": "a", "pictures": ["x.png"]}\n{"prompt": "b", "pictures": null}\n')
-    first, second = source(path, shuffle=False, multimodal_keys=(("image", "pictures"),)).next_groups(2)
-    assert (first[0].multimodal_inputs, second[0].multimodal_inputs) == ({"image": ["x.png"]}, None)
-    with pytest.raises(
-        DataError, match=r"images\.jsonl, line 1: no field 'photos' with what is to be image, found prompt, "
-    ):
-        source(path, multimodal_keys=(("image", "photos"),))
-
-
-# --- Files ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_a_file_of_empty_lines_holds_no_rows_in_any_order(tmp_path, order):
     path = tmp_path / "blank.jsonl"
@@ -235,134 +208,19 @@ def test_a_file_of_empty_lines_holds_no_rows_in_any_order(tmp_path, order):
         source(path, **order).next_groups(1)
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("a.jsonl", ("a.jsonl", 0, None)),
-        ("a.jsonl@[:]", ("a.jsonl", 0, None)),
-        ("a.jsonl@[3:]", ("a.jsonl", 3, None)),
-        ("data/*.jsonl@[:7]", ("data/*.jsonl", 0, 7)),
-        ("a@b.jsonl@[3:7]", ("a@b.jsonl", 3, 7)),
-    ],
-)
-def test_a_slice_stands_behind_the_path(text, wanted):
-    assert PromptPath.read(Path(text)) == PromptPath(Path(wanted[0]), *wanted[1:])
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("a.jsonl@[-3:]", "a slice counts rows from the start"),
-        ("a.jsonl@[:-1]", "a slice counts rows from the start"),
-        ("a.jsonl@[7:7]", "the slice holds no rows"),
-        ("a.jsonl@[:0]", "the slice holds no rows"),
-    ],
-)
-def test_a_slice_that_holds_nothing_or_counts_from_the_end_is_refused(text, found):
-    with pytest.raises(DataError) as caught:
-        PromptPath.read(Path(text))
-    assert str(caught.value) == f"{text}: {found}; accepted: @[a:b] with 0 <= a < b"
-
-
-def test_files_of_a_pattern_come_by_name_and_others_are_refused(tmp_path):
-    for name in ("b.jsonl", "a.jsonl", "c.txt"):
-        (tmp_path / name).write_text("{}")
-    assert [file.name for file in PromptPath.read(tmp_path / "*.jsonl").files()] == ["a.jsonl", "b.jsonl"]
-    with pytest.raises(
-        DataError, match=r"\*\.csv matches no file; accepted: a prompt file, or a pattern that matches some$"
-    ):
-        PromptPath.read(tmp_path / "*.csv").files()
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"empty is a folder without \.jsonl, \.ndjson files; accepted: a prompt file"):
-        source(tmp_path / "empty")
-
-
-@pytest.mark.parametrize(
-    ("pattern", "wanted"),
-    [
-        ("*.jsonl", ["a.jsonl", "b.jsonl"]),
-        ("*", ["a.jsonl", "b.jsonl", "c.parquet", "part-0"]),
-        ("[ab]*", ["a.jsonl", "b.jsonl"]),
-        ("*.txt", ["notes.txt"]),
-        ("_*.jsonl", ["_draft.jsonl"]),
-        (".*.jsonl", [".hidden.jsonl"]),
-        ("**/*.jsonl", ["a.jsonl", "b.jsonl", "more/d.jsonl"]),
-        ("**", ["a.jsonl", "b.jsonl", "c.parquet", "more/d.jsonl", "part-0"]),
-        ("a**.jsonl", ["a.jsonl"]),
-        ("*/d.jsonl", ["link/d.jsonl", "more/d.jsonl"]),
-        ("_cache/*", ["_cache/e.jsonl"]),
-        ("_*/*", ["_cache/e.jsonl"]),
-    ],
-)
-def test_a_pattern_means_what_a_reader_would_take_it_for(tmp_path, pattern, wanted):
-    names = ("a.jsonl", "b.jsonl", "c.parquet", "part-0", "notes.txt", "README.md", "_draft.jsonl", ".hidden.jsonl")
-    (tmp_path / "more").mkdir()
-    (tmp_path / "_cache").mkdir()
-    (tmp_path / ".git").mkdir()
-    for name in (*names, "more/d.jsonl", "_cache/e.jsonl", ".git/f.jsonl"):
-        (tmp_path / name).write_text("{}")
-    (tmp_path / "more" / "up").symlink_to(tmp_path)
-    (tmp_path / "more" / "up too").symlink_to(tmp_path)
-    (tmp_path / "link").symlink_to(tmp_path / "more")
-    assert [
-        str(file.relative_to(tmp_path)) for file in PromptPath.read(tmp_path / pattern).files(["parquet"])
-    ] == wanted
-
-
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "rows.jsonl")
-    with pytest.raises(
-        DataError, match=r"rows\.jsonl is no file but a pipe or a device, whose rows come once; accepted"
-    ):
-        source(tmp_path / "rows.jsonl")
-
-
-def test_a_relative_pattern_and_a_link_to_a_file_are_read(tmp_path, monkeypatch):
-    (tmp_path / "a.jsonl").write_text("{}")
-    (tmp_path / "b.jsonl").symlink_to(tmp_path / "a.jsonl")
-    (tmp_path / "c.jsonl").symlink_to(tmp_path / "nowhere")
-    monkeypatch.chdir(tmp_path)
-    assert PromptPath.read(Path("*.jsonl")).files() == [Path("a.jsonl"), Path("b.jsonl")]
-
-
-# --- The index --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lines", [0, 1, EVERY - 1, EVERY, EVERY + 1, 5 * EVERY])
-@pytest.mark.parametrize("end", ["", "\n"])
-def test_the_index_finds_every_line(tmp_path, lines, end, monkeypatch):
-    monkeypatch.setattr("slime_core.prompts.line_index.BLOCK", 1000)
-    path = tmp_path / "lines.jsonl"
-    path.write_text("\n".join(f'{{"n": {n}}}' for n in range(lines)) + (end if lines else ""))
-    table = LineTable(path)
-    assert table.total() == lines
-    assert [raw.content.strip() for raw in table.read(0, lines)] == [f'{{"n": {n}}}'.encode() for n in range(lines)]
-    for n in range(0, lines, 7):
-        (raw,) = table.read(n, n + 1)
-        assert raw.content.strip() == f'{{"n": {n}}}'.encode()
-    assert LineIndex.from_bytes(indexed(path).to_bytes()).nearest(lines) == table.index.nearest(lines)
-
-
 def test_the_index_is_made_once_and_anew_for_a_file_that_changed(messy, cache, monkeypatch):
-    source(messy, streams=True, skips_bad=True)
+    source(messy, streaming_data=True, skips_bad=True)
     (kept,) = cache.glob("*.lines")
     monkeypatch.setattr("slime_core.prompts.line_index._made", lambda path: pytest.fail(f"{path} is read again"))
-    assert len(source(messy, streams=True, skips_bad=True)) == 715
+    assert len(source(messy, streaming_data=True, skips_bad=True)) == 715
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent.parent))
     kept.write_bytes(kept.read_bytes()[:-8])  # cut short, as by a full disk
-    assert len(source(messy, streams=True, skips_bad=True)) == 715
+    assert len(source(messy, streaming_data=True, skips_bad=True)) == 715
     with messy.open("a") as file:
         file.write("\n{}")
     os.utime(messy, ns=(1, 1))
-    assert len(source(messy, streams=True, skips_bad=True)) == 716
-
-
-def test_a_start_in_order_reads_the_beginning_of_a_file_only(messy):
-    rows = open_rows(messy, {})
-    assert rows.reaches(0)
-    (table,) = rows.tables
-    assert table.index.frontier[0] == EVERY
+    assert len(source(messy, streaming_data=True, skips_bad=True)) == 716
 
 
 # --- Mixes ------------------------------------------------------------------------------------------------------------
@@ -381,7 +239,7 @@ def test_weights_become_whole_shares_spread_evenly():
 def test_a_mix_gives_each_source_its_share_and_goes_on_where_it_stood(tmp_path, messy, order):
     few = tmp_path / "few.jsonl"
     few.write_text("".join(f'{{"prompt": "f{n}"}}\n' for n in range(11)))
-    request = {"mix": ((messy, 0.75), (few, 0.25)), "skips_bad": True, "keeps": fits, **order}
+    request = {"prompt_mix": ((messy, 0.75), (few, 0.25)), "skips_bad": True, "keeps": fits, **order}
     prompts = source(messy, **request)
     found = drawn(prompts, 88)
     assert all(sum(prompt.startswith("f") for prompt in found[start : start + 4]) == 1 for start in range(0, 88, 4))
@@ -390,4 +248,4 @@ def test_a_mix_gives_each_source_its_share_and_goes_on_where_it_stood(tmp_path, 
     resumed = source(messy, **request)
     resumed.restore(json.loads(json.dumps(prompts.state())))
     assert resumed.next_groups(900) == prompts.next_groups(900)
-    assert len(prompts) == (693 if not order.get("streams") else 715) + 11
+    assert len(prompts) == (693 if not order.get("streaming_data") else 715) + 11

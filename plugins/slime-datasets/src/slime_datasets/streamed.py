@@ -11,12 +11,12 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slime_core import PromptRequest
 from slime_core.errors import DataError
-from slime_core.plugins.contracts import PromptRequest
 from slime_core.prompts.left_out import BAD, EMPTY, TOO_LONG, kept, nothing_left, reading_of, tell
-from slime_core.prompts.orders import Feistel, Windows
 from slime_core.prompts.rows import PromptRow, no_rows, prompt_of
 from slime_core.prompts.tables import open_rows
+from slime_datasets.orders import Feistel, Windows
 
 __all__ = ["Streamed"]
 
@@ -27,12 +27,18 @@ class Streamed:
     A *place* counts all rows, epoch after epoch, in the order in which they come; the numbers of prompts pass over the
     places that are left out. How many rows there are is known once the end was reached, or at once for an exact
     shuffle, which needs it.
+
+    Arguments:
+        window: where rows are shuffled, only among so many that stand together; None: among all.
+
+    Raises:
+        DataError: there are no such files, or they hold no rows.
     """
 
-    def __init__(self, request: PromptRequest) -> None:
-        self._request, self._reading = request, reading_of(request)
-        self._rows = open_rows(request.path, request.formats, window=request.window if request.shuffle else 0)
-        self._size = self._rows.total() if request.shuffle and request.window is None else None
+    def __init__(self, request: PromptRequest, *, window: int | None = None) -> None:
+        self._request, self._reading, self._window = request, reading_of(request), window
+        self._rows = open_rows(request.path, request.formats, window=window if request.shuffle else 0)
+        self._size = self._rows.total() if request.shuffle and window is None else None
         self._seen = 0
         """Places that were looked at."""
         self._out: dict[str, list[int]] = {TOO_LONG: [], BAD: [], EMPTY: []}
@@ -62,7 +68,7 @@ class Streamed:
     def identity(self) -> dict[str, Any]:
         """See :class:`Stream`."""
         request = self._request
-        order = {"seed": request.seed, "shuffle": request.shuffle, "window": request.window}
+        order = {"seed": request.seed, "shuffle": request.shuffle, "window": self._window}
         return {"files": hashlib.sha256(self._rows.stamp.encode()).hexdigest(), **order}
 
     def state(self, numbers: Sequence[int]) -> dict[str, Any]:
@@ -153,11 +159,11 @@ class Streamed:
     def _first_row(self, place: int) -> int:
         """A row near which, and not behind which, the rows at ``place`` and after it stand in the file."""
         _, inner = self._epoch(place)
-        width = self._request.window if self._request.shuffle else None
+        width = self._window if self._request.shuffle else None
         return inner - inner % width if width else inner
 
     def _shuffled(self, epoch: int) -> Feistel | Windows:
         key = f"{self._request.seed}:{epoch}"
-        if self._request.window is not None:
-            return Windows(self._request.window, key)
+        if self._window is not None:
+            return Windows(self._window, key)
         return Feistel(self._rows.total(), key)

@@ -1,0 +1,92 @@
+"""Rows that cannot be read are explained once, however the file that holds them is read."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core import PromptRequest, RunView
+from slime_core.errors import DataError
+from slime_core.prompts.requests import LeftOut
+from slime_core.prompts.row_checks import row_check
+from slime_datasets.options import DatasetsOptions
+from slime_datasets.streams import PromptStreams
+
+ORDERS: list[dict[str, Any]] = [
+    {},
+    {"streaming_data": True, "shuffle": False},
+    {"streaming_data": True, "shuffle_window": 3},
+    {"streaming_data": True},
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def drawn(request: PromptRequest, order: dict[str, Any], n: int) -> list[Any]:
+    options = {name: value for name, value in order.items() if name != "shuffle"}
+    run = RunView(prompts=replace(request, shuffle=order.get("shuffle", True)))
+    return [group[0].prompt for group in PromptStreams(DatasetsOptions(**options), run).next_groups(n)]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_every_row_that_is_skipped_is_explained_once_with_file_and_line(tmp_path: Path, order: dict) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a"}\njunk\n\n{"prompt": ""}\n{"prompt": "b"}\n')
+    left_out = LeftOut(tmp_path / "bad-rows.log")
+    request = PromptRequest(path, label_key=None, skips_bad=True, tell=left_out.tell, explain=left_out.explain)
+    found = drawn(request, order, 6)
+    assert sorted(found) == ["a", "a", "a", "b", "b", "b"]
+    assert sorted((tmp_path / "bad-rows.log").read_text().splitlines()) == [
+        f'{path}, line 2, column 1: not JSON (Expecting value). Expected an object such as {{"prompt": "What is 2 + '
+        '2?", "label": "4"}',
+        f"{path}, line 4: the prompt in field 'prompt' is empty, so that there is nothing to answer. Write one, or "
+        "take the row out; of training data, --on-bad-data skip leaves such rows out and names them",
+    ]
+    (said,) = left_out.news()
+    first, *others = said.split("\n")
+    assert first == (
+        "2 rows of the prompt files, or groups of --buffer-data, cannot be read and are left out (--on-bad-data skip)"
+    )
+    assert sorted(line[: len(str(path)) + 10] for line in others) == [f"  {path}, line {line}" for line in (2, 4)]
+
+
+OFFERED = {"rm_type": {"math": ""}}
+
+
+def mistakes(metadata):
+    if metadata.get("level") == "hard":
+        yield "metadata level = 'hard' is too hard"
+
+
+NAMING = [
+    ({"rm_type": "maths"}, "metadata rm_type = 'maths' names no reward model of the run's plugins"),
+    ({"level": "hard"}, "metadata level = 'hard' is too hard"),
+    ({"sampling_params": {"temperature": 2}}, "metadata sampling_params: temperature = 2.0 cannot be trained on"),
+]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize(("metadata", "told"), NAMING, ids=str)
+def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
+    tmp_path: Path, order: dict, metadata: dict, told: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    good = {"prompt": "a", "metadata": {"rm_type": "math", "level": "easy"}}
+    rows = [*[good] * 60, {"prompt": "b", "metadata": metadata}]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    left_out = LeftOut(tmp_path / "bad-rows.log")
+    checks = row_check(OFFERED, {"temperature": 1.0}, mistakes)
+    request = PromptRequest(path, label_key=None, tell=left_out.tell, explain=left_out.explain, checks=checks)
+    with pytest.raises(DataError, match=f"^{re.escape(f'{path}, line 61: {told}')}"):
+        drawn(request, order, 61)
+    assert drawn(replace(request, skips_bad=True), order, 61) == ["a"] * 61
+    assert left_out.metrics() == {"data/left_out/bad": 1.0}
+    assert (tmp_path / "bad-rows.log").read_text().startswith(f"{path}, line 61: {told}")
