@@ -54,13 +54,13 @@ def slime_register_policy_losses() -> Iterator[Component]:
     yield Component(
         "clipped",
         target="slime_core.builtin.losses:Clipped",
-        traits=PolicyLossTraits(reads={"old_log_probs"}),
+        traits=PolicyLossTraits(reads={"advantages", "old_log_probs"}),
         summary="Clipped surrogate (PPO, 1707.06347), with clip-higher (2503.14476) and dual clip (1912.09729)",
     )
     yield Component(
         "sft",
         target="slime_core.builtin.losses:NegativeLogLikelihood",
-        traits=PolicyLossTraits(reads=frozenset(), reads_advantages=False),
+        traits=PolicyLossTraits(reads=frozenset()),
         summary="Negative log-likelihood of the response tokens",
     )
 
@@ -76,7 +76,7 @@ def slime_register_generate_functions() -> Iterator[Component]:
     yield Component(
         "from_label",
         target="slime_core.builtin.from_label:FromLabel",
-        traits=GenerateTraits(scope="group", sends_prompts_whole=True, draws=False),
+        traits=GenerateTraits(scope="group", sends_prompts_whole=True, samples_from_engine=False),
         summary="The label of each prompt as its response, for supervised fine-tuning; engines answer evaluations",
     )
 

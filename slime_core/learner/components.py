@@ -209,7 +209,7 @@ def build_estimation(
     return TokenEstimation(
         construct(registry, kind, name, options, run),
         label=_component_label(registry, kind, name),
-        reads=traits.reads | traits.kl_reads if algorithm.kl_coef else traits.reads,
+        reads=traits.columns(kl_coef=algorithm.kl_coef),
         settings=AdvantageSettings(gamma=algorithm.gamma, lambd=algorithm.lambd, kl_coef=algorithm.kl_coef),
         reduce=DataParallelSums(data_group),
         context_group=context_group,
@@ -218,7 +218,7 @@ def build_estimation(
 
 def _samples_from_engine(registry: Registry, generate_function: str) -> bool:
     traits: Any = registry.find(Kind.GENERATE_FUNCTION, generate_function).traits
-    return bool(traits.draws)
+    return bool(traits.samples_from_engine)
 
 
 def _spec_name(registry: Registry, architecture: str) -> str:

@@ -73,7 +73,7 @@ class MBridgeSpec:
         provider: makes a chunk from ``(config, pre_process=, post_process=, vp_stage=)``; None: a GPTModel of
             ``layers``.
         unsupported: what of the object of a ``config.json`` is not built, in words; a family that builds less says
-            so here, and its component names the same function as ``ModelSpecTraits.refuses``.
+            so here, and its component names the same function as ``ModelSpecTraits.unsupported``.
     """
 
     unsupported: Callable[[Mapping[str, JsonValue]], Iterator[str]] = staticmethod(unsupported)

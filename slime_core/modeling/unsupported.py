@@ -1,6 +1,6 @@
 """What of a ``config.json`` the layers of this room do not build, found without torch or Megatron.
 
-The ``refuses`` of a model spec that subclasses ``MBridgeSpec`` starts here, so that a run is refused before
+The trait ``unsupported`` of a model spec that subclasses ``MBridgeSpec`` starts here, so that a run is refused before
 anything has started; the ranks say the same of the config that they build.
 """
 

@@ -36,7 +36,7 @@ def check_pairings(config: RunConfig, registry: Registry) -> None:
 
 def _refuse_unknown_log_probs(config: RunConfig, registry: Registry) -> None:
     name = config.rollout.generate_function
-    if _traits(registry, Kind.GENERATE_FUNCTION, name).draws:
+    if _traits(registry, Kind.GENERATE_FUNCTION, name).samples_from_engine:
         return
     given = list(_reading_the_engine(config, registry))
     if given:
@@ -87,7 +87,7 @@ def _without(given: list[str]) -> str:
 
 def _refuse_equal_answers(config: RunConfig, registry: Registry) -> None:
     name, size = config.rollout.generate_function, config.rollout.n_samples_per_prompt
-    if _traits(registry, Kind.GENERATE_FUNCTION, name).draws:
+    if _traits(registry, Kind.GENERATE_FUNCTION, name).samples_from_engine:
         return
     shown = (
         f"generate_function = {name}: {_named(registry, Kind.GENERATE_FUNCTION, name)} gives every sample of a group"

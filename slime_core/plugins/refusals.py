@@ -22,17 +22,17 @@ def refusals(registry: Registry, architecture: str, config: Mapping[str, Any]) -
         config: the object of the checkpoint's ``config.json``.
 
     Raises:
-        PluginError: what the spec's traits name as ``refuses`` cannot be imported, fails, or returns no texts.
+        PluginError: what the spec's traits name as ``unsupported`` cannot be imported, fails, or returns no texts.
     """
     component = registry.model_spec(architecture)
     traits: Any = None if component is None else component.traits
-    if component is None or traits.refuses is None:
+    if component is None or traits.unsupported is None:
         return []
     plugin = registry.owner(Kind.MODEL_SPEC, component.name)
-    action = f"asking {traits.refuses} what model spec {component.name!r} does not build"
+    action = f"asking {traits.unsupported} what model spec {component.name!r} does not build"
     step = f"Report it to the author of {plugin.distribution}: it takes the object of a config.json and returns texts."
     with boundary(plugin, action, next_step=step):
-        found = list(load_attribute(traits.refuses)(config))
+        found = list(load_attribute(traits.unsupported)(config))
         if not all(isinstance(text, str) for text in found):
             raise TypeError(f"it returned {found!r}")
     return [f"{text} by model spec {component.name!r} of {plugin}" for text in found]

@@ -19,7 +19,7 @@ from slime_core.plugins.discovery import CORE, PluginIdentity, nearest
 from slime_core.plugins.numbers import check_numbers
 from slime_core.plugins.pairings import check_pairings
 from slime_core.plugins.registration import Registry
-from slime_core.plugins.traits import AdvantageTraits
+from slime_core.plugins.traits import SETTINGS_READ, AdvantageTraits
 
 __all__ = [
     "SELECTED_BY",
@@ -122,7 +122,6 @@ def check_selection(
         if found.kind is Kind.ADVANTAGE_ESTIMATOR:
             _refuse_unfilled(found)
             _refuse_idle_kl(found, config.algorithm.kl_coef)
-            _refuse_second_whitening(found, config.algorithm.normalize_advantages)
             _refuse_idle_critic(found, config.critic)
             _refuse_idle_replay(found, config)
             for setting in ("gamma", "lambd"):
@@ -216,7 +215,8 @@ def _gives(model: EngineModel) -> str:
 def _refuse_unfilled(found: Selected) -> None:
     traits: Any = found.component.traits
     filled = FILLED[traits.scope]
-    unknown = sorted((traits.reads | traits.kl_reads) - filled)
+    settings = SETTINGS_READ if traits.scope == "token" else SETTINGS_READ - {"kl"}
+    unknown = sorted(traits.reads - filled - settings)
     if unknown:
         raise PluginError(
             f"advantage estimator {found.component.name!r} of {found.plugin} reads {', '.join(unknown)}, which nothing "
@@ -227,7 +227,7 @@ def _refuse_unfilled(found: Selected) -> None:
 
 def _refuse_idle_kl(found: Selected, kl_coef: float) -> None:
     traits: Any = found.component.traits
-    if kl_coef and not traits.kl_reads:
+    if kl_coef and "kl" not in traits.reads:
         raise PluginError(
             f"kl_coef = {kl_coef:g} has no effect: advantage estimator {found.component.name!r} of {found.plugin} "
             "takes no divergence off the rewards. Leave --kl-coef out, have the divergence in the loss with "
@@ -253,7 +253,7 @@ def _refuse_idle_replay(found: Selected, config: RunConfig) -> None:
     """Refuse routes that are kept for a later pass over a token where there is none; see ``RequiredColumns``."""
     traits: Any = found.component.traits
     settings = config.algorithm
-    reads = traits.reads | traits.kl_reads if settings.kl_coef else traits.reads
+    reads = traits.columns(kl_coef=settings.kl_coef)
     replays = (
         config.steps_per_rollout > 1
         or settings.keep_old_actor
@@ -273,27 +273,17 @@ def _refuse_idle_replay(found: Selected, config: RunConfig) -> None:
 
 def _refuse_unused(found: Selected, setting: str, value: float) -> None:
     traits: Any = found.component.traits
-    if value != 1.0 and setting not in traits.uses:
+    if value != 1.0 and setting not in traits.reads:
         raise PluginError(
             f"{setting} = {value:g} has no effect: advantage estimator {found.component.name!r} of {found.plugin} does "
             f"not read it. Leave --{setting} out, or choose another estimator. An estimator that reads it says so with "
-            f"AdvantageTraits(uses={{{setting!r}}})."
-        )
-
-
-def _refuse_second_whitening(found: Selected, normalize_advantages: bool) -> None:
-    traits: Any = found.component.traits
-    if normalize_advantages and traits.whitens:
-        raise PluginError(
-            f"normalize_advantages = true has no effect: advantage estimator {found.component.name!r} of "
-            f"{found.plugin} whitens its advantages itself. Leave --normalize-advantages out, or choose another "
-            "estimator."
+            f"AdvantageTraits(reads={{{setting!r}}})."
         )
 
 
 def _refuse_idle_advantages(found: Selected, setting: str, is_given: bool) -> None:
     traits: Any = found.component.traits
-    if is_given and not traits.reads_advantages:
+    if is_given and "advantages" not in traits.reads:
         flag = setting.replace("_", "-")
         raise PluginError(
             f"{setting} = true has no effect: it changes advantages, and policy loss {found.component.name!r} of "

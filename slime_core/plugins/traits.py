@@ -25,6 +25,12 @@ __all__ = [
 TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 """How the import path of what a component names is written."""
 
+SETTINGS_READ = frozenset({"gamma", "kl", "lambd"})
+"""What an advantage estimator may read besides columns."""
+
+OF_DIVERGENCE = frozenset({"log_probs", "ref_log_probs"})
+"""The columns from which an estimator takes the divergence."""
+
 FORWARD = ("input_ids", "position_ids", "attention_mask", "packed_seq_params", "fp32_output")
 """What the core itself hands a model's forward."""
 
@@ -36,32 +42,28 @@ class AdvantageTraits:
     Arguments:
         scope: ``sample``: over all samples of a rollout at once, one number a sample. ``token``: on every learner rank
             over its own samples, one number a response token.
-        reads: the columns it needs filled, such as ``rewards``, ``groups`` or ``values``.
+        reads: the columns it needs filled, such as ``rewards``, ``groups`` or ``values``; and of these settings those
+            that it takes into account: ``gamma``, ``lambd``, and ``kl`` for ``kl_coef``. With ``kl`` the columns
+            ``log_probs`` and ``ref_log_probs`` are filled where ``kl_coef`` is not 0. A run that sets one of the three
+            that is not read is refused.
         policy_loss: the policy loss it pairs with.
         across_groups: whether an advantage may depend on the rewards of other groups, as where the whole batch is
             whitened; the conformance kit holds every other estimator that reads groups to its own group.
-        kl_reads: the further columns it needs where ``kl_coef`` is not 0, such as ``log_probs`` and ``ref_log_probs``;
-            empty: it takes no divergence off the rewards.
-        uses: which of the settings ``gamma`` and ``lambd`` it reads; a run that sets another one is refused.
-        whitens: whether its advantages have mean 0 and variance 1 over the trained tokens of the rollout already; a run
-            that asks for ``normalize_advantages`` besides is refused.
     """
 
     scope: Literal["sample", "token"] = "sample"
     reads: AbstractSet[str] = frozenset()
     policy_loss: str = "clipped"
     across_groups: bool = False
-    kl_reads: AbstractSet[str] = frozenset()
-    uses: AbstractSet[str] = frozenset()
-    whitens: bool = False
 
     def __post_init__(self) -> None:
         _require_choice("AdvantageTraits.scope", self.scope, ("sample", "token"))
         object.__setattr__(self, "reads", frozenset(self.reads))
-        object.__setattr__(self, "kl_reads", frozenset(self.kl_reads))
-        for setting in sorted(self.uses):
-            _require_choice("AdvantageTraits.uses", setting, ("gamma", "lambd"))
-        object.__setattr__(self, "uses", frozenset(self.uses))
+
+    def columns(self, *, kl_coef: float) -> frozenset[str]:
+        """What of ``reads`` are columns, those of the divergence included where ``kl_coef`` is not 0."""
+        columns = frozenset(self.reads - SETTINGS_READ)
+        return columns | OF_DIVERGENCE if kl_coef and "kl" in self.reads else columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +71,11 @@ class PolicyLossTraits:
     """How a policy loss is called.
 
     Arguments:
-        reads: the per-token columns it needs, such as ``old_log_probs``.
-        reads_advantages: whether its loss depends on advantages. Without that, a run that changes advantages, by
-            ``normalize_advantages`` or ``use_opd``, is refused.
+        reads: the per-token columns it needs: ``advantages``, ``old_log_probs``. A run that changes advantages, by
+            ``normalize_advantages`` or ``use_opd``, is refused with a loss that does not read them.
     """
 
-    reads: AbstractSet[str] = frozenset({"old_log_probs"})
-    reads_advantages: bool = True
+    reads: AbstractSet[str] = frozenset({"advantages", "old_log_probs"})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reads", frozenset(self.reads))
@@ -143,8 +143,9 @@ class GenerateTraits:
         scope: ``sample``: with one sample; ``group``: with a whole prompt group.
         sends_prompts_whole: each prompt goes to an engine as it is, with room for the longest response, so the core may
             refuse prompts that are too long before the run starts. False: it makes of them what it wants.
-        draws: engines draw what is trained and say how likely each token was. False: the responses are given, alike for
-            every sample of a group; a run that needs the engines' log-probabilities, or groups, is refused.
+        samples_from_engine: engines sample what is trained and say how likely each token was. False: the responses are
+            given, alike for every sample of a group; a run that needs the engines' log-probabilities, or groups, is
+            refused.
         rewards: it may give samples their rewards itself; the reward model is asked for the others only.
         resumes: with ``partial_rollout``, it is handed ``ABORTED`` samples with the tokens that they have and goes on
             from them; what is finished in its group it leaves alone. False: what was not finished is begun anew.
@@ -152,7 +153,7 @@ class GenerateTraits:
 
     scope: Literal["sample", "group"] = "sample"
     sends_prompts_whole: bool = False
-    draws: bool = True
+    samples_from_engine: bool = True
     rewards: bool = False
     resumes: bool = False
 
@@ -184,16 +185,17 @@ class ModelSpecTraits:
 
     Arguments:
         architectures: of a Hugging Face ``config.json``.
-        refuses: ``package.module:function``; the function takes the object of a ``config.json`` and returns what of it
-            the spec does not build, one text each, such as ``asks for sliding windows; only full attention is built``.
-            It is called before anything starts and imports nothing heavy. None: the spec speaks when it builds.
+        unsupported: ``package.module:function``; the function takes the object of a ``config.json`` and returns what
+            of it the spec does not build, one text each, such as ``asks for sliding windows; only full attention is
+            built``. It is called before anything starts and imports nothing heavy. None: the spec speaks when it
+            builds.
         inputs: names of ``Sample.multimodal_train_inputs``, such as ``pixel_values``, that its model's forward takes as
             keyword arguments: those of the samples of a row, one after the other in the order of the row. Only chunks
             that embed tokens (the first pipeline stage) are handed them. A run whose samples carry others is refused.
     """
 
     architectures: AbstractSet[str] = frozenset()
-    refuses: str | None = None
+    unsupported: str | None = None
     inputs: AbstractSet[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -204,8 +206,8 @@ class ModelSpecTraits:
                     f"{', '.join(FORWARD)}"
                 )
         object.__setattr__(self, "inputs", frozenset(self.inputs))
-        if self.refuses is not None and not TARGET.fullmatch(self.refuses):
-            found = f"ModelSpecTraits.refuses is {self.refuses!r}"
+        if self.unsupported is not None and not TARGET.fullmatch(self.unsupported):
+            found = f"ModelSpecTraits.unsupported is {self.unsupported!r}"
             raise ValueError(f"{found}; write it as 'package.module:function'")
         object.__setattr__(self, "architectures", frozenset(self.architectures))
 

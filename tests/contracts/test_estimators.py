@@ -1,18 +1,6 @@
-"""Our own advantage estimators, held to the contract by the kit that plugin authors use."""
+"""The core's advantage estimator, held to the contract by the kit that plugin authors use."""
 
-from slime_testing import AdvantageEstimatorSuite, TokenAdvantageEstimatorSuite
-
-
-class TestReinforcePlusPlusBaseline(AdvantageEstimatorSuite):
-    component = "reinforce_plus_plus_baseline"
-
-
-class TestPpo(TokenAdvantageEstimatorSuite):
-    component = "ppo"
-
-
-class TestReinforcePlusPlus(TokenAdvantageEstimatorSuite):
-    component = "reinforce_plus_plus"
+from slime_testing import AdvantageEstimatorSuite
 
 
 class TestSft(AdvantageEstimatorSuite):

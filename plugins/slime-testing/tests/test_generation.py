@@ -236,13 +236,18 @@ def test_a_broken_conversation_is_caught_by_the_property_that_names_it(name, bro
 @pytest.mark.parametrize(
     ("prop", "words"),
     [
-        ("token_ids_are_those_that_the_engine_drew", "the traits say draws=False, and the engine was asked"),
+        (
+            "token_ids_are_those_that_the_engine_drew",
+            "the traits say samples_from_engine=False, and the engine was asked",
+        ),
         ("weight_versions_are_recorded", "was drawn from weights of the versions []"),
     ],
 )
 def test_a_function_that_draws_and_says_it_does_not_is_caught(prop, words, first_party, broken, violation):
     source = first_party("plugins/slime-testing/tests/by_hand.py", SINGLE)
-    undrawn = broken(source, 'GenerateTraits(scope="group")', 'GenerateTraits(scope="group", draws=False)')
+    undrawn = broken(
+        source, 'GenerateTraits(scope="group")', 'GenerateTraits(scope="group", samples_from_engine=False)'
+    )
     assert words in violation(GenerateFunctionSuite, undrawn, prop)
 
 

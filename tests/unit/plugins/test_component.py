@@ -43,9 +43,11 @@ def test_a_reward_model_asks_an_auxiliary_model_for_what_one_gives():
         RewardTraits(auxiliary_model="logits")
 
 
-def test_a_setting_that_no_estimator_gets_is_refused():
-    with pytest.raises(ValueError, match=r"AdvantageTraits\.uses is 'eps_clip'; accepted are 'gamma', 'lambd'"):
-        AdvantageTraits(uses={"eps_clip"})
+def test_the_columns_of_the_divergence_are_read_where_it_is_taken_off():
+    traits = AdvantageTraits(scope="token", reads={"rewards", "gamma", "kl"})
+    assert traits.columns(kl_coef=0.0) == {"rewards"}
+    assert traits.columns(kl_coef=0.1) == {"rewards", "log_probs", "ref_log_probs"}
+    assert AdvantageTraits(reads={"rewards", "lambd"}).columns(kl_coef=0.1) == {"rewards"}
 
 
 def test_every_kind_has_its_own_traits_class_with_defaults():
@@ -58,8 +60,10 @@ def test_a_component_survives_pickling():
 
 
 def test_what_a_model_spec_refuses_is_named_by_an_import_path():
-    with pytest.raises(ValueError, match=r"^ModelSpecTraits.refuses is 'mine'; write it as 'package.module:function'$"):
-        ModelSpecTraits(refuses="mine")
+    with pytest.raises(
+        ValueError, match=r"^ModelSpecTraits.unsupported is 'mine'; write it as 'package.module:function'$"
+    ):
+        ModelSpecTraits(unsupported="mine")
 
 
 @pytest.mark.parametrize("name", ["pixel-values", "input_ids"])

@@ -17,7 +17,7 @@ from slime_core import Component, ModelSpecTraits, hookimpl
 
 @hookimpl
 def slime_register_model_specs():
-    traits = ModelSpecTraits(architectures={{"MyForCausalLM"}}, refuses={refuses})
+    traits = ModelSpecTraits(architectures={{"MyForCausalLM"}}, unsupported={refuses})
     yield Component("mine", target=f"{{__name__}}:Mine", traits=traits)
 
 def texts(config):

@@ -32,7 +32,7 @@ def check(tmp_path: Path, traits: str, *, critic: CriticConfig | None = None, **
 def test_what_is_filled_may_be_read(tmp_path):
     check(tmp_path, "reads={'rewards', 'groups', 'lengths', 'mask_sums'}")
     check(tmp_path, "scope='token', reads={'rewards', 'mask', 'lengths', 'rollout_log_probs'}", corrections=("tis",))
-    check(tmp_path, "scope='token', kl_reads={'log_probs', 'ref_log_probs'}", kl_coef=0.1)
+    check(tmp_path, "scope='token', reads={'rewards', 'kl'}", kl_coef=0.1)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_what_is_filled_may_be_read(tmp_path):
         ("scope='token', reads={'rewards', 'qualities'}", "qualities", "'token' are lengths, log_probs, mask, "),
         ("reads={'rewards', 'values'}", "values", "'sample' are groups, lengths, mask_sums, rewards, rollouts. "),
         ("scope='token', reads={'groups'}", "groups", "'token' are lengths, log_probs, mask, ref_log_probs, rewards, "),
-        ("scope='token', kl_reads={'teacher'}", "teacher", "'token' are lengths, log_probs, mask, ref_log_probs, "),
+        ("reads={'kl'}", "kl", "'sample' are groups, lengths, mask_sums, rewards, rollouts. "),
         (
             "reads={'log_probs'}",
             "log_probs",
@@ -90,18 +90,18 @@ def test_settings_of_a_critic_that_is_not_there_are_refused(tmp_path):
 
 @pytest.mark.parametrize("setting", ["gamma", "lambd"])
 def test_a_setting_that_the_estimator_does_not_read_is_refused(tmp_path, setting):
-    check(tmp_path, f"uses={{{setting!r}}}", **{setting: 0.9})
+    check(tmp_path, f"reads={{{setting!r}}}", **{setting: 0.9})
     check(tmp_path, "", **{setting: 1.0})
     with pytest.raises(PluginError) as caught:
-        check(tmp_path, f"uses={ {'gamma', 'lambd'} - {setting} }", **{setting: 0.9})
+        check(tmp_path, f"reads={ {'gamma', 'lambd'} - {setting} }", **{setting: 0.9})
     assert str(caught.value).startswith(f"{setting} = 0.9 has no effect: advantage estimator 'mine' of plugin ")
     assert str(caught.value).endswith(
         f" does not read it. Leave --{setting} out, or choose another estimator. An estimator that reads it says so "
-        f"with AdvantageTraits(uses={{'{setting}'}})."
+        f"with AdvantageTraits(reads={{'{setting}'}})."
     )
 
 
-# --- Corrections and whitening ----------------------------------------------------------------------------------------
+# --- Corrections ------------------------------------------------------------------------------------------------------
 
 READS = "reads={'rewards'}"
 
@@ -122,14 +122,4 @@ def test_a_correction_that_would_compare_the_engine_with_itself_is_refused(tmp_p
     assert str(caught.value).endswith(
         "which compares the two: every ratio would be 1. Leave one of them out. A correction that does not compare "
         "them says so with CorrectionTraits(compares_engine=False)."
-    )
-
-
-def test_an_estimator_that_whitens_is_not_whitened_again(tmp_path):
-    check(tmp_path, f"{READS}, whitens=True")
-    with pytest.raises(PluginError) as caught:
-        check(tmp_path, f"{READS}, whitens=True", normalize_advantages=True)
-    assert str(caught.value).startswith("normalize_advantages = true has no effect: advantage estimator 'mine' of plug")
-    assert str(caught.value).endswith(
-        "whitens its advantages itself. Leave --normalize-advantages out, or choose another estimator."
     )

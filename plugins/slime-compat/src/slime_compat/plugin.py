@@ -39,9 +39,10 @@ def slime_register_advantage_estimators() -> Iterator[Component]:
         target="slime_compat.advantage:CustomAdvantage",
         traits=AdvantageTraits(
             scope="token",
-            reads={"rewards", "lengths", "mask", "tokens", "log_probs", "rollout_log_probs"},
-            kl_reads={"ref_log_probs"},
-            uses={"gamma", "lambd"},
+            reads={
+                *("rewards", "lengths", "mask", "tokens", "log_probs", "rollout_log_probs"),
+                *("kl", "gamma", "lambd"),
+            },
         ),
         summary="The function of --custom-advantage-function-path",
     )

@@ -46,7 +46,7 @@ def slime_register_generate_functions() -> Iterator[Component]:
     yield Component(
         "from_messages",
         target="slime_datasets.conversations:FromMessages",
-        traits=GenerateTraits(scope="group", draws=False),
+        traits=GenerateTraits(scope="group", samples_from_engine=False),
         summary="The assistant's turns of each conversation, for supervised fine-tuning (--loss-mask-type)",
     )
     yield Component(

@@ -51,13 +51,13 @@ def slime_register_policy_losses() -> Iterator[Component]:
     yield Component(
         "gspo",
         target="slime_grpo.losses:SequenceClipped",
-        traits=PolicyLossTraits(reads={"old_log_probs"}),
+        traits=PolicyLossTraits(reads={"advantages", "old_log_probs"}),
         summary="Clipped surrogate of the response's geometric mean ratio (GSPO, 2507.18071)",
     )
     yield Component(
         "cispo",
         target="slime_grpo.losses:ClippedImportance",
-        traits=PolicyLossTraits(reads={"old_log_probs"}),
+        traits=PolicyLossTraits(reads={"advantages", "old_log_probs"}),
         summary="Policy gradient with clipped importance weights (CISPO, 2506.13585)",
     )
 

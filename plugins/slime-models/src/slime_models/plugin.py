@@ -13,26 +13,24 @@ def slime_register_model_specs() -> Iterator[Component]:
     yield Component(
         "qwen3",
         target="slime_models.qwen3:Qwen3",
-        traits=ModelSpecTraits(architectures=frozenset({"Qwen3ForCausalLM"}), refuses="slime_models.refusals:qwen3"),
+        traits=ModelSpecTraits(architectures={"Qwen3ForCausalLM"}, unsupported="slime_models.refusals:qwen3"),
         summary="Qwen3 dense models (Qwen3 Technical Report, 2505.09388)",
     )
     yield Component(
         "qwen2",
         target="slime_models.qwen2:Qwen2",
-        traits=ModelSpecTraits(architectures=frozenset({"Qwen2ForCausalLM"}), refuses="slime_models.refusals:qwen2"),
+        traits=ModelSpecTraits(architectures={"Qwen2ForCausalLM"}, unsupported="slime_models.refusals:qwen2"),
         summary="Qwen2 and Qwen2.5 dense models (Qwen2.5 Technical Report, 2412.15115)",
     )
     yield Component(
         "qwen3_moe",
         target="slime_models.qwen3_moe:Qwen3Moe",
-        traits=ModelSpecTraits(
-            architectures=frozenset({"Qwen3MoeForCausalLM"}), refuses="slime_models.refusals:qwen3_moe"
-        ),
+        traits=ModelSpecTraits(architectures={"Qwen3MoeForCausalLM"}, unsupported="slime_models.refusals:qwen3_moe"),
         summary="Qwen3 mixtures of experts (Qwen3 Technical Report, 2505.09388)",
     )
     yield Component(
         "llama",
         target="slime_models.llama:Llama",
-        traits=ModelSpecTraits(architectures=frozenset({"LlamaForCausalLM"}), refuses="slime_models.refusals:llama"),
+        traits=ModelSpecTraits(architectures={"LlamaForCausalLM"}, unsupported="slime_models.refusals:llama"),
         summary="Llama dense models without scaled positions (Llama 2, 2307.09288), SmolLM2 among them",
     )

@@ -1,6 +1,6 @@
 """What of a ``config.json`` each family does not build, in words; imports nothing heavy, so that a run asks first.
 
-Every function takes the object of the file and yields one text a field, as ``ModelSpecTraits.refuses`` wants it.
+Every function takes the object of the file and yields one text a field, as ``ModelSpecTraits.unsupported`` wants it.
 """
 
 from __future__ import annotations

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slime_core import AdvantageTraits, Component, hookimpl
+from slime_core import AdvantageTraits, Component, RunPlan, hookimpl
 
 __all__: list[str] = []
+
+WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
+"""Estimators whose advantages have mean 0 and variance 1 over the trained tokens of the rollout already."""
 
 
 @hookimpl
@@ -16,10 +19,8 @@ def slime_register_advantage_estimators() -> Iterator[Component]:
         target="slime_ppo.ppo:GeneralizedAdvantage",
         traits=AdvantageTraits(
             scope="token",
-            reads={"rewards", "mask", "values"},
-            kl_reads={"log_probs", "ref_log_probs"},
+            reads={"rewards", "mask", "values", "kl", "gamma", "lambd"},
             policy_loss="clipped",
-            uses={"gamma", "lambd"},
         ),
         summary="Generalised advantage estimation over a critic's values (PPO, 1707.06347; GAE, 1506.02438)",
     )
@@ -28,11 +29,8 @@ def slime_register_advantage_estimators() -> Iterator[Component]:
         target="slime_ppo.reinforce_plus_plus:ReinforcePlusPlus",
         traits=AdvantageTraits(
             scope="token",
-            reads={"rewards", "mask"},
-            kl_reads={"log_probs", "ref_log_probs"},
+            reads={"rewards", "mask", "kl", "gamma"},
             policy_loss="clipped",
-            uses={"gamma"},
-            whitens=True,
         ),
         summary="Return of each token, divergence in the reward, whitened over the batch (REINFORCE++, 2501.03262)",
     )
@@ -43,7 +41,6 @@ def slime_register_advantage_estimators() -> Iterator[Component]:
             scope="sample",
             reads={"rewards", "groups", "rollouts", "mask_sums"},
             across_groups=True,
-            whitens=True,
         ),
         summary="Reward minus group mean, whitened over the whole batch (REINFORCE++, 2501.03262)",
     )
@@ -52,3 +49,13 @@ def slime_register_advantage_estimators() -> Iterator[Component]:
 @hookimpl
 def slime_presets() -> dict[str, object]:
     return {"advantage_estimator": "ppo"}
+
+
+@hookimpl
+def slime_check(plan: RunPlan, trains: bool) -> Iterator[str]:
+    name = str(plan.settings.get("advantage_estimator")).removeprefix("ppo:")
+    if trains and name in WHITENED and plan.settings.get("normalize_advantages") is True:
+        yield (
+            f"normalize_advantages = true has no effect: advantage estimator {name!r} whitens its advantages itself. "
+            "Leave --normalize-advantages out, or choose another estimator"
+        )

@@ -79,8 +79,8 @@ class GenerateFunctionSuite(ComponentSuite):
 
     def test_token_ids_are_those_that_the_engine_drew(self) -> None:
         for played in self._play():
-            if not self.traits().draws:
-                require(not played.drawn, "the traits say draws=False, and the engine was asked all the same")
+            if not self.traits().samples_from_engine:
+                require(not played.drawn, "the traits say samples_from_engine=False, and the engine was asked")
                 continue
             for sample in played.samples:
                 require_drawn(sample, played.drawn)
@@ -88,7 +88,7 @@ class GenerateFunctionSuite(ComponentSuite):
     def test_log_probs_are_those_of_the_engine(self) -> None:
         for played in self._play():
             for sample in played.samples:
-                require_log_probs(sample, drawn=self.traits().draws)
+                require_log_probs(sample, drawn=self.traits().samples_from_engine)
 
     def test_the_loss_mask_has_one_entry_a_response_token(self) -> None:
         for played in self._play():
@@ -101,7 +101,7 @@ class GenerateFunctionSuite(ComponentSuite):
                 )
 
     def test_weight_versions_are_recorded(self) -> None:
-        wanted = [VERSION] if self.traits().draws else []
+        wanted = [VERSION] if self.traits().samples_from_engine else []
         for played in self._play():
             for sample in played.samples:
                 found = list(sample.weight_versions)
@@ -144,7 +144,7 @@ class GenerateFunctionSuite(ComponentSuite):
                 require(sample.status is not Status.PENDING, f"{_who(sample)} of an evaluation is still pending")
 
     def test_what_the_engine_ended_is_not_called_finished(self) -> None:
-        if not self.traits().draws:
+        if not self.traits().samples_from_engine:
             return
         for played in self._play(aborts=True):
             for sample in played.samples:

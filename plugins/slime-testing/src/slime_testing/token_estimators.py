@@ -35,7 +35,7 @@ TOKEN_COLUMNS = ("log_probs_U", "ref_log_probs_U", "rollout_log_probs_U", "value
 class TokenAdvantageEstimatorSuite(ComponentSuite):
     """For estimators whose traits say ``scope="token"``.
 
-    As in a run, a column that the traits do not read is None, and one of ``kl_reads`` where ``kl_coef`` is 0.
+    As in a run, a column that the traits do not read is None, and so are those of ``kl`` where ``kl_coef`` is 0.
     """
 
     kind: ClassVar[Kind] = Kind.ADVANTAGE_ESTIMATOR
@@ -155,8 +155,8 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
 
     def _batch(self, packing: Packing, settings: AdvantageSettings) -> ResponseTokens:
         traits = self.traits()
-        reads = traits.reads | traits.kl_reads if settings.kl_coef else traits.reads
-        if not traits.kl_reads:  # a run refuses the coefficient
+        reads = traits.columns(kl_coef=settings.kl_coef)
+        if "kl" not in traits.reads:  # a run refuses the coefficient
             settings = replace(settings, kl_coef=0.0)
         lengths_B = torch.tensor(packing.lengths)
         drawn = {

@@ -22,7 +22,7 @@ def slime_register_policy_losses() -> Iterator[Component]:
     yield Component(
         "soft_clip",
         target="acme_loss.loss:SoftClip",
-        traits=PolicyLossTraits(reads={"old_log_probs"}),
+        traits=PolicyLossTraits(reads={"advantages", "old_log_probs"}),
         summary="Policy gradient with a smooth bound on the ratio",
     )
 

@@ -1,0 +1,23 @@
+"""What the plugin says of the settings of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_core.cli.main import _resolve
+from slime_core.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", ["reinforce_plus_plus", "ppo:reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+def test_an_estimator_that_whitens_is_not_whitened_again(name):
+    with pytest.raises(ConfigError) as caught:
+        _resolve(["--plugin", "ppo", "--advantage-estimator", name, "--normalize-advantages"])
+    assert (
+        f"normalize_advantages = true has no effect: advantage estimator {name.removeprefix('ppo:')!r} whitens its "
+        "advantages itself. Leave --normalize-advantages out, or choose another estimator (plugin ppo)"
+    ) in str(caught.value)
+
+
+@pytest.mark.parametrize("line", ["--normalize-advantages", "--advantage-estimator reinforce_plus_plus --gamma 0.9"])
+def test_other_settings_are_accepted(line):
+    _resolve(["--plugin", "ppo", *line.split()])
