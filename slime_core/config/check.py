@@ -16,6 +16,7 @@ from slime_core.config.described import context_length, described, start_weights
 from slime_core.config.learning import PARITY_BOUNDS
 from slime_core.config.mistakes import Mistake
 from slime_core.config.prompt_paths import unreadable
+from slime_core.config.reward_sum import reward_terms
 from slime_core.config.rules.asynchronous import ASYNC
 from slime_core.config.rules.batches import BATCHES, OPTIMIZER
 from slime_core.config.rules.corrections import CORRECTIONS
@@ -27,7 +28,6 @@ from slime_core.config.rules.engines import SERVING, SERVING_OF_EVAL, SERVING_OF
 from slime_core.config.rules.evaluation import EVALUATION
 from slime_core.config.rules.layout import ENGINE_LAYOUT, LEARNER_LAYOUT, Rule
 from slime_core.config.rules.models import MODELS
-from slime_core.config.rules.rewards import REWARDS
 from slime_core.config.running import DebugConfig
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import Setting, core_settings, core_values
@@ -157,6 +157,16 @@ def _parity_bounds_are_ordered(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _reward_sums_can_be_read(config: RunConfig) -> Iterator[str]:
+    sums = {"rm_type": config.rollout.rm_type}
+    sums |= {f"evaluation set {one.name}: rm_type": one.rm_type or "" for one in config.eval.eval_datasets}
+    for where, written in sums.items():
+        try:
+            reward_terms(written)
+        except ValueError as error:
+            yield f"{where} = {error}"
+
+
 def _waits_warn_first(config: RunConfig) -> Iterator[str]:
     if config.watch.wait_warn_s > config.watch.wait_fail_s:
         warn, fail = config.watch.wait_warn_s, config.watch.wait_fail_s
@@ -247,7 +257,7 @@ _ALWAYS: tuple[Rule, ...] = (
     *SERVING,
     *ENGINE_LAYOUT,
     *EVALUATION,
-    *REWARDS,
+    _reward_sums_can_be_read,
     _context_fits_the_model,
     _responses_fit_the_context,
     _waits_warn_first,
