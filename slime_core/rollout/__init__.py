@@ -21,14 +21,13 @@ In the order in which a prompt group passes through them:
     truncated_sampling.py     top-p/top-k: which tokens stayed, and log-probs renormalized over them
     reward_dispatcher.py      calls reward models; a sample without a usable reward has failed
     buffered.py               the generate function of trajectories that the data source gives
-    resuming.py               resets or resumes the samples of an aborted group
-    resumable_groups.py       groups as JSON, for checkpoints
+    resumable_groups.py       resets or resumes the samples of an aborted group; groups as JSON, for checkpoints
     staleness.py              how many versions old the tokens of a sample are, and the bound on it
     transforms.py             the sample transforms of a run, in order
     collected_groups.py       the groups of one rollout: kept, dropped, stale, aborted or lost, with reasons
     prompt_ledger.py          accounts for every prompt group
     batch_plan.py             how samples are divided into optimizer steps, shards and micro-batches
-    shards.py                 builds one shard a data-parallel rank; train_inputs.py and mask_columns.py make columns
+    shards.py                 builds one shard a data-parallel rank
     evaluation.py             held-out prompts; eval_scores.py scores them
     concurrent_evaluation.py  evaluations that run while the learner trains
     run_all.py                awaits coroutines concurrently, cancels the rest on the first error

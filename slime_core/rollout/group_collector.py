@@ -23,7 +23,7 @@ from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.rollout.component_router import ComponentRouter, RoutedComponent
 from slime_core.rollout.engines.client import ABORT_INTERVAL_S, OVERLOADED
 from slime_core.rollout.group_generator import GroupGenerator
-from slime_core.rollout.resuming import prepare_group, reset_sample
+from slime_core.rollout.resumable_groups import prepare_group, reset_sample
 from slime_core.rollout.reward_dispatcher import RewardDispatcher
 from slime_core.rollout.run_all import run_all
 from slime_core.rollout.sampling_params import apply_row_sampling

@@ -15,7 +15,7 @@ from slime_core.plugins.discovery import PluginIdentity
 from slime_core.rollout.component_router import RoutedComponent
 from slime_core.rollout.group_collector import GroupCollector, mark_missing_failed
 from slime_core.rollout.guard import CheckedDataSource
-from slime_core.rollout.resuming import reset_sample
+from slime_core.rollout.resumable_groups import reset_sample
 from slime_core.types import PromptGroup, RewardFailure, Sample, Status
 
 ACME = PluginIdentity("acme", "acme-rl", "1.2", "acme.plugin")
