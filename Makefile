@@ -141,6 +141,10 @@ wheels: setup ## build the wheels into dist/
 	done
 	@ls -l dist
 
+.PHONY: alone
+alone: setup ## each wheel in an environment of its own, with the core and what it requires: the table of docs/packaging.md
+	@$(BIN)/python -m tests.wheels.alone outputs/alone
+
 .PHONY: pins
 pins: setup ## resolve requirements/cpu.in again into requirements/cpu.txt
 	@requirements/pins.sh "$$(command -v $(CURDIR)/$(BIN)/uv uv | head -n 1)"

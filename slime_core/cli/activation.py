@@ -25,7 +25,7 @@ def activate_unlocked(peek: Peek, *, admit: Admit | None = None) -> ActivePlugin
     """
     from slime_core.plugins.registry import activate
 
-    architecture = architecture_of(peek.hf_checkpoint)
+    architecture = None if peek.debug_rollout_only else architecture_of(peek.hf_checkpoint)
     return activate(
         peek.plugins,
         architecture=architecture,

@@ -55,7 +55,7 @@ class Provenance:
 
 DEFAULT = Provenance("default")
 PROMPTS_OR_MODEL = ("hf_checkpoint", "prompt_data")
-_PEEKED = ("plugins", "hf_checkpoint", "no_plugins", "locked", "lock_file")
+_PEEKED = ("plugins", "hf_checkpoint", "no_plugins", "locked", "lock_file", "debug_rollout_only")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,7 @@ class Peek:
         paths: setting -> the functions that it names by path.
         no_plugins: plugins to go without.
         locked, lock_file: whether a lock says which plugins may run, and which.
+        debug_rollout_only: no learner is started, so no plugin has to build the model.
         flags: without dashes, every flag that the command line gives, and of the file every key spelt as a flag, in a
             table that is no section of the core's with the table's name (``offpolicy.tis-clip``) -> where it stands.
         argv: the command line itself.
@@ -112,6 +113,7 @@ class Peek:
     no_plugins: tuple[str, ...] = ()
     locked: bool = False
     lock_file: Path | None = None
+    debug_rollout_only: bool = False
     flags: Mapping[str, str] = field(default_factory=dict)
     argv: tuple[str, ...] = ()
 

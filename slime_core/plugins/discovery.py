@@ -29,6 +29,7 @@ from slime_core.plugins.declared import (
     canonical,
     scan,
 )
+from slime_core.plugins.distributions import distribution_of
 
 __all__ = [
     "ARCHITECTURE_GROUP",
@@ -277,9 +278,10 @@ def _unknown(name: str, declared: Declared) -> str:
     if ending or os.sep in name:
         written = f"{file}.py" if ending else f"{name}.py"
         return f"--plugin {name}: a file is named by its path alone, which ends with .py: --plugin {written}"
+    ours = distribution_of(PLUGIN_GROUP, name) or "the distribution that has it"
     return (
         f"--plugin {name}: {found}{broken}\n"
-        "Install the distribution that has it, or give a file (./mine.py) or a dotted module (my_lab.plugin)."
+        f"Install {ours}, or give a file (./mine.py) or a dotted module (my_lab.plugin)."
     )
 
 

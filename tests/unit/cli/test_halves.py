@@ -52,6 +52,13 @@ def test_generating_alone_is_planned_without_a_learner(capsys: pytest.CaptureFix
     assert "debug_rollout_only: no learner is started; engines serve the start weights throughout" in printed
 
 
+def test_generating_alone_needs_no_plugin_that_builds_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("--no-plugin", "models") == 2
+    assert "architecture Qwen3ForCausalLM needs plugin 'models'" in capsys.readouterr().err
+    assert check("--no-plugin", "models", "--debug-rollout-only") == 0
+    assert "plugins: core 0.1.0, grpo 0.1.0\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

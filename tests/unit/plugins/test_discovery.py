@@ -74,6 +74,12 @@ def test_a_distribution_that_does_not_offer_the_name_is_answered_with_what_it_of
     )
 
 
+def test_a_plugin_of_ours_that_is_not_installed_is_answered_with_its_distribution(monkeypatch):
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(PluginError, match=r"--plugin grpo: no installed plugin .*\nInstall slime-grpo, or give a file"):
+        resolve("grpo")
+
+
 def test_one_distribution_that_claims_a_name_twice_is_its_authors_to_mend(install):
     site = install("acme", "1", plugins={"tree": "acme.one"}, files={"acme/one.py": ""})
     (site / "acme-1.dist-info" / "entry_points.txt").write_text("[slime]\ntree = acme.one\ntree = acme.two\n")
