@@ -63,49 +63,6 @@ def test_flags_that_are_settings_of_the_core_stay_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "mistake"),
-    [
-        (
-            "--recompute-granularty full",
-            "--recompute-granularty: no such setting; did you mean --recompute-granularity?",
-        ),
-        ("--sglang-log-levl info", "--sglang-log-levl: no such setting; did you mean --sglang-log-level?"),
-        ("--no-swigl", "--no-swigl: no such setting; did you mean --swiglu?"),
-        ("--recompute-granularity half", "--recompute-granularity: found 'half'; accepted: one of full, selective"),
-        ("--hidden-dropout none", "--hidden-dropout: found 'none'; accepted: a number"),
-        ("--sglang-log-requests-level 7", "--sglang-log-requests-level: found '7'; accepted: one of 0, 1, 2, 3"),
-        (
-            "--sglang-max-total-tokens 1.5Ki",
-            "--sglang-max-total-tokens: found '1.5Ki'; accepted: a whole number, or one like 32k or 25.6k",
-        ),
-        (
-            "--sglang-preferred-sampling-params {top_k}",
-            "--sglang-preferred-sampling-params: found '{top_k}'; accepted: JSON",
-        ),
-        ("--sglang-model-path m", "--sglang-model-path: not passed on to SGLang: write --hf-checkpoint"),
-        (
-            "--sglang-tensor-parallel-size 2",
-            "--sglang-tensor-parallel-size: not passed on to SGLang: write --rollout-num-gpus-per-engine",
-        ),
-        ("--train-iters 3", "--train-iters: not passed on to Megatron: write --num-rollout"),
-        ("--fp8 hybrid", "--fp8: not passed on to Megatron: it needs TransformerEngine, which is not used"),
-        (
-            "--tp-comm-bulk-wgrad",
-            "--tp-comm-bulk-wgrad: not passed on to Megatron: no test has shown yet that it takes effect with the "
-            "layers and the loop that are built here",
-        ),
-        (
-            "--split 99",
-            "--split: not passed on to Megatron: Megatron's own training script reads it, and slime runs "
-            "no such script",
-        ),
-    ],
-)
-def test_a_mistake_says_what_was_found_and_what_to_do(line: str, mistake: str) -> None:
-    assert mistakes_of(line) == [mistake]
-
-
-@pytest.mark.parametrize(
     ("text", "mistake"),
     [
         (

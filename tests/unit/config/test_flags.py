@@ -66,43 +66,6 @@ def test_local_plugin_files_become_absolute_and_names_stay() -> None:
     assert config_of("--plugin grpo --plugin ./mine.py").run.plugins == ("grpo", str(Path.cwd() / "mine.py"))
 
 
-@pytest.mark.parametrize(
-    ("line", "mistake"),
-    [
-        ("--lr fast", "--lr: found 'fast'; accepted: a number of at least 0"),
-        ("--lr nan", "--lr: found 'nan'; accepted: a number of at least 0"),
-        ("--lr -1", "--lr: found '-1'; accepted: a number of at least 0"),
-        ("--lr", "--lr: no value given; accepted: a number of at least 0"),
-        ("--seed 1.5", "--seed: found '1.5'; accepted: a whole number of at least 0"),
-        ("--rollout-temperature 0", "--rollout-temperature: found '0'; accepted: a number greater than 0"),
-        ("--rollout-top-p 2", "--rollout-top-p: found '2'; accepted: a number greater than 0 and at most 1"),
-        ("--eps-clip-c 1", "--eps-clip-c: found '1'; accepted: a number greater than 1 or none"),
-        ("--device gpu", "--device: found 'gpu'; accepted: one of auto, cpu, cuda"),
-        ("--save-hf yes", "--save-hf: found 'yes'; accepted: true or false"),
-        ("--save-hf=", "--save-hf: found ''; accepted: true or false"),
-        ("--no-save-hf true", "--no-save-hf: found 'true'; it takes no value, --save-hf does"),
-        ("--lr 1e-3 2e-3", "--lr: found '1e-3 2e-3'; accepted: one value, a number of at least 0"),
-        ("--lr 1 --lr 2", "--lr: given twice, as 1 and as 2; accepted: once"),
-        ("--save-hf --no-save-hf", "--save-hf: given twice, as true and as false; accepted: once"),
-        ("--prompt-data=", "--prompt-data: found ''; accepted: a path or none"),
-        ("--rollout-stop", "--rollout-stop: no value given; accepted: any number of values, each text"),
-        (
-            "--eval-prompt-data a",
-            "--eval-prompt-data: found 1 values, 'a'; accepted: pairs of a name and a path, or none",
-        ),
-        ("--rollout-bach-size 4", "--rollout-bach-size: no such setting; did you mean --rollout-batch-size?"),
-        ("--lr_warmup_iters 4", "--lr_warmup_iters: no such setting; did you mean --lr-warmup-iters?"),
-        ("--no-seed", "--no-seed: no such setting; did you mean --seed?"),
-        ("--zzz", "--zzz: no such setting"),
-        ("--grpo.x 1", "--grpo.x: the run names no plugin 'grpo' that has options; add --plugin grpo"),
-        ("stray --lr 1", "'stray' belongs to no flag; settings are given as --flag value"),
-        ("--config", "--config: found nothing; accepted: the path of one TOML file"),
-    ],
-)
-def test_a_mistake_says_what_was_found_and_what_is_accepted(line: str, mistake: str) -> None:
-    assert mistakes_of(line) == [mistake]
-
-
 def test_all_mistakes_are_reported_at_once() -> None:
     assert len(mistakes_of("--lr fast --seed --zzz --device gpu")) == 4
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
 from slime_core.config.model_args import expected
 from slime_core.config.section import Value
@@ -69,55 +68,6 @@ def test_the_arguments_of_a_launch_script_agree_with_its_checkpoint() -> None:
     assert given["rotary_base"] == 10000
     assert given["masked_softmax_fusion"] is False
     assert len(given) == 28
-
-
-@pytest.mark.parametrize(
-    ("line", "mistake"),
-    [
-        ("--num-layers 36", "megatron.num_layers = 36, but {file} says 3; the checkpoint decides, so leave it out"),
-        ("--no-swiglu", "megatron.swiglu = false, but {file} says true; the checkpoint decides, so leave it out"),
-        (
-            "--num-experts 8",
-            "megatron.num_experts = 8, but {file} tells nothing of it; the checkpoint decides, so leave it out",
-        ),
-        (
-            "--hidden-dropout 0.1",
-            "megatron.hidden_dropout = 0.1, but here it is always 0.0: it would make two passes over the "
-            "same tokens differ; leave it out",
-        ),
-        (
-            "--recompute-granularity full",
-            "megatron.recompute_granularity = full also needs recompute_method and recompute_num_layers",
-        ),
-        ("--recompute-method block", "megatron.recompute_method has no effect without recompute_granularity = full"),
-        (
-            "--recompute-modules mlp",
-            "megatron.recompute_modules has no effect without recompute_granularity = selective",
-        ),
-        (
-            "--recompute-activations --recompute-granularity full --recompute-method block --recompute-num-layers 1",
-            "megatron.recompute_activations means selective, but recompute_granularity = full; leave one out",
-        ),
-        (
-            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 0",
-            "megatron.recompute_num_layers = 0; accepted: at least 1",
-        ),
-        (
-            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
-            "megatron.recompute_num_layers = 2 with recompute_method = uniform does not divide the 3 layers that a "
-            "rank holds of num_hidden_layers = 3; choose a divisor, or recompute_method block",
-        ),
-        ("--decoupled-lr -1", "megatron.decoupled_lr = -1.0; accepted: a finite number of at least 0"),
-        ("--decoupled-min-lr 0", "megatron.decoupled_min_lr has no effect without decoupled_lr"),
-        (
-            "--sglang-dp-size 2",
-            "sglang.dp_size = 2 copies of an engine would need more devices than rollout_num_gpus_per_engine; "
-            "add --sglang-enable-dp-attention, or raise --rollout-num-gpus for more engines",
-        ),
-    ],
-)
-def test_what_contradicts_or_does_nothing_is_a_mistake(line: str, mistake: str) -> None:
-    assert mistakes_of(line) == [mistake.format(file=ARITHMETIC / "model" / "config.json")]
 
 
 def test_attention_in_parallel_copies_is_passed_on() -> None:

@@ -172,42 +172,6 @@ DRAFTS = (
     "copy_all_layer_kv_cache_cpu), and device = cpu; leave it out, or run on GPUs"
 )
 EXTERNAL = "--rollout-external-engine-addrs 127.0.0.1:30000"
-WRONG_FLAGS = {
-    "--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2": (
-        "rollout_num_gpus = 3 is no multiple of rollout_num_gpus_per_engine = 2; give 2 or a multiple"
-    ),
-    "--rollout-num-gpus 2 --prefill-num-servers 2": (
-        "prefill_num_servers = 2 of rollout_num_gpus / rollout_num_gpus_per_engine = 2 engines leaves none to decode; "
-        "give at most all but one"
-    ),
-    "--rollout-num-gpus 2 --prefill-num-servers 1 --device cpu": (
-        "prefill_num_servers: prefill and decode apart hand the cache from GPU to GPU, and device = cpu; leave it out, "
-        "or run on GPUs"
-    ),
-    "--sglang-speculative-algorithm NGRAM --device cpu": f"sglang: {DRAFTS}",
-    '--engine-groups {"num_gpus":1,"overrides":{"speculative_algorithm":"NGRAM"}} --device cpu': (
-        f"engine_groups: group 0: {DRAFTS}"
-    ),
-    "--rollout-external-engine-addrs http://a:1": (
-        "rollout_external_engine_addrs: 'http://a:1' is no host:port; accepted is 10.0.0.7:30000, for one"
-    ),
-    "--rollout-external-engine-addrs a:1 a:1": (
-        "rollout_external_engine_addrs: a:1 is named twice; name each engine once"
-    ),
-    f"{EXTERNAL} --sglang-chunked-prefill-size 64": (
-        "sglang.chunked_prefill_size has no effect with rollout_external_engine_addrs, because the run does not start "
-        "those engines; start them with what you need, and leave it out"
-    ),
-    "--sglang-router-ip 10.0.0.9 --sglang-router-port 1 --prefill-num-servers 1 --rollout-num-gpus 2": (
-        "sglang_router_ip with prefill and decode apart: which engine does which is said when a router starts; leave "
-        "one out"
-    ),
-}
-
-
-@pytest.mark.parametrize(("line", "message"), WRONG_FLAGS.items())
-def test_flags_that_do_not_fit_together_are_named(line, message):
-    assert broken_flags(line) == [message]
 
 
 def test_others_engines_fill_no_gpus_of_the_run():

@@ -38,20 +38,3 @@ def test_engines_that_only_evaluate_are_a_group_of_their_own():
     assert (config.beside_groups, config.num_engines) == (config.eval_groups, 0)
     assert load([*TOY, "--debug-train-only", "--eval-num-gpus", "1"], check_rules=False).config.eval_groups == ()
     assert load(TOY, check_rules=False).config.eval_groups == ()
-
-
-MESSAGES = {
-    "--eval-num-gpus 3 --eval-num-gpus-per-engine 2": (
-        "eval_num_gpus = 3 is no multiple of eval_num_gpus_per_engine = 2; change one, or say how large engines "
-        "that only evaluate are with --eval-num-gpus-per-engine"
-    ),
-    "--eval-num-gpus 1 --rollout-num-gpus 2 --rollout-num-gpus-per-engine 2": (
-        "eval_num_gpus = 1 is no multiple of rollout_num_gpus_per_engine = 2; change one, or say how large engines "
-        "that only evaluate are with --eval-num-gpus-per-engine"
-    ),
-}
-
-
-@pytest.mark.parametrize("line", MESSAGES)
-def test_what_is_wrong_is_told(line):
-    assert broken(line) == [MESSAGES[line]]

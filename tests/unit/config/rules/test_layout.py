@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.config.check import mistakes
-from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
-
-MODEL = ARITHMETIC / "model" / "config.json"
 
 
 def broken_rules(line: str) -> list[str]:
@@ -23,84 +20,6 @@ def described(folder: Path, **values: object) -> str:
     """Words that name a model of these values."""
     (folder / "config.json").write_text(json.dumps({"architectures": ["X"], **values}))
     return f"--hf-checkpoint {folder} --rollout-max-response-len 8"
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        (
-            "--actor-num-gpus-per-node 3 --pipeline-model-parallel-size 3 --tensor-model-parallel-size 2",
-            "tensor_model_parallel_size x pipeline_model_parallel_size x context_parallel_size = 2 x 3 x 1 = 6 ranks "
-            "hold one copy of the model, but actor_num_nodes x actor_num_gpus_per_node = 1 x 3 = 3 is no multiple of "
-            "6; give 6 ranks or a multiple, or smaller sizes",
-        ),
-        (
-            "--actor-num-gpus-per-node 4 --context-parallel-size 2 --rollout-batch-size 1 --n-samples-per-prompt 1",
-            "1 samples an optimizer step, for 4 learner ranks / 2 a copy of the model = 2 data-parallel ranks; each "
-            "needs at least one, so raise global_batch_size",
-        ),
-        (
-            "--sequence-parallel true",
-            "sequence_parallel shares activations between tensor-parallel ranks, and tensor_model_parallel_size = 1; "
-            "give it at least 2, or leave sequence_parallel out",
-        ),
-        (
-            "--num-virtual-stages-per-pipeline-rank 3",
-            "num_virtual_stages_per_pipeline_rank = 3 interleaves pipeline ranks, and pipeline_model_parallel_size = "
-            "1; give it at least 2, or leave the virtual stages out",
-        ),
-        (
-            "--tensor-model-parallel-size 8 --actor-num-gpus-per-node 8",
-            f"tensor_model_parallel_size = 8 does not divide num_attention_heads = 4 of {MODEL}; accepted: 1, 2, 4",
-        ),
-        (
-            "--tensor-model-parallel-size 3 --actor-num-gpus-per-node 3",
-            "tensor_model_parallel_size = 3 does not divide num_attention_heads = 4, vocab_size = 16, "
-            f"num_key_value_heads = 2, intermediate_size = 128 of {MODEL}; accepted: 1, 2, 4",
-        ),
-        (
-            "--rollout-num-gpus 3 --rollout-num-gpus-per-engine 3",
-            "rollout_num_gpus_per_engine = 3 does not divide num_attention_heads = 4, num_key_value_heads = 2, "
-            f"intermediate_size = 128 of {MODEL}; accepted: 1, 2, 4",
-        ),
-        (
-            "--pipeline-model-parallel-size 5 --actor-num-gpus-per-node 5",
-            f"pipeline_model_parallel_size = 5 chunks of a model with num_hidden_layers = 3 in {MODEL}; "
-            "accepted: at most 4, so that every chunk but the last has a layer",
-        ),
-        (
-            "--expert-model-parallel-size 2 --actor-num-gpus-per-node 2",
-            f"expert_model_parallel_size = 2, but {MODEL} describes a model without experts; leave it out",
-        ),
-        (
-            "--colocate true --rollout-num-gpus 3 --actor-num-gpus-per-node 2",
-            "colocate: rollout_num_gpus = 3 is more than the learner's devices, actor_num_nodes x "
-            "actor_num_gpus_per_node = 1 x 2 = 2, and engines sit on those; give at most 2",
-        ),
-        (
-            "--update-weight-transport tensor --actor-num-nodes 2",
-            "update_weight_transport = tensor shares memory inside the machine of the first learner rank, and "
-            "actor_num_nodes = 2 has engines on others; choose disk, or without colocate distributed",
-        ),
-        (
-            "--update-weight-disk-dir /dev/null/weights --update-weight-transport disk",
-            "update_weight_disk_dir: /dev/null is a file, so /dev/null/weights cannot be a folder; choose another with "
-            "--update-weight-disk-dir",
-        ),
-        (
-            "--parity-mean-tolerance 0.01",
-            "parity_mean_tolerance = 0.01 is above parity_max_tolerance = 0.001, and no mean is above its largest "
-            "part; give both (in float32 they are 0.0001 and 0.001 by default)",
-        ),
-        (
-            "--sglang-context-length 4096",
-            "sglang_context_length = 4096, but the model reads at most max_position_embeddings = 128 tokens; give at "
-            "most 128, or leave it out",
-        ),
-    ],
-)
-def test_a_layout_that_cannot_be_is_refused_with_the_arithmetic(line: str, says: str) -> None:
-    assert broken_rules(line) == [says]
 
 
 @pytest.mark.parametrize(
