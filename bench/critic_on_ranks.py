@@ -114,7 +114,7 @@ def record(learner: Any, shard: TrainBatch) -> Outcome:
 
 def gradients(trained: Any) -> dict[str, torch.Tensor]:
     """Of every weight of the critic; those of the head on the last pipeline stage only. Collective."""
-    from slime_core.learner.gradients import named_gradients
+    from bench.gradients import named_gradients
 
     last = trained.chunks[-1]
     head = last._modules.pop("output_layer", None)  # it stands for no weight of a Hugging Face model

@@ -156,7 +156,7 @@ def overridden(overrides: tuple[tuple[str, Any], ...]) -> Iterator[None]:
 
 def carry_out(case: Case, samples: list[Sample], rank: int, address: str, folder: Path, target: Path) -> None:
     """Runs in a forked process: trains the shard of ``rank``, and writes what it found to ``target``."""
-    from slime_core.learner.gradients import named_gradients
+    from bench.gradients import named_gradients
 
     learner = build(case, rank, address, folder)
     gradients: dict[str, torch.Tensor] = {}

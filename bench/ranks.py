@@ -39,7 +39,6 @@ def prepare() -> None:
 
     import slime_core.learner.critic.critic
     import slime_core.learner.forward_backward
-    import slime_core.learner.gradients
     import slime_core.learner.rank
     import slime_core.modeling.spec  # noqa: F401
 

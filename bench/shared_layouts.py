@@ -100,7 +100,7 @@ def shards(num_ranks: int, *, share: bool) -> list[TrainBatch]:
 
 def train(case: Case, rank: int, address: str, folder: Path, target: Path) -> None:
     """Runs in a forked process; writes metrics, gradients and tokens to ``target``."""
-    from slime_core.learner.gradients import named_gradients
+    from bench.gradients import named_gradients
 
     config = RunConfig(
         cluster=ClusterConfig(device="cpu"),

@@ -97,7 +97,7 @@ def _build(layout: Layout, case: Case, rank: int, address: str, folder: Path) ->
 
 def _record(learner: Any, second: Path) -> Outcome:
     """Filled as the learner trains; steps after the first one start from the weights in ``second``."""
-    from slime_core.learner.gradients import named_gradients
+    from bench.gradients import named_gradients
 
     found, finish, whole_step = Outcome(), learner.actor.optimizer.step, learner._step
 

@@ -1,14 +1,14 @@
-"""Where checkpoints lie and what makes one whole.
+"""The files of a checkpoint, and how one is written atomically.
 
     checkpoints/step-000040/
         state.json     the step, the data cursor, the plugins and their states; written last
         torch_dist/    model, optimizer and schedule, in any parallel layout
         critic/        the same of the critic, where there is one
-        roles/         models beside the actor that changed: reference/, as torch_dist/ without an optimizer
+        roles/         frozen models that changed since the start: reference/, as torch_dist/ without an optimizer
         hf/            the weights as a Hugging Face folder (unless --save-hf is off)
 
-A checkpoint is written under a name that starts with a dot and renamed when all of it is there, so a folder with a
-checkpoint's name is whole.
+A checkpoint is written under a name that starts with a dot and renamed when it is complete, so a folder with a
+checkpoint's name is complete.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ NAME = re.compile(r"step-(\d{6,})")
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """How far a run has come.
+    """The state of a run after some steps.
 
     Arguments:
-        step: rollouts that were trained; also the version of the weights.
-        cursor: the data source's state after the rollouts that were *trained*, whatever was sampled ahead.
+        step: rollouts trained so far; also the version of the weights.
+        cursor: the data source's state after the *trained* rollouts, without those that were sampled ahead.
         plugins: the manifest of the plugins that ran, as JSON-ready values.
         plugin_states: place (``driver``, ``sampler``, ``rank``) -> plugin name -> what its ``slime_checkpoint_state``
             returned there.
@@ -51,7 +51,7 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A whole checkpoint on disk."""
+    """A complete checkpoint on disk."""
 
     path: Path
     state: RunState
@@ -63,7 +63,7 @@ class Checkpoint:
 
     @property
     def home(self) -> Path | None:
-        """The folder of the run that wrote it; None where it does not lie in one."""
+        """The folder of the run that wrote it; None: it is not in a run folder."""
         checkpoints = Path(os.path.abspath(self.path)).parent
         is_run = checkpoints.name == "checkpoints" and (checkpoints.parent / "config.toml").is_file()
         return checkpoints.parent if is_run else None
@@ -72,7 +72,7 @@ class Checkpoint:
 @contextmanager
 def drafted(folder: Path, step: int) -> Iterator[Path]:
     """A draft folder to write into; it becomes ``folder/step-NNNNNN`` when the block ends, and is removed when it
-    fails. An older checkpoint of that name goes only when the new one has taken its place.
+    fails. An older checkpoint of that name is removed only when the new one has replaced it.
 
     Raises:
         CheckpointError: the folder cannot be written.
@@ -95,14 +95,14 @@ def drafted(folder: Path, step: int) -> Iterator[Path]:
 
 
 def write_state(draft: Path, state: RunState) -> None:
-    """Write ``state`` into a draft; it is on the disk when this returns."""
+    """Write ``state`` into a draft, and sync it to disk."""
     write_atomically(draft / "state.json", json.dumps(asdict(state), indent=2) + "\n")
 
 
 def set_aside(folder: Path, *, after: int) -> list[Path]:
-    """Give the checkpoints of later steps than ``after`` names that nothing finds; returns where they are now.
+    """Rename the checkpoints of later steps than ``after``, so that nothing finds them; returns their new paths.
 
-    A run that went back to ``after`` has left them behind: the newest checkpoint must be one of the run as it is.
+    A run that resumed at ``after`` has abandoned them: the newest checkpoint must belong to the resumed run.
     """
     later = [path for step, path in sorted(_by_step(folder).items()) if step > after]
     return [path.rename(_unused(path.with_name(f".abandoned-{path.name}"))) for path in later]
@@ -157,7 +157,7 @@ def _unused(path: Path) -> Path:
 
 
 def _replace(draft: Path, final: Path) -> None:
-    """``final`` is what ``draft`` was; one that was there before goes only when the new one has its name."""
+    """Rename ``draft`` to ``final``; an older ``final`` is removed only after that."""
     old = final.with_name(f".{final.name}.old")
     if final.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -173,7 +173,7 @@ def _replace(draft: Path, final: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """The names in ``folder`` are on the disk."""
+    """Sync the names in ``folder`` to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,7 @@
 """Model, optimizer and schedule of a learner in Megatron's torch_dist format; loads in any parallel layout.
 
-Random state is left out: training draws nothing (no dropout, data order comes from the seed and the cursor). Reading
-such a folder may unpickle parts of it (torch's planner does), so resume only from checkpoints of people you trust.
+Random state is left out: training uses no random numbers (no dropout, data order comes from the seed and the cursor).
+Reading such a folder may unpickle parts of it (torch's planner does), so resume only from checkpoints that you trust.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def save(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) 
 
 
 def save_weights(folder: Path, *, chunks: Sequence[Any]) -> None:
-    """Write what the chunks hold into ``folder``, which is made. Collective over all ranks.
+    """Write the chunks' weights into ``folder``, which is created. Collective over all ranks.
 
     Raises:
         CheckpointError: a rank could not write its part.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        dist.barrier()  # rank 0 looks whether it is there and empty; nobody writes before
+        dist.barrier()  # rank 0 checks that it exists and is empty before any rank writes
     except OSError as problem:
         raise CheckpointError(f"{folder} cannot be made: {problem}. Free space, then resume.") from problem
     _write(_model(chunks, _metadata()), folder)
@@ -49,7 +49,7 @@ def save_weights(folder: Path, *, chunks: Sequence[Any]) -> None:
 
 def _write(state: dict[str, Any], folder: Path) -> None:
     try:
-        with _results_stay_here():
+        with _local_results_queue():
             dist_checkpointing.save(state, str(folder))
     except (CheckpointException, OSError, RuntimeError) as problem:  # torch's file writer raises a bare RuntimeError
         cause = _first(problem) if isinstance(problem, CheckpointException) else problem
@@ -57,10 +57,10 @@ def _write(state: dict[str, Any], folder: Path) -> None:
 
 
 @contextmanager
-def _results_stay_here() -> Iterator[None]:
-    """What the writers of a save report waits in this process, which is the one that asks for it.
+def _local_results_queue() -> Iterator[None]:
+    """Keep the reports of a save's writers in a queue of this process, which reads them.
 
-    For saves that others finish, Megatron spawns a process on each rank that holds nothing but these reports
+    For asynchronous saves, Megatron spawns a process on each rank that holds nothing but these reports
     (dist_checkpointing/strategies/filesystem_async.py:51): four seconds of a core at the first save, and its memory to
     the end of the run.
     """
@@ -86,7 +86,7 @@ def load(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) 
 
 
 def load_weights(folder: Path, *, chunks: Sequence[Any]) -> None:
-    """The chunks hold what :func:`save_weights` wrote, in any layout. Collective over all ranks.
+    """Load what :func:`save_weights` wrote into the chunks, in any layout. Collective over all ranks.
 
     Raises:
         CheckpointError: the folder holds no weights, or those of another model.
@@ -127,7 +127,7 @@ def _continue_schedule(schedule: Any, optimizer: Any, *, num_steps: int) -> None
 
 
 def _first(problem: CheckpointException) -> BaseException:
-    """What the first rank that failed says; the exception itself is no Exception and prints a traceback."""
+    """The error of the first rank that failed; the CheckpointException itself prints a traceback."""
     return next(iter(problem.failures.values()))[0]
 
 
@@ -142,12 +142,12 @@ def _state(chunks: Sequence[Any], optimizer: Any, *, loading: bool) -> dict[str,
 
 
 def _some_are_frozen(chunks: Sequence[Any]) -> bool:
-    """On any rank, because all ranks have to name the same tensors."""
+    """Whether a parameter is frozen on any rank, because all ranks have to name the same tensors."""
     return any(_gathered(any(not parameter.requires_grad for chunk in chunks for parameter in chunk.parameters())))
 
 
 def _agree_on_steps(state: dict[Any, Any]) -> None:
-    """Rank 0 writes how many steps were taken, for all; a rank that trains no parameter has counted none."""
+    """Set the step count of all ranks to the largest: rank 0 writes it, and a rank without trained parameters has 0."""
     parts = [state] if "optimizer" in state else list(state.values())
     groups = [group for part in parts for group in part["optimizer"]["param_groups"]]
     counted = max(_gathered(max((group.get("step") or 0 for group in groups), default=0)))

@@ -102,7 +102,7 @@ _LITERALS = {
 
 
 _MARK = "slime-" + hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-"""In the name of all byte code that this very file has made; another version of it compiles anew."""
+"""Part of the name of all byte code that this file has made; another version of the file compiles again."""
 
 
 def _beside(path: str) -> str:
@@ -269,7 +269,7 @@ def copy_before_write(write_buckets: list[Any], non_blocking: bool = True) -> li
 def _patch_filesystem(module: Any) -> None:
     """dist_checkpointing/strategies/filesystem_async.py:226 moves tensors to the host, which copies nothing here.
 
-    A writer that runs beside the training would see later steps. Goes when the copy is explicit.
+    A writer that runs concurrently with training would see later steps. Goes when the copy is explicit.
     """
     module.FileSystemWriterAsync.preload_tensors = staticmethod(copy_before_write)
 

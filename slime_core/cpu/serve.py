@@ -17,7 +17,7 @@ __all__ = ["command"]
 
 
 def command(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Program and arguments of the server, and what its environment has besides this process's.
+    """Program and arguments of the server, and its variables in addition to this process's.
 
     Example: ``command(["--model-path", "m", "--tp-size", "2"])`` serves the folder ``m`` by two processes.
     """

@@ -13,10 +13,10 @@ MODULE = "_slime_server"
 """What ``python -m`` starts in that environment: SGLang's own server, whose processes fork."""
 
 TOTAL_TOKENS = 32_768
-"""KV cache of a CPU server unless told otherwise: by itself SGLang would plan for most of the machine's memory."""
+"""Default KV cache of a CPU server: SGLang's own default would take most of the machine's memory."""
 
 RUNNING_REQUESTS = 256
-"""Sequences a CPU server decodes together unless told otherwise: one rollout of 32 x 8."""
+"""Default number of sequences that a CPU server decodes together: one rollout of 32 x 8."""
 
 
 def server_environment(*, threads: int = 1, processes: int = 1) -> dict[str, str]:
@@ -26,7 +26,7 @@ def server_environment(*, threads: int = 1, processes: int = 1) -> dict[str, str
 
     Arguments:
         threads: of one process of the server.
-        processes: of the server; several (tensor parallel) must be told which cores are whose.
+        processes: of the server; several (tensor parallel) need their cores assigned.
     """
     inherited = os.environ.get("PYTHONPATH")
     return _cores_of(processes) | {

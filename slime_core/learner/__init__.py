@@ -23,7 +23,6 @@ Around it:
     checks            errors that end a run before a spoilt step is published
     offload           moves a rank's device memory to the host and back
     train_data        writes what a rank trained to a file
-    gradients         gradients under Hugging Face names, to compare layouts
     settings, process, rendezvous    settings of a rank, joining the process group, its address
 
 The rules between them: files see model chunks and packed micro-batches, never the name of a model family. What imports

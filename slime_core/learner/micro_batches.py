@@ -368,7 +368,7 @@ def lay_out(shard: TrainBatch, members: np.ndarray, starts: np.ndarray, *, share
     """The samples ``members`` of ``shard`` as sequences; with ``share``, equal prompts of several stand once.
 
     Arguments:
-        starts: int64 [b], where the samples begin among the tokens of the shard.
+        starts: int64 [b], where the samples start among the tokens of the shard.
     """
     lengths = shard.lengths_B[members]
     prompts = lengths - shard.response_lengths_B[members]

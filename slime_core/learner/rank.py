@@ -66,7 +66,7 @@ class Learner:
         """Join the process group and build the model with the start weights.
 
         Raises:
-            ConfigError: the model cannot be built as asked.
+            ConfigError: the model cannot be built with these settings.
             CheckpointError: the weights do not fit the model.
             PluginError: a hook, a component or the model spec failed.
         """

@@ -9,7 +9,7 @@ transform, ``failed``, or ``evicted`` because it was too old. One that is put ba
 out again. Everything that is open must be somewhere: in flight, finished and waiting, or held with a part of its
 response. :meth:`Recount.check` compares the two, so a group that was lost, or trained twice, ends the run.
 
-Nothing here is a counter that somebody remembers to raise: counts follow from the ids in the files. Only what was added
+No counter is maintained: counts follow from the ids in the files. Only what was added
 since the last time is read, so a step costs its own samples.
 """
 
@@ -114,9 +114,9 @@ class Journal:
 
         Arguments:
             position: None: of a run that wrote no journal.
-            held: groups that are open there; with them alone the journal begins anew where the file does not reach
+            held: groups that are open there; with them alone the journal restarts where the file does not reach
                 ``position``, or is another one up to there, as in the folder of another run.
-            mark: what :meth:`mark` said of ``position``; None: nobody asked.
+            mark: result of :meth:`mark` for ``position``; None: there is none.
         """
         if self._path is None:
             return
@@ -212,8 +212,7 @@ class Recount:
                 f"{_named(gone)} handed out and nowhere: neither in a file of {self.folder} nor in flight nor held"
             ]
             parts += [f"{_named(extra)} in flight or held, although the files say that they have ended"]
-            told = "; ".join(part for part, found in zip(parts, (gone, extra), strict=True) if found)
-            raise _mismatch(told)
+            raise _mismatch("; ".join(part for part, ids in zip(parts, (gone, extra), strict=True) if ids))
 
     def metrics(self, *, held: int, in_flight: int) -> dict[str, float]:
         """``ledger/...``: groups by where they are; the places add up to ``ledger/taken``."""
@@ -327,10 +326,10 @@ def _parsed(path: Path, line: bytes) -> dict[str, Any]:
         raise CheckpointError(f"{path} holds a line that is no JSON ({problem}): {line[:80]!r}") from problem
 
 
-def _mismatch(told: str) -> RunError:
+def _mismatch(found: str) -> RunError:
     return RunError(
-        f"The ledger does not balance: {told}. Every prompt group ends in one place, once; this is a fault of slime or "
-        "of a plugin that takes, keeps or makes groups. Look the groups up in the files of samples; resume from the "
+        f"The ledger does not balance: {found}. Every prompt group ends in one place, once; this is a fault of slime "
+        "or of a plugin that takes, keeps or makes groups. Look the groups up in the files of samples; resume from the "
         "last checkpoint."
     )
 

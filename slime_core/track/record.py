@@ -93,7 +93,7 @@ class RunRecord:
     def add_to_row(self, step: int, metrics: Mapping[str, float]) -> None:
         """The row of ``step``, which is written, holds ``metrics`` too.
 
-        The file is replaced as a whole; nobody may have it open for writing.
+        The file is replaced as a whole; it must not be open for writing.
         """
         rows = read_rows(self.metrics)
         assert any(row["step"] == step for row in rows), f"{self.metrics} has no row {step} yet"

@@ -5,7 +5,7 @@ nothing here is divided. Metrics are summed with the same weights, so they are a
 
     Objective             policy loss + KL divergence from the reference - entropy bonus, after corrections
     subtract_teacher_kl   on-policy distillation: the divergence from the teacher comes off the advantages
-    mismatch_metrics      how far learner and engine are apart; measures, and changes nothing
+    mismatch_metrics      how much learner and engine differ; only measured
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def subtract_teacher_kl(micro: MicroBatch, student_U: torch.Tensor, coefficient:
 def mismatch_metrics(
     log_probs_U: torch.Tensor, *, rollout_log_probs_U: torch.Tensor, mask_U: torch.Tensor, segments: Segments
 ) -> dict[str, torch.Tensor]:
-    """How far learner and engine are apart, each float32 [u], without gradient; 0 where nothing is trained.
+    """How much learner and engine differ, each float32 [u], without gradient; 0 where nothing is trained.
 
     With d_t = log pi(o_t) - log mu(o_t), pi the learner and mu the engine that sampled the tokens, over trained tokens:
 

@@ -101,8 +101,8 @@ class ParityGate:
         engines were given weights.
 
         Raises:
-            ParityError: the mode is strict, and a response with a trained token was not drawn by the published weights
-                alone.
+            ParityError: the mode is strict, and a response with a trained token was not sampled by the published
+                weights alone.
         """
         if self._strict:
             self._refuse_stale(shard)
