@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Sequence
 
 from slime_core import RunView
-from slime_core.errors import DataError
+from slime_core.prompts.cells import label_text
 from slime_core.types import Sample
 
-__all__ = ["ExactMatch", "NoReward", "Random", "label_of"]
+__all__ = ["ExactMatch", "NoReward", "Random"]
 
 
 class ExactMatch:
@@ -24,7 +24,7 @@ class ExactMatch:
         Raises:
             DataError: a sample has no label.
         """
-        return [float(sample.response.strip() == label_of(sample, "exact_match")) for sample in samples]
+        return [float(sample.response.strip() == label_text(sample, "exact_match")) for sample in samples]
 
 
 class Random:
@@ -56,19 +56,3 @@ class NoReward:
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """One reward per sample; ignores the response."""
         return [0.0] * len(samples)
-
-
-def label_of(sample: Sample, reward: str) -> str:
-    """The label as text, without surrounding white space.
-
-    Raises:
-        DataError: there is none for reward model ``reward`` to compare with.
-    """
-    if sample.label is None:
-        raise DataError(
-            f"reward model {reward!r}: sample {sample.index} of group {sample.group_index} has no label to compare "
-            "with.\n"
-            "Name the label's field with --label-key, or choose another reward model."
-        )
-    # From a data source of the user's own it may be a number.
-    return str(sample.label).strip()

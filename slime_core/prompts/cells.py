@@ -9,7 +9,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["fields_of", "input_of", "label_of", "message_of", "without_gaps"]
+from slime_core.errors import DataError
+from slime_core.types import Sample
+
+__all__ = ["fields_of", "input_of", "label_of", "label_text", "message_of", "without_gaps"]
 
 MOST_FIELDS, MOST_LETTERS = 12, 40
 """Of a row that are shown, and of the name of one."""
@@ -46,6 +49,22 @@ def label_of(value: Any) -> str | None:
     if isinstance(value, bool | int | float | list | dict | tuple):
         return json.dumps(value, default=str)
     return str(value)
+
+
+def label_text(sample: Sample, reward: str) -> str:
+    """The label as text, without surrounding white space.
+
+    Raises:
+        DataError: there is none for reward model ``reward`` to compare with.
+    """
+    if sample.label is None:
+        raise DataError(
+            f"reward model {reward!r}: sample {sample.index} of group {sample.group_index} has no label to compare "
+            "with.\n"
+            "Name the label's field with --label-key, or choose another reward model."
+        )
+    # From a data source of the user's own it may be a number.
+    return str(sample.label).strip()
 
 
 def input_of(value: Any) -> Any:

@@ -15,7 +15,7 @@ from slime_core import Component, RewardTraits, hookimpl
 def slime_register_reward_models():
     yield Component("mine", target=f"{__name__}:ExactMatch")
 """
-SCORE = 'return [float(sample.response.strip() == label_of(sample, "exact_match")) for sample in samples]'
+SCORE = 'return [float(sample.response.strip() == label_text(sample, "exact_match")) for sample in samples]'
 REWARDS = {
     "out of order": (
         SCORE,

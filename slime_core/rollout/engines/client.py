@@ -94,20 +94,7 @@ class GenerateClient:
         extra: Mapping[str, Any] | None = None,
         session: str | None = None,
     ) -> list[Generation]:
-        """``n`` responses to one prompt.
-
-        Arguments:
-            input_ids: the prompt.
-            sampling: sampling parameters.
-            n: number of responses.
-            timeout_s: replaces the limit of the client.
-            extra: further fields of SGLang's request (``image_data``, ``lora_path``).
-            session: id of the conversation; its requests go to one engine where ``sglang_router_policy`` supports it.
-
-        Raises:
-            RequestRefused: an id is out of range, or the engine refused the request.
-            RequestFailed: no engine answered in time.
-        """
+        """As :meth:`slime_core.generation.Client.generate` says; without ``timeout_s``, within the client's limit."""
         fields = {**({ROUTES: True} if self._routes else {}), **(extra or {})}
         answers = await self._request([list(input_ids)], sampling, n, timeout_s, fields, session)
         return answers[0]

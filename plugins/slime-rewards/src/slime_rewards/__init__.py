@@ -1,7 +1,6 @@
 """Reward models by rules, and by services and models that a run asks.
 
 plugin         what the plugin declares
-labels         the label that a reward compares with
 answers        where the final answer stands in a response
 mathematics    answers that are equal as mathematical expressions
 texts          how many words are right, and which choice was taken

@@ -15,9 +15,9 @@ from functools import cache
 from typing import Any
 
 from slime_core import RunView
+from slime_core.prompts.cells import label_text
 from slime_core.types import Sample
 from slime_rewards.answers import after_thinking, answer_line, last_boxed
-from slime_rewards.labels import label_of
 
 __all__ = ["BoxedMathematics", "Dapo", "DeepScaleR", "Mathematics", "equal"]
 
@@ -49,7 +49,7 @@ class Mathematics:
         Raises:
             DataError: a sample has no label.
         """
-        return [float(equal(label_of(sample, "math"), sample.response)) for sample in samples]
+        return [float(equal(label_text(sample, "math"), sample.response)) for sample in samples]
 
 
 class BoxedMathematics:
@@ -60,7 +60,7 @@ class BoxedMathematics:
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """One reward a sample, in order."""
-        return [float(_boxed_equals(label_of(sample, "boxed_math"), sample.response)) for sample in samples]
+        return [float(_boxed_equals(label_text(sample, "boxed_math"), sample.response)) for sample in samples]
 
 
 class DeepScaleR:
@@ -74,7 +74,9 @@ class DeepScaleR:
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """One reward a sample, in order."""
-        return [float(_boxed_equals(label_of(sample, "deepscaler"), _answered(sample.response))) for sample in samples]
+        return [
+            float(_boxed_equals(label_text(sample, "deepscaler"), _answered(sample.response))) for sample in samples
+        ]
 
 
 class Dapo:
@@ -92,7 +94,7 @@ class Dapo:
 
     def _one(self, sample: Sample) -> dict[str, float]:
         answer = answer_line(sample.response)
-        right = answer is not None and equal(label_of(sample, "dapo"), _as_expression(answer))
+        right = answer is not None and equal(label_text(sample, "dapo"), _as_expression(answer))
         return {"score": 1.0 if right else -1.0, "acc": float(right)}
 
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from slime_core import RunView
 from slime_core.errors import DataError
+from slime_core.prompts.cells import label_text
 from slime_core.types import Sample
 from slime_rewards.answers import after_thinking, answer_line, last_boxed
-from slime_rewards.labels import label_of
 
 __all__ = ["MultipleChoice", "WordOverlap", "choice", "word_f1"]
 
@@ -69,7 +69,7 @@ class WordOverlap:
         Raises:
             DataError: a sample has no label.
         """
-        return [word_f1(sample.response, label_of(sample, "f1")) for sample in samples]
+        return [word_f1(sample.response, label_text(sample, "f1")) for sample in samples]
 
 
 class MultipleChoice:
@@ -88,7 +88,7 @@ class MultipleChoice:
 
 
 def _right_choice(sample: Sample) -> str:
-    label = label_of(sample, "gpqa")
+    label = label_text(sample, "gpqa")
     found = re.fullmatch(r"\W*([A-Ja-j])\W*", label)
     if found is None:
         raise DataError(
