@@ -142,7 +142,7 @@ wheels: setup ## build the wheels into dist/
 	@ls -l dist
 
 .PHONY: alone
-alone: setup ## each wheel in an environment of its own, with the core and what it requires: the table of docs/packaging.md
+alone: setup ## each wheel in an environment of its own, with the core and what it requires: docs/results.md
 	@$(BIN)/python -m tests.wheels.alone outputs/alone
 
 .PHONY: pins
