@@ -36,7 +36,6 @@ from slime_core.config.learning import (
 )
 from slime_core.config.measuring import EvalConfig
 from slime_core.config.megatron_flags import MegatronConfig
-from slime_core.config.prompting import DataConfig
 from slime_core.config.running import (
     CheckpointConfig,
     ClusterConfig,
@@ -45,7 +44,7 @@ from slime_core.config.running import (
     ModelConfig,
     WatchConfig,
 )
-from slime_core.config.sampling import RolloutConfig
+from slime_core.config.sampling import DataConfig, RolloutConfig
 from slime_core.config.section import Section
 from slime_core.config.serving import EngineConfig, EngineGroup
 from slime_core.config.sglang import SGLangConfig

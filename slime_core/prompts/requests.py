@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.prompting import DataConfig
+from slime_core.config.sampling import DataConfig
 from slime_core.config.schema import RunConfig
 from slime_core.plugins.contracts import PromptFormat, PromptRequest
 from slime_core.prompts.bad_rows import BadRows
