@@ -34,7 +34,7 @@ def message_of(message: dict[str, Any]) -> dict[str, Any]:
     return {**without_gaps(message), "content": without_gaps(message["content"])}
 
 
-def label_of(value: Any) -> str | None:
+def label_of(value: object) -> str | None:
     """A ground truth as text: lists and objects as JSON, dates and exact decimals as they are written.
 
     Raises:
@@ -77,7 +77,7 @@ def input_of(value: Any) -> Any:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
-def fields_of(row: Mapping[str, Any]) -> str:
+def fields_of(row: Mapping[str, object]) -> str:
     """The names of a row's fields, for a message."""
     names = [name if len(name) <= MOST_LETTERS else f"{name[:MOST_LETTERS]}..." for name in list(row)[:MOST_FIELDS]]
     more = [f"{len(row) - MOST_FIELDS} more"] if len(row) > MOST_FIELDS else []

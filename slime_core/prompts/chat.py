@@ -8,6 +8,8 @@ from typing import Any
 
 from slime_core.errors import DataError
 from slime_core.plugins.boundary import boundary
+from slime_core.prompts.rows import Prompt
+from slime_core.types import JsonValue
 
 __all__ = ["PromptEncoder"]
 
@@ -27,7 +29,7 @@ class PromptEncoder:
         folder: Path,
         *,
         apply_chat_template: bool,
-        template_arguments: Mapping[str, Any] | None = None,
+        template_arguments: Mapping[str, JsonValue] | None = None,
         trust_remote_code: bool = False,
     ) -> None:
         from transformers import AutoConfig, AutoTokenizer
@@ -68,7 +70,7 @@ class PromptEncoder:
         ``generation_config.json`` name."""
         return self._end_ids
 
-    def encode(self, prompt: str | list[dict[str, Any]], *, tools: Sequence[Any] | None = None) -> list[int]:
+    def encode(self, prompt: Prompt, *, tools: Sequence[JsonValue] | None = None) -> list[int]:
         """Token ids of the prompt, ready to be continued by the model.
 
         Arguments:
@@ -83,7 +85,7 @@ class PromptEncoder:
             raise DataError(f"the prompt {prompt!r} has no tokens; the model needs at least one to continue from")
         return ids
 
-    def text(self, prompt: str | list[dict[str, Any]], *, tools: Sequence[Any] | None = None) -> str:
+    def text(self, prompt: Prompt, *, tools: Sequence[JsonValue] | None = None) -> str:
         """The prompt as the tokenizer reads it: rendered, where there is a template; raises as :meth:`encode`."""
         if self._uses_template:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -101,7 +103,9 @@ class PromptEncoder:
         ids = self.encode_text(text)
         return ids if self.end_of_sequence is None else [*ids, self.end_of_sequence]
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, asks: bool) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, JsonValue]], *, tools: Sequence[JsonValue] | None = None, asks: bool
+    ) -> str:
         """Text of a conversation by the chat template.
 
         Arguments:
@@ -128,7 +132,7 @@ class PromptEncoder:
         found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return list(found["input_ids"]), [tuple(span) for span in found["offset_mapping"]]
 
-    def _ids(self, prompt: str | list[dict[str, Any]], tools: Sequence[Any] | None) -> list[int]:
+    def _ids(self, prompt: Prompt, tools: Sequence[JsonValue] | None) -> list[int]:
         text = self.text(prompt, tools=tools)
         return list(self.tokenizer(text, add_special_tokens=not self._uses_template)["input_ids"])
 

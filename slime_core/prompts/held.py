@@ -6,11 +6,11 @@ import hashlib
 import json
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.prompts.left_out import BAD, TOO_LONG, kept, nothing_left, reading_of, tell
 from slime_core.prompts.rows import PromptRow, numbered_prompts
+from slime_core.types import JsonValue
 
 __all__ = ["Held"]
 
@@ -39,17 +39,17 @@ class Held:
     def prepare(self, stop: int) -> None:
         """Everything is there."""
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, JsonValue]:
         """See :class:`Stream`."""
         seed, shuffle = self._request.seed, self._request.shuffle
         return {"prompts": len(self._rows), "digest": _digest(self._rows), "seed": seed, "shuffle": shuffle}
 
-    def state(self, numbers: Sequence[int]) -> dict[str, Any]:
+    def state(self, numbers: Sequence[int]) -> dict[str, JsonValue]:
         """Nothing: the files say it all."""
         del numbers
         return {}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, JsonValue]) -> None:
         """Nothing to take over."""
 
     def __len__(self) -> int:

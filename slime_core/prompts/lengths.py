@@ -14,15 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from slime_core.errors import DataError, RunError
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.rows import Prompt
+from slime_core.types import JsonValue
 
 __all__ = ["Counting", "PromptLengths", "ShortEnough"]
 
-Asked = tuple[Prompt, list[Any] | None]
+Asked = tuple[Prompt, list[JsonValue] | None]
 """A prompt and its tools."""
 
 CHUNK = 64
@@ -85,7 +86,11 @@ class ShortEnough:
     """
 
     def __init__(
-        self, longest: int, *, count: Callable[[Prompt, list[Any] | None], int], lengths: PromptLengths | None = None
+        self,
+        longest: int,
+        *,
+        count: Callable[[Prompt, list[JsonValue] | None], int],
+        lengths: PromptLengths | None = None,
     ) -> None:
         self._longest, self._count, self._lengths = longest, count, lengths
 

@@ -13,7 +13,6 @@ settings name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from slime_core.config.reward_sum import reward_names
 from slime_core.config.schema import RunConfig
@@ -23,7 +22,7 @@ from slime_core.plugins.component import Kind
 from slime_core.plugins.discovery import nearest
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import missing_setting
-from slime_core.types import REWARD_KEY, Sample
+from slime_core.types import REWARD_KEY, JsonValue, Sample
 
 __all__ = [
     "GENERATE_FUNCTION",
@@ -80,7 +79,7 @@ def name_of(sample: Sample, key: str, offered: Offered) -> str | None:
     return str(name)
 
 
-def refuse_unknown(metadata: Mapping[str, Any], offered: Offered, *, where: str) -> None:
+def refuse_unknown(metadata: Mapping[str, JsonValue], offered: Offered, *, where: str) -> None:
     """Returns if what ``metadata`` names can be had.
 
     Arguments:
@@ -101,7 +100,7 @@ def refuse_unknown(metadata: Mapping[str, Any], offered: Offered, *, where: str)
         )
 
 
-def _refuse_name(key: str, name: Any, names: Mapping[str, str], *, where: str) -> None:
+def _refuse_name(key: str, name: JsonValue, names: Mapping[str, str], *, where: str) -> None:
     kind = KINDS[key]
     parts = _parts(name, kind)
     if not all(part in names for part in parts):
@@ -123,7 +122,7 @@ def _refuse_name(key: str, name: Any, names: Mapping[str, str], *, where: str) -
         )
 
 
-def _parts(name: Any, kind: Kind) -> tuple[Any, ...]:
+def _parts(name: JsonValue, kind: Kind) -> tuple[str, ...]:
     """The components that a row names: a weighted sum has several. What is no text is no name."""
     if not isinstance(name, str):
         return (repr(name),)

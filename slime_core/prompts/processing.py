@@ -20,6 +20,8 @@ from typing import Any
 from slime_core.errors import DataError
 from slime_core.plugins.boundary import boundary
 from slime_core.prompts.chat import PromptEncoder
+from slime_core.prompts.rows import Prompt
+from slime_core.types import JsonValue
 
 __all__ = ["InputProcessor", "Processed", "has_processor"]
 
@@ -68,7 +70,7 @@ class InputProcessor:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="processor")
 
     async def __call__(
-        self, prompt: str | list[dict[str, Any]], inputs: Mapping[str, Any], *, tools: Sequence[Any] | None = None
+        self, prompt: Prompt, inputs: Mapping[str, JsonValue], *, tools: Sequence[JsonValue] | None = None
     ) -> Processed:
         """``prompt`` with its ``inputs``, as :attr:`Sample.multimodal_inputs` holds them: images by path or in base 64.
 

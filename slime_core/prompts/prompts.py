@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import cast
 
 from slime_core.errors import CheckpointError, RunError
 from slime_core.plugins.contracts import PromptRequest, RunView
 from slime_core.prompts.stream import Stream
-from slime_core.types import PromptGroup, Sample
+from slime_core.types import JsonValue, PromptGroup, Sample
 
 __all__ = ["NumberedPrompts", "requested"]
 
@@ -56,12 +56,12 @@ class NumberedPrompts:
         """
         self._returned.extend([_number(group) for group in groups])
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, JsonValue]:
         """The number of the next new group, the groups that were put back, and all that decides what a number means."""
         place = self._stream.state(self._returned)
         return {"next": self._next, "returned": list(self._returned), **self._order_comes_from, **place}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, JsonValue]) -> None:
         """Continue where ``state()`` was taken.
 
         Raises:
@@ -75,7 +75,7 @@ class NumberedPrompts:
                 f"{'; '.join(differ)}. Resume with the prompts and the settings of that run."
             )
         self._stream.restore(state)
-        self._next, self._returned = int(state["next"]), list(state["returned"])
+        self._next, self._returned = cast(int, state["next"]), list(cast(list[int], state["returned"]))
 
     def _group(self, number: int) -> PromptGroup:
         """Group ``number`` of the run; the number alone says which prompt, so that it can be made again."""

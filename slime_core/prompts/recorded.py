@@ -21,7 +21,7 @@ from typing import Any
 from slime_core.errors import DataError, RunError
 from slime_core.opaque import as_json, from_json
 from slime_core.track.record import write_atomically
-from slime_core.types import LogProbs, PromptGroup, Sample, TokenIds
+from slime_core.types import JsonValue, LogProbs, PromptGroup, Sample, TokenIds
 
 __all__ = ["Recorded", "RolloutFiles", "read_rollout", "write_rollout"]
 
@@ -48,7 +48,7 @@ class Recorded:
     temperature: float
     trained: list[Sample]
     lost: list[Sample] = field(default_factory=list)
-    cursor: dict[str, Any] = field(default_factory=dict)
+    cursor: dict[str, JsonValue] = field(default_factory=dict)
 
     @property
     def groups(self) -> list[PromptGroup]:

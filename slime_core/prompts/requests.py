@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from slime_core.config.sampling import DataConfig
 from slime_core.config.schema import RunConfig
@@ -17,6 +16,7 @@ from slime_core.prompts.left_out import BAD, TOO_LONG
 from slime_core.prompts.lengths import Counting, PromptLengths, ShortEnough
 from slime_core.prompts.row_checks import RowCheck
 from slime_core.prompts.rows import Prompt, Reading
+from slime_core.types import JsonValue
 
 __all__ = ["LeftOut", "reading_of", "short_enough", "template_arguments", "training_request"]
 
@@ -72,7 +72,7 @@ def reading_of(data: DataConfig, formats: Mapping[str, PromptFormat]) -> Reading
     )
 
 
-def template_arguments(data: DataConfig) -> dict[str, Any]:
+def template_arguments(data: DataConfig) -> dict[str, JsonValue]:
     """What the chat template is given besides the messages."""
     return dict(json.loads(data.apply_chat_template_kwargs))
 
@@ -117,7 +117,7 @@ def short_enough(config: RunConfig, encoder: PromptEncoder) -> ShortEnough | Non
     if longest is None:
         return None
 
-    def count(prompt: Prompt, tools: list[Any] | None) -> int:
+    def count(prompt: Prompt, tools: list[JsonValue] | None) -> int:
         return len(encoder.encode(prompt, tools=tools))
 
     workers = config.data.num_data_workers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from slime_core.config.schema import RunConfig
 from slime_core.errors import DataError
@@ -13,13 +12,14 @@ from slime_core.plugins.construction import run_plan
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.named import Offered, offered_to_rows, refuse_unknown
 from slime_core.prompts.row_sampling import Drawn, drawn, refuse_unusable
+from slime_core.types import JsonValue
 
 __all__ = ["RowCheck", "RowMistakes", "check_of", "mistakes_of_plugins", "row_check"]
 
-RowCheck = Callable[[Mapping[str, Any], str], None]
+RowCheck = Callable[[Mapping[str, JsonValue], str], None]
 """Called with a row's metadata and where it stands; raises a DataError where the run cannot do what it asks for."""
 
-RowMistakes = Callable[[Mapping[str, Any]], Iterator[str]]
+RowMistakes = Callable[[Mapping[str, JsonValue]], Iterator[str]]
 """What is wrong with a row's metadata."""
 
 
@@ -30,7 +30,7 @@ def row_check(offered: Offered, drawn: Drawn | None, mistakes: RowMistakes | Non
         mistakes: what else is wrong with a row; None: nothing is.
     """
 
-    def check(metadata: Mapping[str, Any], where: str) -> None:
+    def check(metadata: Mapping[str, JsonValue], where: str) -> None:
         refuse_unknown(metadata, offered, where=where)
         refuse_unusable(metadata, drawn=drawn, where=where)
         if mistakes is not None and (found := next(mistakes(metadata), None)) is not None:
@@ -61,7 +61,7 @@ def mistakes_of_plugins(
         return None
     plan = run_plan(config, options)
 
-    def mistakes(metadata: Mapping[str, Any]) -> Iterator[str]:
+    def mistakes(metadata: Mapping[str, JsonValue]) -> Iterator[str]:
         for one in asked:
             given = {"metadata": metadata, "plan": plan, "options": registry.options_of(one.plugin.name, options)}
             with boundary(one.plugin, f"calling {hooks.CHECK_ROW}", locate=True):

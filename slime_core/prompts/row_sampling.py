@@ -10,7 +10,7 @@ ends, and may repeat, not change, what decides how likely a token is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -18,6 +18,7 @@ from slime_core.config.mistakes import nearest
 from slime_core.config.schema import RunConfig
 from slime_core.config.section import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Section, Share
 from slime_core.errors import DataError
+from slime_core.types import JsonValue
 
 __all__ = ["SAMPLING_PARAMS", "Drawn", "RowSampling", "drawn", "own_sampling", "refuse_unusable"]
 
@@ -77,7 +78,7 @@ ENDS = frozenset({"max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", 
 """What leaves the probabilities of tokens alone."""
 
 
-def own_sampling(metadata: Mapping[str, Any], *, drawn: Drawn | None, where: str) -> dict[str, Any]:
+def own_sampling(metadata: Mapping[str, JsonValue], *, drawn: Drawn | None, where: str) -> dict[str, JsonValue]:
     """What the row wants, by the names of :class:`RowSampling`; empty: nothing.
 
     Arguments:
@@ -107,12 +108,12 @@ def own_sampling(metadata: Mapping[str, Any], *, drawn: Drawn | None, where: str
     return given
 
 
-def refuse_unusable(metadata: Mapping[str, Any], *, drawn: Drawn | None, where: str) -> None:
+def refuse_unusable(metadata: Mapping[str, JsonValue], *, drawn: Drawn | None, where: str) -> None:
     """Returns if what the row wants can be had; raises as :func:`own_sampling`."""
     own_sampling(metadata, drawn=drawn, where=where)
 
 
-def _refuse_another_distribution(given: Mapping[str, Any], drawn: Drawn, where: str) -> None:
+def _refuse_another_distribution(given: Mapping[str, JsonValue], drawn: Drawn, where: str) -> None:
     for key, value in given.items():
         if key not in ENDS and value != drawn.get(key):
             runs = f"; the run's is {drawn[key]:g}" if key in drawn else ""

@@ -13,6 +13,7 @@ from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptFormat, RawRow
 from slime_core.prompts.cells import fields_of, input_of, label_of, message_of, without_gaps
 from slime_core.prompts.tables import Joined, open_rows
+from slime_core.types import JsonValue
 
 __all__ = [
     "Prompt",
@@ -34,7 +35,7 @@ PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\
 
 PARQUET = b"PAR1"
 
-Prompt = str | list[dict[str, Any]]
+Prompt = str | list[dict[str, JsonValue]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class Reading:
     tool_key: str | None = None
     multimodal_keys: tuple[tuple[str, str], ...] = ()
     formats: Mapping[str, PromptFormat] = field(default_factory=dict)
-    checks: Callable[[Mapping[str, Any], str], None] | None = None
+    checks: Callable[[Mapping[str, JsonValue], str], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,11 @@ class PromptRow:
 
     prompt: Prompt
     label: str | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
-    inputs: dict[str, Any] | None = None
+    metadata: dict[str, JsonValue] = field(default_factory=dict)
+    inputs: dict[str, JsonValue] | None = None
 
     @property
-    def tools(self) -> list[Any] | None:
+    def tools(self) -> list[JsonValue] | None:
         """See :func:`tools_of`."""
         return tools_of(self.metadata)
 
@@ -86,7 +87,7 @@ TOOLS = "tools"
 """Key of a sample's metadata, as in slime."""
 
 
-def tools_of(metadata: Mapping[str, Any]) -> list[Any] | None:
+def tools_of(metadata: Mapping[str, JsonValue]) -> list[JsonValue] | None:
     """The tools that the chat template is given: objects under ``tools``. None: there are none, or something else."""
     tools = metadata.get(TOOLS)
     return tools if isinstance(tools, list) and tools and all(isinstance(tool, dict) for tool in tools) else None
@@ -163,8 +164,8 @@ def prompt_of(raw: RawRow, reading: Reading) -> PromptRow:
     return PromptRow(prompt, _label(raw, row, reading.label_key), metadata, _inputs(raw, row, reading))
 
 
-def content_of(raw: RawRow) -> dict[str, Any]:
-    """The object that a row is.
+def content_of(raw: RawRow) -> dict[str, object]:
+    """The object that a row is; of columns, with dates and other values that JSON has not.
 
     Raises:
         DataError: it is none.
@@ -296,7 +297,7 @@ def _inputs(raw: RawRow, row: dict[str, Any], reading: Reading) -> dict[str, Any
     return {kind: input_of(row[key]) for kind, key in reading.multimodal_keys if row[key] is not None} or None
 
 
-def is_chat(prompt: Any) -> bool:
+def is_chat(prompt: object) -> bool:
     """Whether it is a list of chat messages, each with role and content."""
     return (
         isinstance(prompt, list)

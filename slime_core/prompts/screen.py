@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from slime_core.errors import DataError
 from slime_core.plugins.boundary import boundary
@@ -19,6 +19,7 @@ from slime_core.prompts.named import GENERATE_FUNCTION, Offered
 from slime_core.prompts.row_checks import RowMistakes, row_check
 from slime_core.prompts.row_sampling import SAMPLING_PARAMS, Drawn, own_sampling
 from slime_core.prompts.rows import Prompt, PromptRow, Reading, numbered_prompts, size_of
+from slime_core.types import JsonValue
 
 __all__ = ["Room", "screen"]
 
@@ -55,7 +56,7 @@ class Room:
     folder: Path
     apply_chat_template: bool
     leaves_out: int | None = None
-    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    template_arguments: Mapping[str, JsonValue] = field(default_factory=dict)
 
     @property
     def prompt(self) -> float:
@@ -129,7 +130,7 @@ def _by_response(rows: Rows, response: int) -> Mapping[int, Rows]:
     """Longest response -> the rows that may have one of that length; a row may name its own."""
     found: dict[int, list[tuple[str, PromptRow]]] = {}
     for place, row in rows:
-        own = own_sampling(row.metadata, drawn=None, where=place).get("max_new_tokens", response)
+        own = cast(int, own_sampling(row.metadata, drawn=None, where=place).get("max_new_tokens", response))
         found.setdefault(own, []).append((place, row))
     return found
 
@@ -227,7 +228,7 @@ def _has_code(folder: Path) -> bool:
         return False
 
 
-def _length(tokenizer: Any, prompt: Prompt, tools: list[Any] | None, room: Room) -> int:
+def _length(tokenizer: Any, prompt: Prompt, tools: list[JsonValue] | None, room: Room) -> int:
     if not room.apply_chat_template:
         return len(tokenizer(prompt)["input_ids"])
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

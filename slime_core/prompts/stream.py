@@ -7,9 +7,10 @@ streams.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from slime_core.prompts.rows import PromptRow
+from slime_core.types import JsonValue
 
 __all__ = ["Stream"]
 
@@ -25,15 +26,15 @@ class Stream(Protocol):
         """Make ready what comes before prompt ``stop``."""
         ...
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, JsonValue]:
         """All that decides what a number means."""
         ...
 
-    def state(self, numbers: Sequence[int]) -> dict[str, Any]:
+    def state(self, numbers: Sequence[int]) -> dict[str, JsonValue]:
         """What else :meth:`restore` needs; with it, ``numbers`` are found fast."""
         ...
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, JsonValue]) -> None:
         """Continue from where ``state`` was taken."""
         ...
 

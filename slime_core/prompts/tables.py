@@ -16,13 +16,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from slime_core.config.prompt_paths import PromptPath, format_of, unreadable
 from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptFormat, PromptTable, RawRow, RunView
 from slime_core.prompts.line_index import EVERY, LineIndex, indexed, stamp_of
 from slime_core.prompts.sizes import Sizes
+from slime_core.types import JsonValue
 
 __all__ = ["Joined", "JsonLines", "LineTable", "open_rows", "unreadable"]
 
@@ -144,16 +145,16 @@ class Joined:
         """Tells these rows from others."""
         return f"{'|'.join(table.stamp() for table in self.tables)}[{self._start}:{self._stop}]"
 
-    def places(self, rows: Sequence[int]) -> dict[str, Any]:
+    def places(self, rows: Sequence[int]) -> dict[str, JsonValue]:
         """What :meth:`know` needs to find ``rows`` again without reading all that stands before them."""
         found = [self._find(self._start + row) for row in rows]
         places = {(self.tables.index(table), *table.index.nearest(inner)) for table, inner in _lines(found)}
         return {"starts": list(self._starts), "places": sorted(map(list, places))}
 
-    def know(self, places: dict[str, Any]) -> None:
+    def know(self, places: Mapping[str, JsonValue]) -> None:
         """Take over what :meth:`places` of the same files said."""
-        self._starts = list(places["starts"])
-        for number, line, offset in places["places"]:
+        self._starts = list(cast(list[int], places["starts"]))
+        for number, line, offset in cast(list[list[int]], places["places"]):
             table = self.tables[number]
             if isinstance(table, LineTable):
                 table.index.know(line, offset)

@@ -17,9 +17,16 @@ from slime_core import RunView, generation
 from slime_core.generation import GenerateContext, ProcessedPrompt, SamplingParams
 from slime_core.modeling.layout import ParallelLayout
 
+PROMPTS = (
+    *("bad_rows", "chat", "held", "left_out", "lengths", "line_index", "named", "prompts", "recorded"),
+    *("requests", "row_checks", "row_sampling", "rows", "screen", "screen_rollouts", "sizes", "stream", "tables"),
+)
+"""Modules of the prompts room without ``Any``; not yet ``cells`` and ``processing``."""
+
 ROOMS = (
     *("slime_core", "slime_core.plugins.contracts", "slime_core.plugins.hooks"),
     *("slime_core.generation", "slime_core.modeling", "slime_core.services", "slime_core.types"),
+    *(f"slime_core.prompts.{name}" for name in PROMPTS),
     *(f"slime_core.harness.{name}" for name in ("engines", "learner", "lifecycle", "megatron", "plugins", "runs")),
 )
 

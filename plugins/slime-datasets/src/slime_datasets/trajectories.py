@@ -76,7 +76,7 @@ def read_trajectories(lines: Sequence[RawRow], fit: Fit) -> PromptGroup:
 
 
 def _sample(raw: RawRow, fit: Fit) -> Sample:
-    values = content_of(raw)
+    values: dict[str, Any] = content_of(raw)
     for wrong in _of_no_kind(values):
         raise DataError(f"{raw.place}: {wrong}")
     try:
