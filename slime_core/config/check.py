@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from slime_core.config.conditions import unmet
 from slime_core.config.custom import function_paths
@@ -46,8 +46,8 @@ def mistakes(
 
     Arguments:
         purpose: ``run``, or ``eval``, which trains nothing.
-        broken: settings whose value is not what the user meant; conditions on them are left alone, and rules are not
-            looked at while there are any, because their arithmetic needs every number.
+        broken: settings whose value could not be read, which therefore have their defaults here. Conditions on them
+            are not judged, and rules that read one are silent, because the default is not what was meant.
         of_plugins: setting key -> (setting, value), of the active plugins.
     """
     if purpose == "eval":
@@ -57,9 +57,42 @@ def mistakes(
     values = {key: (setting, of_core[key]) for key, setting in core_settings().items()}
     messages = [
         *unmet(values | dict(of_plugins or {}), sections=OF_EVALUATIONS if purpose == "eval" else None, broken=broken),
-        *(message for rule in rules if not broken for message in rule(config)),
+        *(message for rule in rules for message in _messages(rule, _without(config, broken))),
     ]
     return list(map(Mistake, messages))
+
+
+class _UnreadError(Exception):
+    """A rule has used a setting whose value could not be read."""
+
+
+class _Unread:
+    """Stands in for such a value: every use of it raises."""
+
+    def _used(self, *_: object) -> NoReturn:
+        raise _UnreadError
+
+    __bool__ = __eq__ = __hash__ = __len__ = __iter__ = __lt__ = __le__ = __gt__ = __ge__ = _used
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __floordiv__ = _used
+    __rfloordiv__ = __truediv__ = __rtruediv__ = __contains__ = __getattr__ = __str__ = __format__ = _used
+
+
+def _without(config: RunConfig, settings: frozenset[str]) -> RunConfig:
+    sections = {core_settings()[key].section for key in settings if key in core_settings()}
+    update = {
+        name: (section := getattr(config, name)).model_copy(
+            update={key: _Unread() for key in settings if key in type(section).model_fields}
+        )
+        for name in sections
+    }
+    return config.model_copy(update=update)
+
+
+def _messages(rule: Rule, config: RunConfig) -> list[str]:
+    try:
+        return list(rule(config))
+    except _UnreadError:
+        return []
 
 
 OF_EVALUATIONS = frozenset({"engine", "eval"})
