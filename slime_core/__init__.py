@@ -7,7 +7,16 @@ __version__ = "0.1.0"
 
 import typing as _typing
 
-from slime_core.config.options import Conflicts, Flag, NamesPrompts, Needs, UsedBy
+from slime_core.config.options import (
+    Conflicts,
+    DerivedSetting,
+    Flag,
+    NamesCode,
+    NamesPrompts,
+    Needs,
+    Provides,
+    UsedBy,
+)
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.contracts import (
@@ -94,6 +103,7 @@ __all__ = [
     "CorrectionTraits",
     "DataSource",
     "DataTraits",
+    "DerivedSetting",
     "EvalSamples",
     "Flag",
     "FunctionSource",
@@ -114,6 +124,7 @@ __all__ = [
     "MicroBatch",
     "ModelSpec",
     "ModelSpecTraits",
+    "NamesCode",
     "NamesPrompts",
     "Needs",
     "Optimizer",
@@ -127,6 +138,7 @@ __all__ = [
     "PromptRequest",
     "PromptScreen",
     "PromptTable",
+    "Provides",
     "RawRow",
     "Reductions",
     "ResponseTokens",

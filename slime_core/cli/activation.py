@@ -31,7 +31,7 @@ def activate_unlocked(peek: Peek, *, admit: Admit | None = None) -> ActivePlugin
         architecture=architecture,
         choices=peek.choices,
         flags=peek.flags,
-        paths=peek.paths,
+        code=peek.code,
         without=peek.no_plugins,
         admit=admit,
     )

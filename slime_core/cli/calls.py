@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from slime_core.cli.describe import place_of, where_called
 from slime_core.config.load import DEFAULT
-from slime_core.plugins.discovery import COMPAT
 from slime_core.plugins.registration import Implementation
 from slime_core.plugins.selection import Selected, selected
 
@@ -45,10 +44,10 @@ def trace(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> It
     for one in used:
         yield f"  {one.kind.words} {one.component.name}, {because(one, resolved)}"
         yield f"    {_who(one)}: {one.component.target}"
-        if one.plugin.name == COMPAT:
-            yield from _functions(active.functions.get(one.component.name, ()))
-    named = {one.component.name for one in used if one.plugin.name == COMPAT}
-    others = [function for setting, found in active.functions.items() if setting not in named for function in found]
+        yield from _functions(active.functions.get(one.plugin.name, {}).get(one.component.name, ()))
+    named = {(one.plugin.name, one.component.name) for one in used}
+    options = [(plugin, option, found) for plugin, own in active.functions.items() for option, found in own.items()]
+    others = [function for plugin, option, found in options if (plugin, option) not in named for function in found]
     yield from ["", "functions that other settings name by path", *_functions(others)] if others else []
 
 

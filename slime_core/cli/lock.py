@@ -106,9 +106,7 @@ def _of_settings(words: Sequence[str]) -> tuple[Manifest, Path]:
 
     argv = run.expand(expand(words))
     active = activate_unlocked(peek(argv))
-    resolved = load(
-        argv, presets=active.presets, plugin_options=active.options, inactive=active.inactive, check_rules=False
-    )
+    resolved = load(argv, **active.for_settings, check_rules=False)
     return active.manifest, resolved.config.run.lock_file or LOCK_FILE
 
 

@@ -212,19 +212,10 @@ def _resolve(argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run") ->
 
     argv = run.expand(argv) if purpose == "run" else argv
     active = activate_named(peek(argv))
-    resolved = load(
-        argv, presets=active.presets, plugin_options=active.options, inactive=active.inactive, purpose=purpose
-    )
+    resolved = load(argv, **active.for_settings, purpose=purpose)
     trains = purpose == "run"
     check_selection(resolved.config, active.registry, trains=trains, options=resolved.plugin_options)
-    check_settings(resolved, active.registry, trains=trains)
-    if active.functions:
-        import importlib
-
-        importlib.import_module("slime_compat.forms").check_rollout_functions(
-            active.functions, group_rm=resolved.config.custom.group_rm
-        )
-        importlib.import_module("slime_compat.training").check_training_functions(active.functions)
+    check_settings(resolved, active.registry, code=active.functions, trains=trains)
     return resolved, active
 
 
@@ -243,9 +234,7 @@ def _resolve_unchecked(argv: Sequence[str]) -> Resolved:
     argv = run.expand(argv)
     seen = peek(argv)
     active = activate(seen.plugins, choices=seen.choices, flags=seen.flags, without=seen.no_plugins)
-    return load(
-        argv, presets=active.presets, plugin_options=active.options, inactive=active.inactive, check_rules=False
-    )
+    return load(argv, **active.for_settings, check_rules=False)
 
 
 def _asks_help(argv: Sequence[str]) -> bool:
@@ -261,19 +250,21 @@ def _help(command: str, argv: Sequence[str]) -> int:
     topic = [word for word in argv[place + 1 : place + 2] if not word.startswith("--")]
     flags = [*argv[:place], *argv[place + 1 + len(topic) :]]
     seen = peek(flags)
-    options = _options_in_spite_of_all(seen)
+    options = _options_in_spite_of_all(seen, topic)
     print(help_topic(topic[0], options) if topic else help_page(command, options))
     return 0
 
 
-def _options_in_spite_of_all(peek: Peek) -> dict[str, type[BaseModel]]:
-    """The options classes of the plugins that load; what is wrong with the others is printed."""
-    from slime_core.plugins.discovery import resolve
+def _options_in_spite_of_all(peek: Peek, topic: Sequence[str]) -> dict[str, type[BaseModel]]:
+    """The options classes of the plugins that load, that of ``topic`` among them; what is wrong with the others is
+    printed."""
+    from slime_core.plugins.discovery import installed, resolve
     from slime_core.plugins.registry import activate
     from slime_core.plugins.requirements import Withheld
 
     options: dict[str, type[BaseModel]] = {}
-    for name in peek.plugins:
+    asked = [plugin.name for plugin in installed() if plugin.name in topic]
+    for name in dict.fromkeys([*peek.plugins, *asked]):
         try:
             if resolve(name).plugin not in Withheld(peek.no_plugins):
                 options |= activate([name]).options

@@ -23,6 +23,7 @@ from slime_core.plugins.discovery import (
     PluginSource,
     activated_by,
     claims_for,
+    few_ways,
     installed,
     required_by,
     resolve,
@@ -132,7 +133,7 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
     if row["architectures"]:
         told.append(f"for checkpoints of {', '.join(row['architectures'])}")
     if row["activated_by"]:
-        told.append(f"active with {', or '.join(row['activated_by'])}")
+        told.append(f"active with {', or '.join(few_ways(row['activated_by'], row['name']))}")
     if row["requires"]:
         told.append(f"brings {', '.join(row['requires'])} with it")
     yield from (f"{'':<16} {line}" for line in told)

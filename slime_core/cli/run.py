@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import signal
 import sys
 import time
@@ -25,9 +24,8 @@ from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_settings
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import construct, run_plan, run_view
+from slime_core.plugins.construction import construct, prepare_options, run_view
 from slime_core.plugins.contracts import RunView, SampleTracker, Tracker
-from slime_core.plugins.discovery import COMPAT
 from slime_core.plugins.entries import listed
 from slime_core.plugins.selection import has_critic
 from slime_core.track.events import EvalFinished, Event, Listener
@@ -118,18 +116,8 @@ def written(resolved: Resolved) -> str:
 
 
 def options_of(resolved: Resolved, active: ActivePlugins) -> dict[str, Any]:
-    """Plugin -> its options object; ``compat`` also gets the code that the settings name.
-
-    Raises:
-        ConfigError: ``custom_config_path`` cannot be read.
-    """
-    options: dict[str, Any] = dict(resolved.plugin_options)
-    if active.functions:
-        module = importlib.import_module("slime_compat.options")
-        plan = run_plan(resolved.config, options)
-        extra = module.read_extra(resolved.config.custom.custom_config_path, plan)
-        options[COMPAT] = module.PathOptions(plan=plan, sources=active.functions, extra=extra)
-    return options
+    """What the components and hooks of each plugin are handed; see :func:`prepare_options`."""
+    return prepare_options(resolved.config, active.registry, resolved.plugin_options, active.functions)
 
 
 def paths(record: RunRecord) -> list[tuple[str, Path]]:

@@ -4,7 +4,7 @@ What there is:
 
     section     what every section is; numbers and texts within bounds
     options     what the annotation of a setting may say besides
-    running, sampling, measuring, serving, learning, custom    the sections of a subject
+    running, sampling, measuring, serving, learning    the sections of a subject
     megatron_flags, sglang    what a run says to the engines under their own names
     schema      all sections as one ``RunConfig``, and what follows from several of them
     reward_sum, prompt_paths, secrets    what is written in the place of a reward, of a prompt file, of a secret

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from slime_core.config.conditions import unmet
-from slime_core.config.custom import function_paths
 from slime_core.config.described import context_length, described, start_weights
 from slime_core.config.learning import PARITY_BOUNDS
 from slime_core.config.mistakes import Mistake
@@ -20,7 +19,6 @@ from slime_core.config.reward_sum import reward_terms
 from slime_core.config.rules.asynchronous import ASYNC
 from slime_core.config.rules.batches import BATCHES, OPTIMIZER
 from slime_core.config.rules.corrections import CORRECTIONS
-from slime_core.config.rules.custom import CUSTOM
 from slime_core.config.rules.data import DATA
 from slime_core.config.rules.debug import DEBUG, unwritable
 from slime_core.config.rules.drawing import DRAWING
@@ -135,16 +133,6 @@ def _evaluated_responses_fit_the_model(config: RunConfig) -> Iterator[str]:
     if config.eval.eval_max_response_len is None:
         yield from _too_long(config, "rollout_max_response_len", config.rollout.rollout_max_response_len)
     yield from _too_long(config, "eval_max_response_len", config.eval.eval_max_response_len)
-
-
-def _settings_of_functions_are_used(config: RunConfig) -> Iterator[str]:
-    custom = config.custom
-    if custom.custom_rm_path is None:
-        asked = {"group_rm = true": custom.group_rm, f"rm_model_path = {custom.rm_model_path}": custom.rm_model_path}
-        for setting in (setting for setting, value in asked.items() if value):
-            yield f"{setting} has no effect without custom_rm_path; add --custom-rm-path, or leave it out"
-    if custom.custom_config_path is not None and not function_paths(dict(custom)):
-        yield f"custom_config_path = {custom.custom_config_path} has no effect: no function is named by path"
 
 
 def _colocated_engines_have_devices(config: RunConfig) -> Iterator[str]:
@@ -299,7 +287,6 @@ _ALWAYS: tuple[Rule, ...] = (
     _checkpoint_is_a_model,
     _load_exists,
     _output_is_writable,
-    _settings_of_functions_are_used,
 )
 
 _OF_EVAL: tuple[Rule, ...] = (
@@ -315,7 +302,6 @@ _OF_RUN: tuple[Rule, ...] = (
     *ASYNC,
     *BATCHES,
     *CORRECTIONS,
-    *CUSTOM,
     *DATA,
     *DEBUG,
     *DRAWING,

@@ -11,7 +11,7 @@ from slime_core.config.prompt_paths import PromptPath
 from slime_core.config.reward_sum import reward_names
 from slime_core.errors import DataError
 
-__all__ = ["KIND_NAMED_BY", "PROMPT_FORMAT", "Choice", "choices", "prompt_formats"]
+__all__ = ["KIND_NAMED_BY", "PROMPT_FORMAT", "Choice", "NamedCode", "choices", "prompt_formats"]
 
 KIND_NAMED_BY = {
     "generate_function": "generate_function",
@@ -43,6 +43,19 @@ class Choice:
     kind: str
     name: str
     where: str
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCode:
+    """A function that an option of a plugin names by path.
+
+    Example: ``--custom-rm-path mine.py`` is ``NamedCode("compat", "custom_rm_path", "--custom-rm-path", "mine.py")``.
+    """
+
+    plugin: str
+    option: str
+    flag: str
+    path: str
 
 
 def choices(

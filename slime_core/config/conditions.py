@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from slime_core.config.options import Conflicts, Needs
+from slime_core.config.options import Conflicts, Needs, Provides
 from slime_core.config.settings import Setting
 from slime_core.config.wording import as_words
 from slime_core.errors import PluginError
@@ -33,11 +33,19 @@ def unmet(
         PluginError: a plugin's setting names one that does not exist.
     """
     by_flag = {pair[0].flag: pair for pair in values.values()}
+    provided = {
+        part
+        for setting, value in values.values()
+        for entry in (setting.info.metadata if value != setting.default else ())
+        for part in (entry.parts if isinstance(entry, Provides) else ())
+    }
     for setting, value in values.values():
         if value == setting.default or setting.key in broken or (sections and setting.section not in sections):
             continue
         for condition in setting.info.metadata:
-            if isinstance(condition, Needs | Conflicts) and condition.when in (None, value):
+            if not isinstance(condition, Needs | Conflicts) or condition.part in provided:
+                continue
+            if condition.when in (None, value):
                 names = (*condition.settings, *([condition.unless] if condition.unless else []))
                 found = {name: _find(setting, name, values, by_flag) for name in names}
                 if not any(pair and pair[0].key in broken for pair in found.values()):

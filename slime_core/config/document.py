@@ -67,7 +67,8 @@ class Document:
             elif table in ENGINES:
                 yield from self._of_engine(table, entries, mistakes)
             elif not any(section == table for section, _ in by_place):
-                said = inactive.get(f"[{table}]") or _no_table(table, by_place)
+                of_keys = (inactive.get(key.replace("_", "-")) for key in entries)
+                said = inactive.get(f"[{table}]") or next(filter(None, of_keys), None) or _no_table(table, by_place)
                 mistakes.append(Mistake(f"{self.place(table)}: {said}"))
             else:
                 yield from self._of_table(table, entries, by_place, mistakes, inactive)

@@ -6,34 +6,67 @@ whoever calls activates them and hands their presets and options classes to :fun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ValidationError
 
 from slime_core.config import check
-from slime_core.config.choices import Choice, choices
-from slime_core.config.custom import STANDS_IN_FOR, CustomConfig, function_paths
+from slime_core.config.choices import Choice, NamedCode, choices
 from slime_core.config.document import Document, read_document
 from slime_core.config.embedded import EMBEDDED_DEFAULTS, OF_EVALUATIONS
 from slime_core.config.engine_flags import ENGINES, engine_settings
 from slime_core.config.eval_file import read_eval_config
 from slime_core.config.flags import CommandLine, read_command_line
 from slime_core.config.mistakes import Mistake, nearest, report
+from slime_core.config.options import DerivedSetting, NamesCode, Part, PluginSettings, Provides
 from slime_core.config.schema import RunConfig
+from slime_core.config.secrets import without_secrets
 from slime_core.config.section import EngineSection, Value
 from slime_core.config.settings import Contested, Setting, Unacceptable, core_settings, plugin_settings
 from slime_core.config.slime_engines import stand_ins
 from slime_core.errors import ConfigError
+from slime_core.types import JsonValue
 
-__all__ = ["Peek", "Provenance", "Resolved", "load", "named_plugins", "peek"]
+__all__ = ["Derive", "Offered", "Peek", "Provenance", "Resolved", "load", "named_plugins", "peek"]
 
 Presets = Mapping[str, tuple[object, str]]
 Options = Mapping[str, type[BaseModel]]
 Purpose = Literal["run", "eval"]
+
+
+class Derive(Protocol):
+    """What the options of plugins mean for settings of the core."""
+
+    def __call__(
+        self, options: Mapping[str, BaseModel], settings: Mapping[str, JsonValue]
+    ) -> Iterable[tuple[str, DerivedSetting]]:
+        """Plugin and setting, one after the other.
+
+        Arguments:
+            options: plugin -> its options object.
+            settings: of the core, as far as presets, file and flags say them.
+
+        Raises:
+            ConfigError: an option cannot be understood.
+        """
+        ...
+
+
+class Offered(Protocol):
+    """What active plugins bring to the settings."""
+
+    @property
+    def presets(self) -> Presets: ...
+
+    @property
+    def options(self) -> Options: ...
+
+    @property
+    def derived(self) -> Derive: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +131,6 @@ class Peek:
     Arguments:
         plugins: the named plugins; those on the command line replace those of the file.
         hf_checkpoint: the folder of the start weights, whose architecture may need a plugin; None: the embedded model.
-        paths: setting -> the functions that it names by path.
         no_plugins: plugins to go without.
         locked, lock_file: whether a lock says which plugins may run, and which.
         debug_rollout_only: no learner is started, so no plugin has to build the model.
@@ -109,7 +141,6 @@ class Peek:
 
     plugins: tuple[str, ...] = ()
     hf_checkpoint: Path | None = None
-    paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     no_plugins: tuple[str, ...] = ()
     locked: bool = False
     lock_file: Path | None = None
@@ -117,22 +148,34 @@ class Peek:
     flags: Mapping[str, str] = field(default_factory=dict)
     argv: tuple[str, ...] = ()
 
-    def choices(self, presets: Presets, options: Options) -> list[Choice]:
+    def choices(self, offered: Offered) -> list[Choice]:
         """The components and prompt formats that flags, file, evaluation sets and presets name; where several layers
         say what a setting is, the last of them.
 
         Arguments:
-            presets, options: of the plugins that are active so far; see :func:`load`.
+            offered: by the plugins that are active so far.
         """
-        reading = _read_layers(self.argv, _Reading({**core_settings(), **plugin_settings(options)}), presets)
+        reading = self._read(offered)
         origins = {key: _told(key, origin) for key, origin in reading.provenance.items()}
         prompts = [key for key, setting in reading.settings.items() if setting.names_prompts]
         return list(choices(reading.values, origins, prompts=prompts))
 
+    def code(self, offered: Offered) -> list[NamedCode]:
+        """The functions that options name by path.
+
+        Arguments:
+            offered: by the active plugins.
+        """
+        return list(self._read(offered).code())
+
+    def _read(self, offered: Offered) -> _Reading:
+        settings = {**core_settings(), **plugin_settings(offered.options)}
+        return _read_layers(self.argv, _Reading(settings), offered.presets, offered.options, offered.derived)
+
 
 def peek(argv: Sequence[str]) -> Peek:
     """The plugins and the model that flags or file name; mistakes are left for :func:`load` to report."""
-    wanted = {key: core_settings()[key] for key in (*_PEEKED, *CustomConfig.model_fields)}
+    wanted = {key: core_settings()[key] for key in _PEEKED}
     reading = _Reading(dict(core_settings()))
     line = read_command_line(argv, core_settings())
     document = _document(line, reading)
@@ -140,7 +183,6 @@ def peek(argv: Sequence[str]) -> Peek:
     reading.read_flags(line, only=wanted)
     values = reading.values
     return Peek(
-        paths=function_paths(values),
         flags=_flags(line, document),
         argv=tuple(argv),
         **{key: values[key] for key in _PEEKED if key in values},
@@ -158,6 +200,7 @@ def load(
     presets: Presets | None = None,
     plugin_options: Options | None = None,
     inactive: Mapping[str, str] | None = None,
+    derive: Derive | None = None,
     purpose: Purpose = "run",
     check_rules: bool = True,
 ) -> Resolved:
@@ -169,6 +212,7 @@ def load(
             needs a word of the file or of a flag.
         plugin_options: plugin -> its options class, of the active plugins.
         inactive: flag without dashes, or plugin in brackets -> what to say of it, for plugins that are not active.
+        derive: what options mean for settings of the core; None: nothing.
         purpose: whose rules to check; an evaluation needs no advantage estimator.
         check_rules: False leaves out the rules between settings and the look at files.
 
@@ -177,7 +221,7 @@ def load(
     """
     options = plugin_options or {}
     settings = {**core_settings(), **plugin_settings(options)}
-    reading = _read_layers(argv, _Reading(settings, inactive=inactive or {}), presets or {})
+    reading = _read_layers(argv, _Reading(settings, inactive=inactive or {}), presets or {}, options, derive)
     reading.read_engines()
     reading.refuse_contested(presets or {})
     config, plugins = reading.build(options)
@@ -218,6 +262,10 @@ class _Reading:
                 continue
             where = f"{key}, set by plugin {plugin}"
             setting = self.settings[key]
+            if any(isinstance(entry, NamesCode) for entry in setting.info.metadata):
+                message = f"preset {key} of plugin {plugin}: which code a run loads, only the run says"
+                self.mistakes.append(Mistake(f"{message}; report it to the plugin's author"))
+                continue
             self._put(setting, Provenance("preset", plugin), partial(setting.read_python, value), where)
 
     def read_file(self, document: Document | None, *, only: Mapping[str, Setting] | None = None) -> None:
@@ -251,21 +299,46 @@ class _Reading:
         where = f"{origin}: {path}"
         self._put(self.settings["eval_datasets"], Provenance("file", str(path)), partial(read_eval_config, path), where)
 
-    def select_paths(self) -> None:
-        """Where code is named by path, select the component that runs it."""
-        for path in sorted(STANDS_IN_FOR.keys() & function_paths(self.values).keys()):
-            key = STANDS_IN_FOR[path]
-            chosen = self.values.get(key)
-            if self.settings[key].is_sequence:
-                self.values[key] = (*(name for name in chosen or () if name != path), path)
-            elif chosen not in (None, path) and self.provenance[key].layer in ("file", "flag"):
-                found = f"{self.provenance[key]} says {chosen}"
-                message = f"{self.settings[path].flag} stands in for {key}, and {found}; accepted: one of the two"
-                self.mistakes.append(Mistake(message, key))
-                continue
+    def read_derived(self, options: Options, derive: Derive) -> None:
+        """What options of plugins mean for settings of the core."""
+        made = {plugin: found for plugin, kind in options.items() if (found := self._plain_options(plugin, kind))}
+        core = core_settings()
+        given = without_secrets({key: value for key, value in self.values.items() if key in core})
+        try:
+            derived = list(derive(made, given))
+        except ConfigError as error:
+            self.mistakes.append(Mistake(str(error)))
+            return
+        for plugin, one in derived:
+            option = self.settings.get(f"{plugin}.{one.option}")
+            if one.name not in core or option is None:
+                wrong = f"no option {one.option}" if option is None else f"no setting {one.name} of the core"
+                message = f"plugin {plugin} derives {one.name} from {one.option}, and there is {wrong}"
+                self.mistakes.append(Mistake(f"{message}; report it to the plugin's author"))
             else:
-                self.values[key] = path
-            self.provenance[key] = self.provenance[path]
+                self._derive(core[one.name], one, option)
+
+    def _derive(self, setting: Setting, one: DerivedSetting, option: Setting) -> None:
+        known, origin = self.values.get(setting.key), self.provenance.get(setting.key, DEFAULT)
+        try:
+            value = setting.read_python(one.value)
+        except Unacceptable as error:
+            self.mistakes.append(Mistake(f"{setting.key}, which follows from {option.flag}: {error}", setting.key))
+            return
+        if not one.replaces and origin.layer in ("file", "flag") and known not in (None, (), value):
+            message = f"{option.flag} stands in for {setting.key}, and {origin} says {known}; accepted: one of the two"
+            self.mistakes.append(Mistake(message, setting.key))
+            return
+        self.values[setting.key] = value
+        self.provenance[setting.key] = self.provenance.get(option.key, DEFAULT)
+
+    def code(self) -> Iterator[NamedCode]:
+        """The functions that options name by path."""
+        for key, setting in self.settings.items():
+            for names in setting.info.metadata if setting.of_plugin else ():
+                if isinstance(names, NamesCode):
+                    for path in names.paths(self.values.get(key)):
+                        yield NamedCode(setting.section, setting.name, setting.flag, path)
 
     def select_components(self) -> None:
         """Where a plugin's setting is given that selects a component, it takes the place of the core's default."""
@@ -320,7 +393,30 @@ class _Reading:
             sections.setdefault(setting.section, {})[setting.name] = value
         sections |= {engine: {"given": tuple(sorted(sections.get(engine, {}).items()))} for engine in ENGINES}
         plugins = {plugin: self._options(plugin, kind, sections.pop(plugin, {})) for plugin, kind in options.items()}
-        return RunConfig.model_validate(sections), plugins
+        return RunConfig.model_validate(sections).with_plugins(self._of_plugins(plugins)), plugins
+
+    def _plain_options(self, plugin: str, kind: type[BaseModel]) -> BaseModel | None:
+        """The options of a plugin as far as they are read; None: they do not make sense yet."""
+        own = [setting for setting in self.settings.values() if setting.of_plugin and setting.section == plugin]
+        try:
+            return kind.model_validate({one.name: self.values[one.key] for one in own if one.key in self.values})
+        except ValidationError:  # reported by build
+            return None
+
+    def _of_plugins(self, plugins: Mapping[str, BaseModel]) -> PluginSettings:
+        values = {f"{plugin}.{name}": value for plugin, options in plugins.items() for name, value in options}
+        provided: dict[Part, tuple[str, ...]] = {}
+        for setting in (self.settings[key] for key in values):
+            value = values[setting.key]
+            for entry in setting.info.metadata if value != setting.default else ():
+                for part in entry.parts if isinstance(entry, Provides) else ():
+                    provided[part] = (*provided.get(part, ()), f"{setting.name} = {value}")
+        return PluginSettings(
+            values=without_secrets(values),
+            files={self.settings[key].name: value for key, value in values.items() if isinstance(value, Path)},
+            code=tuple(f"{one.flag.removeprefix('--').replace('-', '_')} = {one.path}" for one in self.code()),
+            provided=provided,
+        )
 
     def _options(self, plugin: str, kind: type[BaseModel], values: Mapping[str, Any]) -> BaseModel:
         try:
@@ -337,7 +433,9 @@ class _Reading:
             self.mistakes.append(Mistake(f"{where}: {error}", setting.key))
 
 
-def _read_layers(argv: Sequence[str], reading: _Reading, presets: Presets) -> _Reading:
+def _read_layers(
+    argv: Sequence[str], reading: _Reading, presets: Presets, options: Options, derive: Derive | None
+) -> _Reading:
     """``reading`` after presets, the file, flags, and what these imply for other settings."""
     line = read_command_line(argv, reading.settings, reading.inactive)
     document = _document(line, reading)
@@ -346,8 +444,9 @@ def _read_layers(argv: Sequence[str], reading: _Reading, presets: Presets) -> _R
     reading.mistakes += line.mistakes
     reading.read_flags(line)
     reading.read_eval_config()
-    reading.select_paths()
     reading.select_components()
+    if derive is not None:
+        reading.read_derived(options, derive)
     reading.fill_embedded()
     return reading
 

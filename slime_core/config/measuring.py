@@ -149,7 +149,7 @@ def _told(text: str) -> PydanticCustomError:
     return PydanticCustomError(TOLD, "{text}", {"text": text})
 
 
-EVALUATION_DATA = ("eval_prompt_data", "eval_datasets", "eval_function_path")
+EVALUATION_DATA = ("eval_prompt_data", "eval_datasets")
 NO_EVALUATION = Conflicts("skip_eval_before_train", unless="eval_interval", because="nothing would be evaluated")
 
 
@@ -168,7 +168,9 @@ class EvalConfig(Section):
     eval_config: Annotated[Path | None, Once()] = None
     """YAML or TOML file with evaluation sets and defaults for them, read into eval_datasets. None: there is none."""
     eval_interval: Annotated[
-        Count | None, Needs(*EVALUATION_DATA), Conflicts(*NO_ENGINES, because="evaluations need engines")
+        Count | None,
+        Needs(*EVALUATION_DATA, part="evaluation"),
+        Conflicts(*NO_ENGINES, because="evaluations need engines"),
     ] = None
     """Evaluate every this many rollouts, and at the end. None: only before the first."""
     skip_eval_before_train: bool = False
@@ -199,7 +201,7 @@ class EvalConfig(Section):
     """Minimum reward of a solved response, in pass@k."""
     eval_num_gpus: Annotated[
         Count | None,
-        Needs(*EVALUATION_DATA),
+        Needs(*EVALUATION_DATA, part="evaluation"),
         Conflicts("eval_interleaved", because="the policy's engines evaluate with it"),
         Conflicts("colocate", because="the learner sleeps when an evaluation begins; --eval-interleaved goes with it"),
         NO_EVALUATION,
@@ -208,7 +210,7 @@ class EvalConfig(Section):
     engines."""
     eval_num_gpus_per_engine: Annotated[Count | None, Needs("eval_num_gpus")] = None
     """GPUs per such engine. None: rollout_num_gpus_per_engine."""
-    eval_interleaved: Annotated[bool, Needs(*EVALUATION_DATA), NO_EVALUATION] = False
+    eval_interleaved: Annotated[bool, Needs(*EVALUATION_DATA, part="evaluation"), NO_EVALUATION] = False
     """Evaluate on the policy's engines while generation and training continue; new weights wait for it.
 
     False: training waits for the evaluation, and the evaluation for groups in flight.

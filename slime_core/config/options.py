@@ -6,6 +6,8 @@
     UsedBy      the components that read the setting
     Needs       another setting without which this one has no effect
     Conflicts   another setting that excludes this one
+    NamesCode   its value names functions by path
+    Provides    what the plugin does in place of the core where the setting is set
 
 A condition speaks where its setting has another value than its default; the messages are made in one place
 (:mod:`slime_core.config.conditions`).
@@ -13,11 +15,27 @@ A condition speaks where its setting has another value than its default; the mes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
 from slime_core.types import JsonValue
 
-__all__ = ["NO_ENGINES", "ONE_HALF", "Conflicts", "Flag", "NamesPrompts", "Needs", "UsedBy"]
+__all__ = [
+    "NO_ENGINES",
+    "ONE_HALF",
+    "Conflicts",
+    "DerivedSetting",
+    "Flag",
+    "NamesCode",
+    "NamesPrompts",
+    "Needs",
+    "Part",
+    "PluginSettings",
+    "Provides",
+    "UsedBy",
+]
 
 NO_ENGINES = ("debug_train_only", "load_debug_rollout_data")
 """Settings with which rollouts are read, so that no engine is started."""
@@ -79,6 +97,19 @@ class UsedBy:
         object.__setattr__(self, "required", required)
 
 
+Part = Literal["correction", "evaluation", "policy_loss", "reward_model", "rewards", "rollouts", "training_signal"]
+"""What a plugin can do in place of the core.
+
+    correction        weighs tokens of other weights than today's
+    evaluation        implements ``slime_evaluate``, so that no evaluation set is needed
+    policy_loss       computes the loss, so that what only the core's loss reads has no effect
+    reward_model      scores every sample, also those whose row names a reward model
+    rewards           may give samples rewards before a reward model is asked
+    rollouts          makes whole rollouts, unless recorded ones are read
+    training_signal   changes what is trained on, so that equal rewards may still train something
+"""
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class _Relation:
     """What a setting says about others.
@@ -89,6 +120,7 @@ class _Relation:
         when: the only value of this setting for which it holds; None: any other than the default.
         unless: another setting with which it does not hold, if that has another value than its default.
         because: the reason, for messages: ``engines and learner take turns on the same devices``.
+        part: met where an option of a plugin provides it; see :class:`Provides`.
     """
 
     settings: tuple[str, ...]
@@ -96,9 +128,16 @@ class _Relation:
     when: JsonValue
     unless: str
     because: str
+    part: Part | None
 
     def __init__(
-        self, *settings: str, equals: JsonValue = None, when: JsonValue = None, unless: str = "", because: str = ""
+        self,
+        *settings: str,
+        equals: JsonValue = None,
+        when: JsonValue = None,
+        unless: str = "",
+        because: str = "",
+        part: Part | None = None,
     ) -> None:
         if not settings:
             raise ValueError(f"{type(self).__name__}() names no setting; leave it out, or name one")
@@ -108,6 +147,7 @@ class _Relation:
             "when": when,
             "unless": unless,
             "because": because,
+            "part": part,
         }.items():
             object.__setattr__(self, name, value)
 
@@ -141,3 +181,77 @@ def _require_component(flag: str, selects: str) -> None:
             f"Flag({flag!r}, selects={selects!r}): accepted is a kind and a component, such as data_source:mine; kinds "
             f"are {', '.join(sorted(KIND_NAMED_BY.values()))}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class NamesCode:
+    """The setting names functions by path: ``file.py:function``, ``file.py``, ``package.module.function`` or
+    ``package.module:function``; in a tuple, several.
+
+    Before anything is imported, the core looks for each of them and records its code with that of the plugins, so that
+    every process runs the same and a lock or a resume notices a change. The hooks ``slime_check`` and ``slime_prepare``
+    are handed the functions as :class:`~slime_core.FunctionSource`. A preset may not set such a setting. Because the
+    core does not know what such a function reads, no setting of the run is refused for having no reader.
+
+    Arguments:
+        joined: the values of a tuple are the two parts of one path, ``module`` and ``function``.
+    """
+
+    joined: bool = False
+
+    def paths(self, value: object) -> tuple[str, ...]:
+        """The paths in a value of the setting; none where it is not set."""
+        if not value:
+            return ()
+        found = tuple(map(str, value)) if isinstance(value, tuple | list) else (str(value),)
+        return (":".join(found),) if self.joined else found
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Provides:
+    """What the plugin does in place of the core where the setting has another value than its default; checks of the
+    settings take it into account."""
+
+    parts: tuple[Part, ...]
+
+    def __init__(self, *parts: Part) -> None:
+        if not parts:
+            raise ValueError("Provides() names no part; leave it out, or name what the setting brings")
+        object.__setattr__(self, "parts", parts)
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedSetting:
+    """A setting of the core that follows from an option; hook ``slime_settings`` yields them.
+
+    Example: ``DerivedSetting("rm_type", "custom_rm_path", option="custom_rm_path")``: where that option is set, the
+    component of the same name is the reward model.
+
+    Arguments:
+        name: of the setting of the core.
+        value: read like one of a preset.
+        option: of the plugin, from which it follows; messages and records name it.
+        replaces: it may replace another value that a flag or a file gives. False: giving both is an error.
+    """
+
+    name: str
+    value: JsonValue
+    option: str
+    replaces: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PluginSettings:
+    """What the core knows of the options of a run's plugins.
+
+    Arguments:
+        values: ``PLUGIN.NAME`` -> value of every option, without secrets.
+        files: option -> the file or folder that it names.
+        code: the options that name code, as ``custom_rm_path = mine.py``.
+        provided: part -> the options that bring it, as ``custom_rm_path = mine.py``.
+    """
+
+    values: Mapping[str, JsonValue] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)
+    code: tuple[str, ...] = ()
+    provided: Mapping[Part, tuple[str, ...]] = field(default_factory=dict)

@@ -123,8 +123,8 @@ class RolloutConfig(Section):
         Needs(
             "corrections",
             "use_rollout_logprobs",
-            "custom_tis_function_path",
             when="correct",
+            part="correction",
             because="something has to weigh stale samples",
         ),
     ] = "requeue"

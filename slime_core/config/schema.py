@@ -21,11 +21,10 @@ Example, as a file and as flags::
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
-from slime_core.config.custom import CustomConfig
 from slime_core.config.learning import (
     AlgorithmConfig,
     CriticConfig,
@@ -36,6 +35,7 @@ from slime_core.config.learning import (
 )
 from slime_core.config.measuring import EvalConfig
 from slime_core.config.megatron_flags import MegatronConfig
+from slime_core.config.options import Part, PluginSettings
 from slime_core.config.running import (
     CheckpointConfig,
     ClusterConfig,
@@ -54,7 +54,6 @@ __all__ = [
     "CheckpointConfig",
     "ClusterConfig",
     "CriticConfig",
-    "CustomConfig",
     "DataConfig",
     "DebugConfig",
     "EngineConfig",
@@ -94,8 +93,23 @@ class RunConfig(Section):
     sglang: SGLangConfig = Field(default_factory=SGLangConfig)
     watch: WatchConfig = Field(default_factory=WatchConfig)
     debug: DebugConfig = Field(default_factory=DebugConfig)
-    custom: CustomConfig = Field(default_factory=CustomConfig)
     run: JobConfig = Field(default_factory=JobConfig)
+    _of_plugins: PluginSettings = PrivateAttr(default_factory=PluginSettings)
+
+    @property
+    def of_plugins(self) -> PluginSettings:
+        """What the core knows of the options of the run's plugins."""
+        return self._of_plugins
+
+    def with_plugins(self, found: PluginSettings) -> Self:
+        """The same settings with ``found`` as those of plugins."""
+        copy = self.model_copy()
+        copy._of_plugins = found
+        return copy
+
+    def provided(self, part: Part) -> tuple[str, ...]:
+        """The options of plugins that bring ``part``, as ``custom_rm_path = mine.py``; empty: the core does it."""
+        return self._of_plugins.provided.get(part, ())
 
     @property
     def samples_per_rollout(self) -> int:
@@ -117,7 +131,7 @@ class RunConfig(Section):
     @property
     def evaluates(self) -> bool:
         """Whether there is something to evaluate on."""
-        return bool(self.eval.files or self.custom.eval_function_path)
+        return bool(self.eval.files or self.provided("evaluation"))
 
     @property
     def num_learner_ranks(self) -> int:

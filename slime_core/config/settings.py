@@ -226,7 +226,9 @@ class Setting:
         return _anchored(value, base)
 
     def _unacceptable(self, found: str, error: ValidationError) -> Unacceptable:
-        told = "; ".join(one["msg"] for one in error.errors() if one["type"] == TOLD)
+        # What a validator of a plugin says stands in its ValueError.
+        own = [str(one["ctx"]["error"]) for one in error.errors() if one["type"] == "value_error" and self.of_plugin]
+        told = "; ".join([*(one["msg"] for one in error.errors() if one["type"] == TOLD), *own])
         return Unacceptable(told or f"found {found}; {self._accepted(error)}")
 
     def _accepted(self, error: ValidationError | None = None) -> str:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from slime_core.config.load import load, peek
 from slime_core.errors import RunError, WaitTimeout
 from slime_core.learner.settings import LearnerSettings
+from slime_core.plugins.construction import prepare_options
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.plugins.registry import activate
 from slime_core.plugins.selection import policy_loss
@@ -89,15 +90,20 @@ def train_step(
     flags = ["--device", "cpu", *flags]
     seen = peek(flags)
     active = activate(
-        seen.plugins, architecture=architecture, choices=seen.choices, flags=seen.flags, without=seen.no_plugins
+        seen.plugins,
+        architecture=architecture,
+        choices=seen.choices,
+        flags=seen.flags,
+        code=seen.code,
+        without=seen.no_plugins,
     )
-    resolved = load(flags, presets=active.presets, plugin_options=active.options, check_rules=False)
+    resolved = load(flags, **active.for_settings, check_rules=False)
     settings = LearnerSettings(
         resolved.config,
         model.resolve(),
         architecture,
         policy_loss(resolved.config, active.registry),
-        dict(resolved.plugin_options),
+        prepare_options(resolved.config, active.registry, resolved.plugin_options, active.functions),
         num_steps=1,
         world_size=ranks,
         num_threads=1,

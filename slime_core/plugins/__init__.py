@@ -21,7 +21,7 @@ In a run:
     selection, pairings, numbers    whether the components that a run names exist and go together
     formats     the prompt formats of a run, each made when the first file of it is opened
     refusals, asked    what a model spec refuses of a checkpoint; whether somebody is there whom a reward model asks
-    functions, slime_paths    functions by path, and what to write in place of those that slime ships
+    functions    functions that options name by path
     construction    makes components, with their options and a view of the run
     lifecycle   calls the hooks of a run's life
     manifest, content, entries, differences, lock    the same code in every process, after a resume, and by a lock

@@ -20,6 +20,7 @@ from slime_core.plugins.discovery import (
     activated_by,
     claimants,
     claims_for,
+    few_ways,
     installed,
     is_for,
 )
@@ -102,10 +103,12 @@ def flag_needs(flags: Mapping[str, str], *, withheld: Withheld, declared: Declar
 def _activating(flag: str, *, in_file: bool, declared: Declared) -> list[Claim]:
     """The claims by which ``flag``, or ``PLUGIN.flag`` of a table ``[PLUGIN]``, activates a plugin."""
     table, _, name = flag.rpartition(".")
-    if table:  # a file has the option's own name, which is not always that of its flag
-        return [claim for claim in _flag_claims(declared) if in_file and claim.plugin == table]
-    is_of_core = name.replace("-", "_") in core_settings()
     claims = claimants(name, declared, group=FLAG_GROUP)
+    if table:  # a file has the option's own name, which is not always that of its flag
+        own = [claim for claim in _flag_claims(declared) if claim.plugin == table]
+        # A table that is nobody's may be the section in which an option stood before it was a plugin's.
+        return (own or [claim for claim in claims if claim.activates]) if in_file else []
+    is_of_core = name.replace("-", "_") in core_settings()
     return [claim for claim in claims if claim.activates or (in_file and not is_of_core)]
 
 
@@ -194,7 +197,7 @@ def _declared_names(plugin: PluginIdentity, registry: Registry) -> dict[str, set
 
 
 def _how_to_activate(plugin: PluginIdentity, claims: Mapping[str, Sequence[Claim]]) -> str:
-    ways = " or with ".join([f"--plugin {plugin.name}", *activated_by(claims)])
+    ways = " or with ".join([f"--plugin {plugin.name}", *few_ways(list(activated_by(claims)), plugin.name)])
     return f"activate it with {ways}, or leave this out"
 
 

@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_core.config.conditions import called
-from slime_core.config.custom import function_paths
 from slime_core.config.load import Resolved
 from slime_core.config.mistakes import Mistake, report
 from slime_core.config.options import UsedBy
 from slime_core.config.settings import Setting
 from slime_core.config.wording import as_words
-from slime_core.errors import PluginError
+from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins import hooks
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import run_plan
+from slime_core.plugins.construction import Code, run_plan
 from slime_core.plugins.discovery import CORE
 from slime_core.plugins.registration import Registry
 from slime_core.plugins.selection import SELECTED_BY, selected
@@ -29,10 +28,11 @@ from slime_core.plugins.selection import SELECTED_BY, selected
 __all__ = ["check_settings"]
 
 
-def check_settings(resolved: Resolved, registry: Registry, *, trains: bool = True) -> None:
+def check_settings(resolved: Resolved, registry: Registry, *, code: Code | None = None, trains: bool = True) -> None:
     """Returns if every setting that a training run gives takes effect, and no plugin finds fault with them.
 
     Arguments:
+        code: the functions that options name by path.
         trains: False: an evaluation, which may be given the settings of a run; only plugins judge those.
 
     Raises:
@@ -40,7 +40,7 @@ def check_settings(resolved: Resolved, registry: Registry, *, trains: bool = Tru
         PluginError: a plugin's ``slime_check`` failed, or an annotation names what is not there.
     """
     unused = _Settings.of(resolved, registry).mistakes() if trains else ()
-    found = [*unused, *_said_by_plugins(resolved, registry, trains=trains)]
+    found = [*unused, *_said_by_plugins(resolved, registry, code or {}, trains=trains)]
     if found:
         raise report([Mistake(message) for message in found])
 
@@ -65,7 +65,7 @@ class _Settings:
             registry,
             frozenset((one.kind, one.component.name) for one in chosen),
             frozenset(name.rpartition(":")[2] for name in resolved.config.run.plugins),
-            bool(function_paths(dict(resolved.config.custom))),
+            bool(resolved.config.of_plugins.code),
         )
 
     def mistakes(self) -> Iterator[str]:
@@ -120,12 +120,14 @@ class _Settings:
         return self.registry.owner(kind, name).name == plugin
 
 
-def _said_by_plugins(resolved: Resolved, registry: Registry, *, trains: bool) -> Iterator[str]:
+def _said_by_plugins(resolved: Resolved, registry: Registry, code: Code, *, trains: bool) -> Iterator[str]:
     plan = run_plan(resolved.config, resolved.plugin_options)
     for one in registry.declarations.get(hooks.CHECK, ()):
-        given = {"plan": plan, "options": resolved.plugin_options.get(one.plugin.name), "trains": trains}
-        with boundary(one.plugin, f"calling {hooks.CHECK}", locate=True):
-            found = one.function(**{name: given[name] for name in one.wants})
+        name = one.plugin.name
+        options = resolved.plugin_options.get(name)
+        given = {"plan": plan, "options": options, "trains": trains, "code": code.get(name, {})}
+        with boundary(one.plugin, f"calling {hooks.CHECK}", locate=True, passes=(SlimeError,)):
+            found = one.function(**{wanted: given[wanted] for wanted in one.wants})
             messages = list(_messages(found))
         yield from (message if one.plugin == CORE else f"{message} (plugin {one.plugin.name})" for message in messages)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,17 @@ from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import without_secrets
 from slime_core.config.settings import core_values
 from slime_core.errors import SlimeError
+from slime_core.plugins import hooks
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import PromptRequest, PromptScreen, RunPlan, RunView
+from slime_core.plugins.functions import FunctionSource
 from slime_core.plugins.registration import Registry
 
-__all__ = ["construct", "run_plan", "run_view"]
+__all__ = ["construct", "prepare_options", "run_plan", "run_view"]
+
+Code = Mapping[str, Mapping[str, Sequence[FunctionSource]]]
+"""Plugin -> option -> the functions that it names by path."""
 
 
 def construct(registry: Registry, kind: Kind, name: str, options: Mapping[str, Any], run: RunView) -> Any:
@@ -52,6 +57,26 @@ def screened(
         return []
     with boundary(owner, f"data source {name!r}: screen", locate=True, passes=(SlimeError,)):
         return [str(one) for one in screen(registry.options_of(owner.name, options), run, prompts)]
+
+
+def prepare_options(
+    config: RunConfig, registry: Registry, options: Mapping[str, BaseModel], code: Code
+) -> dict[str, Any]:
+    """Plugin name -> what its components and lifecycle hooks are handed: what its ``slime_prepare`` makes of its
+    options, or these.
+
+    Raises:
+        PluginError: a plugin's ``slime_prepare`` failed.
+        SlimeError: it raised it.
+    """
+    found: dict[str, Any] = dict(options)
+    plan = run_plan(config, options)
+    for one in registry.declarations.get(hooks.PREPARE, ()):
+        name = one.plugin.name
+        given = {"plan": plan, "options": options.get(name), "code": code.get(name, {})}
+        with boundary(one.plugin, f"calling {hooks.PREPARE}", locate=True, passes=(SlimeError,)):
+            found[name] = one.function(**{wanted: given[wanted] for wanted in one.wants})
+    return found
 
 
 def run_plan(config: RunConfig, options: Mapping[str, Any] | None = None) -> RunPlan:
@@ -103,7 +128,7 @@ def _planned(config: RunConfig, options: Mapping[str, Any]) -> dict[str, Any]:
         "steps_per_rollout": config.steps_per_rollout,
         "num_data_ranks": config.num_data_ranks,
         "num_engines": config.num_engines,
-        "settings": without_secrets({**core_values(config), **_option_values(options)}),
+        "settings": {**without_secrets({**core_values(config), **_option_values(options)}), **config.of_plugins.values},
     }
 
 

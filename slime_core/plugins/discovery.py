@@ -33,7 +33,6 @@ from slime_core.plugins.distributions import distribution_of
 
 __all__ = [
     "ARCHITECTURE_GROUP",
-    "COMPAT",
     "CORE",
     "PLUGIN_GROUP",
     "Claim",
@@ -43,6 +42,7 @@ __all__ = [
     "activated_by",
     "claimants",
     "claims_for",
+    "few_ways",
     "installed",
     "is_for",
     "local_file",
@@ -52,6 +52,9 @@ __all__ = [
     "resolve",
 ]
 
+
+MANY_WAYS = 4
+"""Ways to activate a plugin that a message lists."""
 
 ACTIVATES = "activates"
 """Behind the plugin's name in a claim of a flag: giving the flag activates the plugin."""
@@ -93,8 +96,6 @@ class PluginIdentity:
 
 
 CORE = PluginIdentity("core", "slime-rl", slime_core.__version__, "slime_core.builtin.plugin")
-COMPAT = "compat"
-"""Name of the plugin that runs the functions that ``[custom]`` names by path, of distribution ``slime-compat``."""
 
 
 class Source(StrEnum):
@@ -165,12 +166,21 @@ def claims_for(plugin: PluginIdentity, declared: Declared) -> dict[str, list[Cla
 
 def activated_by(claims: Mapping[str, Sequence[Claim]]) -> Iterator[str]:
     """What a run gives to activate the plugin of these claims: ``--corrections tis, icepop``, ``--buffer-data``."""
+    flags = [claim.name for claim in claims.get(FLAG_GROUP, ()) if claim.activates]
     for kind, flag in _FLAG_OF_KIND.items():
-        if names := [claim.name for claim in claims.get(KIND_GROUPS[kind], ())]:
+        names = [claim.name for claim in claims.get(KIND_GROUPS[kind], ())]
+        if names := [name for name in names if name.replace("_", "-") not in flags]:  # a flag of its own chooses it
             yield f"{flag} {', '.join(names)}"
     if names := [claim.name for claim in claims.get(FORMAT_GROUP, ())]:
         yield f"prompt files of format {', '.join(names)}"
-    yield from (f"--{claim.name}" for claim in claims.get(FLAG_GROUP, ()) if claim.activates)
+    yield from (f"--{name}" for name in flags)
+
+
+def few_ways(ways: Sequence[str], plugin: str) -> list[str]:
+    """What :func:`activated_by` yields, for a message: of many only the first."""
+    if len(ways) <= MANY_WAYS:
+        return list(ways)
+    return [*ways[:MANY_WAYS], f"{len(ways) - MANY_WAYS} other settings (slime plugins show {plugin})"]
 
 
 def is_for(claim: Claim, plugin: PluginIdentity) -> bool:

@@ -17,7 +17,6 @@ from slime_core.errors import PluginError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.discovery import PluginIdentity, PluginSource, Source, local_file, read_code
 from slime_core.plugins.loading import load_plugin
-from slime_core.plugins.slime_paths import instead_of
 
 __all__ = ["FunctionSource", "find_function", "load_function", "own_definitions"]
 
@@ -67,11 +66,7 @@ def find_function(path: str, *, setting: str) -> FunctionSource:
     names = [*module.split("."), *([attribute] if attribute else [])]
     if not module or not all(name.isidentifier() for name in names):
         raise PluginError(f"{flag}: this is no path of a function; accepted are {FORMS}.")
-    is_installed = _is_importable(module.partition(".")[0])
-    instead = instead_of(".".join(names), is_installed=is_installed)
-    if instead is not None:
-        raise PluginError(f"{flag}: the functions that slime ships are not here. {instead}")
-    if not is_installed:
+    if not _is_importable(module.partition(".")[0]):
         raise PluginError(
             f"{flag}: there is no package {module.partition('.')[0]!r} here. Install it, or give the file: {FORMS}."
         )

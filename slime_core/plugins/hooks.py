@@ -1,7 +1,6 @@
 """The calls that a plugin may implement: declarations, each made once, at start; and the lifecycle of a run.
 
-Declarations are plain functions without parameters, but for ``slime_check`` and ``slime_check_row``, which are handed
-the settings::
+Declarations are plain functions without parameters, but for those that are handed settings::
 
     from slime_core import Component, hookimpl
 
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pluggy
 
+from slime_core.config.options import DerivedSetting
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.contracts.learning import LossParts, MicroBatch
 from slime_core.plugins.contracts.lifecycle import EvalSamples, LearnerInfo, Place, RunInfo, SamplerInfo, TrainStep
@@ -33,15 +33,19 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from slime_core.generation import GenerateContext
+    from slime_core.plugins.functions import FunctionSource
 
 __all__ = [
     "CHECK",
     "CHECK_ROW",
     "DECLARATIONS",
     "LIFECYCLE_HOOKS",
+    "OF_SETTINGS",
+    "PREPARE",
     "PROJECT",
     "REGISTRATION_HOOKS",
     "RESTORE",
+    "SETTINGS",
     "STATE",
     "Lifecycle",
     "hookimpl",
@@ -68,6 +72,7 @@ __all__ = [
     "slime_loss_parts",
     "slime_model_spec",
     "slime_options",
+    "slime_prepare",
     "slime_presets",
     "slime_register_advantage_estimators",
     "slime_register_corrections",
@@ -83,6 +88,7 @@ __all__ = [
     "slime_run_end",
     "slime_run_start",
     "slime_sampler_start",
+    "slime_settings",
 ]
 
 PROJECT = "slime"
@@ -158,11 +164,24 @@ def slime_options() -> type[BaseModel]:  # type: ignore[empty-body]
 
 
 @hookspec
-def slime_check(plan: RunPlan, options: object, trains: bool) -> Iterable[str] | None:
+def slime_settings(options: object, settings: Mapping[str, JsonValue]) -> Iterable[DerivedSetting] | None:
+    """Yield settings of the core that follow from the plugin's options; None: none do.
+
+    Called while settings are read, perhaps several times, before they are checked. ``settings`` are those of the core
+    that presets, file and flags give, by name. An option that cannot be understood is a ``ConfigError``.
+    """
+
+
+@hookspec
+def slime_check(
+    plan: RunPlan, options: object, trains: bool, code: Mapping[str, Sequence[FunctionSource]]
+) -> Iterable[str] | None:
     """Yield what is wrong with the settings of a run, as messages for its user; None: nothing is.
 
-    Called once, before anything starts, also by ``slime check``. ``trains``: False: an evaluation, ``slime eval``. What
-    one annotation can say (``UsedBy``, ``Needs``, ``Conflicts``) needs no check.
+    Called once, before anything starts, by ``slime run``, ``slime check`` and ``slime eval``, where ``trains`` is
+    False. What one annotation can say (``UsedBy``, ``Needs``, ``Conflicts``) needs no check. ``code`` holds the
+    functions that options name by path (``NamesCode``), by option; their text can be read, and nothing of them has been
+    imported.
     """
 
 
@@ -172,6 +191,15 @@ def slime_check_row(metadata: Mapping[str, JsonValue], plan: RunPlan, options: o
 
     Called for every row where it is read: before anything starts, as far as files are looked through then, and in the
     sampler. ``--on-bad-data skip`` leaves such rows out.
+    """
+
+
+@hookspec
+def slime_prepare(plan: RunPlan, options: object, code: Mapping[str, Sequence[FunctionSource]]) -> object:
+    """Return what the plugin's components and lifecycle hooks are handed in place of its options.
+
+    Called once on the driver, after every check, for plugins whose options name code or files: what it returns is
+    pickled and sent to every process, which need not have those files. ``code`` is that of ``slime_check``.
     """
 
 
@@ -379,8 +407,10 @@ REGISTRATION_HOOKS: dict[str, Kind] = {
     "slime_register_trackers": Kind.TRACKER,
 }
 
-CHECK = "slime_check"
-CHECK_ROW = "slime_check_row"
+SETTINGS, CHECK, CHECK_ROW, PREPARE = "slime_settings", "slime_check", "slime_check_row", "slime_prepare"
 
-DECLARATIONS = (*REGISTRATION_HOOKS, "slime_presets", "slime_options", CHECK, CHECK_ROW)
-"""The hooks that declare; all but the checks are called once, at start, in this order."""
+OF_SETTINGS = (SETTINGS, CHECK, CHECK_ROW, PREPARE)
+"""The hooks that are handed a run's settings."""
+
+DECLARATIONS = (*REGISTRATION_HOOKS, "slime_presets", "slime_options", *OF_SETTINGS)
+"""The hooks that declare; those before the last four are called once, at start, in this order."""

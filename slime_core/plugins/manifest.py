@@ -55,7 +55,7 @@ class Manifest:
     """The plugins of a run, ``core`` first, then in the order in which they were named.
 
     Arguments:
-        functions: code that ``[custom]`` names by path; ``plugin`` is the setting, ``distribution`` the path.
+        functions: code that options name by path; ``plugin`` is the setting, ``distribution`` the path.
         changes: resumes that went on with other plugins, oldest first.
     """
 

@@ -50,7 +50,7 @@ def _refuse_unknown_log_probs(config: RunConfig, registry: Registry) -> None:
 def _refuse_uncorrected(config: RunConfig, registry: Registry) -> None:
     """Refuse to correct stale samples with nothing that knows who drew them; without a list, a rule has spoken."""
     settings, names = config.algorithm, config.algorithm.corrections
-    knows = settings.use_rollout_logprobs or config.custom.custom_tis_function_path is not None
+    knows = settings.use_rollout_logprobs or config.provided("correction")
     if config.rollout.stale_samples != "correct" or knows or not names:
         return
     if not any(_traits(registry, Kind.CORRECTION, name).compares_engine for name in names):
@@ -66,8 +66,7 @@ def _reading_the_engine(config: RunConfig, registry: Registry) -> Iterator[str]:
     for name in config.algorithm.corrections:
         if _traits(registry, Kind.CORRECTION, name).compares_engine:
             yield f"corrections = {name}"
-    if (path := config.custom.custom_tis_function_path) is not None:
-        yield f"custom_tis_function_path = {path}"
+    yield from config.provided("correction")
     for setting in ("use_rollout_logprobs", "get_mismatch_metrics", "true_on_policy_mode"):
         if getattr(config.algorithm, setting):
             yield f"{setting} = true"
@@ -108,18 +107,9 @@ def _refuse_equal_answers(config: RunConfig, registry: Registry) -> None:
 
 # --- What learns from rewards -----------------------------------------------------------------------------------------
 
-OWN_SIGNAL = (
-    "custom_advantage_function_path",
-    "custom_reward_post_process_path",
-    "custom_convert_samples_to_train_data_path",
-    "rollout_data_postprocess_path",
-    "custom_loss_function_path",
-)
-"""Functions that may train on something else than the estimator's advantages of the plain rewards."""
-
 
 def _learns_from_something_else(config: RunConfig) -> bool:
-    return config.algorithm.use_opd or any(getattr(config.custom, name) is not None for name in OWN_SIGNAL)
+    return bool(config.algorithm.use_opd or config.provided("training_signal") or config.provided("policy_loss"))
 
 
 def _refuse_groups_of_one(config: RunConfig, registry: Registry) -> None:
@@ -149,11 +139,11 @@ def _refuse_equal_rewards(config: RunConfig, registry: Registry) -> None:
 
 
 def _may_be_rewarded_otherwise(config: RunConfig, registry: Registry) -> bool:
-    custom = config.custom
-    functions = custom.rollout_sample_hook_path or custom.data_source_path or custom.buffer_filter_path
     shaped = config.rollout.sample_transforms or config.algorithm.kl_coef
     return bool(
-        functions or shaped or _traits(registry, Kind.GENERATE_FUNCTION, config.rollout.generate_function).rewards
+        config.provided("rewards")
+        or shaped
+        or _traits(registry, Kind.GENERATE_FUNCTION, config.rollout.generate_function).rewards
     )
 
 

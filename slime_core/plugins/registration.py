@@ -11,9 +11,10 @@ import pluggy
 from pydantic import BaseModel
 
 from slime_core.config.flags import CONFIG_FLAG
+from slime_core.config.options import DerivedSetting
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import Contested, core_settings, plugin_settings
-from slime_core.errors import PluginError
+from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins import hooks
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.claims import claimed_names, how_to_get
@@ -24,6 +25,7 @@ from slime_core.plugins.loading import load_plugin, load_target
 from slime_core.plugins.returned import checked_components, checked_options, checked_presets
 from slime_core.plugins.traits import ModelSpecTraits
 from slime_core.plugins.validation import check_hooks
+from slime_core.types import JsonValue
 
 __all__ = ["Implementation", "Registry", "register"]
 
@@ -72,6 +74,32 @@ class Registry:
     lifecycle: Mapping[str, tuple[Implementation, ...]]
     declarations: Mapping[str, tuple[Implementation, ...]] = field(default_factory=dict)
     _offered: Mapping[tuple[Kind, str], _Declared] = field(default_factory=dict)
+
+    def derived(
+        self, options: Mapping[str, BaseModel], settings: Mapping[str, JsonValue]
+    ) -> list[tuple[str, DerivedSetting]]:
+        """The settings of the core that follow from the options of plugins, each with its plugin.
+
+        Arguments:
+            options: plugin -> its options object; a plugin without one is not asked.
+            settings: of the core, as far as they are given.
+
+        Raises:
+            ConfigError: an option cannot be understood.
+            PluginError: a plugin's ``slime_settings`` failed, or yielded something else.
+        """
+        found: list[tuple[str, DerivedSetting]] = []
+        for one in self.declarations.get(hooks.SETTINGS, ()):
+            name = one.plugin.name
+            if name not in options:
+                continue
+            given = {"options": options[name], "settings": settings}
+            with boundary(one.plugin, f"calling {hooks.SETTINGS}", locate=True, passes=(ConfigError,)):
+                derived = list(one.function(**{wanted: given[wanted] for wanted in one.wants}) or ())
+                if wrong := [entry for entry in derived if not isinstance(entry, DerivedSetting)]:
+                    raise TypeError(f"it yielded {wrong[0]!r:.80}; yield DerivedSetting")
+            found += [(name, entry) for entry in derived]
+        return found
 
     def offers(self, kind: Kind, name: str) -> bool:
         """Whether an active plugin offers the component; ``name`` may be ``plugin:component``."""

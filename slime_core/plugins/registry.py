@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, TypedDict
 
 from pydantic import BaseModel
 
-from slime_core.config.choices import Choice
+from slime_core.config.choices import Choice, NamedCode
+from slime_core.config.load import Derive
 from slime_core.errors import PluginError
 from slime_core.plugins.bounds import check_bounds
 from slime_core.plugins.claims import claimed_by, flag_needs, inactive_flags
 from slime_core.plugins.component import Kind
 from slime_core.plugins.declared import scan
-from slime_core.plugins.discovery import COMPAT, CORE, PluginIdentity, PluginSource, Source, installed, resolve
+from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source, resolve
 from slime_core.plugins.functions import FunctionSource, find_function
 from slime_core.plugins.manifest import Manifest, record
 from slime_core.plugins.registration import Registry, register
@@ -26,13 +27,20 @@ Admit = Callable[[Manifest], None]
 """Looks at what is about to be imported, and raises where that may not be."""
 
 
-class Choices(Protocol):
-    """The components and prompt formats that a run's settings name, which depend on presets and options of its
-    plugins."""
+Choices = Callable[[Registry], Sequence[Choice]]
+"""The components and prompt formats that a run's settings name, which depend on what active plugins offer."""
 
-    def __call__(
-        self, presets: Mapping[str, tuple[object, str]], options: Mapping[str, type[BaseModel]]
-    ) -> Sequence[Choice]: ...
+Code = Callable[[Registry], Sequence[NamedCode]]
+"""The functions that options of active plugins name by path."""
+
+
+class ForSettings(TypedDict):
+    """What reading a run's settings takes from its plugins."""
+
+    presets: Mapping[str, tuple[object, str]]
+    plugin_options: Mapping[str, type[BaseModel]]
+    inactive: Mapping[str, str]
+    derive: Derive
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +51,13 @@ class ActivePlugins:
         registry: the components.
         manifest: hand it to every actor, and to every checkpoint.
         by_need: the plugins that the run does not name, and why each is active; print them at start.
-        functions: setting -> the functions that it names by path.
+        functions: plugin -> option -> the functions that it names by path.
     """
 
     registry: Registry
     manifest: Manifest
     by_need: tuple[Need, ...] = ()
-    functions: Mapping[str, tuple[FunctionSource, ...]] = field(default_factory=dict)
+    functions: Mapping[str, Mapping[str, tuple[FunctionSource, ...]]] = field(default_factory=dict)
 
     @property
     def presets(self) -> Mapping[str, tuple[object, str]]:
@@ -60,6 +68,16 @@ class ActivePlugins:
     def options(self) -> Mapping[str, type[BaseModel]]:
         """Plugin -> its options class."""
         return self.registry.options
+
+    @property
+    def for_settings(self) -> ForSettings:
+        """What :func:`slime_core.config.load.load` needs of the plugins."""
+        return {
+            "presets": self.presets,
+            "plugin_options": self.options,
+            "inactive": self.inactive,
+            "derive": self.registry.derived,
+        }
 
     @property
     def inactive(self) -> Mapping[str, str]:
@@ -73,7 +91,7 @@ def activate(
     architecture: str | None = None,
     choices: Choices | None = None,
     flags: Mapping[str, str] | None = None,
-    paths: Mapping[str, Sequence[str]] | None = None,
+    code: Code | None = None,
     without: Sequence[str] = (),
     admit: Admit | None = None,
 ) -> ActivePlugins:
@@ -90,7 +108,7 @@ def activate(
         choices: the components and prompt formats that the settings name; None: none.
         flags: the settings that are given, as flags without dashes -> where each stands; see
             :func:`~.claims.flag_needs`.
-        paths: setting -> functions that it names by path; any of them activates plugin ``compat``.
+        code: the functions that options name by path, which the manifest holds too; None: none.
         without: plugins to go without, named or needed.
         admit: called with the manifest before any of it is imported; None: everything may be.
 
@@ -98,12 +116,8 @@ def activate(
         PluginError: a plugin cannot be found or loaded, two claim the same thing, no plugin fits the architecture, a
             bound does not hold, or something needs what ``without`` takes away.
     """
-    functions = {
-        setting: tuple(find_function(path, setting=setting) for path in found)
-        for setting, found in (paths or {}).items()
-    }
-    start = _Start(Withheld(tuple(without)), [function.code for found in functions.values() for function in found])
-    start.choose([*names, *([COMPAT] if functions else [])])
+    start = _Start(Withheld(tuple(without)))
+    start.choose(names)
     start.add(flag_needs(flags or {}, withheld=start.withheld, declared=start.declared), claimed=True)
     registry, manifest = start.load(admit)
     while start.add(start.claimed(_chosen(choices, registry), registry), claimed=True) | start.add(
@@ -112,12 +126,21 @@ def activate(
         registry, manifest = start.load(admit)
     if architecture is not None and registry.model_spec(architecture) is None:
         raise PluginError(_empty_claim(start.claimant(architecture).plugin, architecture))
+    functions: dict[str, dict[str, tuple[FunctionSource, ...]]] = {}
+    for named in code(registry) if code is not None else ():
+        source = find_function(named.path, setting=named.flag.removeprefix("--").replace("-", "_"))
+        own = functions.setdefault(named.plugin, {})
+        own[named.option] = (*own.get(named.option, ()), source)
+    if functions:
+        manifest = start.record([one.code for own in functions.values() for found in own.values() for one in found])
+        if admit is not None:
+            admit(manifest)
     return ActivePlugins(registry, manifest, by_need=tuple(start.needs), functions=functions)
 
 
 def _chosen(choices: Choices | None, registry: Registry) -> Iterator[Choice]:
     """What the settings name, and the policy losses of the advantage estimators that they name."""
-    found = list(choices(registry.presets, registry.options)) if choices is not None else []
+    found = list(choices(registry)) if choices is not None else []
     yield from found
     has_loss = any(choice.kind == Kind.POLICY_LOSS for choice in found)
     for choice in found:
@@ -133,18 +156,15 @@ def _chosen(choices: Choices | None, registry: Registry) -> Iterator[Choice]:
 class _Start:
     """The steps of one activation, over one look at the metadata."""
 
-    def __init__(self, withheld: Withheld, code: Sequence[PluginSource]) -> None:
+    def __init__(self, withheld: Withheld) -> None:
         self.withheld = withheld
         self.declared = scan()
         self.needs: list[Need] = []
-        self._code = code
         self._sources: list[PluginSource] = []
         self._claimed: set[str] = set()
 
     def choose(self, names: Sequence[str]) -> None:
         """Take ``core``, the named plugins that are not withheld, and what they require."""
-        if self._code:
-            self._refuse_functions()
         found = [resolve(name, self.declared) for name in dict.fromkeys(names)]
         named = [source for source in dict.fromkeys(found) if source.plugin != CORE]
         self.withheld.check(named, self.declared)
@@ -191,30 +211,15 @@ class _Start:
         versions = {plugin.distribution: plugin.version for plugin in of_distributions}
         for plugin in of_distributions:
             check_bounds(plugin, versions)
-        needs = {need.plugin.name: need.why for need in self.needs}
-        manifest = record(sources, self._code, needs=needs, claimed=self._claimed)
+        manifest = self.record()
         if admit is not None:
             admit(manifest)
         return register(sources, claimed=self._claimed), manifest
 
-    def _refuse_functions(self) -> None:
-        """Return if the plugin that runs functions by path is there.
-
-        Raises:
-            PluginError: it is not installed, or withheld.
-        """
-        settings = " and ".join(sorted({f"--{source.plugin.name.replace('_', '-')}" for source in self._code}))
-        found = [plugin for plugin in installed(self.declared) if plugin.name == COMPAT]
-        if not found:
-            raise PluginError(
-                f"plugin {COMPAT!r} runs the functions that {settings} names, and it is not installed.\n"
-                f"Install the distribution slime-compat, or leave out {settings}."
-            )
-        if any(plugin in self.withheld for plugin in found):
-            raise PluginError(
-                f"plugin {COMPAT!r} runs the functions that {settings} names, and --no-plugin takes it away.\n"
-                f"Leave out --no-plugin {COMPAT}, or {settings}."
-            )
+    def record(self, code: Sequence[PluginSource] = ()) -> Manifest:
+        """The manifest of what is active, and of ``code`` that options name."""
+        needs = {need.plugin.name: need.why for need in self.needs}
+        return record(self._sources, code, needs=needs, claimed=self._claimed)
 
     def _take_required(self, *, claimed: bool) -> None:
         self._sources, needs = with_required(self._sources, withheld=self.withheld, declared=self.declared)

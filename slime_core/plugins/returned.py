@@ -13,7 +13,6 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from slime_core.config.custom import CustomConfig
 from slime_core.config.settings import Setting, Unacceptable
 from slime_core.plugins.component import Component, Kind
 
@@ -21,7 +20,7 @@ __all__ = ["checked_components", "checked_options", "checked_presets"]
 
 _CHOOSES_CODE: Final = frozenset(
     {"plugins", "no_plugins", "locked", "lock_file", "allow_plugin_change", "load", "hf_checkpoint"}
-).union(CustomConfig.model_fields)
+)
 """Settings that say which code and weights a run loads, and are read before plugins are or instead of them."""
 
 _PLAIN: Final = (bool, int, float, str, Path)

@@ -128,7 +128,7 @@ def check_selection(
                 _refuse_unused(found, setting, getattr(config.algorithm, setting))
         elif found.kind is Kind.REWARD_MODEL:
             _refuse_other_model(found, config)
-        elif found.kind is Kind.POLICY_LOSS and config.custom.custom_loss_function_path is None:
+        elif found.kind is Kind.POLICY_LOSS and not config.provided("policy_loss"):
             for setting in ("normalize_advantages", "use_opd"):
                 _refuse_idle_advantages(found, setting, getattr(config.algorithm, setting))
         elif found.kind is Kind.CORRECTION and config.algorithm.use_rollout_logprobs:
@@ -258,7 +258,7 @@ def _refuse_idle_replay(found: Selected, config: RunConfig) -> None:
         config.steps_per_rollout > 1
         or settings.keep_old_actor
         or settings.use_rollout_logprobs  # the rules of the settings speak
-        or config.custom.custom_loss_function_path is not None
+        or bool(config.provided("policy_loss"))
         or (traits.scope == "token" and "log_probs" in reads)
         or recomputes(config)
     )

@@ -47,13 +47,13 @@ nothing."""
 def offered_to_rows(
     config: RunConfig, registry: Registry, options: Mapping[str, object] | None = None
 ) -> dict[str, dict[str, str]]:
-    """What rows may name; as in slime, they have no say in the reward where the run gives a function for it by path.
+    """What rows may name; as in slime, they have no say in the reward where a plugin scores every sample.
 
     Arguments:
         options: plugin name -> its options object; of a plugin that is not there, the defaults.
     """
     found = {GENERATE_FUNCTION: dict.fromkeys(registry.names(Kind.GENERATE_FUNCTION), "")}
-    if config.custom.custom_rm_path is None:
+    if not config.provided("reward_model"):
         names = registry.names(Kind.REWARD_MODEL)
         kind = Kind.REWARD_MODEL
         found[REWARD_MODEL] = {name: missing_setting(kind, name, config, registry, options) or "" for name in names}

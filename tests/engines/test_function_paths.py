@@ -6,13 +6,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from ray import cloudpickle
 
-from slime_core.config.custom import CustomConfig
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.errors import CheckpointError, PluginError
 from slime_core.rollout.batch_plan import BatchPlan
@@ -172,19 +171,24 @@ def samples() -> list[Sample]:
     return found
 
 
-def with_paths(code: Path, *, algorithm: dict[str, Any] = EVERYTHING, **functions: str) -> RunConfig:
-    paths: dict[str, Any] = {name: f"{code}:{function}" for name, function in functions.items()}
-    if "spec" in paths:
-        paths["spec"] = (str(code), functions["spec"])
+class Named(NamedTuple):
+    """Settings of a run, and the functions that it names by path."""
+
+    config: RunConfig
+    functions: dict[str, str]
+
+
+def with_paths(code: Path, *, algorithm: dict[str, Any] = EVERYTHING, **functions: str) -> Named:
     base = test_learner.settings(algorithm=algorithm)
     rollout = RolloutConfig(rollout_temperature=TEMPERATURE)
-    return base.model_copy(update={"custom": CustomConfig(**paths), "rollout": rollout})
+    paths = {name: f"{code}:{function}" for name, function in functions.items()}
+    return Named(base.model_copy(update={"rollout": rollout}), paths)
 
 
-def train(children: Children, config: RunConfig, folder: Path, samples: list[Sample], **how: Any) -> Outcome:
+def train(children: Children, named: Named, folder: Path, samples: list[Sample], **how: Any) -> Outcome:
     """One rollout of two steps."""
     ranks, tensor, per_token = how.pop("ranks", 1), how.pop("tensor", 1), how.pop("per_token", False)
-    estimated = config.algorithm.advantage_estimator is not None
+    estimated = named.config.algorithm.advantage_estimator is not None
     shards = make_shards(
         samples,
         None if estimated else ADVANTAGES,
@@ -193,7 +197,8 @@ def train(children: Children, config: RunConfig, folder: Path, samples: list[Sam
         rollout=0,
         temperature=TEMPERATURE,
     )
-    job = Job(config, folder, [[shards[rank // tensor] for rank in range(ranks)]], tensor=tensor)
+    by_rank = [shards[rank // tensor] for rank in range(ranks)]
+    job = Job(named.config, folder, [by_rank], tensor=tensor, functions=named.functions)
     return children.run(job, world_size=ranks)[0]
 
 

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -62,6 +62,7 @@ class Job:
         tensor, pipeline, context: ranks that share every matrix, the layers, every row.
         sequence: those that share matrices share the tokens between them.
         plugins: beside the core's.
+        functions: option of plugin ``compat`` -> the function that it names by path.
         architecture: of the model.
     """
 
@@ -78,6 +79,7 @@ class Job:
     context: int = 1
     sequence: bool = False
     plugins: Sequence[str] = ()
+    functions: Mapping[str, str] = field(default_factory=dict)
     architecture: str = "Qwen3ForCausalLM"
 
 
@@ -93,15 +95,16 @@ class Outcome:
 def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
     """Runs in a child."""
     from slime_compat.options import PathOptions
-    from slime_core.config.custom import function_paths
     from slime_core.learner.rank import Learner, LearnerSettings
     from slime_core.modeling.layout import ParallelLayout
     from slime_core.plugins.construction import run_plan
+    from slime_core.plugins.functions import find_function
     from slime_core.plugins.registry import activate
 
-    paths = function_paths(dict(job.config.custom))
-    active = activate(job.plugins, architecture=job.architecture, paths=paths)
-    options = {"compat": PathOptions(plan=run_plan(job.config), sources=active.functions)} if active.functions else {}
+    compat = ["compat"] if job.functions else []
+    active = activate([*job.plugins, *compat], architecture=job.architecture)
+    sources = {option: (find_function(path, setting=option),) for option, path in job.functions.items()}
+    options = {name: PathOptions(plan=run_plan(job.config), sources=sources) for name in compat}
     settings = LearnerSettings(
         job.config,
         job.folder,

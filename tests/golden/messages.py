@@ -1,6 +1,6 @@
 """What slime says of command lines that it refuses, stored in ``messages.txt`` and read as a diff.
 
-    settings    lines of ``refused.txt``: what is wrong with settings, plugins aside
+    settings    lines of ``refused.txt``: what is wrong with settings; only plugins that flags mean are active
     commands    command lines of ``cases.toml`` that are refused, as a user gives them
     inputs      files and folders that are wrong, of ``tests/e2e/test_bad_input.py``, as far as no process is started
                 and the message does not depend on the machine
@@ -61,12 +61,14 @@ def messages() -> dict[str, str]:
 
 
 def _of_settings(model: Path) -> Iterator[tuple[str, str]]:
-    from slime_core.config.load import load
+    from slime_core.config.load import load, peek
     from slime_core.errors import ConfigError
+    from slime_core.plugins.registry import activate
 
     for line in lines():
+        argv = [*shlex.split(line.replace("{model}", str(model))), "--advantage-estimator", "toy"]
         try:
-            load([*shlex.split(line.replace("{model}", str(model))), "--advantage-estimator", "toy"])
+            load(argv, **activate([], flags=peek(argv).flags).for_settings)
         except ConfigError as refusal:
             yield line, str(refusal)
         else:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from slime_core import RunView, generation
+from slime_core import FunctionSource, RunView, generation
 from slime_core.generation import GenerateContext, ProcessedPrompt, SamplingParams
 from slime_core.modeling.layout import ParallelLayout
 
@@ -31,7 +31,10 @@ ROOMS = (
 )
 
 FOR_CHECKERS: Mapping[str, object] = {
-    **{one.__name__: one for one in (BaseModel, GenerateContext, ParallelLayout, ProcessedPrompt, RunView)},
+    **{
+        one.__name__: one
+        for one in (BaseModel, FunctionSource, GenerateContext, ParallelLayout, ProcessedPrompt, RunView)
+    },
     **{"Encoder": generation.Encoder, "NDArray": NDArray, "SamplingParams": SamplingParams, "np": np, "torch": torch},
     "TransformerBlockSubmodules": object,  # Megatron warns where it is imported
     "TransformerConfig": object,

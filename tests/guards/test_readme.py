@@ -56,10 +56,9 @@ COMMANDS = sorted(set(commands()))
 
 
 def resolve(argv: list[str], *, check_rules: bool = False) -> Resolved:
-    by_path = ["compat"] if any(re.fullmatch("--custom-.*-path", word) for word in argv) else []
     seen = peek(argv)
-    active = activate([*seen.plugins, *by_path], choices=seen.choices, flags=seen.flags)
-    resolved = load(argv, presets=active.presets, plugin_options=active.options, check_rules=check_rules)
+    active = activate(seen.plugins, choices=seen.choices, flags=seen.flags)
+    resolved = load(argv, **active.for_settings, check_rules=check_rules)
     for kind, names in COMPONENTS.items():
         for name in names(resolved.config):
             if name is not None:

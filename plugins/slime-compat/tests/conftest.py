@@ -10,9 +10,7 @@ import pytest
 
 from slime_compat.forms import check_rollout_functions
 from slime_compat.options import PathOptions
-from slime_core.config.load import load, peek
-from slime_core.plugins.construction import run_plan
-from slime_core.plugins.functions import find_function
+from tests.function_paths import handed
 
 Write = Callable[..., PathOptions]
 
@@ -24,13 +22,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
     def make(setting: str, text: str, *flags: str, name: str = "", checked: bool = True) -> PathOptions:
         Path("mine.py").write_text(textwrap.dedent(text))
-        argv = [f"--{setting.replace('_', '-')}", f"mine.py{name}", *flags]
-        sources = {
-            key: tuple(find_function(path, setting=key) for path in paths) for key, paths in peek(argv).paths.items()
-        }
-        options = PathOptions(plan=run_plan(load(argv, check_rules=False).config), sources=sources)
+        options = handed([f"--{setting.replace('_', '-')}", f"mine.py{name}", *flags])
         if checked:
-            check_rollout_functions(sources, group_rm=options.group_rm)
+            check_rollout_functions(options.sources, group_rm=options.group_rm)
         return options
 
     return make

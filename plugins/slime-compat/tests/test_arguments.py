@@ -10,10 +10,14 @@ import pytest
 
 from slime_compat.arguments import slime_arguments
 from slime_compat.options import PathOptions, read_extra
-from slime_core.config.load import load, peek
+from slime_core.config.conditions import unmet
+from slime_core.config.explain import to_toml
+from slime_core.config.load import load
 from slime_core.errors import ConfigError
+from slime_core.plugins.conditions import check_settings
 from slime_core.plugins.construction import run_plan
 from slime_offpolicy.options import OffPolicyOptions
+from tests.function_paths import handed, resolve
 
 
 def options(*argv: str, **extra: object) -> PathOptions:
@@ -77,56 +81,183 @@ def test_a_custom_config_that_is_no_table_of_new_names_is_refused(tmp_path: Path
         read_extra(path, options().plan)
 
 
+@pytest.fixture(autouse=True)
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("def f(args, sample): return 1.0\n")
+
+
+def test_args_have_the_settings_of_slime_by_their_own_names() -> None:
+    args = handed(["--custom-rm-path", "mine.py", "--max-turns", "3"]).arguments
+    assert (args.custom_rm_path, args.max_turns, args.group_rm, args.custom_loss_function_path) == (
+        "mine.py",
+        3,
+        False,
+        None,
+    )
+
+
 def test_a_path_selects_the_component_of_its_name() -> None:
-    resolved = load(("--custom-rm-path", "mine.py"), check_rules=False)
+    resolved, active = resolve(["--custom-rm-path", "mine.py", "--spec", "mine.py", "f"])
     assert resolved.config.rollout.rm_type == "custom_rm_path"
     assert str(resolved.provenance["rm_type"]) == "flag --custom-rm-path"
-    assert peek(("--custom-rm-path", "mine.py", "--spec", "a.b", "f")).paths == {
-        "custom_rm_path": ("mine.py",),
-        "spec": ("a.b:f",),
-    }
+    found = {name: [source.path for source in sources] for name, sources in active.functions["compat"].items()}
+    assert found == {"custom_rm_path": ["mine.py"], "spec": ["mine.py:f"]}
+
+
+def test_filters_come_after_the_transforms_that_are_named() -> None:
+    flags = ["--sample-transforms", "x", "--rollout-sample-filter-path", "mine.py"]
+    resolved, _ = resolve([*flags, "--dynamic-sampling-filter-path", "mine.py"])
+    assert resolved.config.rollout.sample_transforms == (
+        "x",
+        "dynamic_sampling_filter_path",
+        "rollout_sample_filter_path",
+    )
 
 
 def test_a_plugins_preset_gives_way_to_a_path() -> None:
-    presets = {"advantage_estimator": ("grpo", "grpo")}
-    resolved = load(("--custom-advantage-function-path", "a.b"), presets=presets, check_rules=False)
+    resolved, _ = resolve(["--plugin", "grpo", "--custom-advantage-function-path", "mine.py"])
     assert resolved.config.algorithm.advantage_estimator == "custom_advantage_function_path"
+
+
+def test_a_path_in_the_old_section_of_a_file_is_read() -> None:
+    Path("run.toml").write_text('[custom]\ncustom_rm_path = "mine.py"\nspec = []\nmax_turns = "none"\n')
+    resolved, _ = resolve(["--config", "run.toml"])
+    assert resolved.config.rollout.rm_type == "custom_rm_path"
+
+
+def test_what_a_run_writes_down_is_read_again() -> None:
+    flags = ["--custom-rm-path", "mine.py", "--dynamic-sampling-filter-path", "mine.py"]
+    first, _ = resolve(flags)
+    Path("run.toml").write_text(to_toml(first))
+    again, active = resolve(["--config", "run.toml"])
+    assert (again.config, again.plugin_options) == (first.config, first.plugin_options)
+    assert list(active.functions["compat"]) == ["dynamic_sampling_filter_path", "custom_rm_path"]
 
 
 def test_a_path_beside_another_component_is_a_mistake() -> None:
     message = "--custom-rm-path stands in for rm_type, and flag --rm-type says math; accepted: one of the two"
     with pytest.raises(ConfigError, match=message):
-        load(("--custom-rm-path", "mine.py", "--rm-type", "math"), check_rules=False)
+        resolve(["--custom-rm-path", "mine.py", "--rm-type", "math"])
 
 
 def test_two_ways_to_choose_the_data_source_are_a_mistake() -> None:
-    resolved = load(("--buffer-filter-path", "a.b"), check_rules=False)
+    resolved, _ = resolve(["--buffer-filter-path", "mine.py"])
     assert resolved.config.data.data_source == "buffer_filter_path"
     message = "--data-source-path stands in for data_source, and flag --buffer-filter-path says buffer_filter_path"
     with pytest.raises(ConfigError, match=message):
-        load(("--buffer-filter-path", "a.b", "--data-source-path", "a.C"), check_rules=False)
+        resolve(["--buffer-filter-path", "mine.py", "--data-source-path", "mine.py"])
+
+
+def test_a_preset_cannot_name_code() -> None:
+    Path("bold.py").write_text(
+        "from slime_core import hookimpl\n@hookimpl\ndef slime_presets():\n    return {'custom_rm_path': 'mine.py'}\n"
+    )
+    with pytest.raises(ConfigError, match=r"preset compat\.custom_rm_path of plugin bold: which code a run loads"):
+        resolve(["--plugin", "compat", "--plugin", "./bold.py"])
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"),
+    "path",
     [
-        (
-            ("--group-rm",),
-            "group_rm = true has no effect without custom_rm_path; add --custom-rm-path, or leave it out",
-        ),
-        (("--rm-model-path", "/m"), "rm_model_path = /m has no effect without custom_rm_path"),
-        (("--custom-config-path", "a.yaml"), "a.yaml has no effect: no function is named by path"),
+        "slime.rollout.sglang_rollout.generate_rollout",
+        "slime.rollout.sglang_rollout:generate",
+        "slime_plugins.rollout_buffer.generate",
     ],
 )
-def test_settings_of_functions_that_are_not_there_are_mistakes(argv: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load(("--advantage-estimator", "grpo", *argv))
+def test_functions_that_slime_ships_are_named_with_what_to_write_in_their_place(path: str) -> None:
+    with pytest.raises(ConfigError, match="--rollout-function-path: the functions that slime ships are not here"):
+        resolve(["--rollout-function-path", path])
+
+
+def said(*flags: str) -> list[str]:
+    """What the checks of the settings find."""
+    resolved, active = resolve(["--advantage-estimator", "grpo", *flags])
+    found = list(unmet(resolved.values()))
+    try:
+        check_settings(resolved, active.registry, code=active.functions)
+    except ConfigError as mistakes:
+        found += [line.removeprefix("  - ") for line in str(mistakes).splitlines()[1:-1]]
+    return found
+
+
+CP2 = ("--actor-num-gpus-per-node", "2", "--context-parallel-size", "2")
+LOSS = ("--custom-loss-function-path", "mine.py:loss")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--group-rm",), "group_rm = true needs custom_rm_path"),
+        (("--rm-model-path", "/m"), "rm_model_path = /m needs custom_rm_path"),
+        (("--custom-config-path", "/a.yaml"), "custom_config_path = /a.yaml has no effect: no function is named"),
+    ],
+)
+def test_settings_of_functions_that_are_not_there_are_mistakes(flags: tuple[str, ...], message: str) -> None:
+    (found,) = said("--plugin", "compat", *flags)
+    assert found.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("flags", "excludes"),
+    [
+        ((*LOSS, *CP2), "context_parallel_size = 2"),
+        ((*LOSS, "--corrections", "tis"), "corrections = tis"),
+        ((*LOSS, "--policy-loss", "clipped"), "policy_loss = clipped"),
+        ((*LOSS, "--rollout-top-p", "0.9"), "rollout_top_p = 0.9"),
+        ((*LOSS, "--rollout-top-k", "4"), "rollout_top_k = 4"),
+        ((*LOSS, "--loss-token-divisor", "8"), "loss_token_divisor = 8"),
+        ((*LOSS, "--get-mismatch-metrics"), "get_mismatch_metrics = true"),
+        ((*LOSS, "--use-kl-loss", "--use-unbiased-kl"), "use_unbiased_kl = true"),
+        ((*LOSS, "--custom-tis-function-path", "mine.py:tis"), "custom_loss_function_path = mine.py:loss"),
+        (("--custom-tis-function-path", "mine.py:tis", "--use-rollout-logprobs"), "use_rollout_logprobs = true"),
+        (("--custom-tis-function-path", "mine.py:tis", "--true-on-policy-mode"), "true_on_policy_mode = true"),
+        (("--custom-tis-function-path", "mine.py:tis", *CP2), "context_parallel_size = 2"),
+        (("--custom-pg-loss-reducer-function-path", "mine.py:r", *CP2), "context_parallel_size = 2"),
+        (("--custom-pg-loss-reducer-function-path", "mine.py:r", "--loss-token-divisor", "8"), "loss_token_divisor"),
+        (("--rollout-data-postprocess-path", "mine.py:post", *CP2), "context_parallel_size = 2"),
+        (("--rollout-data-postprocess-path", "mine.py:post", "--critic-num-gpus", "1"), "critic_num_gpus = 1"),
+        (("--spec", "mine.py", "s", "--custom-model-provider-path", "mine.py:m"), "custom_model_provider_path = mine"),
+    ],
+)
+def test_what_a_function_takes_the_place_of_excludes_it(flags: tuple[str, ...], excludes: str) -> None:
+    Path("mine.py").write_text(
+        "def loss(args, batch, logits, sum_of_sample_mean): ...\n"
+        "def tis(*, args, pg_loss, **kwargs): ...\n"
+        "def r(total_lengths, response_lengths, loss_masks, calculate_per_token_loss): ...\n"
+        "def post(args, rollout_id, rollout_data): ...\n"
+        "def s(args, config, vp_stage): ...\n"
+        "def m(pre_process, post_process): ...\n"
+    )
+    (found,) = said(*flags)
+    assert f" and {excludes}" in found
+    assert "exclude each other" in found
+
+
+@pytest.mark.parametrize(
+    ("flags", "transport"),
+    [
+        ((), "distributed"),
+        (("--colocate",), "tensor"),
+        (("--update-weight-transport", "disk"), None),
+        (("--colocate", "--actor-num-nodes", "2"), None),
+    ],
+)
+def test_a_function_behind_written_weights_needs_weights_that_are_written(
+    flags: tuple[str, ...], transport: str | None
+) -> None:
+    Path("mine.py").write_text("def hook(args, version_dir, rollout_engines): ...\n")
+    found = said("--custom-update-weight-post-write-path", "mine.py", *flags)
+    assert [f"has no effect where weights travel by {transport}" in one for one in found] == [True] * bool(transport)
+
+
+def test_a_layer_spec_is_a_module_and_a_function() -> None:
+    with pytest.raises(ConfigError, match=r"--spec: found a\.b\.c; accepted are a module and a function"):
+        resolve(["--spec", "a.b.c"])
 
 
 def test_an_evaluation_function_needs_no_prompts_of_the_core() -> None:
-    argv = ("--advantage-estimator", "grpo", "--hf-checkpoint", "/m", "--eval-interval", "2")
-    with pytest.raises(ConfigError, match="eval_interval = 2 needs eval_prompt_data or"):
-        load(argv)
-    with pytest.raises(ConfigError) as refused:
-        load((*argv, "--eval-function-path", "mine.py"))
-    assert "eval_interval" not in str(refused.value)
+    argv = ["--advantage-estimator", "grpo", "--hf-checkpoint", "/m", "--eval-interval", "2"]
+    assert any("eval_interval = 2 needs eval_prompt_data or" in one for one in said(*argv[2:]))
+    Path("mine.py").write_text("def f(args, rollout_id, data_source, evaluation=False): ...\n")
+    assert not any("eval_interval" in one for one in said(*argv[2:], "--eval-function-path", "mine.py"))

@@ -152,17 +152,3 @@ def test_a_module_of_a_package_is_read_without_importing_it(tmp_path, write, mon
     options = write("custom_rm_path", "def f(args, sample): ...")
     with pytest.raises(PluginError, match=r"--custom-rm-path lab.rewards.reward: def reward\(args\) cannot be called"):
         check_texts({"custom_rm_path": (source,)}, rollout_forms(group_rm=options.group_rm))
-
-
-def test_what_slime_ships_is_refused_with_what_to_write_instead(write) -> None:
-    from slime_core.plugins.functions import find_function
-
-    path = "slime.rollout.sglang_rollout.generate_rollout"
-    with pytest.raises(PluginError) as refused:
-        find_function(path, setting="rollout_function_path")
-    assert str(refused.value) == (
-        f"--rollout-function-path {path}: the functions that slime ships are not here. Leave the flag out: this is "
-        "what the core does."
-    )
-    with pytest.raises(PluginError, match="Write a function of your own with the same signature, in a file or an"):
-        find_function("slime.rollout.rm_hub.math", setting="custom_rm_path")

@@ -13,10 +13,10 @@ from slime_compat.reward import PathReward
 from slime_compat.rollout import reach
 from slime_core import RunView, SamplerInfo
 from slime_core.errors import PluginError
-from slime_core.plugins.registry import activate
 from slime_core.rollout.rewards.pool import RewardFailure, RewardPool, RewardPoolSettings
 from slime_core.types import Sample
 from tests.answering import Answering
+from tests.function_paths import resolve
 
 SAMPLES = [
     Sample(index=0, prompt="1+1", response="2", label="2"),
@@ -190,7 +190,7 @@ async def test_what_is_no_reward_costs_its_own_sample(write, value: str) -> None
 
 async def test_one_bad_sample_of_a_group_is_the_only_one_without_a_reward(write) -> None:
     options = write("custom_rm_path", BAD_ONE)
-    manifest = activate([], paths={"custom_rm_path": ["mine.py"]}).manifest
+    manifest = resolve(["--custom-rm-path", "mine.py"])[1].manifest
     pool = RewardPool(RewardPoolSettings(manifest.to_json(), {"compat": options}, num_workers=1))
     try:
         reward, failure = await pool.score("custom_rm_path", SAMPLES, together=True)
@@ -210,7 +210,7 @@ async def test_a_function_of_one_sample_that_ends_its_process_costs_that_sample(
             return 1.0 if sample.index < 3 else None
         """
     options = write("custom_rm_path", text)
-    manifest = activate([], paths={"custom_rm_path": ["mine.py"]}).manifest
+    manifest = resolve(["--custom-rm-path", "mine.py"])[1].manifest
     pool = RewardPool(RewardPoolSettings(manifest.to_json(), {"compat": options}, num_workers=1, timeout_s=300.0))
     try:
         more = [Sample(index=2), Sample(index=3)]
@@ -262,7 +262,7 @@ async def test_a_function_of_a_file_scores_in_a_process_of_its_own(write) -> Non
             return {"process": os.getpid(), "router": args.sglang_router_port, "judge": await post(url, {"n": 1})}
         """
     options = write("custom_rm_path", text)
-    manifest = activate([], paths={"custom_rm_path": ["mine.py"]}).manifest
+    manifest = resolve(["--custom-rm-path", "mine.py"])[1].manifest
     pool = RewardPool(RewardPoolSettings(manifest.to_json(), {"compat": options}, num_workers=1))
     with Answering(lambda body: 7) as judge:
         # As the sampler hands on where the models beside the policy answer.

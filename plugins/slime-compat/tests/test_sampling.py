@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from slime_core.cli.run import options_of
-from slime_core.config.load import load, peek
 from slime_core.errors import PluginError, RunError
 from slime_core.harness.fake_engine import FakeEngine
-from slime_core.plugins.registry import activate
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_records import SamplerSettings
+from tests.function_paths import resolve
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
 
@@ -43,8 +42,7 @@ async def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: FakeEng
         argv = ("--plugin", "grpo", *shape, "--rollout-shuffle", "false", "--rm-type", "random", *flags)
         if "--custom-rm-path" in flags:
             argv = tuple(word for word in argv if word not in ("--rm-type", "random"))
-        active = activate(["grpo"], paths=peek(argv).paths)
-        resolved = load(argv, presets=active.presets, plugin_options=active.options, check_rules=False)
+        resolved, active = resolve(argv)
         settings = SamplerSettings(
             resolved.config, FOLDER, Path("train.jsonl").absolute(), engine.url, options=options_of(resolved, active)
         )

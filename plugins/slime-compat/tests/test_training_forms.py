@@ -6,11 +6,12 @@ import re
 
 import pytest
 
+from slime_compat.forms import rollout_forms
+from slime_compat.options import CompatOptions
 from slime_compat.parts import loss_parts
 from slime_compat.training import TRAINING_FORMS, check, check_training_functions
-from slime_core import LossParts
+from slime_core import LossParts, NamesCode
 from slime_core.cli.main import main
-from slime_core.config.custom import NO_CODE, CustomConfig
 from slime_core.errors import PluginError
 from tests.function_paths import options_for
 
@@ -31,7 +32,12 @@ TAKES = {
 
 def test_every_setting_of_the_learner_has_a_form():
     assert TAKES.keys() == TRAINING_FORMS.keys()
-    assert TRAINING_FORMS.keys() < CustomConfig.model_fields.keys() - NO_CODE
+    named = {
+        name
+        for name, field in CompatOptions.model_fields.items()
+        if any(isinstance(entry, NamesCode) for entry in field.metadata)
+    }
+    assert named == TRAINING_FORMS.keys() | rollout_forms(group_rm=False).keys()
 
 
 @pytest.mark.parametrize(("setting", "parameters"), TAKES.items())

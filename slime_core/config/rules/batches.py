@@ -36,16 +36,6 @@ def _schedule_is_possible(config: RunConfig) -> Iterator[str]:
         yield f"lr_decay_iters = {decay} must be above lr_warmup_iters = {warmup}; both count from the first step"
 
 
-def _losses_are_averaged_one_way(config: RunConfig) -> Iterator[str]:
-    divisor = config.algorithm.loss_token_divisor
-    if divisor is None:
-        return
-    named = f"loss_token_divisor = {divisor:g} divides the loss of each response by a constant"
-    for setting in ("custom_pg_loss_reducer_function_path", "custom_loss_function_path"):
-        if getattr(config.custom, setting) is not None:
-            yield f"{named}, and {setting} names a function that averages by itself; leave one of them out"
-
-
 def _hard_budget_holds_the_longest(config: RunConfig) -> Iterator[str]:
     settings, (context, name) = config.learner, _smallest_context(config)
     if not settings.hard_token_budget:
@@ -103,7 +93,6 @@ def _work_can_be_counted(config: RunConfig) -> Iterator[str]:
 
 BATCHES: tuple[Rule, ...] = (
     _batches_add_up,
-    _losses_are_averaged_one_way,
     _hard_budget_holds_the_longest,
     _work_can_be_counted,
     _schedule_is_possible,

@@ -21,22 +21,6 @@ def _corrections_are_named_once(config: RunConfig) -> Iterator[str]:
             yield f"corrections: {name} is named {count} times, and its weights would be multiplied; name it once"
 
 
-def _the_engine_is_not_corrected_twice(config: RunConfig) -> Iterator[str]:
-    path = config.custom.custom_tis_function_path
-    if config.algorithm.use_rollout_logprobs and path is not None:
-        yield (
-            f"custom_tis_function_path = {path} weighs learner against engine, and use_rollout_logprobs has the ratio "
-            "of the policy loss do that already; leave one of them out"
-        )
-
-
-def _measures_of_the_policy_loss_are_used(config: RunConfig) -> Iterator[str]:
-    loss = config.custom.custom_loss_function_path
-    for name in ("use_unbiased_kl", "get_mismatch_metrics"):
-        if loss is not None and getattr(config.algorithm, name):
-            yield f"{name} = true has no effect with custom_loss_function_path = {loss}, which replaces the loss"
-
-
 def _true_on_policy_is_possible(config: RunConfig) -> Iterator[str]:
     if not config.algorithm.true_on_policy_mode:
         return
@@ -46,8 +30,6 @@ def _true_on_policy_is_possible(config: RunConfig) -> Iterator[str]:
             f"{mode} trains once on what the trained weights drew, and num_steps_per_rollout = "
             f"{config.steps_per_rollout}: every step after the first would be off-policy; give 1, or leave the mode out"
         )
-    if (path := config.custom.custom_tis_function_path) is not None:
-        yield f"{mode} leaves nothing to correct, and custom_tis_function_path = {path}; leave one of them out"
     yield from _parity_is_strict(config, mode)
 
 
@@ -64,7 +46,5 @@ def _parity_is_strict(config: RunConfig, mode: str) -> Iterator[str]:
 
 CORRECTIONS: tuple[Rule, ...] = (
     _corrections_are_named_once,
-    _the_engine_is_not_corrected_twice,
-    _measures_of_the_policy_loss_are_used,
     _true_on_policy_is_possible,
 )

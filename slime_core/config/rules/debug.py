@@ -42,7 +42,7 @@ PICKLES = (".pt", ".pth", ".pkl")
 
 def _rollouts_have_one_source(config: RunConfig) -> Iterator[str]:
     path, name = config.debug.load_debug_rollout_data, config.rollout.rollout_source
-    if path is not None and name is not None and config.custom.rollout_function_path is None:
+    if path is not None and name is not None and not config.provided("rollouts"):
         yield (
             f"rollout_source = {name} has no effect with load_debug_rollout_data = {path}, which says where rollouts "
             "are read; leave one of the two out"
@@ -114,7 +114,7 @@ def _nothing_else_is_replaced(config: RunConfig) -> Iterator[str]:
         others[name] = path
 
 
-READ = ("prompt_data", "eval_prompt_data", "custom_config_path", "lock_file")
+READ = ("prompt_data", "eval_prompt_data", "lock_file")
 """Settings that name files which a run reads."""
 
 
@@ -123,9 +123,9 @@ def _inputs(config: RunConfig) -> dict[str, Path]:
     given = {
         "prompt_data": config.data.prompt_data,
         "load_debug_rollout_data": config.debug.load_debug_rollout_data,
-        "custom_config_path": config.custom.custom_config_path,
         "lock_file": config.run.lock_file,
     }
+    given |= config.of_plugins.files
     given |= {f"eval_prompt_data {name}": path for name, path in config.eval.files}
     return {name: path for name, path in given.items() if path is not None}
 
@@ -157,10 +157,9 @@ def _head(file: Path, size: int) -> bytes:
 
 
 def _engines_are_there_to_be_evaluated(config: RunConfig) -> Iterator[str]:
-    if not config.debug.generates and (path := config.custom.eval_function_path) is not None:
+    if not config.debug.generates and (given := config.provided("evaluation")):
         yield (
-            f"{_reads(config)} starts no engine, and eval_function_path = {path} evaluates on engines; leave one of "
-            "the two out"
+            f"{_reads(config)} starts no engine, and {' '.join(given)} evaluates on engines; leave one of the two out"
         )
 
 

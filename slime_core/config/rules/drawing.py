@@ -24,18 +24,4 @@ def _something_is_left_to_choose(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _the_loss_knows_the_cut(config: RunConfig) -> Iterator[str]:
-    rollout, loss = config.rollout, config.custom.custom_loss_function_path
-    asked = {"rollout_top_p": rollout.rollout_top_p < 1, "rollout_top_k": rollout.rollout_top_k != -1}
-    for name in (name for name, cuts in asked.items() if cuts and loss is not None):
-        yield (
-            f"{name} = {getattr(rollout, name):g} draws tokens from a part of the vocabulary, and "
-            f"custom_loss_function_path = {loss} gets the logits of all of it, so its log-probabilities would be those "
-            "of another distribution; leave one of the two out"
-        )
-
-
-DRAWING: tuple[Rule, ...] = (
-    _something_is_left_to_choose,
-    _the_loss_knows_the_cut,
-)
+DRAWING: tuple[Rule, ...] = (_something_is_left_to_choose,)

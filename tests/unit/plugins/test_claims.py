@@ -392,7 +392,7 @@ def test_inactive_flags_know_our_distributions_that_are_not_installed(monkeypatc
 
 
 def test_a_choice_says_what_names_it():
-    assert peek(["--corrections", "tis", "veto"]).choices({}, {})[:2] == [
+    assert peek(["--corrections", "tis", "veto"]).choices(activate([]).registry)[:2] == [
         Choice("correction", "tis", "--corrections"),
         Choice("correction", "veto", "--corrections"),
     ]

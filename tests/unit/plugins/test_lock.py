@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.cli.main import main
+from slime_core.config.choices import NamedCode
 from slime_core.errors import ManifestMismatch, PluginError
 from slime_core.plugins.lock import Lock, read_lock
 from slime_core.plugins.registry import activate
@@ -73,12 +74,14 @@ def test_what_is_written_is_read_again_and_accepts_the_same_set(acme, folder, in
     (folder / "mine.py").write_text(HOOK)
     install("unrelated", files={"lab/__init__.py": "", "lab/plugin.py": HOOK})
     names = [str(folder / "mine.py"), "acme", "lab.plugin"]
-    manifest = activate(names, paths={"custom_rm_path": ["mine.py:slime_run_start", "json:loads"]}).manifest
+    hooks = ["mine.py:slime_run_start", "json:loads"]
+    code = [NamedCode("compat", "rollout_sample_hook_path", "--rollout-sample-hook-path", path) for path in hooks]
+    manifest = activate([*names, "compat"], code=lambda registry: code).manifest
     (folder / "slime.lock").write_text(Lock.of(manifest, folder / "slime.lock").to_toml())
     again = read_lock(folder / "slime.lock")
     again.check(manifest)
     assert again.verify() == []
-    assert [entry.plugin for entry in again.functions] == ["custom_rm_path", "custom_rm_path"]
+    assert [entry.plugin for entry in again.functions] == ["rollout_sample_hook_path"] * 2
 
 
 def test_a_plugin_that_the_lock_does_not_have_is_not_even_admitted(acme):

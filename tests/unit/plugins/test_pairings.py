@@ -16,8 +16,9 @@ GRPO = "plugin 'grpo' (slime-grpo 0.1.0, entry point slime_grpo.plugin)"
 
 
 def check(line: str) -> None:
-    config = load(line.split(), check_rules=False).config
-    check_selection(config, activate(["grpo", "ppo", "compat", "offpolicy"]).registry, trains=True)
+    registry = activate(["grpo", "ppo", "compat", "offpolicy"]).registry
+    resolved = load(line.split(), plugin_options=registry.options, derive=registry.derived, check_rules=False)
+    check_selection(resolved.config, registry, trains=True)
 
 
 def refused(line: str) -> str:

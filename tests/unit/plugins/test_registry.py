@@ -217,8 +217,8 @@ def test_a_preset_of_two_plugins_is_neither_of_theirs_even_if_they_agree(install
             "O.x has the default datetime.timedelta(days=1), which config.toml cannot hold: found timedelta; accep",
         ),
         (
-            presets("{'load': '/elsewhere', 'custom_rm_path': 'os.system', 'gamma': 1.0}"),
-            "custom_rm_path, load cannot be preset: which code and weights a run loads, only the run says",
+            presets("{'load': '/elsewhere', 'lock_file': 'mine', 'gamma': 1.0}"),
+            "load, lock_file cannot be preset: which code and weights a run loads, only the run says",
         ),
         (presets("{'plugins': ('evil',)}"), "plugins cannot be preset"),
         (f"{HEAD}@hookimpl\ndef slime_presets():\n    return 1 / 0", "failed with ZeroDivisionError: division by zero"),

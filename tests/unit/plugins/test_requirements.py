@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.errors import PluginError
+from slime_core.plugins.claims import inactive_flags
 from slime_core.plugins.declared import scan
 from slime_core.plugins.registry import activate
 from tests.unit.plugins.test_registry import presets, rewards, specs
@@ -199,22 +200,18 @@ def test_another_file_of_the_same_name_takes_nothing_away(tmp_path):
 
 def test_functions_named_by_path_need_the_plugin_that_runs_them():
     with pytest.raises(PluginError) as failure:
-        activate([], paths={"custom_rm_path": ["json:loads"]}, without=("compat",))
+        activate([], flags={"custom-rm-path": "--custom-rm-path"}, without=("compat",))
     assert str(failure.value) == (
-        "plugin 'compat' runs the functions that --custom-rm-path names, and --no-plugin takes it away.\n"
-        "Leave out --no-plugin compat, or --custom-rm-path."
+        "--custom-rm-path: this setting is one of plugin 'compat' (slime-compat 0.1.0, entry point "
+        "slime_compat.plugin), and --no-plugin takes that away.\nLeave one of the two out."
     )
 
 
-def test_functions_named_by_path_name_the_distribution_that_is_not_installed(monkeypatch):
+def test_functions_named_by_path_name_the_distribution_that_is_not_installed():
     declared = scan()
     others = tuple(entry for entry in declared.entries if entry.distribution != "slime-compat")
-    monkeypatch.setattr("slime_core.plugins.registry.scan", lambda: replace(declared, entries=others))
-    with pytest.raises(PluginError) as failure:
-        activate([], paths={"custom_rm_path": ["json:loads"]})
-    assert str(failure.value) == (
-        "plugin 'compat' runs the functions that --custom-rm-path names, and it is not installed.\n"
-        "Install the distribution slime-compat, or leave out --custom-rm-path."
+    assert inactive_flags([], replace(declared, entries=others))["custom-rm-path"] == (
+        "a setting of slime-compat, which is not installed; install it"
     )
 
 

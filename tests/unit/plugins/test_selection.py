@@ -10,6 +10,7 @@ import pytest
 from slime_core import Kind
 from slime_core.config.load import load
 from slime_core.config.measuring import EvalConfig, EvalDataset
+from slime_core.config.options import PluginSettings
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.discovery import CORE
@@ -45,6 +46,9 @@ class Log:
     def close(self, error): ...
 """
 FLAGS = ["--advantage-estimator", "flat", "--rm-type", "length"]
+
+OWN_LOSS = PluginSettings(provided={"policy_loss": ("mine = true",)})
+"""As an option that brings a loss of its own says it."""
 
 
 @pytest.fixture
@@ -185,7 +189,7 @@ def test_what_changes_advantages_is_refused_where_the_loss_reads_none(setting, f
     registry = activate([]).registry
     check_selection(config(*SUPERVISED), registry, trains=True)
     check_selection(config(*SUPERVISED, *flags), registry, trains=False)
-    check_selection(config(*SUPERVISED, *flags, "--custom-loss-function-path", "own:loss"), registry, trains=True)
+    check_selection(config(*SUPERVISED, *flags).with_plugins(OWN_LOSS), registry, trains=True)
     with pytest.raises(PluginError) as failure:
         check_selection(config(*SUPERVISED, *flags), registry, trains=True)
     flag = setting.replace("_", "-")
@@ -233,7 +237,8 @@ def test_routes_are_kept_only_where_a_later_pass_replays_them(acme):
         "or give --num-steps-per-rollout 2 or more."
     )
     layers = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-    later = ["--num-steps-per-rollout 2", "--keep-old-actor", "--custom-loss-function-path a.b", layers]
+    check_selection(config(*REPLAY).with_plugins(OWN_LOSS), registry, trains=True)
+    later = ["--num-steps-per-rollout 2", "--keep-old-actor", layers]
     for line in later:
         check_selection(config(*REPLAY, *line.split()), registry, trains=True)
 

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from slime_core.config.schema import AlgorithmConfig, CustomConfig, DataConfig, RolloutConfig, RunConfig
+from slime_core.config.options import PluginSettings
+from slime_core.config.schema import AlgorithmConfig, DataConfig, RolloutConfig, RunConfig
 from slime_core.errors import DataError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.registry import activate
@@ -83,7 +84,7 @@ def build(tmp_path, monkeypatch):
     (tmp_path / "toy.py").write_text(PLUGIN)
     encoder = PromptEncoder(FOLDER, apply_chat_template=False)
 
-    def make(*metadata, custom: CustomConfig | None = None, **rollout):
+    def make(*metadata, provided: PluginSettings | None = None, **rollout):
         client = FakeClient(ANSWERS)
         monkeypatch.setattr(sampler_components, "GenerateClient", lambda url, **options: client)
         monkeypatch.setattr(sampler_components, "PromptEncoder", lambda folder, **_: encoder)
@@ -94,8 +95,7 @@ def build(tmp_path, monkeypatch):
             data=DataConfig(rollout_shuffle=False),
             rollout=RolloutConfig(rollout_batch_size=len(rows), n_samples_per_prompt=2, **rollout),
             algorithm=AlgorithmConfig(advantage_estimator="grpo"),
-            custom=custom or CustomConfig(),
-        )
+        ).with_plugins(provided or PluginSettings())
         registry = activate(["grpo", str(tmp_path / "toy.py")]).registry
         folder = tmp_path / "samples"
         settings = SamplerSettings(config, FOLDER, data, "http://unused", samples_folder=folder)
@@ -166,8 +166,10 @@ async def test_a_row_names_a_component_and_never_code(build, name):
     )
 
 
-async def test_a_reward_that_the_run_gives_by_path_goes_before_what_rows_name(build, tmp_path):
-    sampler, _, _ = build({"rm_type": "what slime ignores"}, custom=CustomConfig(custom_rm_path="mine.py:reward"))
+async def test_a_plugin_that_scores_every_sample_goes_before_what_rows_name(build, tmp_path):
+    sampler, _, _ = build(
+        {"rm_type": "what slime ignores"}, provided=PluginSettings(provided={"reward_model": ("mine = true",)})
+    )
     await sampler.sample(0)
     assert rewards(tmp_path) == [1.0, 0.0]
 

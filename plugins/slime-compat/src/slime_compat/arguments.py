@@ -12,6 +12,9 @@ from slime_core.types import JsonValue
 
 __all__ = ["slime_arguments"]
 
+OWN = "compat."
+"""What the names of this plugin's options begin with."""
+
 OF_PLUGINS: dict[str, JsonValue] = {
     "offpolicy.tis_clip": 2.0,
     "offpolicy.tis_clip_low": 0.0,
@@ -22,14 +25,15 @@ OF_PLUGINS: dict[str, JsonValue] = {
 
 
 def slime_arguments(plan: RunPlan, extra: Mapping[str, Any], **derived: Any) -> SimpleNamespace:
-    """Every setting of the core by its own name and by the name that slime has for it; paths are text, and tables
+    """Every setting of the core and of this plugin by its own name and by slime's name; paths are text, and tables
     of lists, such as evaluation sets, have their entries as attributes.
 
     Arguments:
         extra: what ``custom_config_path`` adds.
         derived: what only the calling process knows, such as ``sglang_router_port``.
     """
-    values = {name: _entry(value) for name, value in plan.settings.items() if "." not in name}
+    names = {name: name.removeprefix(OWN) for name in plan.settings if "." not in name or name.startswith(OWN)}
+    values = {names[name]: _entry(value) for name, value in plan.settings.items() if name in names}
     values |= {name.partition(".")[2]: plan.settings.get(name, default) for name, default in OF_PLUGINS.items()}
     for flag, name in _slime_names(values).items():
         values[flag] = values[name]

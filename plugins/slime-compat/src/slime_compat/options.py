@@ -1,30 +1,290 @@
-"""What every adapter is made with: the run's settings and the code that they name."""
+"""slime's function paths as settings, and what adapters are made with: the settings and the code that they name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import yaml
+from pydantic import AfterValidator, Field
 
 from slime_compat.arguments import slime_arguments
-from slime_core import FunctionSource, RunPlan, load_function
+from slime_core import (
+    Conflicts,
+    DerivedSetting,
+    Flag,
+    FunctionSource,
+    NamesCode,
+    Needs,
+    PluginOptions,
+    Provides,
+    RunPlan,
+    load_function,
+)
 from slime_core.errors import ConfigError, PluginError
+from slime_core.types import JsonValue
 
 if TYPE_CHECKING:
     from slime_compat.rollout import PathFunctions
     from slime_compat.weights import PostWrite
 
-__all__ = ["PathOptions", "read_extra"]
+__all__ = ["CompatOptions", "PathOptions", "read_extra", "selected", "weight_transport"]
+
+SECTION = "custom"
+"""The section of files in which the settings stood when they were the core's."""
+
+_CORE_DOES_IT = "Leave the flag out: this is what the core does."
+_SHIPPED = {
+    "slime.rollout.sglang_rollout.generate_rollout": _CORE_DOES_IT,
+    "slime.rollout.sglang_rollout.generate": _CORE_DOES_IT,
+    "slime.rollout.sglang_rollout.eval_rollout": _CORE_DOES_IT,
+    "slime.rollout.data_source.RolloutDataSource": _CORE_DOES_IT,
+    "slime.rollout.data_source.RolloutDataSourceWithBuffer": (
+        "Leave the flag out, or derive from slime_compat.data.BufferedDataSource."
+    ),
+    "slime.rollout.data_source.pop_first": _CORE_DOES_IT,
+    "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std": (
+        "Write it in a file: def keep(args, samples): return len({s.get_reward_value(args) for s in samples}) > 1"
+    ),
+}
+"""Function that slime itself ships -> what to write in its place."""
+
+
+def _not_shipped(path: str) -> str:
+    """``path``, if it may be a function of the user's.
+
+    Raises:
+        ValueError: slime ships it; says what to write in its place.
+    """
+    name = path.replace(":", ".")
+    package = name.partition(".")[0]
+    instead = _SHIPPED.get(name)
+    if instead is None and package in ("slime", "slime_plugins") and find_spec(package) is None:
+        instead = "Write a function of your own with the same signature, in a file or an installed package."
+    if instead is not None:
+        raise ValueError(f"the functions that slime ships are not here. {instead}")
+    return path
+
+
+def _two_words(words: tuple[str, ...]) -> tuple[str, ...]:
+    if len(words) not in (0, 2):
+        raise ValueError(f"found {' '.join(words)}; accepted are a module and a function, --spec MODULE FUNCTION")
+    return words
+
+
+FunctionPath = Annotated[str, Field(min_length=1), AfterValidator(_not_shipped)]
+"""``package.module.function``, ``package.module:function``, ``file.py:function``, or ``file.py`` that holds one."""
+
+
+WHOLE = "the function takes whole responses, and context parallelism splits them over ranks"
+REPLACES = "the function replaces the policy loss"
+AVERAGES = "the function averages by itself"
+
+
+class CompatOptions(PluginOptions):
+    """Functions by path, with slime's signatures; a path is code that the run executes."""
+
+    custom_config_path: Annotated[Path | None, Flag("--custom-config-path", section=SECTION)] = None
+    """YAML file whose entries the functions below find on their first argument, args. None: none."""
+    rollout_function_path: Annotated[
+        FunctionPath | None, Flag("--rollout-function-path", section=SECTION), NamesCode(), Provides("rollouts")
+    ] = None
+    """fn(args, rollout_id, data_source, evaluation=False): makes the samples of a rollout. None: the core does."""
+    eval_function_path: Annotated[
+        FunctionPath | None, Flag("--eval-function-path", section=SECTION), NamesCode(), Provides("evaluation")
+    ] = None
+    """The same for evaluations. None: the core evaluates."""
+    custom_generate_function_path: Annotated[
+        FunctionPath | None, Flag("--custom-generate-function-path", section=SECTION), NamesCode()
+    ] = None
+    """async fn(args, sample, sampling_params): makes a response. None: the component generate_function."""
+    max_turns: Annotated[Annotated[int, Field(ge=1)] | None, Flag("--max-turns", section=SECTION)] = None
+    """Turns of a conversation, for a generate function that reads args.max_turns. None: it decides."""
+    rollout_sample_hook_path: Annotated[
+        tuple[FunctionPath, ...], Flag("--rollout-sample-hook-path", section=SECTION), NamesCode(), Provides("rewards")
+    ] = ()
+    """hook(args, sample): called with each generated sample before it is rewarded. Empty: none."""
+    data_source_path: Annotated[
+        FunctionPath | None, Flag("--data-source-path", section=SECTION), NamesCode(), Provides("rewards")
+    ] = None
+    """Class with get_samples(n) and add_samples(samples). None: the component data_source."""
+    buffer_filter_path: Annotated[
+        FunctionPath | None, Flag("--buffer-filter-path", section=SECTION), NamesCode(), Provides("rewards")
+    ] = None
+    """fn(args, rollout_id, buffer, n): which groups of the buffer come next. None: the oldest."""
+    dynamic_sampling_filter_path: Annotated[
+        FunctionPath | None, Flag("--dynamic-sampling-filter-path", section=SECTION), NamesCode()
+    ] = None
+    """fn(args, samples): whether a finished group is trained on. None: all are."""
+    rollout_sample_filter_path: Annotated[
+        FunctionPath | None, Flag("--rollout-sample-filter-path", section=SECTION), NamesCode()
+    ] = None
+    """fn(args, groups): marks samples with remove_sample. None: none."""
+    rollout_all_samples_process_path: Annotated[
+        FunctionPath | None, Flag("--rollout-all-samples-process-path", section=SECTION), NamesCode()
+    ] = None
+    """fn(args, all_groups, data_source): sees every group of a rollout, filtered ones too. None: none."""
+    custom_rm_path: Annotated[
+        FunctionPath | None, Flag("--custom-rm-path", section=SECTION), NamesCode(), Provides("reward_model")
+    ] = None
+    """async fn(args, sample) -> reward, or a class with compute_reward. None: the component rm_type."""
+    group_rm: Annotated[bool, Flag("--group-rm", section=SECTION), Needs("custom_rm_path")] = False
+    """Call custom_rm_path with all samples of a group at once: async fn(args, samples) -> rewards."""
+    rm_model_path: Annotated[Path | None, Flag("--rm-model-path", section=SECTION), Needs("custom_rm_path")] = None
+    """Folder of the model that a reward class is built with. None: it needs none."""
+    custom_reward_post_process_path: Annotated[
+        FunctionPath | None,
+        Flag("--custom-reward-post-process-path", section=SECTION),
+        NamesCode(),
+        Provides("training_signal"),
+    ] = None
+    """fn(args, samples) -> (raw rewards, rewards): what trains instead of the plain rewards. None: those."""
+    custom_convert_samples_to_train_data_path: Annotated[
+        FunctionPath | None,
+        Flag("--custom-convert-samples-to-train-data-path", section=SECTION),
+        NamesCode(),
+        Provides("training_signal"),
+    ] = None
+    """fn(args, samples) -> columns: what is trained instead of the samples' own. None: those."""
+    custom_rollout_log_function_path: Annotated[
+        FunctionPath | None, Flag("--custom-rollout-log-function-path", section=SECTION), NamesCode()
+    ] = None
+    """fn(rollout_id, args, samples, metrics, rollout_time) -> bool: True replaces the core's. None: nobody is asked."""
+    custom_eval_rollout_log_function_path: Annotated[
+        FunctionPath | None, Flag("--custom-eval-rollout-log-function-path", section=SECTION), NamesCode()
+    ] = None
+    """fn(rollout_id, args, data, metrics) -> bool: True replaces the core's. None: nobody is asked."""
+    rollout_data_postprocess_path: Annotated[
+        FunctionPath | None,
+        Flag("--rollout-data-postprocess-path", section=SECTION),
+        NamesCode(),
+        Provides("training_signal"),
+        Conflicts("context_parallel_size", because=WHOLE),
+        Conflicts("critic_num_gpus", because="ranks of their own would not see the change"),
+    ] = None
+    """fn(args, rollout_id, rollout_data): changes the columns of a rank's shard before it is trained. None: none."""
+    custom_advantage_function_path: Annotated[
+        FunctionPath | None,
+        Flag("--custom-advantage-function-path", section=SECTION),
+        NamesCode(),
+        Provides("training_signal"),
+    ] = None
+    """fn(args, rollout_data): fills advantages and returns. None: the component advantage_estimator."""
+    custom_loss_function_path: Annotated[
+        FunctionPath | None,
+        Flag("--custom-loss-function-path", section=SECTION),
+        NamesCode(),
+        Provides("policy_loss"),
+        Conflicts("corrections", "policy_loss", because=REPLACES),
+        Conflicts("use_unbiased_kl", "get_mismatch_metrics", because=REPLACES),
+        Conflicts("loss_token_divisor", because=AVERAGES),
+        Conflicts("rollout_top_p", "rollout_top_k", because="the function gets the logits of the whole vocabulary"),
+        Conflicts("context_parallel_size", because=WHOLE),
+    ] = None
+    """fn(args, batch, logits, sum_of_sample_mean) -> (loss, metrics). None: the estimator's policy loss."""
+    custom_tis_function_path: Annotated[
+        FunctionPath | None,
+        Flag("--custom-tis-function-path", section=SECTION),
+        NamesCode(),
+        Provides("correction"),
+        Conflicts("custom_loss_function_path", because="that replaces the policy loss"),
+        Conflicts("use_rollout_logprobs", because="the ratio of the policy loss then compares with the engine already"),
+        Conflicts("true_on_policy_mode", because="nothing is left to correct"),
+        Conflicts("context_parallel_size", because=WHOLE),
+    ] = None
+    """fn(args=, pg_loss=, train_log_probs=, rollout_log_probs=, ...): corrects the policy loss. None: none."""
+    custom_pg_loss_reducer_function_path: Annotated[
+        FunctionPath | None,
+        Flag("--custom-pg-loss-reducer-function-path", section=SECTION),
+        NamesCode(),
+        Conflicts("custom_loss_function_path", because="that replaces the policy loss"),
+        Conflicts("loss_token_divisor", because=AVERAGES),
+        Conflicts("context_parallel_size", because=WHOLE),
+    ] = None
+    """fn(total_lengths, response_lengths, loss_masks, per_token) -> reducer of the policy loss. None: the core's."""
+    custom_model_provider_path: Annotated[
+        FunctionPath | None, Flag("--custom-model-provider-path", section=SECTION), NamesCode()
+    ] = None
+    """fn(pre_process, post_process) -> Megatron model. None: the model spec builds it."""
+    spec: Annotated[
+        Annotated[tuple[FunctionPath, ...], AfterValidator(_two_words)],
+        Flag("--spec", section=SECTION),
+        NamesCode(joined=True),
+        Conflicts("custom_model_provider_path", because="that builds its own layers"),
+    ] = ()
+    """MODULE FUNCTION: fn(args, config, vp_stage) -> Megatron layer spec. Empty: the model spec's own."""
+    custom_megatron_init_path: Annotated[
+        FunctionPath | None, Flag("--custom-megatron-init-path", section=SECTION), NamesCode()
+    ] = None
+    """fn(args): called on every rank when Megatron's groups are up. None: none."""
+    custom_megatron_before_log_prob_hook_path: Annotated[
+        FunctionPath | None, Flag("--custom-megatron-before-log-prob-hook-path", section=SECTION), NamesCode()
+    ] = None
+    """fn(args, model, store_prefix): called before each pass without gradients. None: none."""
+    custom_megatron_before_train_step_hook_path: Annotated[
+        FunctionPath | None, Flag("--custom-megatron-before-train-step-hook-path", section=SECTION), NamesCode()
+    ] = None
+    """fn(args, rollout_id, step_id, model, optimizer, scheduler): called before each optimizer step. None: none."""
+    custom_update_weight_post_write_path: Annotated[
+        FunctionPath | None, Flag("--custom-update-weight-post-write-path", section=SECTION), NamesCode()
+    ] = None
+    """fn(args, version_dir, rollout_engines): called on every rank when weights travel as files. None: none."""
+
+    def source(self, setting: str) -> FunctionSource:
+        """Where the function of ``setting`` comes from.
+
+        Raises:
+            PluginError: always: a run that names functions has :class:`PathOptions` in place of this.
+        """
+        raise PluginError(f"--{setting.replace('_', '-')} was not given, and its component is used by name")
+
+
+STANDS_IN_FOR = {
+    "rollout_function_path": "rollout_source",
+    "custom_generate_function_path": "generate_function",
+    "custom_rm_path": "rm_type",
+    "buffer_filter_path": "data_source",
+    "data_source_path": "data_source",
+    "custom_advantage_function_path": "advantage_estimator",
+}
+"""Path setting -> the setting that selects a component. The component of a path is called like its setting, and a run
+that gives the path selects it."""
+
+TRANSFORMS = ("dynamic_sampling_filter_path", "rollout_sample_filter_path")
+"""Path settings whose components come last among those of ``sample_transforms``."""
+
+
+def selected(options: CompatOptions, settings: Mapping[str, JsonValue]) -> Iterator[DerivedSetting]:
+    """The settings of the core that select the components of the functions that ``options`` names."""
+    given = dict(options)
+    for option, setting in STANDS_IN_FOR.items():
+        if given[option]:
+            yield DerivedSetting(setting, option, option=option)
+    found = settings.get("sample_transforms")
+    names = list(found) if isinstance(found, list) else []
+    for option in TRANSFORMS:
+        if given[option]:
+            names = [*(name for name in names if name != option), option]
+            yield DerivedSetting("sample_transforms", names, option=option, replaces=True)
+
+
+def weight_transport(plan: RunPlan) -> JsonValue:
+    """How weights travel to engines, ``auto`` resolved."""
+    chosen = plan.settings["update_weight_transport"]
+    if chosen != "auto":
+        return chosen
+    if plan.settings["colocate"] is not True:
+        return "distributed"
+    return "tensor" if plan.settings["actor_num_nodes"] == 1 else "disk"
 
 
 @dataclass(frozen=True)
 class PathOptions:
-    """The options of plugin ``compat``; no flag of its own, since ``[custom]`` is the core's section.
+    """What adapters and hooks are handed in a run that names functions by path.
 
     Arguments:
         plan: the run, with all its settings.
@@ -50,7 +310,7 @@ class PathOptions:
     @property
     def group_rm(self) -> bool:
         """Whether a reward function is called with all samples of a group at once."""
-        return self.plan.settings.get("group_rm") is True
+        return self.plan.settings.get("compat.group_rm") is True
 
     @cached_property
     def rollout_functions(self) -> PathFunctions:
@@ -97,6 +357,8 @@ def read_extra(path: Path | None, plan: RunPlan) -> dict[str, Any]:
     """
     if path is None:
         return {}
+    import yaml
+
     flag = f"--custom-config-path {path}"
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -104,7 +366,8 @@ def read_extra(path: Path | None, plan: RunPlan) -> dict[str, Any]:
         raise ConfigError(f"{flag}: cannot be read: {error}. Give a YAML file of names and values.") from error
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ConfigError(f"{flag}: found {type(found).__name__}; accepted is a table of names and values.")
-    taken = sorted(found.keys() & plan.settings.keys())
+    known = {name.removeprefix("compat.") for name in plan.settings}
+    taken = sorted(found.keys() & known)
     if taken:
         raise ConfigError(
             f"{flag}: {', '.join(taken)} are settings of the run; give them as flags or in --config FILE."

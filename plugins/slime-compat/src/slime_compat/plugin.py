@@ -1,30 +1,35 @@
-"""The hooks of plugin ``compat``: one component for each path setting that stands in for one; imports nothing heavy."""
+"""The hooks of plugin ``compat``: its settings, a component for each path setting that stands in for one, and the
+lifecycle hooks of the others; imports nothing heavy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from slime_compat.options import CompatOptions, PathOptions, read_extra, selected, weight_transport
 from slime_core import (
     AdvantageTraits,
     Component,
     DataSource,
     DataTraits,
+    DerivedSetting,
     EvalSamples,
+    FunctionSource,
     GenerateTraits,
     LearnerInfo,
     LossParts,
     MicroBatch,
     ModelSpec,
     RewardTraits,
+    RunPlan,
     SamplerInfo,
     TrainSamples,
     TrainStep,
     TransformTraits,
     hookimpl,
 )
-from slime_core.types import PromptGroup, Sample, TrainBatch
+from slime_core.types import JsonValue, PromptGroup, Sample, TrainBatch
 
 if TYPE_CHECKING:
     from slime_core.generation import GenerateContext
@@ -109,13 +114,53 @@ def slime_register_sample_transforms() -> Iterator[Component]:
     )
 
 
-# `options` is None below where the plugin is named and no function is.
+# --- The settings of a run, on the driver ----------------------------------------------------------------------------
+
+
+@hookimpl
+def slime_options() -> type[CompatOptions]:
+    return CompatOptions
+
+
+@hookimpl
+def slime_settings(options: CompatOptions, settings: Mapping[str, JsonValue]) -> Iterator[DerivedSetting]:
+    return selected(options, settings)
+
+
+@hookimpl
+def slime_check(plan: RunPlan, options: CompatOptions, code: Mapping[str, Sequence[FunctionSource]]) -> Iterator[str]:
+    from slime_compat.forms import check_rollout_functions
+    from slime_compat.training import check_training_functions
+
+    check_rollout_functions(code, group_rm=options.group_rm)
+    check_training_functions(code)
+    if options.custom_config_path is not None and not code:
+        yield f"custom_config_path = {options.custom_config_path} has no effect: no function is named by path"
+    path, transport = options.custom_update_weight_post_write_path, weight_transport(plan)
+    if path is not None and transport != "disk":
+        yield (
+            f"custom_update_weight_post_write_path = {path} has no effect where weights travel by {transport}, because "
+            "no file is written; add --update-weight-transport disk, or leave it out"
+        )
+
+
+@hookimpl
+def slime_prepare(
+    plan: RunPlan, options: CompatOptions, code: Mapping[str, Sequence[FunctionSource]]
+) -> CompatOptions | PathOptions:
+    if not code:
+        return options
+    extra = read_extra(options.custom_config_path, plan)
+    return PathOptions(plan=plan, sources={name: tuple(found) for name, found in code.items()}, extra=extra)
+
+
+# Below, `options` are CompatOptions where the run names no function.
 # --- In the sampler: the functions that see whole rollouts -----------------------------------------------------------
 
 
 @hookimpl
-def slime_sampler_start(sampler: SamplerInfo, options: Any) -> None:
-    if options is not None:
+def slime_sampler_start(sampler: SamplerInfo, options: CompatOptions | PathOptions) -> None:
+    if isinstance(options, PathOptions):
         from slime_compat.rollout import reach
 
         reach(options, sampler)
@@ -123,52 +168,62 @@ def slime_sampler_start(sampler: SamplerInfo, options: Any) -> None:
 
 
 @hookimpl
-async def slime_after_generate(sample: Sample, context: GenerateContext, options: Any) -> Sample | None:
-    return None if options is None else await options.rollout_functions.generated(sample, context)
+async def slime_after_generate(
+    sample: Sample, context: GenerateContext, options: CompatOptions | PathOptions
+) -> Sample | None:
+    return None if isinstance(options, CompatOptions) else await options.rollout_functions.generated(sample, context)
 
 
 @hookimpl
-def slime_after_collect(groups: list[PromptGroup], prompts: DataSource, options: Any) -> None:
-    if options is not None:
+def slime_after_collect(groups: list[PromptGroup], prompts: DataSource, options: CompatOptions | PathOptions) -> None:
+    if isinstance(options, PathOptions):
         options.rollout_functions.collected(groups, prompts)
 
 
 @hookimpl
-def slime_before_shards(samples: list[Sample], options: Any) -> TrainSamples | None:
-    return None if options is None else options.rollout_functions.trained(samples)
+def slime_before_shards(samples: list[Sample], options: CompatOptions | PathOptions) -> TrainSamples | None:
+    return None if isinstance(options, CompatOptions) else options.rollout_functions.trained(samples)
 
 
 @hookimpl
 def slime_log_rollout(
-    rollout: int, samples: list[Sample], metrics: dict[str, float], seconds: float, options: Any
+    rollout: int, samples: list[Sample], metrics: dict[str, float], seconds: float, options: CompatOptions | PathOptions
 ) -> bool | None:
-    return None if options is None else options.rollout_functions.log(rollout, samples, metrics, seconds)
+    return (
+        None
+        if isinstance(options, CompatOptions)
+        else options.rollout_functions.log(rollout, samples, metrics, seconds)
+    )
 
 
 @hookimpl
-async def slime_evaluate(step: int, prompts: DataSource | None, options: Any) -> Mapping[str, float] | None:
-    return None if options is None else await options.rollout_functions.evaluation(step, prompts)
+async def slime_evaluate(
+    step: int, prompts: DataSource | None, options: CompatOptions | PathOptions
+) -> Mapping[str, float] | None:
+    return None if isinstance(options, CompatOptions) else await options.rollout_functions.evaluation(step, prompts)
 
 
 @hookimpl
 def slime_log_evaluation(
-    step: int, sets: Mapping[str, EvalSamples], metrics: dict[str, float], options: Any
+    step: int, sets: Mapping[str, EvalSamples], metrics: dict[str, float], options: CompatOptions | PathOptions
 ) -> bool | None:
-    return None if options is None else options.rollout_functions.log_evaluation(step, sets, metrics)
+    return None if isinstance(options, CompatOptions) else options.rollout_functions.log_evaluation(step, sets, metrics)
 
 
 # --- In the learner: the functions around Megatron, and the one between writing weights and reading them -------------
 
 
 @hookimpl
-def slime_after_weight_write(folder: Path | None, engine_urls: Sequence[str], options: Any) -> None:
-    if options is not None and options.post_write is not None:
+def slime_after_weight_write(
+    folder: Path | None, engine_urls: Sequence[str], options: CompatOptions | PathOptions
+) -> None:
+    if isinstance(options, PathOptions) and options.post_write is not None:
         options.post_write(folder, engine_urls)
 
 
 @hookimpl
-def slime_learner_start(learner: LearnerInfo, options: Any) -> None:
-    if options is not None:
+def slime_learner_start(learner: LearnerInfo, options: CompatOptions | PathOptions) -> None:
+    if isinstance(options, PathOptions):
         from slime_compat import megatron, training
 
         training.check(options)
@@ -176,16 +231,16 @@ def slime_learner_start(learner: LearnerInfo, options: Any) -> None:
 
 
 @hookimpl
-def slime_model_spec(spec: ModelSpec, options: Any) -> None:
-    if options is not None:
+def slime_model_spec(spec: ModelSpec, options: CompatOptions | PathOptions) -> None:
+    if isinstance(options, PathOptions):
         from slime_compat import model
 
         model.change(options, spec)
 
 
 @hookimpl
-def slime_loss_parts(options: Any) -> LossParts | None:
-    if options is None:
+def slime_loss_parts(options: CompatOptions | PathOptions) -> LossParts | None:
+    if isinstance(options, CompatOptions):
         return None
     from slime_compat import parts
 
@@ -193,24 +248,26 @@ def slime_loss_parts(options: Any) -> LossParts | None:
 
 
 @hookimpl
-def slime_before_training(shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]], options: Any) -> None:
-    if options is not None and "rollout_data_postprocess_path" in options.sources:
+def slime_before_training(
+    shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]], options: CompatOptions | PathOptions
+) -> None:
+    if isinstance(options, PathOptions) and "rollout_data_postprocess_path" in options.sources:
         from slime_compat.columns import Postprocess
 
         Postprocess(options)(shard, steps)
 
 
 @hookimpl
-def slime_before_log_probs(role: str, learner: LearnerInfo, options: Any) -> None:
-    if options is not None:
+def slime_before_log_probs(role: str, learner: LearnerInfo, options: CompatOptions | PathOptions) -> None:
+    if isinstance(options, PathOptions):
         from slime_compat import megatron
 
         megatron.before_log_probs(options, learner, role)
 
 
 @hookimpl
-def slime_before_train_step(step: TrainStep, options: Any) -> None:
-    if options is not None:
+def slime_before_train_step(step: TrainStep, options: CompatOptions | PathOptions) -> None:
+    if isinstance(options, PathOptions):
         from slime_compat import megatron
 
         megatron.before_train_step(options, step)

@@ -80,7 +80,7 @@ class PathReward:
 
 
 def _made(loaded: Loaded, options: PathOptions) -> Any:
-    path = options.plan.settings.get("rm_model_path")
+    path = options.plan.settings.get("compat.rm_model_path")
     with blamed(loaded.source, "making the class"):
         return loaded.function(**loaded.named(args=options.arguments, model_path=path))
 

@@ -10,8 +10,6 @@ import pytest
 from slime_core.config.check import mistakes
 from slime_core.config.load import load
 
-CODE = "def average(*_):\n    return 0\n"
-
 
 def broken_rules(line: str) -> list[str]:
     config = load(["--advantage-estimator", "toy", *line.split()], check_rules=False).config
@@ -35,17 +33,6 @@ def broken_rules(line: str) -> list[str]:
 )
 def test_what_fits_breaks_no_rule(line):
     assert broken_rules(line) == []
-
-
-@pytest.mark.parametrize("setting", ["custom_pg_loss_reducer_function_path", "custom_loss_function_path"])
-def test_a_constant_divisor_goes_with_no_function_that_averages_by_itself(setting, tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text(CODE)
-    found = broken_rules(f"--loss-token-divisor 8 --{setting.replace('_', '-')} {file}:average")
-    assert (
-        f"loss_token_divisor = 8 divides the loss of each response by a constant, and {setting} names a function that "
-        "averages by itself; leave one of them out"
-    ) in found
 
 
 def model(folder: Path, **fields: object) -> Path:

@@ -27,14 +27,3 @@ def test_one_token_is_no_choice() -> None:
         "rollout_max_kept_tokens = 1 leaves one of the tokens that rollout_top_p = 0.9 keeps; its probability is 1, so "
         "nothing can be learnt from it; accepted is 2 and more"
     ]
-
-
-def test_a_loss_of_logits_does_not_know_what_was_left_out() -> None:
-    assert broken_rules("--rollout-top-p 0.9 --rollout-top-k 4 --custom-loss-function-path mine.loss") == [
-        "rollout_top_p = 0.9 draws tokens from a part of the vocabulary, and custom_loss_function_path = mine.loss "
-        "gets the logits of all of it, so its log-probabilities would be those of another distribution; leave one of "
-        "the two out",
-        "rollout_top_k = 4 draws tokens from a part of the vocabulary, and custom_loss_function_path = mine.loss gets "
-        "the logits of all of it, so its log-probabilities would be those of another distribution; leave one of the "
-        "two out",
-    ]
