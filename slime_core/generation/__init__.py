@@ -5,6 +5,7 @@
     sampling    SamplingParams: how tokens are sampled
     response    Generation: what an engine answers
     kept        Kept: which tokens top-p and top-k left
+    parents     Parents: which of the given samples each returned one was made from
     stops       where a response ends that was interrupted
     speculation  counters of speculative decoding
     outcome     how a response ended, as the status of its sample
@@ -15,6 +16,7 @@ ids and never encoded again.
 
 from slime_core.generation.context import Client, Encoder, GenerateContext, InputProcessor, ProcessedPrompt
 from slime_core.generation.kept import Kept, joined, keep
+from slime_core.generation.parents import Parents
 from slime_core.generation.response import FinishReason, Generation
 from slime_core.generation.sampling import SamplingParams
 from slime_core.generation.trajectory import Interrupted, Trajectory, Turn, generate_group
@@ -28,6 +30,7 @@ __all__ = [
     "InputProcessor",
     "Interrupted",
     "Kept",
+    "Parents",
     "ProcessedPrompt",
     "SamplingParams",
     "Trajectory",

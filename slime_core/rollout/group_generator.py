@@ -12,10 +12,10 @@ from itertools import compress
 from slime_core.errors import EngineError, RequestRefused
 from slime_core.generation import GenerateContext, Interrupted, SamplingParams
 from slime_core.generation.outcome import fail, is_finished
+from slime_core.generation.parents import Parents
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.rollout.component_router import RoutedComponent
 from slime_core.rollout.guard import component_boundary, require_samples
-from slime_core.rollout.lineage import Parents
 from slime_core.rollout.reward_dispatcher import RewardDispatcher
 from slime_core.rollout.run_all import run_all
 from slime_core.types import PromptGroup, Sample, Status

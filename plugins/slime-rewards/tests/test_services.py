@@ -157,8 +157,8 @@ async def test_a_service_that_asks_for_more_time_than_there_is_costs_the_sample_
         service.fail_with, service.retry_after = [503], "120"
         found = await remote(service, reward_timeout_s=60).score(samples("a"))
     said = (
-        f"{service.url} gave no answer within 60 s and 1 attempts; the last one failed with status 503, to be asked "
-        'again in 120 s: {"error": "as told"}; --reward-timeout-s sets the limit'
+        f"{service.url} gave no answer within 60 s and 1 attempts; the last one failed with status 503, to be "
+        'repeated in 120 s: {"error": "as told"}; --reward-timeout-s sets the limit'
     )
     assert found == [RewardFailure("unavailable", said)]
     assert len(service.asked) == 1

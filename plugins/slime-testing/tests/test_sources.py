@@ -9,7 +9,14 @@ from slime_testing.suite import properties
 
 SOURCE = """
 import itertools
+from dataclasses import replace
 from slime_core import Component, hookimpl
+from slime_core.prompts.held import Held
+
+class PromptFiles(NumberedPrompts):
+    def __init__(self, options, run):
+        request = requested(run)
+        super().__init__(Held(request), request)
 
 @hookimpl
 def slime_register_data_sources():
@@ -18,7 +25,7 @@ def slime_register_data_sources():
 SEEDS = itertools.count()
 """
 STATE = 'return {"next": self._next, "returned": list(self._returned), **self._order_comes_from, **place}'
-RESTORED = 'self._next, self._returned = int(state["next"]), list(state["returned"])'
+RESTORED = 'self._next, self._returned = cast(int, state["next"]), list(cast(list[int], state["returned"]))'
 PUT_BACK = "self._returned.extend([_number(group) for group in groups])"
 SOURCES = {
     "does not resume": (
@@ -29,7 +36,7 @@ SOURCES = {
     ),
     "resumes one behind": (
         RESTORED,
-        RESTORED.replace('int(state["next"])', 'int(state["next"]) + 1'),
+        RESTORED.replace('cast(int, state["next"])', 'cast(int, state["next"]) + 1'),
         "it_resumes_the_same_stream",
         "Found [(",
     ),

@@ -20,9 +20,8 @@ from slime_compat.inside import CALL
 from slime_compat.options import PathOptions
 from slime_core import RunView
 from slime_core.errors import EngineError, PluginError, RequestRefused
-from slime_core.generation import GenerateContext, SamplingParams
+from slime_core.generation import GenerateContext, Parents, SamplingParams
 from slime_core.prompts.rows import tools_of
-from slime_core.rollout.lineage import Parents
 from slime_core.types import PromptGroup, Sample, Status
 
 __all__ = ["PathGenerate"]
