@@ -30,6 +30,7 @@ from slime_core.rollout.engines.reward_head import with_head_bias
 from slime_core.rollout.engines.router import Router, RouterSettings, Worker
 from slime_core.rollout.shards import make_shards
 from slime_core.types import RewardFailure, Sample
+from slime_rewards.options import RewardsOptions
 from slime_rewards.services import ServedReward
 from tests.engines.families import build, write
 
@@ -118,7 +119,7 @@ async def test_a_reward_model_scores_as_transformers_computes(tmp_path: Path) ->
     config = RunConfig(rollout=RolloutConfig(rm_type="served_rm", rm_model="scorer", reward_timeout_s=60))
     with SGLangServer(EngineSettings(served, tmp_path / "log", dtype="float32", extra=("--is-embedding",))) as server:
         server.wait_ready()
-        asked = ServedReward(None, run_view(config, models={"scorer": server.url}))
+        asked = ServedReward(RewardsOptions(), run_view(config, models={"scorer": server.url}))
         rewards = await asked.score(samples)
         (long,) = await asked.score([Sample(prompt="1+1=" * 500, response="2")])
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
