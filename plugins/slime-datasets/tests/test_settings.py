@@ -19,13 +19,13 @@ TRAJECTORIES = "--data-source buffered --generate-function from_buffer"
 
 def activated(*argv: str) -> ActivePlugins:
     seen = peek(argv)
-    return activate(seen.plugins, choices=seen.choices, flags=seen.flags, paths=seen.paths, without=seen.no_plugins)
+    return activate(seen.plugins, choices=seen.choices, flags=seen.flags, code=seen.code, without=seen.no_plugins)
 
 
 def checked(*argv: str) -> Resolved:
     argv = (*["--advantage-estimator", "sft", "--rollout-max-response-len", "8", "--num-rollout", "1"], *argv)
     active = activated(*argv)
-    found = load(argv, presets=active.presets, plugin_options=active.options, inactive=active.inactive)
+    found = load(argv, **active.for_settings)
     check_settings(found, active.registry)
     return found
 
@@ -81,8 +81,7 @@ def test_options_that_are_read_are_accepted(line: str) -> None:
         ),
         (
             f"--streaming-data --data-source-path {HERE.parent / 'sources.py'}:Endless",
-            f"streaming_data: data_source_path = {HERE.parent / 'sources.py'}:Endless reads --prompt-data, held in "
-            "memory. Leave one of the two out",
+            "--data-source-path stands in for data_source, and flag --streaming-data says streams; accepted: one of the two",
         ),
         (
             "--plugin datasets --loss-mask-type qwen3",
@@ -175,5 +174,5 @@ def test_the_formats_of_a_mix_activate_their_plugins(tmp_path: Path) -> None:
     (tmp_path / "b.rows").write_text("")
     line = ["--plugin", "datasets", "--prompt-mix", str(tmp_path / "a.jsonl"), "1", str(tmp_path / "b.rows"), "1"]
     seen = peek(line)
-    named = [(one.kind, one.name, one.where) for one in seen.choices({}, {"datasets": DatasetsOptions})]
+    named = [(one.kind, one.name, one.where) for one in seen.choices(activate(["datasets"]).registry)]
     assert ("prompt_format", "rows", "--prompt-mix") in named

@@ -16,7 +16,7 @@ from slime_grpo.options import GrpoOptions
 
 def activated(*argv: str) -> ActivePlugins:
     seen = peek(argv)
-    return activate(seen.plugins, choices=seen.choices, flags=seen.flags, paths=seen.paths, without=seen.no_plugins)
+    return activate(seen.plugins, choices=seen.choices, flags=seen.flags, code=seen.code, without=seen.no_plugins)
 
 
 def checked(*argv: str) -> Resolved:

@@ -16,13 +16,13 @@ from slime_offpolicy.options import OffPolicyOptions
 
 def activated(*argv: str) -> ActivePlugins:
     seen = peek(argv)
-    return activate(seen.plugins, choices=seen.choices, flags=seen.flags, paths=seen.paths, without=seen.no_plugins)
+    return activate(seen.plugins, choices=seen.choices, flags=seen.flags, code=seen.code, without=seen.no_plugins)
 
 
 def checked(*argv: str) -> Resolved:
     argv = ("--advantage-estimator", "sft", *argv)
     active = activated(*argv)
-    found = load(argv, presets=active.presets, plugin_options=active.options, inactive=active.inactive)
+    found = load(argv, **active.for_settings)
     check_settings(found, active.registry)
     return found
 
