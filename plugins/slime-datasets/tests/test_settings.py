@@ -81,7 +81,8 @@ def test_options_that_are_read_are_accepted(line: str) -> None:
         ),
         (
             f"--streaming-data --data-source-path {HERE.parent / 'sources.py'}:Endless",
-            "--data-source-path stands in for data_source, and flag --streaming-data says streams; accepted: one of the two",
+            "--data-source-path stands in for data_source, and flag --streaming-data says streams; accepted: one of "
+            "the two",
         ),
         (
             "--plugin datasets --loss-mask-type qwen3",
