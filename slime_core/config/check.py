@@ -53,9 +53,10 @@ def mistakes(
     rules = (*_ALWAYS, *(_OF_EVAL if purpose == "eval" else _OF_RUN))
     of_core = core_values(config)
     values = {key: (setting, of_core[key]) for key, setting in core_settings().items()}
+    readable = _without(config, broken)
     messages = [
         *unmet(values | dict(of_plugins or {}), sections=OF_EVALUATIONS if purpose == "eval" else None, broken=broken),
-        *(message for rule in rules for message in _messages(rule, _without(config, broken))),
+        *(message for rule in rules for message in _messages(rule, readable)),
     ]
     return list(map(Mistake, messages))
 
@@ -76,7 +77,9 @@ class _Unread:
 
 
 def _without(config: RunConfig, settings: frozenset[str]) -> RunConfig:
-    sections = {core_settings()[key].section for key in settings if key in core_settings()}
+    """``config`` with a value in the place of each of ``settings`` that no rule can use."""
+    known = core_settings()
+    sections = {known[key].section for key in settings if key in known}
     update = {
         name: (section := getattr(config, name)).model_copy(
             update={key: _Unread() for key in settings if key in type(section).model_fields}
