@@ -20,6 +20,7 @@ import shutil
 import sys
 import tempfile
 import tomllib
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,7 @@ def resolve_all() -> dict[str, Any]:
             for name, line in lines.items():
                 argv = shlex.split(line.format(repo=REPO, model=model))
                 cases[f"{group}.{name}"] = _case(argv, places, defaults)
-        others = [one.name for one in entry_points(group="slime") if one.name not in CORE_PLUGINS]
-        every = [word for name in sorted(others) for word in ("--plugin", name)]
+        every = [word for name in sorted(_plugins() - set(CORE_PLUGINS)) for word in ("--plugin", name)]
         _case([*every, "--advantage-estimator", "grpo"], places, defaults)
     return {"defaults": dict(sorted(defaults.items())), "cases": cases}
 
@@ -98,12 +98,18 @@ def _flat(shown: str) -> list[tuple[str, Any, bool]]:
     return found
 
 
+@cache
+def _plugins() -> frozenset[str]:
+    """Names of the installed plugins. Finding them reads the metadata of every installed distribution."""
+    return frozenset(entry_points(group="slime").names)
+
+
 def _flag(section: str, name: str, stored: dict[str, Any]) -> str:
     """As the command line spells it. An option of a plugin that is a flag of its own is one by its stored name."""
     flat = name.replace("_", "-")
     if section in OWNED_BY_ENGINE:
         return OWNED_BY_ENGINE[section] + flat
-    of_plugin = section in entry_points(group="slime").names and flat not in stored
+    of_plugin = section in _plugins() and flat not in stored
     return f"{section}.{flat}" if of_plugin else flat
 
 
