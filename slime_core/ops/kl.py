@@ -11,11 +11,17 @@ gradient of the divergence. That takes the gradient of the weight too: where mu 
 
 Without the weight only the second term is left. It is 0 on average for k1, and for k3 it is the gradient of the other
 divergence, KL(base || actor). k2's mean is not the divergence, so weighing it does not help.
+
+With w = pi(x) / mu(x) and d = log(pi) - log(base), the gradient of weighed k3 by log(pi) is
+
+    w k3 + w (1 - exp(-d))  =  w (exp(-d) - 1 + d + 1 - exp(-d))  =  w d
+
+so it is computed as w d: in float32 the two exponentials cancel to noise from d = -18 on.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -48,7 +54,7 @@ def approximate_kl(
         log_probs_T: float [T], of the actor; may carry the gradient.
         base_log_probs_T: float [T], of the model it is held against.
         sampled_log_probs_T: float [T], of the policy that sampled the tokens, no gradient: every estimate is weighed by
-            exp(log_probs - sampled_log_probs), which passes a gradient, its logarithm held at
+            w = exp(log_probs - sampled_log_probs), which passes a gradient, its logarithm held at
             :data:`~slime_core.ops.policy.LARGEST_LOG_RATIO`. None: the actor sampled them, and no estimate is weighted.
 
     Raises:
@@ -58,10 +64,41 @@ def approximate_kl(
         if column_T is not None and log_probs_T.shape != column_T.shape:
             shapes = f"{tuple(log_probs_T.shape)} and {tuple(column_T.shape)}"
             raise ValueError(f"log_probs_T and {name} must have one shape; found {shapes}")
-    estimate_T = _estimate(log_probs_T - base_log_probs_T, estimator)
-    if sampled_log_probs_T is not None:
-        estimate_T = (log_probs_T - sampled_log_probs_T).clamp(max=LARGEST_LOG_RATIO).exp() * estimate_T
+    estimate_T = _weighed(log_probs_T, base_log_probs_T, sampled_log_probs_T, estimator)
     return estimate_T.clamp(-_LOW_VAR_BOUND, _LOW_VAR_BOUND) if estimator == "low_var_kl" else estimate_T
+
+
+def _weighed(
+    log_probs_T: torch.Tensor, base_T: torch.Tensor, sampled_T: torch.Tensor | None, estimator: KlEstimator
+) -> torch.Tensor:
+    if sampled_T is None:
+        return _estimate(log_probs_T - base_T, estimator)
+    if estimator in ("k3", "low_var_kl"):
+        found_T: torch.Tensor = _WeighedK3.apply(log_probs_T, base_T, sampled_T)  # type: ignore[no-untyped-call]
+        return found_T
+    return _weight(log_probs_T, sampled_T) * _estimate(log_probs_T - base_T, estimator)
+
+
+def _weight(log_probs_T: torch.Tensor, sampled_T: torch.Tensor) -> torch.Tensor:
+    return (log_probs_T - sampled_T).clamp(max=LARGEST_LOG_RATIO).exp()
+
+
+class _WeighedK3(torch.autograd.Function):
+    """w k3 with the gradient w d by the actor's log-probabilities, which autograd would find as the difference of two
+    numbers as large as exp(-d)."""
+
+    @staticmethod
+    def forward(ctx: Any, log_probs_T: torch.Tensor, base_T: torch.Tensor, sampled_T: torch.Tensor) -> torch.Tensor:
+        weight_T, difference_T = _weight(log_probs_T, sampled_T), log_probs_T - base_T
+        # An infinite slope would make NaN of a masked token's gradient, 0 x inf.
+        finite_T = difference_T.where(difference_T.isfinite(), difference_T.clamp(min=-LARGEST_LOG_RATIO))
+        ctx.save_for_backward(weight_T * finite_T)
+        return weight_T * _estimate(difference_T, "k3")
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (gradient_T,) = ctx.saved_tensors
+        return slopes[0] * gradient_T, None, None
 
 
 def _estimate(difference_T: torch.Tensor, estimator: KlEstimator) -> torch.Tensor:

@@ -147,13 +147,14 @@ def refuse_unusable(sample: Sample, key: str | None, *, who: str) -> None:
     """Returns if ``sample`` can be trained on.
 
     Raises:
-        PluginError: it has no finite reward; says who left it so.
+        PluginError: it has no finite reward under the key of its row, or else under ``key``; says who left it so.
     """
-    reward = sample.reward.get(key or "") if isinstance(sample.reward, dict) else sample.reward
+    own = sample.reward_key(key)
+    reward = sample.reward.get(own or "") if isinstance(sample.reward, dict) else sample.reward
     if reward is None or not math.isfinite(reward):
         raise PluginError(
             f"{who} left sample {sample.index} of group {sample.group_index} with the reward {sample.reward!r}; "
-            "accepted is a finite number, or a dict of them with --reward-key."
+            "accepted is a finite number, or a dict of them with --reward-key or reward_key in the row's metadata."
         )
 
 

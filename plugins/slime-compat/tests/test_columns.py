@@ -33,13 +33,15 @@ def shard() -> TrainBatch:
     )
 
 
-def run(tmp_path, body: str, *, max_tokens: int | None = None, **also: str):
+def run(tmp_path, body: str, *, max_tokens: int | None = None, critic: bool = False, **also: str):
     head = "def f(args, rollout_id, data):\n    args.seen = (rollout_id, dict(data))\n"
     options = options_for(tmp_path, f"{head}    {body}\n{also.pop('code', '')}", **{PATH: "f", **also})
     batch = replace(shard(), shares_prompts=max_tokens is not None)
     steps = make_micro_batches(batch, max_tokens=max_tokens)
     steps[1].append(idle_micro_batch(steps[1][0]))
     steps[1][0].fresh_U = torch.ones(len(steps[1][0].mask_U), dtype=torch.bool)
+    for micro in (micro for step in steps for micro in step if critic):
+        micro.returns_U = micro.advantages_U + 0.5
     Postprocess(options)(batch, steps)
     return options.arguments, steps
 
@@ -68,6 +70,16 @@ def test_what_it_changes_is_trained(tmp_path):
     assert second.rollout_log_probs_U.tolist() == [-9.0, -2.0, -3.0]
     assert fill.mask_U.tolist() == [0.0, 0.0, 0.0]
     assert second.fresh_U.tolist() == [False, True, True]  # parity compares what the engine said
+
+
+def test_returns_are_what_the_critic_learns_and_what_the_function_sets_reaches_it(tmp_path):
+    body = "data['returns'] = [value * 10 for value in data['returns']]"
+    args, steps = run(tmp_path, body, critic=True)
+    assert [one.tolist() for one in args.seen[1]["returns"]] == [[1.5], [2.5, 2.5], [3.5]]
+    assert steps[0][0].returns_U.tolist() == [15.0]
+    assert steps[1][0].returns_U.tolist() == [35.0, 25.0, 25.0]
+    assert steps[1][0].advantages_U.tolist() == [3.0, 2.0, 2.0]
+    assert "returns" not in steps[0][0].extra
 
 
 def test_a_plan_that_was_cut_further_gives_and_takes_the_columns_of_the_right_samples(tmp_path):

@@ -75,6 +75,18 @@ def f(args, batch, logits, sum_of_sample_mean):
     assert "ref_log_probs" not in seen
 
 
+def test_returns_are_those_of_the_critic_where_there_is_one(tmp_path):
+    code = """
+def f(args, batch, logits, sum_of_sample_mean):
+    args.seen = batch["returns"]
+    return logits.sum(), {}
+"""
+    for columns, expected in (({}, [[2.0, 2.0], [-1.0]]), ({"returns_U": [5.0, 6.0, 7.0]}, [[5.0, 6.0], [7.0]])):
+        options = options_for(tmp_path, code, **{PATH: "f"})
+        gradient(options, micro(**columns))
+        assert [values.tolist() for values in options.arguments.seen] == expected
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [

@@ -61,3 +61,10 @@ def test_by_default_a_fifth_of_the_limit_is_the_stretch():
 
 def test_of_named_rewards_the_one_that_trains_is_lowered():
     assert punished(20, {"score": 1.0, "acc": 1.0}, key="score")[0] == {"score": 0.0, "acc": 1.0}
+
+
+@pytest.mark.parametrize("run_key", [None, "score"])
+def test_the_reward_that_a_row_names_is_lowered_whatever_the_run_names(run_key):
+    sample = Sample(reward={"score": 1.0, "acc": 1.0}, response_length=20, metadata={"reward_key": "acc"})
+    PunishOverlong(GrpoOptions(), RunView(max_response_len=20, reward_key=run_key))([sample])
+    assert sample.reward == {"score": 1.0, "acc": 0.0}

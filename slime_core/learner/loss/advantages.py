@@ -88,6 +88,27 @@ class TokenEstimation:
             micro.metrics_U = {name: values_U[micro.places_U] for name, values_U in metrics_U.items()}
         return returns_U
 
+    def returns_of(self, micro_batches: Sequence[MicroBatch], *, count: int) -> torch.Tensor:
+        """The critic's targets as the micro-batches hold them now, float32 [u] in the order of the shard. Collective
+        over the ranks that share the rows.
+
+        Arguments:
+            micro_batches: those of the whole shard; an idle one repeats samples and is left out.
+            count: response tokens of the shard.
+
+        Raises:
+            RunError: a plugin left NaN or infinity among them.
+        """
+        returns_U = torch.zeros(count, device=micro_batches[0].mask_U.device)
+        for micro in micro_batches:
+            assert micro.returns_U is not None, "an estimator that reads values fills the returns"
+            if micro.scale:
+                found_U = _finite(micro.returns_U, micro.mask_U != 0, "returns_U: slime_before_training left")
+                micro.returns_U = returns_U[micro.places_U] = found_U
+        if self._context_group is not None:
+            dist.all_reduce(returns_U, group=self._context_group)
+        return returns_U
+
 
 def fill_advantages(
     estimation: TokenEstimation | None, shard: TrainBatch, micro_batches: Sequence[MicroBatch], *, normalizes: bool

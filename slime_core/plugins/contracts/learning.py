@@ -24,6 +24,7 @@ class MicroBatch(Protocol):
         old_log_probs_U: float32 [u], of the actor before the first optimizer step of the rollout; None: the current
             ones stand in, detached.
         ref_log_probs_U: float32 [u], of the reference; None: nothing reads them.
+        returns_U: float32 [u], what the critic learns; None: there is no critic.
         fresh_U: bool [u], drawn by the weights that the learner holds, so that engine and learner are compared there;
             None: they are not.
         extra: one entry a sample by name; a :class:`LogitsLoss` may read them, the core does not.
@@ -34,6 +35,7 @@ class MicroBatch(Protocol):
     rollout_log_probs_U: torch.Tensor
     old_log_probs_U: torch.Tensor | None
     ref_log_probs_U: torch.Tensor | None
+    returns_U: torch.Tensor | None
     fresh_U: torch.Tensor | None
     extra: dict[str, list[object]]
 

@@ -130,6 +130,29 @@ def test_the_mean_gradient_of_a_weighed_estimate_is_that_of_the_divergence(estim
     assert found_V.tolist() == pytest.approx(wanted_V.tolist(), rel=1e-12)
 
 
+@pytest.mark.parametrize("estimator", ["k3", "low_var_kl"])
+def test_the_gradient_of_weighed_k3_is_the_weight_times_the_difference(estimator):
+    # d/dx of exp(x - s) (exp(b - x) - 1 + x - b) is exp(x - s) (x - b): by hand from DeepSeek-V3.2 (2512.02556), eq. 7.
+    log_probs_T = torch.tensor([-20.1, -19.0, -18.0, -0.5], requires_grad=True)
+    sampled_T = torch.tensor([0.0, 0.0, 0.0, -0.5])
+    weights = [math.exp(-20.1), math.exp(-19.0), math.exp(-18.0), 1.0]
+    found_T = approximate_kl(
+        log_probs_T, base_log_probs_T=torch.zeros(4), sampled_log_probs_T=sampled_T, estimator=estimator
+    )
+    (gradient_T,) = torch.autograd.grad(found_T.sum(), log_probs_T)
+    expected = [weight * d for weight, d in zip(weights, [-20.1, -19.0, -18.0, -0.5], strict=True)]
+    assert gradient_T.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_gradient_of_weighed_k3_keeps_its_sign_where_the_sampler_was_the_actor():
+    log_probs_T = torch.tensor([-20.1, -25.0], requires_grad=True)
+    found_T = approximate_kl(
+        log_probs_T, base_log_probs_T=torch.zeros(2), sampled_log_probs_T=log_probs_T.detach(), estimator="k3"
+    )
+    (gradient_T,) = torch.autograd.grad(found_T.sum(), log_probs_T)
+    assert gradient_T.tolist() == pytest.approx([-20.1, -25.0], rel=1e-6)
+
+
 def test_unweighed_k1_pulls_nowhere_and_k3_along_the_other_divergence():
     k1_V, wanted_V = gradients("k1", sampled_V=None, weighed=False)
     assert k1_V.tolist() == pytest.approx([0.0] * 4, abs=1e-15)

@@ -15,6 +15,8 @@ from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import sampler_components
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_records import SamplerSettings
+from slime_core.rollout.transforms import refuse_unusable
+from slime_core.types import Sample
 from tests.unit.rollout.test_sampler import FOLDER, FakeClient, answer
 
 PLUGIN = '''
@@ -210,8 +212,17 @@ async def test_a_hook_that_leaves_no_number_as_reward_is_named(build):
         await sampler.sample(0)
     assert str(failure.value) == (
         "slime_after_rollout (toy) left sample 0 of group 0 with the reward nan; accepted is a finite number, or a "
-        "dict of them with --reward-key."
+        "dict of them with --reward-key or reward_key in the row's metadata."
     )
+
+
+@pytest.mark.parametrize("run_key", [None, "score"])
+def test_the_reward_that_a_row_names_is_the_one_that_has_to_be_there(run_key):
+    sample = Sample(reward={"acc": 1.0}, metadata={"reward_key": "acc"})
+    refuse_unusable(sample, run_key, who="slime_after_rollout")
+    sample.metadata["reward_key"] = "score"
+    with pytest.raises(PluginError, match=r"left sample None of group None with the reward \{'acc': 1.0\}"):
+        refuse_unusable(sample, run_key, who="slime_after_rollout")
 
 
 async def test_too_many_dropped_groups_end_the_run_with_reasons_and_counts(build, tmp_path):

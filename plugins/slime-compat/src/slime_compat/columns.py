@@ -1,8 +1,8 @@
 """``rollout_data_postprocess_path``: a function of slime's users that changes what a rank is about to train.
 
-What comes back: ``advantages``, ``returns``, ``loss_masks``, ``rewards`` and all log-probabilities. A loss mask may
-only leave tokens out, because the loss weights hold divisors that were counted before. Another column goes to the loss
-of ``custom_loss_function_path``; without that nothing would read it, and it is an error.
+What comes back: ``advantages``, ``loss_masks``, all log-probabilities, and ``returns`` where a critic learns them. A
+loss mask may only leave tokens out, because the loss weights hold divisors that were counted before. Another column
+goes to the loss of ``custom_loss_function_path``; without that nothing would read it, and it is an error.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ PER_TOKEN = {
     "rollout_log_probs": "rollout_log_probs_U",
     "log_probs": "old_log_probs_U",
     "ref_log_probs": "ref_log_probs_U",
+    "returns": "returns_U",
 }
 """slime's name of a column -> ours."""
 
 FIXED = ("tokens", "total_lengths", "response_lengths", "sample_indices")
 PASSED_ON = ("returns", "rewards")
-"""Nothing but a loss named by path reads these once there are advantages."""
+"""Nothing but a loss named by path reads these once there are advantages; a critic reads returns too."""
 
 
 class Postprocess:
@@ -59,14 +60,15 @@ class Postprocess:
         with boundary(self._source, "calling it", locate=True):
             self._function(self._args, shard.rollout, data)
         self._refuse_other_columns(known, data, shard)
-        extra = {name: values for name, values in data.items() if name not in (*PER_TOKEN, *FIXED)}
+        taken = _taken(every)
+        extra = {name: values for name, values in data.items() if name not in (*taken, *FIXED)}
         for micro in every:
-            self._take_back(data, micro)
+            self._take_back({name: data[name] for name in taken if name in data}, micro)
             micro.extra = {name: [values[member] for member in micro.members] for name, values in extra.items()}
 
     def _take_back(self, data: Mapping[str, Any], micro: MicroBatch) -> None:
         lengths = response_lengths(micro)
-        for name in PER_TOKEN.keys() & data.keys():
+        for name in data:
             values = [data[name][member] for member in micro.members]
             found_U = joined(self._source, name, values, micro.advantages_U, lengths)
             if name == "loss_masks":
@@ -116,6 +118,12 @@ class Postprocess:
                 raise PluginError(f"{self._source}: it changed {name}, which is packed already; leave it as it is.")
 
 
+def _taken(micro_batches: Sequence[MicroBatch]) -> list[str]:
+    """The columns that come back; without a critic nothing learns ``returns``, and they are one of PASSED_ON."""
+    has_critic = all(micro.returns_U is not None for micro in micro_batches)
+    return [name for name in PER_TOKEN if has_critic or name != "returns"]
+
+
 def _columns(shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> dict[str, Any]:
     """The shard under slime's names; every list has one entry a sample, in the shard's order."""
     found: dict[str, list[Any]] = {name: [None] * len(shard) for name in PER_TOKEN}
@@ -129,7 +137,8 @@ def _columns(shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> dict[str
             for member, value in zip(micro.members, split(values_U, micro), strict=True):
                 found[name][member] = value.clone()
     columns = {name: values for name, values in found.items() if all(value is not None for value in values)}
-    columns["returns"] = [value.clone() for value in columns["advantages"]]
+    if "returns" not in columns:
+        columns["returns"] = [value.clone() for value in columns["advantages"]]
     rewards_B = shard.columns_B.get("rewards")
     if rewards_B is not None:
         columns["rewards"] = rewards_B.tolist()

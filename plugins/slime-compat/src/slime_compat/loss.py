@@ -80,7 +80,7 @@ def _batch(micro: MicroBatch) -> dict[str, Any]:
     per_token = {
         "loss_masks": micro.mask_U,
         "advantages": micro.advantages_U,
-        "returns": micro.advantages_U,
+        "returns": micro.advantages_U if micro.returns_U is None else micro.returns_U,
         "rollout_log_probs": micro.rollout_log_probs_U,
         "log_probs": micro.old_log_probs_U,
         "ref_log_probs": micro.ref_log_probs_U,

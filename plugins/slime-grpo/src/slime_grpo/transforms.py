@@ -17,7 +17,7 @@ class DropZeroStd:
 
     A group of one sample is always dropped.
 
-    Which of several rewards counts, the run's ``reward_key`` says.
+    Which of several rewards counts, the row's ``reward_key`` says, or else the run's.
     """
 
     def __init__(self, options: object, run: RunView) -> None:
@@ -67,5 +67,6 @@ class PunishOverlong:
         for sample in overlong:
             loss = self._factor * min((sample.response_length - self._free) / self._buffer, 1.0)
             worth = sample.reward_value(self._key) - loss
-            sample.reward = {**sample.reward, str(self._key): worth} if isinstance(sample.reward, dict) else worth
+            key = str(sample.reward_key(self._key))
+            sample.reward = {**sample.reward, key: worth} if isinstance(sample.reward, dict) else worth
         return Transformed(samples, changed={"overlong": len(overlong)} if overlong else {})

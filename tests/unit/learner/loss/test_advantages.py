@@ -396,6 +396,26 @@ def test_values_come_in_the_order_of_the_shard_and_returns_go_to_their_tokens(pa
         assert torch.equal(micro.returns_U, expected_U)
 
 
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_the_critic_learns_the_returns_that_a_plugin_left(packing):
+    batch, every = judged(packing)
+    estimate = estimation(Judge(), "values")
+    before_U = estimate.fill(batch, every)
+    for micro in every:
+        micro.returns_U = micro.returns_U * 10
+    found_U = estimate.returns_of([*every, idle_micro_batch(every[0])], count=len(batch.loss_mask_U))
+    assert torch.equal(found_U, before_U * 10)
+
+
+def test_returns_that_a_plugin_made_nan_are_refused():
+    batch, every = judged("one row")
+    estimate = estimation(Judge(), "values")
+    estimate.fill(batch, every)
+    every[0].returns_U[0] = math.nan
+    with pytest.raises(RunError, match="returns_U: slime_before_training left NaN or infinity for 1 of 6 trained"):
+        estimate.returns_of(every, count=len(batch.loss_mask_U))
+
+
 def test_without_a_critic_there_are_neither_values_nor_returns():
     batch, every = judged("one row")
     estimator = Estimator()
