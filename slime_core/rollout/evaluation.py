@@ -23,13 +23,12 @@ from slime_core.prompts.held import Held
 from slime_core.prompts.prompts import NumberedPrompts
 from slime_core.prompts.row_checks import RowCheck
 from slime_core.prompts.rows import Prompt, tools_of
-from slime_core.rollout.collected_groups import describe_failures
+from slime_core.rollout.components import run_all
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.eval_scores import EvalScores, score
-from slime_core.rollout.group_collector import GroupCollector
-from slime_core.rollout.rewards.reward_sum import part_metrics
-from slime_core.rollout.run_all import run_all
-from slime_core.rollout.sampling_params import eval_sampling
+from slime_core.rollout.group_generator import GroupCollector, eval_sampling
+from slime_core.rollout.rewards.scoring import part_metrics
+from slime_core.rollout.rollout_batch import describe_failures
 from slime_core.track.samples import SampleWriter
 from slime_core.types import PromptGroup, Sample, Status
 

@@ -1,111 +1,38 @@
 """Where the groups of a rollout come from: the sampler calls one of three sources through one Protocol.
 
-    GroupSource      the Protocol
-    RolloutBatch     the batch that a source fills
-    PluginRollouts   the source of a run with ``--rollout-source``: a plugin's rollout source generates
+    GroupSource        the Protocol
+    PluginRollouts     with ``--rollout-source``: a plugin's rollout source fills the batch
+    RecordedRollouts   train-only: groups are read from files that another run saved
 
-The other two sources are :class:`slime_core.rollout.live_rollouts.LiveRollouts`, the default, and
-:class:`slime_core.rollout.recorded_rollouts.RecordedRollouts`, of a run that only trains.
+The default, :class:`slime_core.rollout.group_scheduler.LiveRollouts`, generates groups now.
+
+A recorded rollout was saved after rewards and sample transforms. From there on it runs the same code as a live one:
+hooks, advantages, balancing and packing. The same samples under the same settings become the same shards, bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from slime_core.errors import PluginError
-from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.plugins.contracts import DataSource, RolloutSource
 from slime_core.plugins.discovery import PluginIdentity
-from slime_core.rollout.collected_groups import CollectedGroups
-from slime_core.rollout.group_collector import GroupCollector
-from slime_core.rollout.guard import component_boundary
-from slime_core.rollout.prompt_ledger import PendingGroups
-from slime_core.rollout.staleness import Staleness
-from slime_core.track.ledger import REQUEUED, STALE
-from slime_core.types import PromptGroup, Sample
+from slime_core.prompts.recorded import RolloutFiles
+from slime_core.rollout.components import component_boundary
+from slime_core.rollout.rollout_batch import RolloutBatch
+from slime_core.track.ledger import PendingGroups
+from slime_core.types import PromptGroup
 
-__all__ = ["GroupSource", "PluginRollouts", "RolloutBatch"]
+__all__ = [
+    "GroupSource",
+    "PluginRollouts",
+    "RecordedRollouts",
+]
 
 OWN_STATE = "rollout_source"
 """Key of a plugin's rollout source in the state of the rollouts."""
-
-
-class RolloutBatch:
-    """The batch that a source fills; implements :class:`slime_core.plugins.contracts.RolloutBatch`.
-
-    Arguments:
-        rollout: its number.
-        groups: receives the groups.
-        prompts: receives groups that are too old, where ``--stale-samples`` is ``requeue``.
-        staleness: the run's bound.
-        collector: scores samples without a reward; None: all samples have one.
-        generation: rollout and sample -> the arguments of its generate function.
-    """
-
-    def __init__(
-        self,
-        rollout: int,
-        groups: CollectedGroups,
-        *,
-        prompts: DataSource,
-        staleness: Staleness,
-        collector: GroupCollector | None,
-        generation: Callable[[int, Sample], tuple[GenerateContext, SamplingParams]],
-    ) -> None:
-        self.groups = groups
-        self._rollout = rollout
-        self._prompts = prompts
-        self._staleness = staleness
-        self._collector = collector
-        self._generation = generation
-
-    @property
-    def rollout(self) -> int:
-        """Number of the rollout."""
-        return self._rollout
-
-    @property
-    def prompts(self) -> DataSource:
-        """The run's data source."""
-        return self._prompts
-
-    @property
-    def wanted(self) -> int:
-        """Groups that the batch needs."""
-        return self.groups.wanted
-
-    @wanted.setter
-    def wanted(self, count: int) -> None:
-        self.groups.wanted = count
-
-    @property
-    def missing(self) -> int:
-        """Groups that the batch still needs."""
-        return self.groups.missing
-
-    def generation(self, sample: Sample) -> tuple[GenerateContext, SamplingParams]:
-        """The arguments of the generate function for ``sample`` and its group.
-
-        Raises:
-            DataError: the sample's row requests sampling that does not exist or cannot be trained on.
-        """
-        return self._generation(self._rollout, sample)
-
-    async def add(self, groups: Sequence[PromptGroup]) -> None:
-        """Score samples without a reward, then :meth:`receive` the groups."""
-        if self._collector is not None:
-            await self._collector.reward_missing(groups)
-        self.receive(groups)
-
-    def receive(self, groups: Sequence[PromptGroup]) -> int:
-        """Sort finished, rewarded groups into trainable and stale ones; returns how many are stale."""
-        fresh, stale = self._staleness.split(groups, rollout=self._rollout)
-        if self._staleness.stale == "requeue":
-            self._prompts.put_back(stale)
-        self.groups.leave_out(stale, STALE if self._staleness.stale == "evict" else REQUEUED)
-        self.groups.take(fresh)
-        return len(stale)
 
 
 class GroupSource(Protocol):
@@ -228,3 +155,83 @@ class PluginRollouts:
         if OWN_STATE in state:
             with component_boundary(self._plugin, f"rollout source {self._name!r}: restore"):
                 self._source.restore(state[OWN_STATE])
+
+
+class RecordedRollouts:
+    """A :class:`~slime_core.rollout.group_source.GroupSource` of saved files. No component that generates or rewards is
+    made, and no sample transform: their work is in the files.
+
+    Arguments:
+        files: path with ``{rollout_id}`` for the number of the rollout.
+        share: fraction of the groups of each rollout that is trained; None: all.
+    """
+
+    is_replay = True
+
+    def __init__(self, files: Path, *, share: float | None = None) -> None:
+        self._files = RolloutFiles(files, "load_debug_rollout_data")
+        self._share = share
+        self.prompts = _SavedCursor()
+
+    async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
+        """Read rollout ``batch.rollout``.
+
+        Raises:
+            DataError: its file is missing or malformed.
+        """
+        found = self._files.read(batch.rollout).subsampled(self._share)
+        self.prompts.cursor = found.cursor
+        groups = [*found.groups, *found.lost_groups]
+        batch.wanted = len(groups)
+        batch.groups.take(groups)
+        return {}
+
+    def metrics(self) -> Mapping[str, float]:
+        """No metrics: nothing is generated."""
+        return {}
+
+    def published(self, version: int) -> None:
+        """Does nothing: there are no engines."""
+
+    async def drain(self) -> None:
+        """Does nothing: no group is in flight."""
+
+    def raise_failure(self) -> None:
+        """Does nothing: there are no tasks that could fail."""
+
+    def pending_groups(self) -> PendingGroups:
+        """None: groups are read when they are trained."""
+        return PendingGroups()
+
+    def state(self) -> dict[str, Any]:
+        """The cursor that the live run had after the rollout that was read last."""
+        return self.prompts.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where :meth:`state` was taken."""
+        self.prompts.restore(state)
+
+    async def close(self) -> None:
+        """Does nothing: there is nothing to close."""
+
+
+class _SavedCursor(DataSource):
+    """Carries the data cursor of the run that saved the rollouts, so that a live run can resume from this one."""
+
+    def __init__(self) -> None:
+        self.cursor: dict[str, Any] = {}
+
+    def next_groups(self, n: int) -> list[PromptGroup]:
+        raise AssertionError("a recorded run takes no prompts")
+
+    def put_back(self, groups: Sequence[PromptGroup]) -> None:
+        """Does nothing: groups are read from their file."""
+
+    def state(self) -> dict[str, Any]:
+        return self.cursor
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.cursor = dict(state)
+
+    def __len__(self) -> int:
+        return 0

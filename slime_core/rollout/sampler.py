@@ -2,7 +2,7 @@
 
     GroupSource       where groups come from: generated now, read from files, or a plugin's rollout source
                       (:mod:`slime_core.rollout.group_source`)
-    CollectedGroups   which groups are kept, and how many are missing (:mod:`slime_core.rollout.collected_groups`)
+    CollectedGroups   which groups are kept, and how many are missing (:mod:`slime_core.rollout.rollout_batch`)
     Sampler           collects a rollout and packs it into one shard a data-parallel rank; evaluates
     EvalSampler       evaluates only
 
@@ -23,21 +23,18 @@ from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.recorded import Recorded, RolloutFiles, write_rollout
 from slime_core.rollout.batch_plan import BatchPlan, batch_metrics
-from slime_core.rollout.collected_groups import CollectedGroups, describe_failures
-from slime_core.rollout.component_factory import RewardsAsAdvantages
+from slime_core.rollout.components import RewardsAsAdvantages, Transforms, refuse_unusable
 from slime_core.rollout.engines.generation import spec_metrics
 from slime_core.rollout.eval_scores import pass_rates
-from slime_core.rollout.group_source import GroupSource, RolloutBatch
-from slime_core.rollout.live_rollouts import LiveRollouts
-from slime_core.rollout.prompt_ledger import LEDGER, PendingGroups, PromptLedger
-from slime_core.rollout.recorded_rollouts import RecordedRollouts
-from slime_core.rollout.requeue_buffer import RequeueBuffer, held_groups
+from slime_core.rollout.group_generator import truncates
+from slime_core.rollout.group_scheduler import LiveRollouts
+from slime_core.rollout.group_source import GroupSource, PluginRollouts, RecordedRollouts
+from slime_core.rollout.requeue import RequeueBuffer, Staleness, held_groups
+from slime_core.rollout.rollout_batch import CollectedGroups, RolloutBatch, describe_failures
 from slime_core.rollout.sampler_components import SamplerComponents
 from slime_core.rollout.sampler_records import SampledRollout, SamplerSettings, SamplerState
-from slime_core.rollout.sampling_params import truncates
 from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
-from slime_core.rollout.staleness import Staleness
-from slime_core.rollout.transforms import Transforms, load_transforms, refuse_unusable
+from slime_core.track.ledger import LEDGER, PendingGroups, PromptLedger
 from slime_core.types import Sample, TrainBatch
 
 __all__ = ["EvalSampler", "Sampler"]
@@ -89,9 +86,7 @@ class Sampler:
         self._components = SamplerComponents(settings, registry, hooks=self.hooks, manifest=manifest)
         self._factory = self._components.factory
         self._plan = replace(BatchPlan.of(config, settings.folder), num_ranks=settings.num_ranks)
-        self._transforms = load_transforms(
-            config.rollout.sample_transforms, registry, options=settings.options, run=settings.run
-        )
+        self._transforms = self._factory.transforms()
         self._estimator = self._factory.estimator(str(config.algorithm.advantage_estimator))
         self._ledger = PromptLedger(settings.samples_folder, is_strict=config.rollout.rollout_source is None)
         self._staleness = Staleness.of(config)
@@ -118,7 +113,10 @@ class Sampler:
             hooks=self.hooks,
         )
         name = config.rollout.rollout_source
-        return live if name is None else self._factory.rollout_source(name, live)
+        if name is None:
+            return live
+        source, plugin = self._factory.rollout_source(name)
+        return PluginRollouts(source, name=name, plugin=plugin, live=live)
 
     # --- One rollout -------------------------------------------------------------------------------------------------
 

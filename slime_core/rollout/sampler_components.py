@@ -15,13 +15,12 @@ from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.processing import InputProcessor, has_processor
 from slime_core.prompts.requests import template_arguments
-from slime_core.rollout.component_factory import ComponentFactory
+from slime_core.rollout.components import ComponentFactory
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.evaluation import EvalComponents, Evaluation
-from slime_core.rollout.group_collector import GroupCollector
-from slime_core.rollout.rewards.scorers import RewardScorers, make_pool
+from slime_core.rollout.group_generator import GroupCollector, apply_row_sampling, train_sampling
+from slime_core.rollout.rewards.scoring import RewardScorers, make_pool
 from slime_core.rollout.sampler_records import SamplerSettings
-from slime_core.rollout.sampling_params import apply_row_sampling, train_sampling
 from slime_core.track.samples import SampleWriter
 from slime_core.types import Sample
 

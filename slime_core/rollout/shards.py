@@ -14,7 +14,7 @@ from slime_core.ops.packing import balance, split_steps
 from slime_core.ops.prompts import LEAST_SAVED, Prompts
 from slime_core.plugins.contracts import GroupedRewards
 from slime_core.rollout.batch_plan import BatchPlan
-from slime_core.rollout.staleness import version_number
+from slime_core.rollout.requeue import version_number
 from slime_core.rollout.truncated_sampling import mask_columns
 from slime_core.types import Sample, StepPlan, TrainBatch
 

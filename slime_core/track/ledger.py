@@ -11,6 +11,10 @@ response. :meth:`Recount.check` compares the two, so a group that was lost, or t
 
 No counter is maintained: counts follow from the ids in the files. Only what was added
 since the last time is read, so a step costs its own samples.
+
+:class:`PromptLedger` is the ledger of a run in progress. It closes a rollout once its file of samples is written; then
+every open group must be pending in the sampler. A checkpoint holds the position in the journal and the pending groups,
+so that a resumed run discards what came after it.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,11 +35,14 @@ __all__ = [
     "ENDS",
     "FAILED_GROUP",
     "JOURNAL",
+    "LEDGER",
     "NOT_ENDS",
     "REQUEUED",
     "STALE",
     "Groups",
     "Journal",
+    "PendingGroups",
+    "PromptLedger",
     "Recount",
     "samples_file",
 ]
@@ -337,3 +345,71 @@ def _mismatch(found: str) -> RunError:
 def _named(ids: Sequence[int], what: str = "groups") -> str:
     shown = ", ".join(map(str, ids[:SHOWN]))
     return f"{what} {shown}" + (f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else "")
+
+
+LEDGER = "ledger"
+"""Key of a sampler's state in a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingGroups:
+    """Groups in the sampler's hands: number -> numbers of their samples.
+
+    Arguments:
+        in_flight: begun and not finished.
+        held: finished and waiting for a rollout, or ended with a part of their responses.
+    """
+
+    in_flight: Groups = field(default_factory=dict)
+    held: Groups = field(default_factory=dict)
+
+    @property
+    def groups(self) -> dict[int, Any]:
+        """All of them."""
+        return {**self.in_flight, **self.held}
+
+
+class PromptLedger:
+    """Accounts for every prompt group of a run.
+
+    Arguments:
+        folder: of samples; None: there is no ledger.
+        is_strict: everything goes through the sampler's hands. False: a function of the run takes prompts, keeps them
+            and makes samples as it likes, so what is open may be with it.
+    """
+
+    def __init__(self, folder: Path | None, *, is_strict: bool = True) -> None:
+        self.journal = Journal(folder)
+        self._folder, self._is_strict = folder, is_strict
+        self._recount = None if folder is None else Recount(folder)
+
+    def close(self, rollout: int, present: PendingGroups) -> dict[str, float]:
+        """Count what the files say now that those of ``rollout`` are written; returns ``ledger/...``.
+
+        Raises:
+            RunError: a group is lost, or ended twice; names it.
+        """
+        if self._recount is None:
+            return {}
+        begun_s = time.monotonic()
+        self.journal.closed(rollout, is_strict=self._is_strict)
+        self._recount.read()
+        if self._is_strict:
+            self._recount.check(present.groups)
+        held = len(present.held) if self._is_strict else len(self._recount.open)
+        metrics = self._recount.metrics(held=held, in_flight=len(present.in_flight))
+        return {**metrics, "perf/ledger_time": time.monotonic() - begun_s}
+
+    def state(self, present: PendingGroups) -> dict[str, Any]:
+        """What a checkpoint keeps, JSON-ready."""
+        groups = {"in_flight": present.in_flight, "held": present.held}
+        parts = {name: [[group, list(ids)] for group, ids in found.items()] for name, found in groups.items()}
+        position = self.journal.position()
+        return {"journal": position, "mark": self.journal.mark(position), **parts}
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """Forget what came after ``state()`` was taken; None: of a run that kept no ledger."""
+        state = state or {}
+        held = {group: ids for name in ("in_flight", "held") for group, ids in state.get(name, [])}
+        self.journal.rewind(state.get("journal"), held=held, mark=state.get("mark"))
+        self._recount = None if self._folder is None else Recount(self._folder)

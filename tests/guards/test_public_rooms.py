@@ -76,7 +76,7 @@ def test_every_plugin_is_looked_at() -> None:
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("from slime_core.rollout.live_rollouts import LiveRollouts", ["slime_core.rollout.live_rollouts"]),
+        ("from slime_core.rollout.group_source import LiveRollouts", ["slime_core.rollout.group_source"]),
         ("import slime_core.config", ["slime_core.config"]),
         ('Component("x", target="slime_core.rollout.buffered:Buffered")', ["slime_core.rollout.buffered"]),
         (":class:`slime_core.plugins.contracts.RunView`", ["slime_core.plugins.contracts.RunView"]),

@@ -15,7 +15,7 @@ from slime_core.errors import CheckpointError, DataError
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.row_checks import row_check
-from slime_core.rollout.resumable_groups import reset_sample
+from slime_core.rollout.requeue import reset_sample
 from slime_core.types import LogProbs, SpecInfo, Status, TokenIds
 from slime_datasets.arrivals import screen_arrivals
 from slime_datasets.buffer import BufferedPrompts

@@ -11,8 +11,8 @@ import pytest
 from slime_core.config.schema import RolloutConfig
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.generation.parents import Parents
-from slime_core.rollout.component_router import RoutedComponent
-from slime_core.rollout.group_collector import GroupCollector, mark_missing_failed
+from slime_core.rollout.components import RoutedComponent
+from slime_core.rollout.group_generator import GroupCollector, mark_missing_failed
 from slime_core.types import Sample, Status
 
 TURNS = 3

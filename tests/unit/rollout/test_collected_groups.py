@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.rollout.collected_groups import CollectedGroups
-from slime_core.rollout.transforms import Transforms
+from slime_core.rollout.components import Transforms
+from slime_core.rollout.rollout_batch import CollectedGroups
 from slime_core.track.ledger import Journal, Recount
 from slime_core.track.samples import SampleWriter
 from slime_core.types import PromptGroup, Sample, Status

@@ -12,10 +12,9 @@ from slime_core.config.schema import RolloutConfig
 from slime_core.errors import EngineError, PluginError, RequestFailed, RequestRefused, RunError
 from slime_core.generation import GenerateContext, Interrupted, SamplingParams
 from slime_core.plugins.discovery import PluginIdentity
-from slime_core.rollout.component_router import RoutedComponent
-from slime_core.rollout.group_collector import GroupCollector, mark_missing_failed
-from slime_core.rollout.guard import CheckedDataSource
-from slime_core.rollout.resumable_groups import reset_sample
+from slime_core.rollout.components import CheckedDataSource, RoutedComponent
+from slime_core.rollout.group_generator import GroupCollector, mark_missing_failed
+from slime_core.rollout.requeue import reset_sample
 from slime_core.types import PromptGroup, RewardFailure, Sample, Status
 
 ACME = PluginIdentity("acme", "acme-rl", "1.2", "acme.plugin")

@@ -23,10 +23,8 @@ from slime_core.harness.fake_engine import FakeEngine
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler
-from slime_core.rollout.prompt_ledger import PendingGroups, PromptLedger
-from slime_core.rollout.requeue_buffer import RequeueBuffer
-from slime_core.rollout.resumable_groups import reset_sample
-from slime_core.track.ledger import Recount
+from slime_core.rollout.requeue import RequeueBuffer, reset_sample
+from slime_core.track.ledger import PendingGroups, PromptLedger, Recount
 from slime_core.track.samples import SampleWriter
 from slime_core.types import PromptGroup, Status
 

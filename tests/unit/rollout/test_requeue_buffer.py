@@ -11,7 +11,7 @@ import pytest
 from slime_core import RunView
 from slime_core.builtin.prompts import PromptFiles
 from slime_core.plugins.contracts import PromptRequest
-from slime_core.rollout.requeue_buffer import RequeueBuffer, held_groups
+from slime_core.rollout.requeue import RequeueBuffer, held_groups
 from slime_core.track.ledger import Journal, Recount
 from slime_core.types import LogProbs, PromptGroup, Status, TokenIds
 

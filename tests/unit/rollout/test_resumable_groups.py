@@ -12,8 +12,8 @@ from slime_core import RunView
 from slime_core.builtin.single_turn import SingleTurn
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.generation import GenerateContext, Generation, SamplingParams
-from slime_core.rollout.component_router import RoutedComponent
-from slime_core.rollout.resumable_groups import prepare_group
+from slime_core.rollout.components import RoutedComponent
+from slime_core.rollout.requeue import prepare_group
 from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds
 
 

@@ -22,10 +22,10 @@ from slime_core.plugins.registry import Registry, activate
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import sampler as sampling
 from slime_core.rollout import sampler_components
-from slime_core.rollout.component_router import ComponentRouter, RoutedComponent
+from slime_core.rollout.components import ComponentRouter, RoutedComponent
 from slime_core.rollout.evaluation import Evaluation
-from slime_core.rollout.group_collector import GroupCollector
-from slime_core.rollout.rewards.scorers import InProcessScorer
+from slime_core.rollout.group_generator import GroupCollector
+from slime_core.rollout.rewards.scoring import InProcessScorer
 from slime_core.rollout.sampler import EvalSampler, Sampler
 from slime_core.rollout.sampler_records import SamplerSettings
 from slime_core.types import Sample, Status

@@ -19,11 +19,11 @@ from slime_core.plugins.contracts import RolloutBatch
 from slime_core.plugins.discovery import CORE
 from slime_core.plugins.registry import activate
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout import live_rollouts, sampler_components
+from slime_core.rollout import group_scheduler, sampler_components
 from slime_core.rollout.group_source import PluginRollouts
+from slime_core.rollout.requeue import Staleness, oldest_version, token_versions
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_records import SamplerSettings
-from slime_core.rollout.staleness import Staleness, oldest_version, token_versions
 from slime_core.types import LogProbs, Sample, Status, TokenIds
 from tests.unit.rollout.test_sampler import FOLDER, FakeClient, answer
 
@@ -258,7 +258,7 @@ async def test_the_bound_holds_for_a_rollout_function_of_the_run_too(
 async def test_groups_that_are_always_too_old_end_the_run_and_are_named(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_rollouts, "MAX_STALE_ROUNDS", 2)
+    monkeypatch.setattr(group_scheduler, "MAX_STALE_ROUNDS", 2)
     sampler, _ = build({f"1+{n}": by("1") for n in range(1, 7)}, max_staleness=1, rollout_max_refills=0)
     wanted = (
         "rollout 5: 12 samples were older than max_staleness, and so were those in their place; versions 1 of the "

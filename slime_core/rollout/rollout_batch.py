@@ -1,25 +1,34 @@
-"""What a rollout has collected so far: groups that are kept, groups that were left out and why, and what is missing.
+"""The groups of one rollout: which are kept, which are left out and why, and how many are missing.
 
-A group is *aborted* (ended from outside; its prompt comes again), *lost* (none of its samples can be trained on),
-*stale* (too old to be trained; another group takes its place), *dropped* (a sample transform left it out; another
-prompt takes its place) or *kept*.
+    CollectedGroups   the groups of a rollout as they arrive
+    RolloutBatch      what a group source fills; passes groups that are not too old on to ``CollectedGroups``
+
+A group is *aborted* (its requests were cancelled; it is requeued), *lost* (none of its samples can be trained on),
+*stale* (too old to be trained; another group replaces it), *dropped* (a sample transform left it out; another prompt
+replaces it) or *kept*.
+
+Transforms that see one group run when the group arrives, once a group. From the first transform that sees the whole
+rollout on, transforms run over all groups that are left, and again from the same input when groups were replaced.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.generation.outcome import is_finished
-from slime_core.plugins.contracts import Transformed
-from slime_core.rollout.rewards.reward_sum import part_metrics
-from slime_core.rollout.transforms import REASON, Transforms
-from slime_core.track.ledger import FAILED_GROUP
+from slime_core.plugins.contracts import DataSource, Transformed
+from slime_core.rollout.components import REASON, Transforms
+from slime_core.rollout.group_generator import GroupCollector
+from slime_core.rollout.requeue import Staleness
+from slime_core.rollout.rewards.scoring import part_metrics
+from slime_core.track.ledger import FAILED_GROUP, REQUEUED, STALE
 from slime_core.types import PromptGroup, Sample, Status
 
-__all__ = ["CollectedGroups", "describe_failures"]
+__all__ = ["CollectedGroups", "RolloutBatch", "describe_failures"]
 
 SURPLUS = "surplus"
 """Why a group is not trained on that transforms kept and that has no room in the rollout. Transforms that see the whole
@@ -230,6 +239,83 @@ class CollectedGroups:
         late = [(one.late.dropped, one.early.samples) for one in self._passed if one.late.dropped is not None]
         surplus = [(SURPLUS, one.late.samples) for one in self._standing()[self._room :]]
         return [*self._dropped, *late, *surplus]
+
+
+class RolloutBatch:
+    """The batch that a source fills; implements :class:`slime_core.plugins.contracts.RolloutBatch`.
+
+    Arguments:
+        rollout: its number.
+        groups: receives the groups.
+        prompts: receives groups that are too old, where ``--stale-samples`` is ``requeue``.
+        staleness: the run's bound.
+        collector: scores samples without a reward; None: all samples have one.
+        generation: rollout and sample -> the arguments of its generate function.
+    """
+
+    def __init__(
+        self,
+        rollout: int,
+        groups: CollectedGroups,
+        *,
+        prompts: DataSource,
+        staleness: Staleness,
+        collector: GroupCollector | None,
+        generation: Callable[[int, Sample], tuple[GenerateContext, SamplingParams]],
+    ) -> None:
+        self.groups = groups
+        self._rollout = rollout
+        self._prompts = prompts
+        self._staleness = staleness
+        self._collector = collector
+        self._generation = generation
+
+    @property
+    def rollout(self) -> int:
+        """Number of the rollout."""
+        return self._rollout
+
+    @property
+    def prompts(self) -> DataSource:
+        """The run's data source."""
+        return self._prompts
+
+    @property
+    def wanted(self) -> int:
+        """Groups that the batch needs."""
+        return self.groups.wanted
+
+    @wanted.setter
+    def wanted(self, count: int) -> None:
+        self.groups.wanted = count
+
+    @property
+    def missing(self) -> int:
+        """Groups that the batch still needs."""
+        return self.groups.missing
+
+    def generation(self, sample: Sample) -> tuple[GenerateContext, SamplingParams]:
+        """The arguments of the generate function for ``sample`` and its group.
+
+        Raises:
+            DataError: the sample's row requests sampling that does not exist or cannot be trained on.
+        """
+        return self._generation(self._rollout, sample)
+
+    async def add(self, groups: Sequence[PromptGroup]) -> None:
+        """Score samples without a reward, then :meth:`receive` the groups."""
+        if self._collector is not None:
+            await self._collector.reward_missing(groups)
+        self.receive(groups)
+
+    def receive(self, groups: Sequence[PromptGroup]) -> int:
+        """Sort finished, rewarded groups into trainable and stale ones; returns how many are stale."""
+        fresh, stale = self._staleness.split(groups, rollout=self._rollout)
+        if self._staleness.stale == "requeue":
+            self._prompts.put_back(stale)
+        self.groups.leave_out(stale, STALE if self._staleness.stale == "evict" else REQUEUED)
+        self.groups.take(fresh)
+        return len(stale)
 
 
 def describe_failures(samples: Sequence[Sample]) -> str:

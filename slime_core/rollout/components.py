@@ -1,0 +1,464 @@
+"""The components that a sampler calls: made by name, chosen by row, called so that errors name their plugin.
+
+component_boundary   turns the exceptions of a component into ``PluginError``
+require_samples      checks what a generate function returned
+CheckedDataSource    checks what a data source returns
+ComponentRouter      the generate function or reward model that a row names, else the run's
+Transform            one sample transform, called and checked
+Transforms           all of them, in order
+ComponentFactory     makes the run's components with the options of their plugins
+run_all              awaits several calls concurrently
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slime_core.config.reward_sum import reward_names
+from slime_core.config.schema import RunConfig
+from slime_core.errors import PluginError, RunError, SlimeError
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.component import Kind
+from slime_core.plugins.construction import construct
+from slime_core.plugins.contracts import DataSource, GroupedRewards, RolloutSource, RunView, Transformed
+from slime_core.plugins.discovery import CORE, PluginIdentity
+from slime_core.plugins.formats import PromptFormats
+from slime_core.plugins.registry import Registry
+from slime_core.prompts.chat import PromptEncoder
+from slime_core.prompts.named import GENERATE_FUNCTION, REWARD_MODEL, Offered, name_of, offered_to_rows
+from slime_core.prompts.requests import LeftOut, short_enough, training_request
+from slime_core.prompts.row_checks import RowCheck, check_of
+from slime_core.types import PromptGroup, Sample
+
+__all__ = [
+    "REASON",
+    "CheckedDataSource",
+    "ComponentFactory",
+    "ComponentRouter",
+    "RewardsAsAdvantages",
+    "RoutedComponent",
+    "Transform",
+    "Transforms",
+    "component_boundary",
+    "refuse_unusable",
+    "require_samples",
+    "run_all",
+]
+
+
+def component_boundary(plugin: PluginIdentity, action: str) -> AbstractContextManager[None]:
+    """What the block raises comes out as a ``PluginError`` that names ``plugin``, file and line; slime's own errors
+    pass."""
+    return boundary(plugin, action, locate=True, passes=(SlimeError,))
+
+
+def require_samples(generator: RoutedComponent, returned: Any) -> list[Sample]:
+    """What ``generator`` returned, as a list.
+
+    Raises:
+        PluginError: it is no sample, or no list of at least one; one that takes groups returns a list.
+    """
+    several = isinstance(returned, list | tuple)
+    found = list(returned) if several else [returned]
+    wrong = [one for one in found if not isinstance(one, Sample)]
+    if wrong or not found or (generator.takes_groups and not several):
+        shown = f"a {type(returned).__name__}" + (f" with a {type(wrong[0]).__name__}" if several and wrong else "")
+        accepted = "a list of at least one Sample" if generator.takes_groups else "a Sample, or a list of at least one"
+        raise PluginError(
+            f"{generator.plugin}: generate function {generator.name!r} returned {shown if found else 'an empty list'}; "
+            f"accepted is {accepted}: those that it was handed, finished.\nCorrect {generator.plugin.distribution}."
+        )
+    return found
+
+
+class CheckedDataSource:
+    """A data source that a plugin offers.
+
+    Every method raises ``PluginError`` where the plugin's raises anything but an error of slime's.
+
+    Arguments:
+        name, plugin: the component and whose it is, for messages.
+        source: what its target made.
+    """
+
+    def __init__(self, source: DataSource, *, name: str, plugin: PluginIdentity) -> None:
+        self._source, self._name, self._plugin = source, name, plugin
+
+    def next_groups(self, n: int) -> list[PromptGroup]:
+        """The next ``n`` groups; a ``PluginError`` too where it returned something else."""
+        with self._guarded("next_groups"):
+            found: Any = self._source.next_groups(n)
+        groups = list(found) if isinstance(found, list | tuple) else []
+        if len(groups) != n or not all(map(_is_group, groups)):
+            shown = f"{len(groups)} entries" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
+            raise PluginError(
+                f"{self._plugin}: data source {self._name!r}: next_groups({n}) returned {shown}; accepted is a list of "
+                f"{n} groups, each a list of at least one Sample.\nCorrect {self._plugin.distribution}."
+            )
+        return groups
+
+    def put_back(self, groups: Sequence[PromptGroup]) -> None:
+        """Hand groups back."""
+        with self._guarded("put_back"):
+            self._source.put_back(groups)
+
+    def state(self) -> dict[str, Any]:
+        """Where it stands."""
+        with self._guarded("state"):
+            return self._source.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from where ``state()`` was taken."""
+        with self._guarded("restore"):
+            self._source.restore(state)
+
+    def __len__(self) -> int:
+        """Prompts of one pass, for functions by path; a ``PluginError`` where the source is endless."""
+        with self._guarded("__len__"):
+            return len(cast(Sized, self._source))
+
+    def _guarded(self, method: str) -> AbstractContextManager[None]:
+        return component_boundary(self._plugin, f"data source {self._name!r}: {method}")
+
+
+def _is_group(found: Any) -> bool:
+    return isinstance(found, list) and bool(found) and all(isinstance(one, Sample) for one in found)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedComponent:
+    """One component, made; ``takes_groups`` where it wants all samples of a prompt at once; ``plugin``: whose it is;
+    ``resumes``: a generate function that goes on with aborted samples."""
+
+    name: str
+    component: Any
+    takes_groups: bool
+    plugin: PluginIdentity = CORE
+    resumes: bool = False
+
+
+class ComponentRouter:
+    """All components of one kind that samples of the run ask for, each made once, when it is first asked for.
+
+    Arguments:
+        kind: of the components.
+        key: of the metadata, under which a row names its own.
+        default: the run's; made at once.
+        registry: says how each wants to be called.
+        offered: what rows may name.
+        make: a component by its name, made with its plugin's options.
+    """
+
+    def __init__(
+        self, kind: Kind, key: str, *, default: str, registry: Registry, offered: Offered, make: Callable[[str], Any]
+    ) -> None:
+        self._kind, self._key, self._default = kind, key, default
+        self._registry, self._offered, self._make = registry, offered, make
+        self._made: dict[str, RoutedComponent] = {}
+        self._get(default)
+
+    def of(self, sample: Sample) -> RoutedComponent:
+        """What ``sample`` asks for.
+
+        Raises:
+            DataError: its row names a component that no active plugin offers.
+            PluginError: the component cannot be imported.
+        """
+        return self._get(name_of(sample, self._key, self._offered) or self._default)
+
+    def _get(self, name: str) -> RoutedComponent:
+        if name not in self._made:
+            parts = reward_names(name) if self._kind is Kind.REWARD_MODEL else (name,)
+            traits: list[Any] = [self._registry.find(self._kind, part).traits for part in parts]
+            takes_groups = any(one.scope == "group" for one in traits)
+            resumes = self._kind is Kind.GENERATE_FUNCTION and traits[0].resumes
+            owner = self._registry.owner(self._kind, parts[0])
+            self._made[name] = RoutedComponent(name, self._make(name), takes_groups, owner, resumes)
+        return self._made[name]
+
+
+REASON = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+"""A reason is part of a metric's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """One sample transform of the run.
+
+    Arguments:
+        name, plugin: the component and whose it is, for messages.
+        function: what its target made.
+        sees_rollout: it is called with all groups at once; else with one.
+        reward_key: which of several rewards trains.
+    """
+
+    name: str
+    plugin: PluginIdentity
+    function: Callable[..., Any]
+    sees_rollout: bool
+    reward_key: str | None
+
+    def __call__(self, groups: Sequence[PromptGroup]) -> list[Transformed]:
+        """What becomes of each of ``groups``, in order.
+
+        Raises:
+            PluginError: it failed, or broke its contract; names plugin and component.
+        """
+        # What it is handed, it may change in place; what came in is needed to check what comes out.
+        before = [Counter(map(_number, group)) for group in groups]
+        found = self._all(groups) if self.sees_rollout else [self._call(group) for group in groups]
+        for numbers, one in zip(before, found, strict=True):
+            self._check(numbers, one)
+        return found
+
+    def _all(self, groups: Sequence[PromptGroup]) -> list[Transformed]:
+        returned = self._call(list(groups))
+        if not isinstance(returned, Sequence) or len(returned) != len(groups):
+            count = f"{len(returned)} groups" if isinstance(returned, Sequence) else f"a {type(returned).__name__}"
+            raise self._breach(f"it returned {count} for {len(groups)} groups; accepted is one Transformed a group")
+        return list(returned)
+
+    def _call(self, argument: Any) -> Any:
+        with boundary(self.plugin, f"sample transform {self.name!r}", locate=True):
+            return self.function(argument)
+
+    def _check(self, before: Counter[Any], found: Any) -> None:
+        if not isinstance(found, Transformed):
+            raise self._breach(f"it returned a {type(found).__name__}; accepted is a Transformed")
+        reasons: list[Any] = [*found.changed, *([] if found.dropped is None else [found.dropped])]
+        for reason in reasons:
+            if not (isinstance(reason, str) and REASON.fullmatch(reason)):
+                raise self._breach(f"the reason {reason!r} is no part of a metric's name; accepted: 'zero_std'")
+        counts: dict[str, Any] = dict(found.changed)
+        for reason, count in counts.items():
+            if not isinstance(count, int) or count < 0:
+                raise self._breach(f"changed[{reason!r}] is {count!r}; accepted is a number of samples")
+        if found.dropped is None:
+            self._check_kept(before, found.samples)
+
+    def _check_kept(self, before: Counter[Any], samples: Any) -> None:
+        if not isinstance(samples, list) or not samples or not all(isinstance(one, Sample) for one in samples):
+            raise self._breach(
+                "a group that goes on is a list of at least one Sample; to leave it out, give dropped='REASON'"
+            )
+        unknown = Counter(map(_number, samples)) - before
+        if unknown:
+            (group, index), _ = next(iter(unknown.items()))
+            raise self._breach(f"it returned sample {index} of group {group}, which it was not handed in that group")
+        for sample in samples:
+            refuse_unusable(sample, self.reward_key, who=self._who)
+
+    @property
+    def _who(self) -> str:
+        return f"{self.plugin}: sample transform {self.name!r}"
+
+    def _breach(self, what: str) -> PluginError:
+        return PluginError(f"{self._who} broke its contract: {what}.\nCorrect {self.plugin.distribution}.")
+
+
+class Transforms:
+    """All transforms of a run, in order; with none, every group is kept as it is."""
+
+    def __init__(self, transforms: Sequence[Transform] = ()) -> None:
+        early = list(takewhile(lambda one: not one.sees_rollout, transforms))
+        self._early, self._late = early, list(transforms)[len(early) :]
+
+    def __bool__(self) -> bool:
+        return bool(self._early or self._late)
+
+    def early(self, group: PromptGroup) -> Transformed:
+        """What those before the first that sees the rollout make of one group."""
+        return _through(self._early, [group])[0]
+
+    def late(self, groups: Sequence[PromptGroup]) -> list[Transformed]:
+        """What the others make of all groups, in order; works on copies, so that it can be asked again."""
+        if not self._late:
+            return [Transformed(group) for group in groups]
+        return _through(self._late, [[_copied(sample) for sample in group] for group in groups])
+
+
+def refuse_unusable(sample: Sample, key: str | None, *, who: str) -> None:
+    """Returns if ``sample`` can be trained on.
+
+    Raises:
+        PluginError: it has no finite reward under the key of its row, or else under ``key``; says who left it so.
+    """
+    own = sample.reward_key(key)
+    reward = sample.reward.get(own or "") if isinstance(sample.reward, dict) else sample.reward
+    if reward is None or not math.isfinite(reward):
+        raise PluginError(
+            f"{who} left sample {sample.index} of group {sample.group_index} with the reward {sample.reward!r}; "
+            "accepted is a finite number, or a dict of them with --reward-key or reward_key in the row's metadata."
+        )
+
+
+def _copied(sample: Sample) -> Sample:
+    """A sample of its own, with what transforms change; tokens and log-probabilities are shared."""
+    mask, reward = copy.copy(sample.loss_mask), copy.copy(sample.reward)
+    return replace(sample, metadata=dict(sample.metadata), reward=reward, loss_mask=mask)
+
+
+def _through(transforms: Sequence[Transform], groups: Sequence[PromptGroup]) -> list[Transformed]:
+    """Every group as the last transform that saw it left it, with all changes that were counted on the way."""
+    done = [Transformed(group) for group in groups]
+    for transform in transforms:
+        open_at = [position for position, one in enumerate(done) if one.dropped is None]
+        if open_at:
+            results = transform([done[position].samples for position in open_at])
+            for position, result in zip(open_at, results, strict=True):
+                done[position] = replace(result, changed=Counter(done[position].changed) + Counter(result.changed))
+    return done
+
+
+def _number(sample: Sample) -> tuple[int | None, int | None]:
+    return sample.group_index, sample.index
+
+
+class RewardsAsAdvantages:
+    """The advantage estimator of rewards that are advantages; see :class:`~slime_core.TrainSamples`."""
+
+    def estimate(self, batch: GroupedRewards) -> NDArray[np.float32]:
+        """The rewards, float32 [B]."""
+        return batch.rewards_B
+
+
+class ComponentFactory:
+    """Makes components; what one raises names its plugin.
+
+    Arguments:
+        config: the run's settings.
+        registry: of the run's plugins.
+        options: plugin name -> its options object.
+        run: what every component is made with.
+        bad_rows: a file for what is wrong with rows that are left out because they cannot be read; None: there is none.
+
+    Attributes:
+        left_out: counts rows of the training prompts that are left out.
+        formats: of prompt files.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        registry: Registry,
+        options: dict[str, Any],
+        run: RunView,
+        *,
+        bad_rows: Path | None = None,
+    ) -> None:
+        self._config, self._registry, self._options, self._run = config, registry, options, run
+        self.left_out = LeftOut(bad_rows)
+        self.formats = PromptFormats(registry, options, run)
+
+    def make(self, kind: Kind, name: str) -> Any:
+        """One component; raises as :func:`~slime_core.plugins.construction.construct` does."""
+        return construct(self._registry, kind, name, self._options, self._run)
+
+    def generators(self, default: str) -> ComponentRouter:
+        """Generate functions, of which a row may name its own."""
+        make = partial(self.make, Kind.GENERATE_FUNCTION)
+        return self._choice(Kind.GENERATE_FUNCTION, GENERATE_FUNCTION, default, make=make)
+
+    def rewards(self, default: str, make: Callable[[str], Any]) -> ComponentRouter:
+        """Reward models, of which a row may name its own; ``make`` says where each runs."""
+        return self._choice(Kind.REWARD_MODEL, REWARD_MODEL, default, make=make)
+
+    def transforms(self) -> Transforms:
+        """The sample transforms of the run, in order."""
+        return Transforms([self._transform(name) for name in self._config.rollout.sample_transforms])
+
+    def _transform(self, name: str) -> Transform:
+        traits: Any = self._registry.find(Kind.SAMPLE_TRANSFORM, name).traits
+        plugin = self._registry.owner(Kind.SAMPLE_TRANSFORM, name)
+        sees_rollout = traits.scope == "rollout"
+        return Transform(name, plugin, self.make(Kind.SAMPLE_TRANSFORM, name), sees_rollout, self._run.reward_key)
+
+    def estimator(self, name: str) -> Any:
+        """An advantage estimator; None where its scope is ``token``: the learner's ranks load it."""
+        traits: Any = self._registry.find(Kind.ADVANTAGE_ESTIMATOR, name).traits
+        return self.make(Kind.ADVANTAGE_ESTIMATOR, name) if traits.scope == "sample" else None
+
+    def advantages(self, estimator: Any, rewards: GroupedRewards) -> NDArray[np.float32] | None:
+        """What ``estimator`` says, float32 [B]; None without one: the learner estimates them.
+
+        Raises:
+            RunError: it failed, or did not return one finite number a sample.
+        """
+        if estimator is None:
+            return None
+        name = str(self._config.algorithm.advantage_estimator)
+        who = f"advantage estimator {name!r} of {self._registry.owner(Kind.ADVANTAGE_ESTIMATOR, name)}"
+        with boundary(who, "estimating advantages", error=RunError, locate=True):
+            found = estimator.estimate(rewards)
+        with boundary(who, "reading what it returned as one number a sample", error=RunError):
+            advantages_B = np.asarray(found, np.float32)
+        if advantages_B.shape != (len(rewards),) or not np.isfinite(advantages_B).all():
+            raise RunError(
+                f"{who} returned shape {advantages_B.shape} for {len(rewards)} samples, or NaN or infinity; accepted "
+                "is one finite number a sample"
+            )
+        return advantages_B
+
+    def checks(self, *, trains: bool) -> RowCheck:
+        """What refuses rows that ask for what the run cannot do."""
+        return check_of(self._config, self._registry, trains=trains, options=self._options)
+
+    def prompts(self, path: Path, encoder: PromptEncoder) -> CheckedDataSource:
+        """The data source of the training prompts."""
+        name = self._config.data.data_source
+        checks, short = self.checks(trains=True), short_enough(self._config, encoder)
+        request = replace(
+            training_request(self._config, path, checks, self.formats, vocab_size=encoder.vocab_size),
+            keeps=short,
+            keeps_many=None if short is None else short.many,
+            tell=self.left_out.tell,
+            explain=self.left_out.explain,
+        )
+        run = replace(self._run, prompts=request)
+        source = construct(self._registry, Kind.DATA_SOURCE, name, self._options, run)
+        return CheckedDataSource(source, name=name, plugin=self._registry.owner(Kind.DATA_SOURCE, name))
+
+    def rollout_source(self, name: str) -> tuple[RolloutSource, PluginIdentity]:
+        """A rollout source, and the plugin that offers it."""
+        return self.make(Kind.ROLLOUT_SOURCE, name), self._registry.owner(Kind.ROLLOUT_SOURCE, name)
+
+    def _choice(self, kind: Kind, key: str, default: str, *, make: Callable[[str], Any]) -> ComponentRouter:
+        return ComponentRouter(
+            kind,
+            key,
+            default=default,
+            registry=self._registry,
+            offered=offered_to_rows(self._config, self._registry, self._options),
+            make=make,
+        )
+
+
+T = TypeVar("T")
+
+
+async def run_all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What each of ``works`` returns, in their order.
+
+    Where one raises, the others are cancelled and its error comes out at once: work that does not heed its cancellation
+    holds nobody up.
+    """
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()  # of one that has ended this changes nothing

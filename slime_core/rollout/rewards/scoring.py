@@ -1,0 +1,295 @@
+"""Scores samples: a finished sample gets its reward, or has failed with a cause.
+
+    RewardDispatcher   calls the reward model of a sample, and checks and counts what it returns
+    RewardScorers      name -> scorer: in the pool of reward processes, or in the sampler where the traits of the reward
+                       model say that it cannot hang
+    WeightedSum        a sum of reward models; the reward of each part is stored in the sample's metadata
+
+A scorer returns a reward or a :class:`~slime_core.types.RewardFailure` for each sample. An evaluation counts a sample
+without a usable reward as wrong; training leaves it out.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
+from statistics import fmean
+from typing import Any, Protocol, cast
+
+from slime_core.config.reward_sum import RewardTerm, reward_terms
+from slime_core.config.schema import RolloutConfig
+from slime_core.errors import RunError, SlimeError
+from slime_core.generation.outcome import UNANSWERED, is_finished
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.component import Kind
+from slime_core.plugins.manifest import Manifest
+from slime_core.plugins.registry import Registry
+from slime_core.rollout.components import RoutedComponent, run_all
+from slime_core.rollout.rewards.pool import RewardPool, RewardPoolSettings
+from slime_core.rollout.sampler_records import SamplerSettings
+from slime_core.types import Reward, RewardFailure, Sample, Status
+
+__all__ = [
+    "PARTS",
+    "InProcessScorer",
+    "PoolScorer",
+    "RewardDispatcher",
+    "RewardScorers",
+    "Scorer",
+    "WeightedSum",
+    "default_num_workers",
+    "make_pool",
+    "part_metrics",
+]
+
+ACCEPTED = "accepted is a finite number or a dict of them with --reward-key"
+
+LARGEST = sys.float_info.max
+"""Of a whole number beyond it, math.isfinite raises."""
+
+
+class RewardDispatcher:
+    """Asks reward models, and counts what has no reward.
+
+    Arguments:
+        rollout: says which of several rewards trains, where a row does not.
+    """
+
+    def __init__(self, rollout: RolloutConfig) -> None:
+        self._key = rollout.reward_key
+        self._failures: Counter[str] = Counter()
+
+    async def score(
+        self, reward_model: RoutedComponent, samples: list[Sample], *, evaluation: bool = False
+    ) -> list[Sample]:
+        """The samples; those without a reward are scored, and one that the generate function has given stays.
+
+        Raises:
+            RunError: a reward model that runs here returned too few or too many rewards.
+            PluginError: the processes of reward models cannot load the plugins.
+        """
+        scorable = [sample for sample in samples if is_finished(sample)]
+        missing = [sample for sample in scorable if sample.reward is None]
+        given = [(sample, sample.reward) for sample in scorable if sample.reward is not None]
+        answers = await reward_model.component.score(missing) if missing else []
+        for sample, answer in zip(missing, answers, strict=True):
+            self._settle(sample, answer, f"reward model {reward_model.name!r} returned", evaluation=evaluation)
+        for sample, own in given:
+            self._settle(sample, own, "the generate function gave the reward", evaluation=evaluation)
+        return samples
+
+    def unanswered(self, samples: Sequence[Sample]) -> None:
+        """Count samples of an evaluation that no engine has answered as wrong, under the cause ``engine``."""
+        for sample in samples:
+            self._failures[UNANSWERED] += 1
+            self._count_as_wrong(sample)
+
+    def take_failures(self) -> dict[str, float]:
+        """Cause -> samples that have no reward of their own, since this was last asked."""
+        taken, self._failures = self._failures, Counter()
+        return {cause: float(count) for cause, count in taken.items()}
+
+    def _settle(self, sample: Sample, answer: Any, whence: str, *, evaluation: bool) -> None:
+        reward = float(answer) if isinstance(answer, Real) and not isinstance(answer, int | float) else answer
+        if not _is_usable(reward, sample.reward_key(self._key)):
+            own = f" (its row names {sample.reward_key()})" if sample.reward_key() else ""
+            reward = RewardFailure("invalid", f"{whence} {answer!r:.200}; {ACCEPTED}{own}")
+        if isinstance(reward, RewardFailure):
+            self._fail(sample, reward, evaluation=evaluation)
+        else:
+            sample.reward = reward
+
+    def _fail(self, sample: Sample, failure: RewardFailure, *, evaluation: bool) -> None:
+        """A response that nobody could score is not trained on; an evaluation counts it as wrong."""
+        self._failures[failure.cause] += 1
+        sample.error, sample.failure_cause = failure.error, f"reward_{failure.cause}"
+        if evaluation:
+            self._count_as_wrong(sample)
+        else:
+            sample.status, sample.reward = Status.FAILED, None
+
+    def _count_as_wrong(self, sample: Sample) -> None:
+        key = sample.reward_key(self._key)
+        sample.reward = 0.0 if key is None else {key: 0.0}
+
+
+def _is_usable(answer: Any, key: str | None) -> bool:
+    if isinstance(answer, dict):
+        answer = answer.get(key or "")
+    return isinstance(answer, RewardFailure) or (isinstance(answer, int | float) and abs(answer) <= LARGEST)
+
+
+FEWEST_WORKERS, MOST_WORKERS = 2, 16
+"""Two, so that one can hang; more than 16 cost memory and help only rewards that compute for long."""
+
+
+class RewardScorers:
+    """Returns the scorer of a reward model by name; all that run in processes share one pool.
+
+    Arguments:
+        registry: knows the traits of each reward model.
+        make: makes the component of a name, for those that run in the sampler.
+        pool: for the others; None: there is no manifest that a process could load, so all run in the sampler.
+    """
+
+    def __init__(self, registry: Registry, *, make: Callable[[str], Any], pool: RewardPool | None) -> None:
+        self._registry = registry
+        self._make = make
+        self._pool = pool
+        self._made: dict[str, Scorer] = {}
+
+    def __call__(self, name: str) -> Scorer:
+        """The scorer of one reward model, or of a weighted sum; each model is made once."""
+        terms = reward_terms(name)
+        return self._one(name) if terms is None else WeightedSum(name, [(term, self._one(term.name)) for term in terms])
+
+    def _one(self, name: str) -> Scorer:
+        if name not in self._made:
+            self._made[name] = self._make_one(name)
+        return self._made[name]
+
+    def _make_one(self, name: str) -> Scorer:
+        traits: Any = self._registry.find(Kind.REWARD_MODEL, name).traits
+        if self._pool is None or not traits.isolated:
+            return InProcessScorer(name, self._make(name))
+        return PoolScorer(name, self._pool, together=traits.scope == "group")
+
+    async def close(self) -> None:
+        """End every process."""
+        if self._pool is not None:
+            await self._pool.close()
+
+
+def default_num_workers(num_cores: int) -> int:
+    """Number of reward processes on a machine with ``num_cores`` cores, which engines and learner use too."""
+    return max(FEWEST_WORKERS, min(MOST_WORKERS, num_cores // 2))
+
+
+def make_pool(manifest: Manifest | None, settings: SamplerSettings) -> RewardPool | None:
+    """The pool of a run; None without a manifest. It starts its first process with the first call."""
+    if manifest is None:
+        return None
+    rollout = settings.config.rollout
+    return RewardPool(
+        RewardPoolSettings(
+            manifest.to_json(),
+            settings.options,
+            settings.run,
+            num_workers=rollout.reward_num_workers or default_num_workers(len(os.sched_getaffinity(0))),
+            timeout_s=rollout.reward_timeout_s,
+            memory_gib=rollout.reward_memory_gib,
+            log_file=settings.rewards_log,
+        )
+    )
+
+
+class InProcessScorer:
+    """A reward model that runs in the sampler; an exception ends the run."""
+
+    def __init__(self, name: str, component: Any) -> None:
+        self._name, self._component = name, component
+
+    async def score(self, samples: Sequence[Sample]) -> list[Reward | RewardFailure]:
+        """One reward per sample, in order; not yet validated.
+
+        Raises:
+            PluginError: it failed.
+            RunError: it returned another number of rewards.
+        """
+        with boundary(f"reward model {self._name!r}", "scoring", locate=True, passes=(SlimeError,)):
+            rewards = list(await self._component.score(samples))
+        if len(rewards) != len(samples):
+            raise RunError(f"reward model {self._name!r} returned {len(rewards)} rewards for {len(samples)} samples")
+        return rewards
+
+
+class PoolScorer:
+    """A reward model in the pool; ``together``: it must get all samples of a call at once."""
+
+    def __init__(self, name: str, pool: RewardPool, *, together: bool) -> None:
+        self._name, self._pool, self._together = name, pool, together
+
+    async def score(self, samples: Sequence[Sample]) -> list[Reward | RewardFailure]:
+        """One reward or failure per sample, in order."""
+        return await self._pool.score(self._name, samples, together=self._together) if samples else []
+
+
+PARTS = "reward_parts"
+"""Key of a sample's metadata: part of the sum -> its reward, unweighted."""
+
+
+class Scorer(Protocol):
+    """A reward model as the sampler calls it."""
+
+    async def score(self, samples: Sequence[Sample]) -> list[Reward | RewardFailure]:
+        """One reward or failure per sample, in order."""
+        ...
+
+
+class WeightedSum:
+    """The sum of several reward models' rewards, each times its weight.
+
+    Example: of ``0.7*math+0.3*f1``, a sample with the rewards 1.0 and 0.5 gets 0.85, and ``{"math": 1.0, "f1": 0.5}``
+    as ``reward_parts`` in its metadata.
+
+    Arguments:
+        written: the sum as the user wrote it, for messages.
+        parts: its terms with their scorers.
+    """
+
+    def __init__(self, written: str, parts: Sequence[tuple[RewardTerm, Scorer]]) -> None:
+        self._written, self._parts = written, parts
+
+    async def score(self, samples: Sequence[Sample]) -> list[Reward | RewardFailure]:
+        """One reward per sample, in order; if a part fails, that failure."""
+        columns = await run_all(scorer.score(samples) for _, scorer in self._parts)
+        return [self._sum(sample, row) for sample, *row in zip(samples, *columns, strict=True)]
+
+    def _sum(self, sample: Sample, row: Sequence[Reward | RewardFailure]) -> Reward | RewardFailure:
+        found: dict[str, float] = {}
+        for (term, _), answer in zip(self._parts, row, strict=True):
+            value = self._value(term, answer)
+            if isinstance(value, RewardFailure):
+                return value
+            found[str(term)] = value
+        # A copy, because the samples of a group share the metadata of their row.
+        sample.metadata = {**sample.metadata, PARTS: found}
+        total = _sum(term.weight * found[str(term)] for term, _ in self._parts)
+        if not math.isfinite(total):
+            return RewardFailure("invalid", f"{self._written!r} of {found} is {total}; accepted is a finite number")
+        return total
+
+    def _value(self, term: RewardTerm, answer: Reward | RewardFailure) -> float | RewardFailure:
+        if isinstance(answer, RewardFailure):
+            return RewardFailure(answer.cause, f"part {term} of {self._written!r}: {answer.error}", answer.lost)
+        value = answer.get(term.key or "") if isinstance(answer, dict) else answer
+        is_plain = isinstance(answer, dict) == (term.key is not None)
+        if is_plain and isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+        accepted = "a finite number" if term.key is None else f"a table with a finite number {term.key!r}"
+        names = f"; name one of them, such as {term.name}:{min(answer)}" if isinstance(answer, dict) and answer else ""
+        return RewardFailure(
+            "invalid", f"part {term} of {self._written!r} returned {answer!r}; accepted is {accepted}{names}"
+        )
+
+
+def _sum(values: Iterable[float]) -> float:
+    """Exact sum (math.fsum); NaN on overflow."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        return math.nan
+
+
+def part_metrics(samples: Sequence[Sample], prefix: str) -> dict[str, float]:
+    """The mean reward of every part of a sum over the samples that have it, as ``prefix/PART``."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for sample in samples:
+        parts = cast(dict[str, float], sample.metadata.get(PARTS) or {})
+        for part, reward in parts.items():
+            found[part].append(reward)
+    return {f"{prefix}/{part}": fmean(rewards) for part, rewards in sorted(found.items())}
