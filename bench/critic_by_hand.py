@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 import slime_core
-from slime_core.rollout.batch_plan import BatchPlan
-from slime_core.rollout.shards import loss_masks, make_shards
+from slime_core.rollout.shards import BatchPlan, loss_masks, make_shards
 from slime_core.types import Sample, Status, TrainBatch
 
 __all__ = ["GAMMA", "LAMBD", "NUM_STEPS", "Outcome", "head_weights", "in_plain_torch", "make_models", "shards"]

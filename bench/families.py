@@ -31,8 +31,7 @@ import torch
 from slime_core.config.learning import LearnerConfig
 from slime_core.config.schema import ClusterConfig, OptimizerConfig, RunConfig
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.rollout.batch_plan import BatchPlan
-from slime_core.rollout.shards import make_shards
+from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, TrainBatch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -28,8 +28,8 @@ from slime_core.loop import train
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import activate
-from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.sampler_records import SampledRollout, SamplerSettings, SamplerState
+from slime_core.rollout.sampler import SampledRollout, Sampler, SamplerState
+from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.device_pool import DevicePool
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track

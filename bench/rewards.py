@@ -28,7 +28,7 @@ from slime_core.config.schema import AlgorithmConfig, RolloutConfig, RunConfig
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.plugins.registry import activate
 from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.sampler_records import SamplerSettings
+from slime_core.rollout.sampler_components import SamplerSettings
 
 PLUGIN = Path(__file__).parent / "misbehaving.py"
 BATCH, GROUP = 8, 8

@@ -21,8 +21,7 @@ from slime_core.plugins.contracts import (
     ResponseTokens,
     TokenAdvantages,
 )
-from slime_core.rollout.batch_plan import BatchPlan
-from slime_core.rollout.shards import make_shards
+from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import TrainBatch
 from slime_offpolicy.options import OffPolicyOptions
 

@@ -24,8 +24,7 @@ from slime_core.config.schema import OptimizerConfig, RunConfig
 from slime_core.learner.rank import Learner, LearnerSettings
 from slime_core.plugins.registry import activate
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout.batch_plan import BatchPlan
-from slime_core.rollout.shards import make_shards
+from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import LogProbs, Sample, Status, TokenIds, TrainBatch
 
 ARCHITECTURE = "Qwen3ForCausalLM"

@@ -1,13 +1,24 @@
-"""How the tokens of a response are sampled."""
+"""One request to an engine, and its answer.
+
+SamplingParams   how the tokens of a response are sampled
+Generation       one response, exactly as the engine sampled it
+Kept             which tokens top-p and top-k left to sample from at each position (truncated-sampling mask)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
-from slime_core.types import JsonValue
+from slime_core.types import JsonValue, SpecInfo
 
-__all__ = ["MAX_KEPT", "SamplingParams"]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["MAX_KEPT", "NOTHING", "FinishReason", "Generation", "Kept", "SamplingParams", "added", "joined"]
 
 MAX_KEPT = 64
 """Default of :attr:`SamplingParams.max_kept`; each kept token costs about 30 bytes of an answer for every position."""
@@ -64,3 +75,108 @@ class SamplingParams:
             "no_stop_trim": True,
             **self.extra,
         }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """The tokens that were kept at each position of a response of t tokens.
+
+    Example, of two tokens, the first sampled from 7 and 2, the second from all: ``Kept(array("i", [7, 2]), array("i",
+    [0, 2, 2]))``.
+
+    Arguments:
+        token_ids: int32 [s], position after position, the likeliest first.
+        offsets: int32 [t + 1], where each position begins and the last one ends; a position without any kept all.
+    """
+
+    token_ids: array[int]
+    offsets: array[int]
+
+    def until(self, count: int) -> Kept:
+        """That of the first ``count`` tokens."""
+        return Kept(self.token_ids[: self.offsets[count]], self.offsets[: count + 1])
+
+
+def joined(parts: Sequence[tuple[Kept | None, int]]) -> Kept | None:
+    """What was kept in a response of several parts, each with its number of tokens; None: all tokens, everywhere.
+
+    Example: of three ids that a tool wrote, and one id sampled from 7 and 2: ``joined([(None, 3), (kept, 1)])`` has the
+    offsets 0 0 0 0 2.
+    """
+    if all(kept is None for kept, _ in parts):
+        return None
+    token_ids, offsets = array("i"), array("i", [0])
+    for kept, count in parts:
+        ends = kept.offsets[1:] if kept is not None else [0] * count
+        offsets.extend([offsets[-1] + end for end in ends])
+        token_ids.extend(kept.token_ids if kept is not None else ())
+    return Kept(token_ids, offsets)
+
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One response.
+
+    Example, ``72`` and the end token, sampled from weights of version 3: ``Generation(array("i", [12, 7, 1]),
+    array("f", [-0.39, -0.0, -0.0]), "stop", ("3",), "72<|end|>")``.
+
+    Arguments:
+        token_ids: int32, exactly what the engine sampled.
+        log_probs: float32, natural, one a token.
+        finish_reason: ``stop``: an end token or stop text; ``length``: ``max_new_tokens`` reached; ``abort``: the
+            request was aborted, with the tokens so far.
+        weight_versions: of the weights that sampled the tokens, oldest first, each once.
+        weight_spans: which of them sampled which tokens, ``(version, start, end)`` with ``end`` excluded.
+        text: decoded by the engine; empty when its tokenizer was left out.
+        routed_experts: int16 [prompt + response - 1, layers, k], which experts of a mixture each token took; None: not
+            requested.
+        spec_info: counters of speculative decoding; None: the engine does none.
+        kept: what each token was sampled from, which ``log_probs`` are about; None: from all.
+        prompt_tokens: that the engine read, placeholders of images included; None: it does not say.
+    """
+
+    token_ids: array[int]
+    log_probs: array[float]
+    finish_reason: FinishReason
+    weight_versions: tuple[str, ...] = ()
+    text: str = ""
+    routed_experts: NDArray[np.int16] | None = field(default=None, compare=False)
+    weight_spans: tuple[tuple[str, int, int], ...] = ()
+    spec_info: SpecInfo | None = None
+    kept: Kept | None = field(default=None, compare=False)
+    prompt_tokens: int | None = field(default=None, compare=False)
+
+    def until(self, count: int) -> Generation:
+        """The first ``count`` of its tokens, as if the response had stopped there; the engine's text is left out."""
+        spans = tuple((name, start, min(end, count)) for name, start, end in self.weight_spans if start < count)
+        kept, routes = self.kept, self.routed_experts
+        return replace(
+            self,
+            token_ids=self.token_ids[:count],
+            log_probs=self.log_probs[:count],
+            finish_reason="stop",
+            weight_versions=tuple(dict.fromkeys(name for name, _, _ in spans)) or self.weight_versions,
+            text="",
+            routed_experts=None if routes is None else routes[: len(routes) - len(self.token_ids) + count],
+            weight_spans=spans,
+            kept=None if kept is None else kept.until(count),
+        )
+
+
+NOTHING = Generation(array("i"), array("f"), "abort")
+"""The response of a request that was not sent."""
+
+
+def added(first: SpecInfo | None, second: SpecInfo | None) -> SpecInfo | None:
+    """The counters of both, for a sample that several answers make up."""
+    if first is None or second is None:
+        return first or second
+    return SpecInfo(
+        first.spec_accept_token_num + second.spec_accept_token_num,
+        first.spec_draft_token_num + second.spec_draft_token_num,
+        first.spec_verify_ct + second.spec_verify_ct,
+        first.completion_token_num + second.completion_token_num,
+    )

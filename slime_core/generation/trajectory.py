@@ -4,27 +4,33 @@
     Turn            what ``Trajectory.generate`` returns
     Interrupted     ends a generate function whose turn was aborted
     generate_group  one response to each sample of a group; fresh samples share one request
+    until_stop      cuts a response at a stop condition that the engine does not report
 
 A position is trained (mask 1) with the engine's log-probability, or it is not (mask 0) and has log-probability 0.0. The
 one exception: tokens of an aborted response that a run does not train after a resume (``masks_resumed``) keep theirs.
+
+An engine (sglang 0.5.23, srt/managers/schedule_batch.py) does not see every end of a response that was interrupted. It
+looks only at the tokens of one request, so it misses a stop text (or a match of ``stop_regex``) that begins in the
+tokens before (tail_str). And it does not look at the last tokens of an aborted request, so it misses a stop text or a
+stop id there (update_finish_state). ``until_stop`` finds both, and leaves out what was sampled after it. That changes
+no log-probability: the tokens up to the stop have the distribution that they have without an interruption. Sampling the
+last tokens before the interruption again, so that the engine sees a stop text whole, would change it: tokens that could
+begin one would have to be sampled twice to stay, and would be rarer than their log-probabilities say.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from array import array
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 from uuid import uuid4
 
-from slime_core.errors import DataError, EngineError, RequestRefused, RunError
-from slime_core.generation.kept import Kept, joined, keep, kept_of
-from slime_core.generation.outcome import FINISHED, fail, is_finished
-from slime_core.generation.response import FinishReason, Generation
-from slime_core.generation.sampling import SamplingParams
-from slime_core.generation.speculation import added
-from slime_core.generation.stops import until_stop
+from slime_core.errors import DataError, EngineError, RequestFailed, RequestRefused, RunError
+from slime_core.generation.sampling import FinishReason, Generation, Kept, SamplingParams, added, joined
 from slime_core.prompts.rows import tools_of
 from slime_core.types import JsonValue, LogProbs, Mask, PromptGroup, Sample, SpecInfo, Status, TokenIds
 
@@ -32,9 +38,21 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from slime_core.generation.context import GenerateContext, ProcessedPrompt
+    from slime_core.generation.context import Encoder, GenerateContext, ProcessedPrompt
 
-__all__ = ["Interrupted", "Trajectory", "Turn", "engine_inputs", "generate_group"]
+__all__ = [
+    "FINISHED",
+    "UNANSWERED",
+    "Interrupted",
+    "Trajectory",
+    "Turn",
+    "engine_inputs",
+    "fail",
+    "generate_group",
+    "is_finished",
+    "keep",
+    "until_stop",
+]
 
 NO_ROOM = "too_long"
 """Cause of a failure: the prompt leaves no room for a response."""
@@ -456,3 +474,84 @@ def _padded_routes(routes: NDArray[np.int16] | None, count: int) -> NDArray[np.i
 
 def _who(sample: Sample) -> str:
     return f"sample {sample.index} of group {sample.group_index}"
+
+
+FINISHED = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+"""Finish reason of the engine -> status of the sample."""
+
+UNANSWERED = "engine"
+"""Cause of a failure: no engine has answered."""
+
+
+def is_finished(sample: Sample) -> bool:
+    """Whether its response is whole."""
+    return sample.status in (Status.COMPLETED, Status.TRUNCATED)
+
+
+def fail(sample: Sample, failure: EngineError) -> None:
+    """``sample`` has no response, because of ``failure``; it is not trained on."""
+    sample.status, sample.error = Status.FAILED, str(failure)
+    sample.failure_cause = failure.cause if isinstance(failure, RequestFailed) else UNANSWERED
+
+
+LAST_STEP = 64
+"""Tokens at the end of an aborted response that the engine has not looked at; more than one with speculative
+decoding."""
+
+
+PATTERN_TOKENS = 256
+"""Tokens in which a pattern is looked for, where it may match one that ended before. An engine takes as many as the
+longest match has characters, which for most patterns is all of them, at each token once more."""
+
+
+def until_stop(before: Sequence[int], answer: Generation, sampling: SamplingParams, encoder: Encoder) -> Generation:
+    """``answer`` up to where the response ends, as one that has stopped there; unchanged where the engine has reported
+    it all.
+
+    Arguments:
+        before: the tokens of the response before ``answer``; empty at its start.
+        sampling: the sampling parameters of the whole response.
+    """
+    fields = sampling.fields(n=1)
+    texts, patterns = _listed(fields["stop"]), _listed(fields.get("stop_regex"))
+    # Each token is at least one byte of the text, so a stop text has no more tokens than bytes.
+    reach = max([len(text.encode()) for text in texts] + [PATTERN_TOKENS] * bool(patterns), default=0)
+    ids, was_ended = answer.token_ids, answer.finish_reason == "abort"
+    stop_ids = set(_whole(fields["stop_token_ids"])) if was_ended and not fields["ignore_eos"] else set()
+    unseen = len(ids) - LAST_STEP if was_ended else len(ids)
+    tail = list(before[max(0, len(before) - reach) :])
+    if not stop_ids and not (reach and (was_ended or tail)):
+        return answer  # the engine has looked at every token
+    for count, token in enumerate(ids, 1):
+        is_looked_at = reach and (count > unseen or (tail and count < reach))
+        seen = encoder.decode_all([*tail, *ids[:count]][-reach - 1 :]) if is_looked_at else ""
+        if token in stop_ids or (is_looked_at and _ends(seen, texts, patterns)):
+            return answer.until(count)
+    return answer
+
+
+def _ends(seen: str, texts: Iterable[str], patterns: Iterable[str]) -> bool:
+    """As the engine decides it."""
+    return any(text in seen for text in texts) or any(re.search(one, seen) for one in patterns)
+
+
+def _listed(given: JsonValue) -> list[str]:
+    if isinstance(given, str):
+        return [given]
+    return [str(one) for one in given] if isinstance(given, Sequence) else []
+
+
+def _whole(given: JsonValue) -> list[int]:
+    return [one for one in given if isinstance(one, int)] if isinstance(given, Sequence) else []
+
+
+def keep(sample: Sample, kept: Kept | None) -> None:
+    """Record in ``sample`` what its response was sampled from; None: from all tokens."""
+    sample.rollout_top_p_token_ids = None if kept is None else TokenIds(kept.token_ids)
+    sample.rollout_top_p_token_offsets = None if kept is None else TokenIds(kept.offsets)
+
+
+def kept_of(sample: Sample) -> Kept | None:
+    """What the response of ``sample`` was sampled from, as :func:`keep` recorded it; None: from all tokens."""
+    ids, offsets = sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets
+    return None if ids is None or offsets is None else Kept(array("i", ids), array("i", offsets))

@@ -28,8 +28,7 @@ from slime_core.plugins.construction import prepare_options
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.plugins.registry import activate
 from slime_core.plugins.selection import policy_loss
-from slime_core.rollout.batch_plan import BatchPlan
-from slime_core.rollout.shards import make_shards
+from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample
 from slime_core.weights.update_group import reserve_port
 

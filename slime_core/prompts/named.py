@@ -22,13 +22,12 @@ from slime_core.plugins.component import Kind
 from slime_core.plugins.discovery import nearest
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import missing_setting
-from slime_core.types import REWARD_KEY, JsonValue, Sample
+from slime_core.types import REWARD_KEY, JsonValue
 
 __all__ = [
     "GENERATE_FUNCTION",
     "REWARD_MODEL",
     "Offered",
-    "name_of",
     "offered_to_rows",
     "refuse_unknown",
 ]
@@ -58,25 +57,6 @@ def offered_to_rows(
         kind = Kind.REWARD_MODEL
         found[REWARD_MODEL] = {name: missing_setting(kind, name, config, registry, options) or "" for name in names}
     return found
-
-
-def name_of(sample: Sample, key: str, offered: Offered) -> str | None:
-    """The component that the sample's row names under ``key``; None: the run's.
-
-    ``Sample.generate_function_path``, slime's name for it, goes before the metadata.
-
-    Raises:
-        DataError: no active plugin offers it.
-    """
-    if key not in offered:
-        return None
-    own = sample.generate_function_path if key == GENERATE_FUNCTION else None
-    name = own or sample.metadata.get(key)
-    if not name:
-        return None
-    where = f"sample {sample.index} of group {sample.group_index}"
-    _refuse_name(key, name, offered[key], where=where)
-    return str(name)
 
 
 def refuse_unknown(metadata: Mapping[str, JsonValue], offered: Offered, *, where: str) -> None:

@@ -4,8 +4,7 @@ In the order in which a prompt group passes through them:
 
     actor.py                  the sampler as a Ray actor, and the driver's handle
     sampler.py                collects one rollout, estimates advantages, packs shards; evaluates
-    sampler_records.py        settings and results of the sampler
-    sampler_components.py     tokenizer, client, components of a sampler, made from its settings
+    sampler_components.py     settings of a sampler; tokenizer, client and components that are made from them
     components.py             makes components by name, chooses them by row, attributes their errors
     group_source.py           where the groups of a rollout come from: one Protocol; plugins' sources, saved files
     group_scheduler.py        the default source: groups in flight, for this rollout and later ones, within the bounds
@@ -13,10 +12,8 @@ In the order in which a prompt group passes through them:
     requeue.py                staleness; aborted groups: requeued, resumed or reset, saved in checkpoints
     group_generator.py        generates and rewards whole groups, with retries; sampling parameters
     rollout_batch.py          the groups of one rollout: kept, dropped, stale, aborted or lost
-    truncated_sampling.py     top-p/top-k: which tokens stayed, and log-probs renormalized over them
-    batch_plan.py             how samples are divided into optimizer steps, shards and micro-batches
-    shards.py                 builds one shard a data-parallel rank
-    evaluation.py             held-out prompts; eval_scores.py scores them
+    shards.py                 divides samples into optimizer steps and micro-batches; one shard a data-parallel rank
+    evaluation.py             held-out prompts, and their scores
     concurrent_evaluation.py  evaluations that run while the learner trains
     engines/                  inference servers: start, find, supervise, call
     rewards/                  reward models, in processes that can be killed

@@ -11,8 +11,8 @@ import ray
 
 from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
-from slime_core.rollout.sampler import EvalSampler, Sampler
-from slime_core.rollout.sampler_records import SamplerSettings, SamplerState
+from slime_core.rollout.sampler import EvalSampler, Sampler, SamplerState
+from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.actors import Actor, Call, Ref, Watched, uncollected
 from slime_core.runtime.waiting import Wait
 from slime_core.types import TrainBatch

@@ -39,7 +39,7 @@ from slime_core.plugins.discovery import CORE, PluginIdentity
 from slime_core.plugins.formats import PromptFormats
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.named import GENERATE_FUNCTION, REWARD_MODEL, Offered, name_of, offered_to_rows
+from slime_core.prompts.named import GENERATE_FUNCTION, REWARD_MODEL, Offered, offered_to_rows, refuse_unknown
 from slime_core.prompts.requests import LeftOut, short_enough, training_request
 from slime_core.prompts.row_checks import RowCheck, check_of
 from slime_core.types import PromptGroup, Sample
@@ -178,7 +178,19 @@ class ComponentRouter:
             DataError: its row names a component that no active plugin offers.
             PluginError: the component cannot be imported.
         """
-        return self._get(name_of(sample, self._key, self._offered) or self._default)
+        return self._get(self._named_by_row(sample) or self._default)
+
+    def _named_by_row(self, sample: Sample) -> str | None:
+        """``Sample.generate_function_path``, slime's name for it, takes precedence over the metadata."""
+        if self._key not in self._offered:
+            return None
+        own = sample.generate_function_path if self._key == GENERATE_FUNCTION else None
+        name = own or sample.metadata.get(self._key)
+        if not name:
+            return None
+        where = f"sample {sample.index} of group {sample.group_index}"
+        refuse_unknown({self._key: name}, {self._key: self._offered[self._key]}, where=where)
+        return str(name)
 
     def _get(self, name: str) -> RoutedComponent:
         if name not in self._made:

@@ -19,7 +19,8 @@ from typing import Any
 from slime_core.config.schema import RunConfig
 from slime_core.plugins.lifecycle import PlaceStates
 from slime_core.rollout.actor import SampledShards, SamplerActor, SamplerHandle
-from slime_core.rollout.sampler_records import SamplerSettings, SamplerState
+from slime_core.rollout.sampler import SamplerState
+from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.actors import Actor, Call
 from slime_core.runtime.waiting import Wait, has_ended
 

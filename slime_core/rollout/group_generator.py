@@ -25,8 +25,8 @@ from slime_core.config.eval_sets import EvalSet
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.errors import EngineError, RequestRefused
 from slime_core.generation import GenerateContext, Interrupted, SamplingParams
-from slime_core.generation.outcome import UNANSWERED, fail, is_finished
-from slime_core.generation.parents import Parents
+from slime_core.generation.context import Parents
+from slime_core.generation.trajectory import UNANSWERED, fail, is_finished
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.prompts.row_sampling import own_sampling
 from slime_core.rollout.components import ComponentRouter, RoutedComponent, component_boundary, require_samples, run_all

@@ -13,31 +13,51 @@ store.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.contracts import Place, SamplerInfo, TrainSamples
-from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.recorded import Recorded, RolloutFiles, write_rollout
-from slime_core.rollout.batch_plan import BatchPlan, batch_metrics
 from slime_core.rollout.components import RewardsAsAdvantages, Transforms, refuse_unusable
-from slime_core.rollout.engines.generation import spec_metrics
-from slime_core.rollout.eval_scores import pass_rates
+from slime_core.rollout.engines.client import spec_metrics
+from slime_core.rollout.evaluation import pass_rates
 from slime_core.rollout.group_generator import truncates
 from slime_core.rollout.group_scheduler import LiveRollouts
 from slime_core.rollout.group_source import GroupSource, PluginRollouts, RecordedRollouts
 from slime_core.rollout.requeue import RequeueBuffer, Staleness, held_groups
 from slime_core.rollout.rollout_batch import CollectedGroups, RolloutBatch, describe_failures
-from slime_core.rollout.sampler_components import SamplerComponents
-from slime_core.rollout.sampler_records import SampledRollout, SamplerSettings, SamplerState
-from slime_core.rollout.shards import grouped_rewards, loss_masks, make_shards
+from slime_core.rollout.sampler_components import SamplerComponents, SamplerSettings
+from slime_core.rollout.shards import BatchPlan, batch_metrics, grouped_rewards, loss_masks, make_shards
 from slime_core.track.ledger import LEDGER, PendingGroups, PromptLedger
 from slime_core.types import Sample, TrainBatch
 
-__all__ = ["EvalSampler", "Sampler"]
+__all__ = ["EvalSampler", "SampledRollout", "Sampler", "SamplerState"]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRollout:
+    """One rollout: a shard a data-parallel rank, and what its samples look like; ``warnings`` are for people."""
+
+    shards: list[TrainBatch]
+    metrics: dict[str, float]
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerState:
+    """What a checkpoint holds of the sampler, all of one moment.
+
+    Arguments:
+        cursor: the data source, and every group that was taken from it and not trained, JSON-ready.
+        plugin_states: what the plugins of this process want to find again.
+    """
+
+    cursor: dict[str, Any]
+    plugin_states: PlaceStates
 
 
 class EvalSampler:

@@ -1,14 +1,20 @@
-"""Tokenizer, client and components of a sampler, made once from its settings."""
+"""The settings of a sampler, and the tokenizer, client and components that are made from them once."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass, field
 from functools import cache, partial
+from pathlib import Path
+from typing import Any
 
 from slime_core.config.described import context_length, routes_shape
 from slime_core.config.eval_sets import EvalSet
-from slime_core.config.schema import RolloutConfig
+from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.plugins.component import Kind
+from slime_core.plugins.construction import run_view
+from slime_core.plugins.contracts import RunView
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
@@ -19,12 +25,67 @@ from slime_core.rollout.components import ComponentFactory
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.evaluation import EvalComponents, Evaluation
 from slime_core.rollout.group_generator import GroupCollector, apply_row_sampling, train_sampling
-from slime_core.rollout.rewards.scoring import RewardScorers, make_pool
-from slime_core.rollout.sampler_records import SamplerSettings
+from slime_core.rollout.rewards.pool import RewardPool, RewardPoolSettings
+from slime_core.rollout.rewards.scoring import RewardScorers
 from slime_core.track.samples import SampleWriter
 from slime_core.types import Sample
 
-__all__ = ["SamplerComponents"]
+__all__ = ["SamplerComponents", "SamplerSettings"]
+
+
+FEWEST_WORKERS, MOST_WORKERS = 2, 16
+"""Two, so that one can hang; more than 16 cost memory and help only rewards that compute for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerSettings:
+    """What the sampler needs to know.
+
+    Arguments:
+        config: the run's settings.
+        folder: Hugging Face folder with tokenizer and chat template.
+        prompt_data: the training prompts.
+        router_url: where generation requests go.
+        num_ranks: data-parallel ranks of the learner.
+        options: plugin name -> its options object.
+        samples_folder: where readable samples are written; None: nowhere.
+        bad_rows: receives what is wrong with rows that are left out of the prompts; None: nothing does.
+        rewards_log: receives what reward models print; None: nothing does.
+        num_engines: servers behind the router, for the number of requests in flight.
+        model_urls: name -> URL of every model beside the policy.
+        engine_urls: of engines that are asked directly; empty: the router is.
+        trains: False: only evaluations are asked for, so neither prompts nor an advantage estimator are needed.
+        run_folder: of the run; None: there is none.
+        resumed_step: training steps done when this start of the run began.
+    """
+
+    config: RunConfig
+    folder: Path
+    prompt_data: Path
+    router_url: str
+    num_ranks: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+    samples_folder: Path | None = None
+    rewards_log: Path | None = None
+    bad_rows: Path | None = None
+    num_engines: int = 1
+    trains: bool = True
+    model_urls: dict[str, str] = field(default_factory=dict)
+    engine_urls: tuple[str, ...] = ()
+    run_folder: Path | None = None
+    resumed_step: int = 0
+
+    @property
+    def run(self) -> RunView:
+        """What the sampler's components are made with."""
+        return run_view(
+            self.config,
+            self.options,
+            model_folder=self.folder,
+            folder=self.run_folder,
+            resumed_step=self.resumed_step,
+            models=self.model_urls,
+        )
 
 
 class SamplerComponents:
@@ -153,3 +214,26 @@ class SamplerComponents:
             routes=routes_shape(settings.folder) if config.learner.use_rollout_routing_replay else None,
             engines=settings.engine_urls,
         )
+
+
+def default_num_workers(num_cores: int) -> int:
+    """Number of reward processes on a machine with ``num_cores`` cores, which engines and learner use too."""
+    return max(FEWEST_WORKERS, min(MOST_WORKERS, num_cores // 2))
+
+
+def make_pool(manifest: Manifest | None, settings: SamplerSettings) -> RewardPool | None:
+    """The pool of a run; None without a manifest. It starts its first process with the first call."""
+    if manifest is None:
+        return None
+    rollout = settings.config.rollout
+    return RewardPool(
+        RewardPoolSettings(
+            manifest.to_json(),
+            settings.options,
+            settings.run,
+            num_workers=rollout.reward_num_workers or default_num_workers(len(os.sched_getaffinity(0))),
+            timeout_s=rollout.reward_timeout_s,
+            memory_gib=rollout.reward_memory_gib,
+            log_file=settings.rewards_log,
+        )
+    )

@@ -14,8 +14,7 @@ from ray import cloudpickle
 
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.errors import CheckpointError, PluginError
-from slime_core.rollout.batch_plan import BatchPlan
-from slime_core.rollout.shards import make_shards
+from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, Status
 from tests.engines import test_learner
 from tests.engines.test_learner import (

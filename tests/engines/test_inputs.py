@@ -19,8 +19,7 @@ from ray import cloudpickle
 from safetensors.torch import load_file, save_file
 
 from slime_core.errors import RunError
-from slime_core.rollout.batch_plan import BatchPlan
-from slime_core.rollout.shards import make_shards
+from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, Status, TrainBatch
 from tests.engines import pictures, test_learner
 from tests.engines.pictures import ARCHITECTURE, PATCH, PLACEHOLDER

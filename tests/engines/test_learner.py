@@ -31,8 +31,7 @@ from slime_core.config.schema import (
     RunConfig,
 )
 from slime_core.errors import CheckpointError, NonFiniteError, RunError, SlimeError
-from slime_core.rollout.batch_plan import BatchPlan
-from slime_core.rollout.shards import loss_masks, make_shards
+from slime_core.rollout.shards import BatchPlan, loss_masks, make_shards
 from slime_core.types import Sample, Status, TrainBatch
 from slime_core.weights.update_group import reserve_port
 

@@ -26,9 +26,8 @@ from ray import cloudpickle
 from slime_core.config.schema import ClusterConfig, OptimizerConfig, RunConfig
 from slime_core.errors import ParityError
 from slime_core.generation import SamplingParams, keep
-from slime_core.rollout.batch_plan import BatchPlan
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.shards import make_shards
+from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import LogProbs, Sample, Status, TokenIds, TrainBatch
 from slime_core.weights.engine_control import EngineControl
 from slime_core.weights.update_group import reserve_port

@@ -27,8 +27,7 @@ from ray import cloudpickle
 
 from slime_core.config.schema import AlgorithmConfig, ClusterConfig, ModelConfig, OptimizerConfig, RunConfig
 from slime_core.errors import ConfigError, NonFiniteError, SlimeError
-from slime_core.rollout.batch_plan import BatchPlan
-from slime_core.rollout.shards import make_shards
+from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, Status, TrainBatch
 from slime_core.weights.update_group import reserve_port
 

@@ -15,8 +15,7 @@ import torch
 from slime_core.config.schema import LearnerConfig
 from slime_core.errors import ConfigError, RunError
 from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
-from slime_core.rollout.batch_plan import BatchPlan
-from slime_core.rollout.shards import make_shards
+from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, TrainBatch
 from tests.engines.families import build, write
 

@@ -28,7 +28,7 @@ from slime_core.cli.run import options_of
 from slime_core.generation import Generation
 from slime_core.rollout import sampler_components
 from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.sampler_records import SamplerSettings
+from slime_core.rollout.sampler_components import SamplerSettings
 
 HERE = Path(__file__).parent
 REPO = HERE.parents[1]

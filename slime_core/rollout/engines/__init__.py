@@ -12,7 +12,7 @@
     model_servers.py  the engines and the router of one model
     fleet.py          all models: the policy, auxiliary models, engines that only evaluate
     client.py         token ids in, token ids and log-probabilities out; retries and aborts
-    generation.py     parses the answer of an engine
+    truncated_sampling.py  top-p/top-k: which tokens stayed, and log-probs renormalized over them
 
 Generation goes through ``client``, control calls (pause, memory, weights) through
 ``slime_core.weights.engine_control``. Only token ids are sent to an engine, never text.

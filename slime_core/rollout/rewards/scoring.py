@@ -12,7 +12,6 @@ without a usable reward as wrong; training leaves it out.
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -23,14 +22,12 @@ from typing import Any, Protocol, cast
 from slime_core.config.reward_sum import RewardTerm, reward_terms
 from slime_core.config.schema import RolloutConfig
 from slime_core.errors import RunError, SlimeError
-from slime_core.generation.outcome import UNANSWERED, is_finished
+from slime_core.generation.trajectory import UNANSWERED, is_finished
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
-from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.components import RoutedComponent, run_all
-from slime_core.rollout.rewards.pool import RewardPool, RewardPoolSettings
-from slime_core.rollout.sampler_records import SamplerSettings
+from slime_core.rollout.rewards.pool import RewardPool
 from slime_core.types import Reward, RewardFailure, Sample, Status
 
 __all__ = [
@@ -41,8 +38,6 @@ __all__ = [
     "RewardScorers",
     "Scorer",
     "WeightedSum",
-    "default_num_workers",
-    "make_pool",
     "part_metrics",
 ]
 
@@ -123,10 +118,6 @@ def _is_usable(answer: Any, key: str | None) -> bool:
     return isinstance(answer, RewardFailure) or (isinstance(answer, int | float) and abs(answer) <= LARGEST)
 
 
-FEWEST_WORKERS, MOST_WORKERS = 2, 16
-"""Two, so that one can hang; more than 16 cost memory and help only rewards that compute for long."""
-
-
 class RewardScorers:
     """Returns the scorer of a reward model by name; all that run in processes share one pool.
 
@@ -162,29 +153,6 @@ class RewardScorers:
         """End every process."""
         if self._pool is not None:
             await self._pool.close()
-
-
-def default_num_workers(num_cores: int) -> int:
-    """Number of reward processes on a machine with ``num_cores`` cores, which engines and learner use too."""
-    return max(FEWEST_WORKERS, min(MOST_WORKERS, num_cores // 2))
-
-
-def make_pool(manifest: Manifest | None, settings: SamplerSettings) -> RewardPool | None:
-    """The pool of a run; None without a manifest. It starts its first process with the first call."""
-    if manifest is None:
-        return None
-    rollout = settings.config.rollout
-    return RewardPool(
-        RewardPoolSettings(
-            manifest.to_json(),
-            settings.options,
-            settings.run,
-            num_workers=rollout.reward_num_workers or default_num_workers(len(os.sched_getaffinity(0))),
-            timeout_s=rollout.reward_timeout_s,
-            memory_gib=rollout.reward_memory_gib,
-            log_file=settings.rewards_log,
-        )
-    )
 
 
 class InProcessScorer:

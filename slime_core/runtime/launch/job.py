@@ -16,7 +16,7 @@ from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import policy_loss
 from slime_core.rollout.engines.fleet import EngineFleet
-from slime_core.rollout.sampler_records import SamplerSettings
+from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.layout import Device
 from slime_core.weights.publisher import PublisherSettings
 

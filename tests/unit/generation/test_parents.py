@@ -10,7 +10,7 @@ import pytest
 
 from slime_core.config.schema import RolloutConfig
 from slime_core.generation import GenerateContext, SamplingParams
-from slime_core.generation.parents import Parents
+from slime_core.generation.context import Parents
 from slime_core.rollout.components import RoutedComponent
 from slime_core.rollout.group_generator import GroupCollector, mark_missing_failed
 from slime_core.types import Sample, Status

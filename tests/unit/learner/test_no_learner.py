@@ -15,7 +15,7 @@ from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import Failures, LifecycleHooks
 from slime_core.plugins.registry import activate
 from slime_core.rollout.actor import SampledShards
-from slime_core.rollout.sampler_records import SamplerState
+from slime_core.rollout.sampler import SamplerState
 from slime_core.runtime.actors import ActorGroup
 from slime_core.runtime.device_pool import DevicePool
 from slime_core.runtime.launch import _followed

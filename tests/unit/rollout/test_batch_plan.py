@@ -9,8 +9,7 @@ from slime_core.config.flops import ForwardFlops
 from slime_core.config.load import load
 from slime_core.errors import ConfigError, RunError
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.rollout.batch_plan import BatchPlan, batch_metrics
-from slime_core.rollout.shards import make_shards
+from slime_core.rollout.shards import BatchPlan, batch_metrics, make_shards
 from slime_core.types import Sample, Status
 
 

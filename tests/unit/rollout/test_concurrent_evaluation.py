@@ -28,7 +28,8 @@ from slime_core.plugins.registry import activate
 from slime_core.rollout import concurrent_evaluation
 from slime_core.rollout.actor import SampledShards, SamplerActor
 from slime_core.rollout.concurrent_evaluation import ConcurrentEvalSampler, ConcurrentEvaluations, eval_sampler_settings
-from slime_core.rollout.sampler_records import SamplerSettings, SamplerState
+from slime_core.rollout.sampler import SamplerState
+from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.device_pool import DevicePool
 from slime_core.runtime.launch import _followed, _owes_evaluation
 from slime_core.track.record import RunRecord

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from slime_core.rollout.eval_scores import MOST_VALUES, EvalScores, pass_at, pass_rates, score
+from slime_core.rollout.evaluation import MOST_VALUES, EvalScores, pass_at, pass_rates, score
 from slime_core.types import Sample, Status
 
 

@@ -26,7 +26,7 @@ from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import sampler as module
 from slime_core.rollout import sampler_components
 from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.sampler_records import SamplerSettings
+from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.types import TrainBatch
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"

@@ -17,7 +17,7 @@ from slime_core.plugins.registry import activate
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import sampler_components
 from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.sampler_records import SamplerSettings
+from slime_core.rollout.sampler_components import SamplerSettings
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
 SOURCE = """

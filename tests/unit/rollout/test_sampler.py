@@ -27,7 +27,7 @@ from slime_core.rollout.evaluation import Evaluation
 from slime_core.rollout.group_generator import GroupCollector
 from slime_core.rollout.rewards.scoring import InProcessScorer
 from slime_core.rollout.sampler import EvalSampler, Sampler
-from slime_core.rollout.sampler_records import SamplerSettings
+from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.types import Sample, Status
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"

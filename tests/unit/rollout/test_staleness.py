@@ -23,7 +23,7 @@ from slime_core.rollout import group_scheduler, sampler_components
 from slime_core.rollout.group_source import PluginRollouts
 from slime_core.rollout.requeue import Staleness, oldest_version, token_versions
 from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.sampler_records import SamplerSettings
+from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.types import LogProbs, Sample, Status, TokenIds
 from tests.unit.rollout.test_sampler import FOLDER, FakeClient, answer
 

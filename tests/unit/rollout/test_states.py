@@ -29,14 +29,14 @@ from slime_core.builtin.rewards import Random
 from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, RolloutConfig, RunConfig
 from slime_core.errors import RequestFailed
 from slime_core.generation import Generation, SamplingParams
-from slime_core.generation.response import NOTHING
+from slime_core.generation.sampling import NOTHING
 from slime_core.plugins.registry import Registry, activate
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import group_scheduler, sampler_components
 from slime_core.rollout.requeue import token_versions
 from slime_core.rollout.rewards.pool import RewardFailure
 from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.sampler_records import SamplerSettings
+from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.types import Sample
 from tests.unit.rollout.test_sampler import FOLDER
 

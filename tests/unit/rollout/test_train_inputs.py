@@ -10,8 +10,7 @@ import torch
 
 from slime_core.learner.micro_batches import make_micro_batches
 from slime_core.opaque import part
-from slime_core.rollout.batch_plan import BatchPlan
-from slime_core.rollout.shards import make_shards
+from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, Status, TrainBatch
 
 

@@ -14,7 +14,7 @@ from slime_core.plugins.registry import activate
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import sampler_components
 from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.sampler_records import SamplerSettings
+from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.rollout.transforms import refuse_unusable
 from slime_core.types import Sample
 from tests.unit.rollout.test_sampler import FOLDER, FakeClient, answer

@@ -22,10 +22,9 @@ from slime_core.generation import SamplingParams, joined, keep
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.learner.micro_batches import make_micro_batches as cut_batch
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.rollout.batch_plan import BatchPlan
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.shards import make_shards
-from slime_core.rollout.truncated_sampling import Truncation, truncate
+from slime_core.rollout.engines.truncated_sampling import Truncation, truncate
+from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, TrainBatch
 
 HALF, QUARTER, EIGHTH = math.log(0.5), math.log(0.25), math.log(0.125)

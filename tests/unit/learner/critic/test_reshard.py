@@ -17,8 +17,7 @@ from slime_core.learner.critic.reshard import TokenValues, gather_tokens, reshar
 from slime_core.learner.settings import LearnerSettings
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.opaque import part
-from slime_core.rollout.batch_plan import BatchPlan
-from slime_core.rollout.shards import make_shards
+from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, Status, TrainBatch
 
 MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"

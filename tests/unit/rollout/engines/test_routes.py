@@ -11,9 +11,8 @@ import pytest
 from slime_core.errors import EngineError
 from slime_core.learner.micro_batches import make_micro_batches
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.rollout.batch_plan import BatchPlan
-from slime_core.rollout.engines.generation import read_generation
-from slime_core.rollout.shards import make_shards
+from slime_core.rollout.engines.client import read_generation
+from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, TrainBatch
 
 

@@ -8,11 +8,10 @@ from slime_core import RunView
 from slime_core.builtin.single_turn import SingleTurn
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.generation import GenerateContext, SamplingParams
-from slime_core.generation.speculation import added
+from slime_core.generation.sampling import added
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.engines.generation import spec_metrics
+from slime_core.rollout.engines.client import GenerateClient, spec_metrics
 from slime_core.types import Sample, SpecInfo
 
 SENT = {

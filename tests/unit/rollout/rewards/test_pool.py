@@ -17,7 +17,7 @@ from slime_core.errors import PluginError
 from slime_core.plugins.discovery import CORE, PluginSource, local_file
 from slime_core.plugins.manifest import record
 from slime_core.rollout.rewards.pool import RewardFailure, RewardPool, RewardPoolSettings
-from slime_core.rollout.rewards.scoring import default_num_workers
+from slime_core.rollout.sampler_components import default_num_workers
 from slime_core.types import Sample
 from tests.answering import Answering
 from tests.processes import children, left_of, runs
