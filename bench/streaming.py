@@ -1,6 +1,6 @@
 """How soon the prompts of a large file are there, and how much memory they hold: the table of docs/data.md.
 
-    python bench/streaming.py outputs/streaming --gigabytes 10
+    python -m bench.streaming outputs/streaming --gigabytes 10
 
 Writes a JSON Lines file of that size, opens it in each order in a process of its own, draws 1,000 prompts, and deletes
 the file. Start: the look that a run takes at the file before anything else starts, and then until the first 32 prompts

@@ -274,7 +274,7 @@ class ParallelConfig(Section):
 
 PARITY_BOUNDS = {"float32": (1e-4, 1e-3), "bfloat16": (0.1, 2.0)}
 """dtype -> largest mean and largest single difference of log-probabilities that the parity gate accepts, in nats.
-Measured with a margin by ``bench/parity.py``; the table is in ``docs/metrics.md``."""
+Measured with a margin by ``tests/campaigns/parity.py``; the table is in ``docs/metrics.md``."""
 STRICT_PARITY_BOUNDS = (1e-5, 1e-4)
 """The same in float32 with ``true_on_policy_mode``: two to four times the worst of that table, which different kernels
 reach by rounding alone."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.matrix import LAYOUTS
+from tests.campaigns.live_layouts import LAYOUTS
 from tests.engines.families import ROLLOUTS, live_run, write
 
 RUNS = {

@@ -1,7 +1,7 @@
 """One PPO rollout replayed in several layouts: values, returns, metrics and gradients of the critic are those of one
 rank, and those of one rank are those of plain torch.
 
-The replay is ``bench/critic.py``, run once; it starts fresh ranks for every layout.
+The replay is ``tests/campaigns/critic.py``, run once; it starts fresh ranks for every layout.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "bench" / "critic.py"
+ROOT = Path(__file__).parents[2]
 BOUND = 1e-5
 LAYOUTS = ("Hugging Face", "DP2", "TP2", "TP2, SP", "PP2", "PP2, VPP2", "CP2", "PP2, tied", "CP2, constant divisor")
 RESUMED = ("resumed, DP1", "resumed, TP2, SP")
@@ -25,7 +25,8 @@ NUMBERS = ("values", "returns", "metric", "gradient")
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     target = tmp_path_factory.mktemp("critic") / "rows.json"
-    done = subprocess.run([sys.executable, BENCH, "--json", target], capture_output=True, text=True, timeout=580)
+    words = [sys.executable, "-m", "tests.campaigns.critic", "--json", target]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert target.exists(), done.stderr
     return {row["layout"]: row for row in json.loads(target.read_text())}
 

@@ -168,7 +168,7 @@ def test_more_than_a_plain_stack_of_mixtures_is_refused(megatron, changes, messa
 
 # --- Several ranks ----------------------------------------------------------------------------------------------------
 
-BENCH = Path(__file__).parents[2] / "bench" / "families.py"
+ROOT = Path(__file__).parents[2]
 LAYOUTS = (
     "qwen2, tied: TP2",
     "qwen2, tied: PP2",
@@ -188,8 +188,8 @@ LAYOUTS = (
 def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """By case; the rest is in ``make families``."""
     target = tmp_path_factory.mktemp("families") / "rows.json"
-    command = [sys.executable, BENCH, "--json", target, "--only", *LAYOUTS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=580)
+    command = [sys.executable, "-m", "tests.campaigns.families", "--json", target, "--only", *LAYOUTS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert target.exists(), done.stderr
     return {row["case"]: row for row in json.loads(target.read_text())}
 

@@ -1,6 +1,6 @@
 """One rollout trained in every kind of layout gives what one rank gives, one rank what torch gives; mutants do not.
 
-The trainings are ``python -m bench.exactness --small``, run once; ``make layouts`` runs all cases in all layouts.
+``python -m tests.campaigns.exactness --small`` trains once; ``make layouts`` runs all cases in all layouts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MUTANTS = {
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     target = tmp_path_factory.mktemp("exactness") / "found.json"
-    words = [sys.executable, "-m", "bench.exactness", "--small", "--json", target]
+    words = [sys.executable, "-m", "tests.campaigns.exactness", "--small", "--json", target]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert target.exists(), done.stderr
     return json.loads(target.read_text())

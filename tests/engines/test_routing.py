@@ -1,6 +1,6 @@
 """Routing replay on one rank: what is kept, what is replayed, and that gradients still reach the router.
 
-Random routes in every layout, recomputation included, are compared with transformers in ``bench/families.py``.
+Random routes in every layout, recomputation included, are compared with transformers in ``make families``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -18,18 +17,16 @@ from slime_core.types import StepPlan, TrainBatch
 # Megatron warns about its own calls between its own modules.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
 
-BENCH = Path(__file__).parents[2] / "bench"
+ROOT = Path(__file__).parents[2]
 GROUPS = ((5, (3, 0, 7, 1)), (5, (2,)), (1, (4, 4, 9)), (12, (1, 2)), (3, (6, 1, 1, 1, 2)))
 """Tokens of a prompt, and of its responses."""
 
 
 @pytest.fixture(scope="module")
 def bench() -> Any:
-    spec = importlib.util.spec_from_file_location("bench_shared_prompts", BENCH / "shared_prompts.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    from bench import shared_prompts
+
+    return shared_prompts
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +133,8 @@ def test_a_model_with_other_layers_repeats_prompts(chunk, monkeypatch):
 
 def test_every_layout_finds_the_gradients_of_repeated_prompts_on_one_rank(tmp_path):
     target = tmp_path / "rows.json"
-    command = [sys.executable, BENCH / "shared_layouts.py", "--json", target]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=580)
+    command = [sys.executable, "-m", "tests.campaigns.shared_layouts", "--json", target]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(target.read_text())
     assert [row["layout"] for row in rows] == ["DP1", "DP2", "TP2", "TP2, SP", "PP2", "CP2", "DP1, experts"]

@@ -1,0 +1,166 @@
+"""What overlap gives where nothing competes for a core: the real loop and sampler, an engine and a learner that sleep.
+
+    python -m bench.overlap_simulation    a minute; prints a table of docs/rollout.md; fails where a step is too slow
+
+The engine is the fake one of the tests, asked over HTTP: it answers each prompt group after a while and takes a bounded
+number at once, so a rollout takes a given time to generate. The learner sleeps and publishes to the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import slime_core
+from slime_core.checkpoint.folder import RunState
+from slime_core.config.schema import AlgorithmConfig, RolloutConfig, RunConfig
+from slime_core.harness.fake_engine import FakeEngine
+from slime_core.loop import train
+from slime_core.plugins.contracts import Place
+from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.registry import activate
+from slime_core.rollout.sampler import SampledRollout, Sampler, SamplerState
+from slime_core.rollout.sampler_components import SamplerSettings
+from slime_core.runtime.device_pool import DevicePool
+from slime_core.track.record import RunRecord
+from slime_core.track.track import Track
+from slime_core.weights.engine_control import EngineControl
+
+ARITHMETIC = Path(slime_core.__file__).parent / "builtin" / "arithmetic"
+GROUPS, AT_ONCE, STEPS = 16, 4, 10
+HALVES = ((1.0, 1.0), (1.0, 0.5), (0.5, 1.0))
+"""Seconds that a rollout takes to generate, and to train."""
+
+LIMIT = 1.05
+"""Most that a step may take, in multiples of its larger half."""
+
+
+@dataclass
+class Shards:
+    """A rollout as the loop sees it."""
+
+    refs: list[Any]
+    metrics: dict[str, float]
+
+
+class Handle:
+    """The sampler in an event loop of its own, as its actor has one."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler, self._loop = sampler, asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def sample(self, rollout: int) -> Shards:
+        """The next rollout."""
+        sampled: SampledRollout = self._run(self._sampler.sample(rollout))
+        return Shards(sampled.shards, sampled.metrics)
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Nothing is evaluated."""
+        return {}
+
+    def before_publish(self) -> None:
+        """No evaluation has to end first."""
+
+    def published(self, version: int) -> None:
+        """Tell the sampler, in its own thread."""
+        self._run(self._later(self._sampler.published, version))
+
+    def state(self) -> SamplerState:
+        """What a checkpoint holds of it."""
+        state: SamplerState = self._run(self._later(self._sampler.state))
+        return state
+
+    def close(self) -> None:
+        """End everything."""
+        self._run(self._sampler.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    async def _later(self, method: Any, *arguments: Any) -> Any:
+        return method(*arguments)
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+@dataclass
+class Sleeper:
+    """A learner that takes its time."""
+
+    seconds: float
+    control: EngineControl
+    saved: list[RunState] = field(default_factory=list)
+
+    def train(self, shards: list[Any]) -> dict[str, float]:
+        """Sleep."""
+        time.sleep(self.seconds)
+        return {}
+
+    def publish(self, version: int) -> None:
+        """Pause, hand over a version, resume."""
+        self.control.pause()
+        self.control.set_version(str(version))
+        self.control.resume()
+
+    def save(self, state: RunState) -> None:
+        """Keep it."""
+        self.saved.append(state)
+
+
+def main() -> None:
+    """Measure all pairs, print the table."""
+    print("| generating | training | step, synchronous | step, one ahead | of the larger half |\n|---|---|---|---|---|")
+    worst = 0.0
+    for generating, training in HALVES:
+        alone, ahead = (step_time(generating, training, ahead=number) for number in (0, 1))
+        ratio = ahead / max(generating, training)
+        worst = max(worst, ratio)
+        print(f"| {generating:.2f} s | {training:.2f} s | {alone:.2f} s | {ahead:.2f} s | {ratio:.3f} |", flush=True)
+    sys.exit(f"a step takes {worst:.3f} times its larger half; accepted: {LIMIT}" if worst > LIMIT else 0)
+
+
+def step_time(generating: float, training: float, *, ahead: int) -> float:
+    """Median seconds of the steps in the middle of a run."""
+    registry = activate(["grpo"]).registry
+    rollout = RolloutConfig(
+        num_rollout=STEPS,
+        rollout_batch_size=GROUPS,
+        n_samples_per_prompt=4,
+        sglang_server_concurrency=AT_ONCE,
+        async_buffer_size=ahead,
+        max_staleness=2 * ahead,
+        rollout_max_response_len=8,
+    )
+    config = RunConfig(rollout=rollout, algorithm=AlgorithmConfig(advantage_estimator="grpo"))
+    with tempfile.TemporaryDirectory() as folder, FakeEngine() as engine:
+        engine.delay_s = generating * AT_ONCE / GROUPS
+        prompts = ARITHMETIC / "data" / "train.jsonl"
+        sampler = Handle(Sampler(SamplerSettings(config, ARITHMETIC / "model", prompts, engine.url), registry))
+        control = EngineControl([engine.url])
+        with Track(RunRecord(Path(folder) / "run"), tensorboard=False) as track:
+            train(
+                Sleeper(training, control),
+                sampler,
+                config=config,
+                state=RunState(),
+                track=track,
+                devices=DevicePool(),
+                hooks=LifecycleHooks(registry, place=Place.DRIVER, options={}),
+            )
+        sampler.close()
+        control.close()
+        rows = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+    return float(statistics.median(row["perf/step_time"] for row in rows[2:-1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""A plugin with a generate function of two turns, each of which tells the engine whose it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slime_core import Component, GenerateTraits, RunView, hookimpl
+from slime_core.generation import GenerateContext, SamplingParams
+from slime_core.types import Sample
+
+TURNS = 2
+
+
+class Turns:
+    """Answers the prompt, is asked the same again, and answers again."""
+
+    def __init__(self, options: None, run: RunView) -> None:
+        del options
+
+    async def __call__(self, context: GenerateContext, sample: Sample, sampling: SamplingParams) -> Sample:
+        """The sample, with what was asked between its turns untrained."""
+        asked = context.encoder.encode(sample.prompt)
+        sample.tokens, session = asked, f"{context.rollout}-{sample.index}"
+        for turn in range(TURNS):
+            if turn:
+                sample.append_response_tokens(tokens=asked, trainable=False, text=" ")
+            (answer,) = await context.client.generate(
+                list(sample.tokens), sampling=sampling, session=session, extra={"rid": f"turn-{session}-{turn}"}
+            )
+            sampled = list(answer.token_ids)
+            sample.append_response_tokens(
+                tokens=sampled,
+                log_probs=list(answer.log_probs),
+                meta_info={
+                    "weight_versions": [{"version": answer.weight_versions[0]}],
+                    "finish_reason": answer.finish_reason,
+                },
+                text=context.encoder.decode(sampled),
+            )
+        return sample
+
+
+@hookimpl
+def slime_register_generate_functions() -> Iterator[Component]:
+    yield Component("turns", target=f"{__name__}:Turns", traits=GenerateTraits(scope="sample"))
