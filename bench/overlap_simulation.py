@@ -25,9 +25,9 @@ from slime_core.checkpoint.folder import RunState
 from slime_core.config.schema import AlgorithmConfig, RolloutConfig, RunConfig
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.loop import train
+from slime_core.plugins.activation import activate
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import LifecycleHooks
-from slime_core.plugins.registry import activate
 from slime_core.rollout.sampler import SampledRollout, Sampler, SamplerState
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.device_pool import DevicePool

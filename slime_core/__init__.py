@@ -3,8 +3,6 @@
 These are the names that plugins and user code import; importing them loads neither torch nor Ray nor an engine.
 """
 
-__version__ = "0.1.0"
-
 import typing as _typing
 
 from slime_core.config.options import (
@@ -18,7 +16,21 @@ from slime_core.config.options import (
     UsedBy,
 )
 from slime_core.plugins.boundary import boundary
-from slime_core.plugins.component import Component, Kind
+from slime_core.plugins.component import (
+    AdvantageTraits,
+    Component,
+    CorrectionTraits,
+    DataTraits,
+    GenerateTraits,
+    Kind,
+    ModelSpecTraits,
+    PolicyLossTraits,
+    PromptFormatTraits,
+    RewardTraits,
+    RolloutSourceTraits,
+    TrackerTraits,
+    TransformTraits,
+)
 from slime_core.plugins.contracts import (
     AdvantageEstimator,
     AdvantageSettings,
@@ -71,25 +83,15 @@ from slime_core.plugins.contracts import (
     TrainStep,
     Transformed,
 )
-from slime_core.plugins.functions import FunctionSource, load_function, own_definitions
+from slime_core.plugins.discovery import CORE as _CORE
 from slime_core.plugins.hooks import hookimpl
-from slime_core.plugins.traits import (
-    AdvantageTraits,
-    CorrectionTraits,
-    DataTraits,
-    GenerateTraits,
-    ModelSpecTraits,
-    PolicyLossTraits,
-    PromptFormatTraits,
-    RewardTraits,
-    RolloutSourceTraits,
-    TrackerTraits,
-    TransformTraits,
-)
+from slime_core.plugins.loading import FunctionSource, load_function, own_definitions
 from slime_core.types import PromptGroup, Sample, SampleRecord, SpecInfo, Status
 
 if _typing.TYPE_CHECKING:
     from slime_core.config.section import PluginOptions
+
+__version__ = _CORE.version
 
 __all__ = [
     "AdvantageEstimator",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from slime_compat.options import PathOptions
 from slime_core.config.load import Resolved, load, peek
+from slime_core.plugins.activation import ActivePlugins, activate
 from slime_core.plugins.construction import prepare_options
-from slime_core.plugins.registry import ActivePlugins, activate
 
 
 def resolve(argv: Sequence[str]) -> tuple[Resolved, ActivePlugins]:

@@ -22,7 +22,7 @@ from slime_core.builtin.arithmetic.task import tokenizer_files, write_files
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import OptimizerConfig, RunConfig
 from slime_core.learner.rank import Learner, LearnerSettings
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import LogProbs, Sample, Status, TokenIds, TrainBatch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from slime_core.config.load import Peek
-    from slime_core.plugins.registry import ActivePlugins, Admit
+    from slime_core.plugins.activation import ActivePlugins, Admit
 
 __all__ = ["activate_unlocked", "architecture_of", "expand"]
 
@@ -23,7 +23,7 @@ def activate_unlocked(peek: Peek, *, admit: Admit | None = None) -> ActivePlugin
     Raises:
         PluginError: one cannot be found or loaded.
     """
-    from slime_core.plugins.registry import activate
+    from slime_core.plugins.activation import activate
 
     architecture = None if peek.debug_rollout_only else architecture_of(peek.hf_checkpoint)
     return activate(

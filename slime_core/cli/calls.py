@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from slime_core.cli.describe import place_of, where_called
 from slime_core.config.load import DEFAULT
-from slime_core.plugins.registration import Implementation
+from slime_core.plugins.registry import Implementation
 from slime_core.plugins.selection import Selected, selected
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
-    from slime_core.plugins.functions import FunctionSource
-    from slime_core.plugins.registry import ActivePlugins
+    from slime_core.plugins.activation import ActivePlugins
+    from slime_core.plugins.loading import FunctionSource
 
 __all__ = ["USAGE", "because", "trace"]
 

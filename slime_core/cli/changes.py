@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from slime_core.checkpoint.folder import Checkpoint
 from slime_core.errors import ConfigError, ManifestMismatch
-from slime_core.plugins.differences import Difference, table
-from slime_core.plugins.manifest import Manifest, PluginChange
+from slime_core.plugins.manifest import Difference, Manifest, PluginChange, table
 
 __all__ = ["continued"]
 

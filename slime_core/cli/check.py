@@ -16,14 +16,14 @@ from slime_core.cli.plan import placement_plan
 from slime_core.cli.preflight import check_files, check_machine
 from slime_core.cli.run import options_of, resumed, written
 from slime_core.errors import ConfigError, PlacementError
-from slime_core.plugins.entries import listed
+from slime_core.plugins.manifest import listed
 from slime_core.plugins.selection import check_targets, has_critic, selected
 from slime_core.prompts.bad_rows import BadRows
 from slime_core.runtime.machine import free_resources
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
-    from slime_core.plugins.registry import ActivePlugins
+    from slime_core.plugins.activation import ActivePlugins
 
 __all__ = ["USAGE", "execute"]
 

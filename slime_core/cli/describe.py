@@ -12,7 +12,7 @@ from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.discovery import PluginIdentity
 from slime_core.plugins.hooks import LIFECYCLE_HOOKS
-from slime_core.plugins.registration import Implementation, Registry
+from slime_core.plugins.registry import Implementation, Registry
 
 __all__ = ["declared", "page", "place_of", "where_called"]
 

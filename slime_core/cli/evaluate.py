@@ -28,7 +28,7 @@ from slime_core.plugins.selection import has_critic
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
-    from slime_core.plugins.registry import ActivePlugins
+    from slime_core.plugins.activation import ActivePlugins
 
 __all__ = ["JSON_FLAG", "execute", "expand", "table"]
 

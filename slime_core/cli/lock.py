@@ -54,8 +54,8 @@ def write_lock(words: Sequence[str]) -> int:
         print(USAGE)
         return 0
     manifest, path = _of_run(words) if "--run" in _apart(words) else _of_settings(words)
-    from slime_core.plugins.entries import listed
     from slime_core.plugins.lock import Lock
+    from slime_core.plugins.manifest import listed
     from slime_core.track.record import write_atomically
 
     lock = Lock.of(manifest, path)

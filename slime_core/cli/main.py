@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from slime_core.config.load import Peek, Resolved
-    from slime_core.plugins.registry import ActivePlugins
+    from slime_core.plugins.activation import ActivePlugins
 
 __all__ = ["activate_named", "main"]
 
@@ -229,7 +229,7 @@ def _resolve_unchecked(argv: Sequence[str]) -> Resolved:
     """For reading about settings: neither the rules between them nor a plugin for the model is needed."""
     from slime_core.cli import run
     from slime_core.config.load import load, peek
-    from slime_core.plugins.registry import activate
+    from slime_core.plugins.activation import activate
 
     argv = run.expand(argv)
     seen = peek(argv)
@@ -258,8 +258,8 @@ def _help(command: str, argv: Sequence[str]) -> int:
 def _options_in_spite_of_all(peek: Peek, topic: Sequence[str]) -> dict[str, type[BaseModel]]:
     """The options classes of the plugins that load, that of ``topic`` among them; what is wrong with the others is
     printed."""
+    from slime_core.plugins.activation import activate
     from slime_core.plugins.discovery import installed, resolve
-    from slime_core.plugins.registry import activate
     from slime_core.plugins.requirements import Withheld
 
     options: dict[str, type[BaseModel]] = {}

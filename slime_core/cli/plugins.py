@@ -79,7 +79,7 @@ def show_plugin(name: str, *, as_json: bool = False) -> int:
     """
     # Here, because it pulls in pydantic, which listing does not need.
     from slime_core.cli.describe import declared, page
-    from slime_core.plugins.registration import register
+    from slime_core.plugins.registry import register
 
     source = _source(name)
     found: dict[str, Any] = {**_metadata(source.plugin, scan()), "error": None}

@@ -19,12 +19,9 @@ from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.config.mistakes import Mistake, report
 from slime_core.config.schema import RunConfig
-from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import run_view, screened
-from slime_core.plugins.formats import PromptFormats
-from slime_core.plugins.refusals import refusals
+from slime_core.plugins.component import DataTraits, GenerateTraits, Kind
+from slime_core.plugins.construction import PromptFormats, refusals, run_view, screened
 from slime_core.plugins.selection import has_critic
-from slime_core.plugins.traits import DataTraits, GenerateTraits
 from slime_core.prompts.named import offered_to_rows
 from slime_core.prompts.processing import has_processor
 from slime_core.prompts.recorded import RolloutFiles
@@ -36,7 +33,7 @@ from slime_core.prompts.screen_rollouts import screen_rollouts
 from slime_core.runtime.machine import Machine, free_resources
 
 if TYPE_CHECKING:
-    from slime_core.plugins.registry import Registry
+    from slime_core.plugins.activation import Registry
 
 __all__ = ["check_files", "check_machine", "joins_a_cluster", "machine_mistakes", "preflight"]
 

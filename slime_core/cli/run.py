@@ -26,7 +26,7 @@ from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct, prepare_options, run_view
 from slime_core.plugins.contracts import RunView, SampleTracker, Tracker
-from slime_core.plugins.entries import listed
+from slime_core.plugins.manifest import listed
 from slime_core.plugins.selection import has_critic
 from slime_core.track.events import EvalFinished, Event, Listener
 from slime_core.track.record import RunRecord, numbered
@@ -35,7 +35,7 @@ from slime_core.types import SampleRecord
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
-    from slime_core.plugins.registry import ActivePlugins, Registry
+    from slime_core.plugins.activation import ActivePlugins, Registry
     from slime_core.runtime.launch import Job
 
 __all__ = ["execute", "expand", "open_record", "options_of", "paths", "resumed", "written"]

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from slime_core.config.load import load, peek
 from slime_core.errors import RunError, WaitTimeout
 from slime_core.learner.settings import LearnerSettings
+from slime_core.plugins.activation import activate
 from slime_core.plugins.construction import prepare_options
 from slime_core.plugins.manifest import Manifest, attach
-from slime_core.plugins.registry import activate
 from slime_core.plugins.selection import policy_loss
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample

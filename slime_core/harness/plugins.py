@@ -24,7 +24,7 @@ from slime_core.harness.runs import default_run_view
 from slime_core.plugins import discovery, hooks
 from slime_core.plugins.claims import broken_claims, unclaimed
 from slime_core.plugins.component import Component, Kind
-from slime_core.plugins.construction import construct
+from slime_core.plugins.construction import construct, refusals
 from slime_core.plugins.contracts import Place, RunView
 from slime_core.plugins.declared import Declared
 from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, resolve
@@ -32,8 +32,7 @@ from slime_core.plugins.hooks import LIFECYCLE_HOOKS
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.loading import load_plugin
 from slime_core.plugins.manifest import Manifest, attach, record, source_of
-from slime_core.plugins.refusals import refusals
-from slime_core.plugins.registration import Registry, register
+from slime_core.plugins.registry import Registry, register
 from slime_core.plugins.validation import check_hooks as check_hooks_of
 
 __all__ = [

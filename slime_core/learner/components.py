@@ -12,11 +12,11 @@ from slime_core.learner.loss.advantages import DataParallelSums, TokenEstimation
 from slime_core.learner.loss.corrections import Corrections, NamedCorrection
 from slime_core.learner.loss.objective import Objective
 from slime_core.learner.settings import LearnerSettings
+from slime_core.plugins.activation import Registry
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct
 from slime_core.plugins.contracts import AdvantageSettings, LearnerInfo, LossParts, RunView
 from slime_core.plugins.lifecycle import LifecycleHooks
-from slime_core.plugins.registry import Registry
 
 __all__ = [
     "AcceptedInputs",

@@ -37,10 +37,10 @@ from slime_core.learner.routing_replay import RoutingReplay
 from slime_core.learner.settings import LearnerSettings
 from slime_core.learner.train_data import save_train_data
 from slime_core.learner.trained_model import TrainedModel, build_chunks
+from slime_core.plugins.activation import Registry
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import LearnerInfo, Place, TrainStep
 from slime_core.plugins.lifecycle import LifecycleHooks
-from slime_core.plugins.registry import Registry
 from slime_core.types import TrainBatch
 
 __all__ = ["Learner", "LearnerSettings"]

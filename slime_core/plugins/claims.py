@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from slime_core.config.choices import PROMPT_FORMAT, Choice
 from slime_core.config.settings import core_settings, plugin_settings
 from slime_core.errors import PluginError
+from slime_core.plugins.component import ModelSpecTraits
 from slime_core.plugins.declared import ARCHITECTURE_GROUP, FLAG_GROUP, FORMAT_GROUP, KIND_GROUPS, Declared, scan
 from slime_core.plugins.discovery import (
     Claim,
@@ -26,10 +27,9 @@ from slime_core.plugins.discovery import (
 )
 from slime_core.plugins.distributions import OUR_DISTRIBUTIONS, distribution_of
 from slime_core.plugins.requirements import Need, Withheld
-from slime_core.plugins.traits import ModelSpecTraits
 
 if TYPE_CHECKING:
-    from slime_core.plugins.registration import Registry
+    from slime_core.plugins.registry import Registry
 
 __all__ = [
     "broken_claims",

@@ -1,28 +1,252 @@
-"""What a plugin declares: a name, where its code is, and what the core may know about it before importing that code."""
+"""What a plugin declares of a component: its name, where its code is, and its traits.
+
+The core reads traits before it imports that code, and branches on them, never on names.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Set as AbstractSet
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
+from typing import Literal
 
-from slime_core.plugins.traits import (
-    TARGET,
-    AdvantageTraits,
-    CorrectionTraits,
-    DataTraits,
-    GenerateTraits,
-    ModelSpecTraits,
-    PolicyLossTraits,
-    PromptFormatTraits,
-    RewardTraits,
-    RolloutSourceTraits,
-    TrackerTraits,
-    Traits,
-    TransformTraits,
+__all__ = [
+    "AdvantageTraits",
+    "Component",
+    "CorrectionTraits",
+    "DataTraits",
+    "GenerateTraits",
+    "Kind",
+    "ModelSpecTraits",
+    "PolicyLossTraits",
+    "PromptFormatTraits",
+    "RewardTraits",
+    "RolloutSourceTraits",
+    "TrackerTraits",
+    "TransformTraits",
+]
+
+
+TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+"""How the import path of what a component names is written."""
+
+SETTINGS_READ = frozenset({"gamma", "kl", "lambd"})
+"""What an advantage estimator may read besides columns."""
+
+OF_DIVERGENCE = frozenset({"log_probs", "ref_log_probs"})
+"""The columns from which an estimator takes the divergence."""
+
+FORWARD = ("input_ids", "position_ids", "attention_mask", "packed_seq_params", "fp32_output")
+"""What the core itself hands a model's forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageTraits:
+    """How an advantage estimator is called.
+
+    Arguments:
+        scope: ``sample``: over all samples of a rollout at once, one number a sample. ``token``: on every learner rank
+            over its own samples, one number a response token.
+        reads: the columns it needs filled, such as ``rewards``, ``groups`` or ``values``; and of these settings those
+            that it takes into account: ``gamma``, ``lambd``, and ``kl`` for ``kl_coef``. With ``kl`` the columns
+            ``log_probs`` and ``ref_log_probs`` are filled where ``kl_coef`` is not 0. A run that sets one of the three
+            that is not read is refused.
+        policy_loss: the policy loss it pairs with.
+        across_groups: whether an advantage may depend on the rewards of other groups, as where the whole batch is
+            whitened; the conformance kit holds every other estimator that reads groups to its own group.
+    """
+
+    scope: Literal["sample", "token"] = "sample"
+    reads: AbstractSet[str] = frozenset()
+    policy_loss: str = "clipped"
+    across_groups: bool = False
+
+    def __post_init__(self) -> None:
+        _require_choice("AdvantageTraits.scope", self.scope, ("sample", "token"))
+        object.__setattr__(self, "reads", frozenset(self.reads))
+
+    def columns(self, *, kl_coef: float) -> frozenset[str]:
+        """What of ``reads`` are columns, those of the divergence included where ``kl_coef`` is not 0."""
+        columns = frozenset(self.reads - SETTINGS_READ)
+        return columns | OF_DIVERGENCE if kl_coef and "kl" in self.reads else columns
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLossTraits:
+    """How a policy loss is called.
+
+    Arguments:
+        reads: the per-token columns it needs: ``advantages``, ``old_log_probs``. A run that changes advantages, by
+            ``normalize_advantages`` or ``use_opd``, is refused with a loss that does not read them.
+    """
+
+    reads: AbstractSet[str] = frozenset({"advantages", "old_log_probs"})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reads", frozenset(self.reads))
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionTraits:
+    """What an off-policy correction depends on.
+
+    Arguments:
+        compares_engine: whether it holds the trainer's log-probabilities against the engine's. Such a correction has
+            nothing to do where ``use_rollout_logprobs`` makes the engine's the old ones, and the run is refused.
+    """
+
+    compares_engine: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TransformTraits:
+    """How a sample transform is called.
+
+    Arguments:
+        scope: ``group``: with each finished group; ``rollout``: with all groups at once.
+    """
+
+    scope: Literal["group", "rollout"] = "group"
+
+    def __post_init__(self) -> None:
+        _require_choice("TransformTraits.scope", self.scope, ("group", "rollout"))
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTraits:
+    """How a reward model is called, and where.
+
+    Arguments:
+        scope: ``sample``: as responses finish. ``group``: with whole prompt groups.
+        isolated: it runs in processes with a time and a memory limit, which are ended where a reward exceeds them.
+            False: inside the sampler, for what can neither hang nor crash; saves the way to another process.
+        auxiliary_model: what it asks the auxiliary model ``rm_model`` for, without which a run is refused. ``scores``:
+            the model has to be served with ``is_embedding``; ``texts``: without; ``any``: either. None: it asks none.
+        is_constant: each of its rewards is the same, and a run that would learn from them alone is refused.
+        numbers: names of the numbers that it returns for each response, where these are always the same; a run that
+            names none of them is refused. Empty: a plain number, or names that are not known before.
+    """
+
+    scope: Literal["sample", "group"] = "sample"
+    isolated: bool = True
+    auxiliary_model: Literal["scores", "texts", "any"] | None = None
+    is_constant: bool = False
+    numbers: AbstractSet[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        _require_choice("RewardTraits.scope", self.scope, ("sample", "group"))
+        if self.auxiliary_model is not None:
+            _require_choice("RewardTraits.auxiliary_model", self.auxiliary_model, ("scores", "texts", "any"))
+        object.__setattr__(self, "numbers", frozenset(self.numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateTraits:
+    """How a generate function is called, and what it does with a prompt.
+
+    Arguments:
+        scope: ``sample``: with one sample; ``group``: with a whole prompt group.
+        sends_prompts_whole: each prompt goes to an engine as it is, with room for the longest response, so the core may
+            refuse prompts that are too long before the run starts. False: it makes of them what it wants.
+        samples_from_engine: engines sample what is trained and say how likely each token was. False: the responses are
+            given, alike for every sample of a group; a run that needs the engines' log-probabilities, or groups, is
+            refused.
+        rewards: it may give samples their rewards itself; the reward model is asked for the others only.
+        resumes: with ``partial_rollout``, it is handed ``ABORTED`` samples with the tokens that they have and goes on
+            from them; what is finished in its group it leaves alone. False: what was not finished is begun anew.
+    """
+
+    scope: Literal["sample", "group"] = "sample"
+    sends_prompts_whole: bool = False
+    samples_from_engine: bool = True
+    rewards: bool = False
+    resumes: bool = False
+
+    def __post_init__(self) -> None:
+        _require_choice("GenerateTraits.scope", self.scope, ("sample", "group"))
+
+
+@dataclass(frozen=True, slots=True)
+class DataTraits:
+    """Where a data source's prompts come from.
+
+    Arguments:
+        reads_prompt_files: they are rows of ``prompt_data`` in the core's form, so the core may look through that file
+            before the run starts. False: ``prompt_data`` means what the data source makes of it; it may look itself
+            (:class:`~slime_core.ScreenedDataSource`).
+    """
+
+    reads_prompt_files: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSourceTraits:
+    """A rollout source has no traits yet; the class keeps the place typed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpecTraits:
+    """Which checkpoints a model spec fits, and what of them it does not build.
+
+    Arguments:
+        architectures: of a Hugging Face ``config.json``.
+        unsupported: ``package.module:function``; the function takes the object of a ``config.json`` and returns what
+            of it the spec does not build, one text each, such as ``asks for sliding windows; only full attention is
+            built``. It is called before anything starts and imports nothing heavy. None: the spec speaks when it
+            builds.
+        inputs: names of ``Sample.multimodal_train_inputs``, such as ``pixel_values``, that its model's forward takes as
+            keyword arguments: those of the samples of a row, one after the other in the order of the row. Only chunks
+            that embed tokens (the first pipeline stage) are handed them. A run whose samples carry others is refused.
+    """
+
+    architectures: AbstractSet[str] = frozenset()
+    unsupported: str | None = None
+    inputs: AbstractSet[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        for name in sorted(self.inputs):
+            if not name.isidentifier() or name in FORWARD:
+                raise ValueError(
+                    f"ModelSpecTraits.inputs names {name!r}; accepted are names of keyword arguments, other than "
+                    f"{', '.join(FORWARD)}"
+                )
+        object.__setattr__(self, "inputs", frozenset(self.inputs))
+        if self.unsupported is not None and not TARGET.fullmatch(self.unsupported):
+            found = f"ModelSpecTraits.unsupported is {self.unsupported!r}"
+            raise ValueError(f"{found}; write it as 'package.module:function'")
+        object.__setattr__(self, "architectures", frozenset(self.architectures))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFormatTraits:
+    """A prompt format has no traits: its name says which files it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerTraits:
+    """A tracker has no traits yet; the class keeps the place typed."""
+
+
+Traits = (
+    AdvantageTraits
+    | PolicyLossTraits
+    | CorrectionTraits
+    | RewardTraits
+    | TransformTraits
+    | GenerateTraits
+    | DataTraits
+    | PromptFormatTraits
+    | RolloutSourceTraits
+    | ModelSpecTraits
+    | TrackerTraits
 )
 
-__all__ = ["Component", "Kind"]
+
+def _require_choice(what: str, found: str, accepted: tuple[str, ...]) -> None:
+    if found not in accepted:
+        raise ValueError(f"{what} is {found!r}; accepted are {', '.join(map(repr, accepted))}")
+
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 

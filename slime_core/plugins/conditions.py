@@ -22,7 +22,7 @@ from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import Code, run_plan
 from slime_core.plugins.discovery import CORE
-from slime_core.plugins.registration import Registry
+from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import SELECTED_BY, selected
 
 __all__ = ["check_settings"]

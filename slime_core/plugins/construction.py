@@ -1,8 +1,8 @@
-"""Makes components: the only place where one is called, whichever process it belongs to."""
+"""Calls the code of components: makes objects of them, and asks model specs and data sources before a run starts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,19 @@ from slime_core.errors import SlimeError
 from slime_core.plugins import hooks
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
-from slime_core.plugins.contracts import PromptRequest, PromptScreen, RunPlan, RunView
-from slime_core.plugins.functions import FunctionSource
-from slime_core.plugins.registration import Registry
+from slime_core.plugins.contracts import PromptFormat, PromptRequest, PromptScreen, RunPlan, RunView
+from slime_core.plugins.loading import FunctionSource, load_attribute
+from slime_core.plugins.registry import Registry
 
-__all__ = ["construct", "prepare_options", "run_plan", "run_view"]
+__all__ = [
+    "PromptFormats",
+    "construct",
+    "prepare_options",
+    "refusals",
+    "run_plan",
+    "run_view",
+]
+
 
 Code = Mapping[str, Mapping[str, Sequence[FunctionSource]]]
 """Plugin -> option -> the functions that it names by path."""
@@ -136,3 +144,59 @@ def _option_values(options: Mapping[str, Any]) -> dict[str, object]:
     """``PLUGIN.NAME`` -> value of every option."""
     found = ((plugin, one) for plugin, one in options.items() if isinstance(one, BaseModel))
     return {f"{plugin}.{name}": value for plugin, one in found for name, value in one}
+
+
+class PromptFormats(Mapping[str, PromptFormat]):
+    """Name -> prompt format, of every active plugin.
+
+    Arguments:
+        options: plugin -> its options object.
+        run: what every component is made with.
+
+    Raises:
+        PluginError: from a lookup; the format cannot be imported, does not fit its contract, or its constructor failed.
+    """
+
+    def __init__(self, registry: Registry, options: Mapping[str, object], run: RunView) -> None:
+        self._registry = registry
+        self._options = options
+        self._run = run
+        self._made: dict[str, PromptFormat] = {}
+
+    def __getitem__(self, name: str) -> PromptFormat:
+        if name not in self._made:
+            if name not in self._registry.names(Kind.PROMPT_FORMAT):
+                raise KeyError(name)
+            self._made[name] = construct(self._registry, Kind.PROMPT_FORMAT, name, self._options, self._run)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._registry.names(Kind.PROMPT_FORMAT))
+
+    def __len__(self) -> int:
+        return len(self._registry.names(Kind.PROMPT_FORMAT))
+
+
+def refusals(registry: Registry, architecture: str, config: Mapping[str, Any]) -> list[str]:
+    """What of a checkpoint the model spec of its architecture does not build, each text with who says so.
+
+    Empty: nothing, or it says so only when it builds, or there is no such spec.
+
+    Arguments:
+        config: the object of the checkpoint's ``config.json``.
+
+    Raises:
+        PluginError: what the spec's traits name as ``unsupported`` cannot be imported, fails, or returns no texts.
+    """
+    component = registry.model_spec(architecture)
+    traits: Any = None if component is None else component.traits
+    if component is None or traits.unsupported is None:
+        return []
+    plugin = registry.owner(Kind.MODEL_SPEC, component.name)
+    action = f"asking {traits.unsupported} what model spec {component.name!r} does not build"
+    step = f"Report it to the author of {plugin.distribution}: it takes the object of a config.json and returns texts."
+    with boundary(plugin, action, next_step=step):
+        found = list(load_attribute(traits.unsupported)(config))
+        if not all(isinstance(text, str) for text in found):
+            raise TypeError(f"it returned {found!r}")
+    return [f"{text} by model spec {component.name!r} of {plugin}" for text in found]

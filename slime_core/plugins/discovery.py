@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-import slime_core
 from slime_core.errors import PluginError
 from slime_core.plugins.declared import (
     ARCHITECTURE_GROUP,
@@ -95,7 +94,8 @@ class PluginIdentity:
         return f"plugin {self.name!r} ({self.distribution} {self.version}, entry point {self.entry_point})"
 
 
-CORE = PluginIdentity("core", "slime-rl", slime_core.__version__, "slime_core.builtin.plugin")
+CORE = PluginIdentity("core", "slime-rl", "0.1.0", "slime_core.builtin.plugin")
+"""slime itself; a test compares the version with that of ``pyproject.toml``."""
 
 
 class Source(StrEnum):

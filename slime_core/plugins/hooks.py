@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from slime_core.generation import GenerateContext
-    from slime_core.plugins.functions import FunctionSource
+    from slime_core.plugins.loading import FunctionSource
 
 __all__ = [
     "CHECK",

@@ -22,7 +22,7 @@ from slime_core.plugins.boundary import boundary
 from slime_core.plugins.contracts import Place, RunInfo
 from slime_core.plugins.discovery import PluginIdentity
 from slime_core.plugins.hooks import LIFECYCLE_HOOKS, RESTORE, STATE
-from slime_core.plugins.registration import Implementation, Registry
+from slime_core.plugins.registry import Implementation, Registry
 from slime_core.track.observers import MAX_FAILURES
 from slime_core.types import Sample
 

@@ -14,10 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import ManifestMismatch, PluginError
-from slime_core.plugins.differences import ABSENT, Difference, compare, differences, table
 from slime_core.plugins.discovery import Source, local_file
-from slime_core.plugins.entries import ManifestEntry
-from slime_core.plugins.manifest import Manifest, entry_here, entry_of
+from slime_core.plugins.manifest import (
+    ABSENT,
+    Difference,
+    Manifest,
+    ManifestEntry,
+    compare,
+    differences,
+    entry_here,
+    entry_of,
+    table,
+)
 
 __all__ = ["LOCK_FILE", "Lock", "read_lock"]
 

@@ -1,7 +1,7 @@
-"""What a run's plugins are, down to the content of their files, so that every process runs the same code or refuses.
+"""The plugins of a run, down to the content of their files: every process runs the same code or refuses to start.
 
 The driver writes the manifest and hands it to every actor as a constructor argument; the actor calls :func:`attach`.
-Code never crosses, except a single-file plugin, whose bytes are in the manifest.
+Code never crosses between processes, except a single-file plugin, whose bytes are in the manifest.
 """
 
 from __future__ import annotations
@@ -9,30 +9,185 @@ from __future__ import annotations
 import base64
 import json
 import socket
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
+from pathlib import PurePath
 from typing import Any
 
-import slime_core
 from slime_core.errors import ManifestMismatch, PluginError
-from slime_core.plugins.content import NO_FILES, digest, editable_source, file_digests
-from slime_core.plugins.differences import Difference, compare, differences, told
+from slime_core.plugins.content_hash import NO_FILES, digest, editable_source, file_digests
+from slime_core.plugins.declared import canonical
 from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source, local_file
-from slime_core.plugins.entries import SHOWN, ManifestEntry
-from slime_core.plugins.registration import Registry, register
+from slime_core.plugins.registry import Registry, register
 
 __all__ = [
+    "ABSENT",
+    "Difference",
     "Manifest",
     "ManifestEntry",
     "PluginChange",
     "attach",
+    "compare",
+    "differences",
     "entry_here",
     "entry_of",
+    "listed",
     "mismatches",
     "record",
     "source_of",
+    "table",
+    "told",
 ]
+
+
+SHOWN = 12
+"""Characters of a digest that messages show."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestEntry:
+    """One plugin of a run.
+
+    Arguments:
+        plugin, distribution, version, entry_point: see :class:`~slime_core.plugins.discovery.PluginIdentity`.
+        digest: SHA-256 over the names and contents of its files, as hexadecimal.
+        source: where its code comes from.
+        content: the file itself in base64, for a single-file plugin; else empty.
+        editable: its distribution is installed in place: its files may change without a new version.
+        needed_by: why it is here although the run does not name it, ``"searchr1 requires it"``; else empty.
+        claimed: it is active for a name that it claims, so without its presets and trackers.
+        files: the first characters of each file's own SHA-256, by the file's name, sorted: so that a difference can be
+            told file by file.
+    """
+
+    plugin: str
+    distribution: str
+    version: str
+    entry_point: str
+    digest: str
+    source: Source = Source.INSTALLED
+    content: str = field(default="", repr=False)
+    editable: bool = False
+    needed_by: str = ""
+    claimed: bool = False
+    files: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @property
+    def home(self) -> str:
+        """What holds its code, for messages and comparisons: the distribution, the module, or the file's own name."""
+        return PurePath(self.distribution).name if self.source is Source.FILE else self.distribution
+
+    def __str__(self) -> str:
+        version = f" {self.version}" if self.source is Source.INSTALLED else ""
+        return f"{self.home}{version} {self.digest[:SHOWN]}"
+
+
+def listed(entries: Iterable[ManifestEntry]) -> str:
+    """``core 0.1.0, grpo 0.1.0``: names and versions on one line."""
+    return ", ".join(f"{entry.plugin} {entry.version}" for entry in entries)
+
+
+ABSENT = "-"
+"""Stands where one side has no such plugin."""
+
+NAMED_FILES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One plugin that is not the same on both sides.
+
+    Example: ``Difference("acme", "acme-tree 2.1 1a2b3c4d5e6f", "acme-tree 2.0 99aabbccddee", "version")``.
+
+    Arguments:
+        plugin: its name.
+        wanted, found: who it is on either side, with version and the start of its digest.
+        what: what differs; for content, the files.
+        install: what an installer would be told to make it the same, ``"acme-tree==2.1"``; empty: that is no help.
+    """
+
+    plugin: str
+    wanted: str
+    found: str
+    what: str
+    install: str = ""
+
+    @property
+    def row(self) -> tuple[str, str, str, str]:
+        """Its cells in a table."""
+        return self.plugin, self.wanted, self.found, self.what
+
+
+def differences(wanted: Iterable[ManifestEntry], found: Iterable[ManifestEntry]) -> list[Difference]:
+    """What differs between two sets; their order does not count."""
+    left, right = _by_key(wanted), _by_key(found)
+    compared = [compare(left.get(key), right.get(key)) for key in dict.fromkeys([*left, *right])]
+    return [difference for difference in compared if difference is not None]
+
+
+def compare(wanted: ManifestEntry | None, found: ManifestEntry | None) -> Difference | None:
+    """What differs between two entries of one plugin; None: nothing. An entry that is None is one that is missing."""
+    some = wanted or found
+    what = _what(wanted, found) if wanted and found else "missing" if wanted else "added"
+    if some is None or not what:
+        return None
+    pinned = f"{wanted.distribution}=={wanted.version}" if wanted and wanted.source is Source.INSTALLED else ""
+    installs = pinned if what in ("missing", "distribution", "version") else ""
+    return Difference(some.plugin, str(wanted or ABSENT), str(found or ABSENT), what, installs)
+
+
+def told(by_node: Mapping[str, Sequence[Difference]]) -> str:
+    """The differences of one or several nodes as one table, and the next step.
+
+    Arguments:
+        by_node: name of a node -> what it has otherwise than the driver.
+    """
+    rows = [(node, *one.row) for node, found in by_node.items() for one in found]
+    installs = sorted({one.install for found in by_node.values() for one in found if one.install})
+    which = f" ({' '.join(installs)})" if installs else ""
+    return (
+        f"{table(rows, head=('node', 'plugin', 'driver', 'found there', 'differs in'))}\n"
+        f"Install the same on every node{which}, or share one environment between the nodes."
+    )
+
+
+def table(rows: Sequence[Sequence[str]], *, head: Sequence[str]) -> str:
+    """``rows`` under ``head``, in columns as wide as what is in them."""
+    lines = [head, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join("  " + "  ".join(line).rstrip() for line in padded)
+
+
+def _by_key(entries: Iterable[ManifestEntry]) -> dict[tuple[str, int], ManifestEntry]:
+    # Plugins have names of their own; functions that one setting names by path share the setting's.
+    found: dict[tuple[str, int], ManifestEntry] = {}
+    seen: Counter[str] = Counter()
+    for entry in entries:
+        found[entry.plugin, seen[entry.plugin]] = entry
+        seen[entry.plugin] += 1
+    return found
+
+
+def _what(wanted: ManifestEntry, found: ManifestEntry) -> str:
+    if (wanted.source, canonical(wanted.home)) != (found.source, canonical(found.home)):
+        return "distribution"
+    if wanted.source is Source.INSTALLED and wanted.version != found.version:
+        return "version"
+    if wanted.digest != found.digest:
+        return _content(wanted, found)
+    return "entry point" if wanted.entry_point != found.entry_point else ""
+
+
+def _content(wanted: ManifestEntry, found: ManifestEntry) -> str:
+    before, after = dict(wanted.files), dict(found.files)
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    if not (before and after and changed):
+        return "content"
+    rest = f" and {len(changed) - NAMED_FILES} more" if len(changed) > NAMED_FILES else ""
+    return f"content of {', '.join(changed[:NAMED_FILES])}{rest}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,4 +354,4 @@ def source_of(entry: ManifestEntry) -> PluginSource:
 def _version_here(entry: ManifestEntry) -> str:
     if entry.source is Source.MODULE:
         return entry.version
-    return slime_core.__version__ if entry.distribution == CORE.distribution else metadata.version(entry.distribution)
+    return CORE.version if entry.distribution == CORE.distribution else metadata.version(entry.distribution)

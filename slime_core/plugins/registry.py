@@ -1,239 +1,362 @@
-"""Activates the plugins that a run names, and no others: the driver's side; other processes use ``manifest.attach``."""
+"""Collects what imported plugins declare into one registry; what two plugins both claim is an error."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
+import pluggy
 from pydantic import BaseModel
 
-from slime_core.config.choices import Choice, NamedCode
-from slime_core.config.load import Derive
-from slime_core.errors import PluginError
-from slime_core.plugins.bounds import check_bounds
-from slime_core.plugins.claims import claimed_by, flag_needs, inactive_flags
-from slime_core.plugins.component import Kind
-from slime_core.plugins.declared import scan
-from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source, resolve
-from slime_core.plugins.functions import FunctionSource, find_function
-from slime_core.plugins.manifest import Manifest, record
-from slime_core.plugins.registration import Registry, register
-from slime_core.plugins.requirements import Need, Withheld, architecture_source, with_required
+from slime_core.config.flags import CONFIG_FLAG
+from slime_core.config.options import DerivedSetting
+from slime_core.config.schema import RunConfig
+from slime_core.config.settings import Contested, core_settings, plugin_settings
+from slime_core.errors import ConfigError, PluginError
+from slime_core.plugins import hooks
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.claims import claimed_names, how_to_get
+from slime_core.plugins.component import Component, Kind, ModelSpecTraits
+from slime_core.plugins.contract_checks import check_fit
+from slime_core.plugins.discovery import PluginIdentity, PluginSource, Source, installed, nearest
+from slime_core.plugins.loading import load_plugin, load_target
+from slime_core.plugins.validation import check_hooks, checked_components, checked_options, checked_presets
+from slime_core.types import JsonValue
 
-__all__ = ["ActivePlugins", "Admit", "Choices", "Need", "Registry", "activate"]
-
-Admit = Callable[[Manifest], None]
-"""Looks at what is about to be imported, and raises where that may not be."""
-
-
-Choices = Callable[[Registry], Sequence[Choice]]
-"""The components and prompt formats that a run's settings name, which depend on what active plugins offer."""
-
-Code = Callable[[Registry], Sequence[NamedCode]]
-"""The functions that options of active plugins name by path."""
+__all__ = [
+    "Implementation",
+    "Registry",
+    "register",
+]
 
 
-class ForSettings(TypedDict):
-    """What reading a run's settings takes from its plugins."""
-
-    presets: Mapping[str, tuple[object, str]]
-    plugin_options: Mapping[str, type[BaseModel]]
-    inactive: Mapping[str, str]
-    derive: Derive
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class ActivePlugins:
-    """What a run's plugins offer, and the record that makes other processes load the same.
+class _Declared:
+    plugin: PluginIdentity
+    component: Component
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """One plugin's function for one hook.
 
     Arguments:
-        registry: the components.
-        manifest: hand it to every actor, and to every checkpoint.
-        by_need: the plugins that the run does not name, and why each is active; print them at start.
-        functions: plugin -> option -> the functions that it names by path.
+        plugin: whose it is.
+        function: a function of a module, or a bound method of an object.
+        wants: the names of its parameters; it is called with these and no others.
     """
 
-    registry: Registry
-    manifest: Manifest
-    by_need: tuple[Need, ...] = ()
-    functions: Mapping[str, Mapping[str, tuple[FunctionSource, ...]]] = field(default_factory=dict)
-
-    @property
-    def presets(self) -> Mapping[str, tuple[object, str]]:
-        """Flag name -> (value, plugin that sets it)."""
-        return self.registry.presets
-
-    @property
-    def options(self) -> Mapping[str, type[BaseModel]]:
-        """Plugin -> its options class."""
-        return self.registry.options
-
-    @property
-    def for_settings(self) -> ForSettings:
-        """What :func:`slime_core.config.load.load` needs of the plugins."""
-        return {
-            "presets": self.presets,
-            "plugin_options": self.options,
-            "inactive": self.inactive,
-            "derive": self.registry.derived,
-        }
-
-    @property
-    def inactive(self) -> Mapping[str, str]:
-        """What to say of the settings of plugins that are not active; see :func:`~.claims.inactive_flags`."""
-        return inactive_flags(self.registry.plugins)
+    plugin: PluginIdentity
+    function: Callable[..., Any]
+    wants: tuple[str, ...] = ()
 
 
-def activate(
-    names: Sequence[str],
-    *,
-    architecture: str | None = None,
-    choices: Choices | None = None,
-    flags: Mapping[str, str] | None = None,
-    code: Code | None = None,
-    without: Sequence[str] = (),
-    admit: Admit | None = None,
-) -> ActivePlugins:
-    """Load ``core``, the named plugins, what they require, and the plugins that claim what the run names and none of
-    these offers: components, prompt formats, flags, and the checkpoint's architecture.
-
-    A plugin that is active for a component, a prompt format or a flag brings no presets and no trackers: those are for
-    runs that name it.
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """The components, presets, options and hooks of exactly the plugins that a run activated.
 
     Arguments:
-        names: installed plugins (``grpo``, ``slime-grpo:grpo``), files (``./mine.py``) or modules (``my_lab.plugin``);
-            repeats are ignored.
-        architecture: of the checkpoint's ``config.json``; None: no model is going to be built.
-        choices: the components and prompt formats that the settings name; None: none.
-        flags: the settings that are given, as flags without dashes -> where each stands; see
-            :func:`~.claims.flag_needs`.
-        code: the functions that options name by path, which the manifest holds too; None: none.
-        without: plugins to go without, named or needed.
-        admit: called with the manifest before any of it is imported; None: everything may be.
-
-    Raises:
-        PluginError: a plugin cannot be found or loaded, two claim the same thing, no plugin fits the architecture, a
-            bound does not hold, or something needs what ``without`` takes away.
+        plugins: who is active, ``core`` first, then in the order in which they were named.
+        presets: flag name -> (value, plugin that sets it); where several set it, :class:`Contested`.
+        options: plugin -> its options class.
+        _declared: what a plain name means.
+        _offered: what ``plugin:component`` means.
+        lifecycle: lifecycle hook -> who implements it, in the order of ``plugins``.
+        declarations: hook that is called once, at start -> who implements it, in the order of ``plugins``.
     """
-    start = _Start(Withheld(tuple(without)))
-    start.choose(names)
-    start.add(flag_needs(flags or {}, withheld=start.withheld, declared=start.declared), claimed=True)
-    registry, manifest = start.load(admit)
-    while start.add(start.claimed(_chosen(choices, registry), registry), claimed=True) | start.add(
-        start.built(architecture, registry)
-    ):
-        registry, manifest = start.load(admit)
-    if architecture is not None and registry.model_spec(architecture) is None:
-        raise PluginError(_empty_claim(start.claimant(architecture).plugin, architecture))
-    functions: dict[str, dict[str, tuple[FunctionSource, ...]]] = {}
-    for named in code(registry) if code is not None else ():
-        source = find_function(named.path, setting=named.flag.removeprefix("--").replace("-", "_"))
-        own = functions.setdefault(named.plugin, {})
-        own[named.option] = (*own.get(named.option, ()), source)
-    if functions:
-        manifest = start.record([one.code for own in functions.values() for found in own.values() for one in found])
-        if admit is not None:
-            admit(manifest)
-    return ActivePlugins(registry, manifest, by_need=tuple(start.needs), functions=functions)
 
+    plugins: tuple[PluginIdentity, ...]
+    presets: Mapping[str, tuple[object, str]]
+    options: Mapping[str, type[BaseModel]]
+    _declared: Mapping[tuple[Kind, str], _Declared]
+    lifecycle: Mapping[str, tuple[Implementation, ...]]
+    declarations: Mapping[str, tuple[Implementation, ...]] = field(default_factory=dict)
+    _offered: Mapping[tuple[Kind, str], _Declared] = field(default_factory=dict)
 
-def _chosen(choices: Choices | None, registry: Registry) -> Iterator[Choice]:
-    """What the settings name, and the policy losses of the advantage estimators that they name."""
-    found = list(choices(registry)) if choices is not None else []
-    yield from found
-    has_loss = any(choice.kind == Kind.POLICY_LOSS for choice in found)
-    for choice in found:
-        if (
-            choice.kind == Kind.ADVANTAGE_ESTIMATOR
-            and registry.offers(Kind.ADVANTAGE_ESTIMATOR, choice.name)
-            and not has_loss
-        ):
-            traits: Any = registry.find(Kind.ADVANTAGE_ESTIMATOR, choice.name).traits
-            yield Choice(Kind.POLICY_LOSS, traits.policy_loss, f"advantage estimator {choice.name}")
-
-
-class _Start:
-    """The steps of one activation, over one look at the metadata."""
-
-    def __init__(self, withheld: Withheld) -> None:
-        self.withheld = withheld
-        self.declared = scan()
-        self.needs: list[Need] = []
-        self._sources: list[PluginSource] = []
-        self._claimed: set[str] = set()
-
-    def choose(self, names: Sequence[str]) -> None:
-        """Take ``core``, the named plugins that are not withheld, and what they require."""
-        found = [resolve(name, self.declared) for name in dict.fromkeys(names)]
-        named = [source for source in dict.fromkeys(found) if source.plugin != CORE]
-        self.withheld.check(named, self.declared)
-        left = [source for source in named if source.plugin not in self.withheld]
-        self._sources = [PluginSource(CORE), *left]
-        self._take_required(claimed=False)
-
-    def add(self, needs: Iterable[Need], *, claimed: bool = False) -> bool:
-        """Take the plugins of ``needs``, and what they require, as far as they are not there; whether any was not.
+    def derived(
+        self, options: Mapping[str, BaseModel], settings: Mapping[str, JsonValue]
+    ) -> list[tuple[str, DerivedSetting]]:
+        """The settings of the core that follow from the options of plugins, each with its plugin.
 
         Arguments:
-            claimed: they, and what they require, bring neither presets nor trackers.
+            options: plugin -> its options object; a plugin without one is not asked.
+            settings: of the core, as far as they are given.
+
+        Raises:
+            ConfigError: an option cannot be understood.
+            PluginError: a plugin's ``slime_settings`` failed, or yielded something else.
         """
-        before = len(self._sources)
-        for need in needs:
-            if all(source.plugin != need.plugin for source in self._sources):
-                self._sources.append(PluginSource(need.plugin))
-                self._note(need, claimed)
-                self._take_required(claimed=claimed)
-        return len(self._sources) > before
+        found: list[tuple[str, DerivedSetting]] = []
+        for one in self.declarations.get(hooks.SETTINGS, ()):
+            name = one.plugin.name
+            if name not in options:
+                continue
+            given = {"options": options[name], "settings": settings}
+            with boundary(one.plugin, f"calling {hooks.SETTINGS}", locate=True, passes=(ConfigError,)):
+                derived = list(one.function(**{wanted: given[wanted] for wanted in one.wants}) or ())
+                if wrong := [entry for entry in derived if not isinstance(entry, DerivedSetting)]:
+                    raise TypeError(f"it yielded {wrong[0]!r:.80}; yield DerivedSetting")
+            found += [(name, entry) for entry in derived]
+        return found
 
-    def claimed(self, choices: Iterable[Choice], registry: Registry) -> Iterator[Need]:
-        """The plugins that claim what is chosen and not offered."""
-        for choice in choices:
-            if not registry.offers(Kind(choice.kind), choice.name):
-                need = claimed_by(choice, withheld=self.withheld, declared=self.declared)
-                if need is not None:
-                    yield need
+    def offers(self, kind: Kind, name: str) -> bool:
+        """Whether an active plugin offers the component; ``name`` may be ``plugin:component``."""
+        return (kind, name) in self._declared or (kind, name) in self._offered
 
-    def built(self, architecture: str | None, registry: Registry) -> Iterator[Need]:
-        """The plugin that claims the architecture, where no active one has a model spec for it."""
-        if architecture is not None and registry.model_spec(architecture) is None:
-            why = f"the model's architecture {architecture} needs it"
-            yield Need(self.claimant(architecture).plugin, why)
+    def find(self, kind: Kind, name: str) -> Component:
+        """The component of that kind and name, its traits filled in.
 
-    def claimant(self, architecture: str) -> PluginSource:
-        """The plugin that claims ``architecture``."""
-        return architecture_source(architecture, withheld=self.withheld, declared=self.declared)
+        Arguments:
+            name: of the component, or ``plugin:component``.
 
-    def load(self, admit: Admit | None) -> tuple[Registry, Manifest]:
-        """Check what can be checked from outside, then import."""
-        sources = self._sources
-        of_distributions = [source.plugin for source in sources if source.source is Source.INSTALLED]
-        versions = {plugin.distribution: plugin.version for plugin in of_distributions}
-        for plugin in of_distributions:
-            check_bounds(plugin, versions)
-        manifest = self.record()
-        if admit is not None:
-            admit(manifest)
-        return register(sources, claimed=self._claimed), manifest
+        Raises:
+            PluginError: no active plugin offers it; says what they offer and which installed plugins were not named.
+        """
+        return self._find(kind, name).component
 
-    def record(self, code: Sequence[PluginSource] = ()) -> Manifest:
-        """The manifest of what is active, and of ``code`` that options name."""
-        needs = {need.plugin.name: need.why for need in self.needs}
-        return record(self._sources, code, needs=needs, claimed=self._claimed)
+    def owner(self, kind: Kind, name: str) -> PluginIdentity:
+        """The plugin that offers the component; raises like :meth:`find`."""
+        return self._find(kind, name).plugin
 
-    def _take_required(self, *, claimed: bool) -> None:
-        self._sources, needs = with_required(self._sources, withheld=self.withheld, declared=self.declared)
-        for need in needs:
-            self._note(need, claimed)
+    def options_of(self, plugin: str, options: Mapping[str, object] | None) -> Any:
+        """The options object of a plugin: the one in ``options``, by name, else its defaults; None: it has none."""
+        own = (options or {}).get(plugin)
+        return self.options[plugin]() if own is None and plugin in self.options else own
 
-    def _note(self, need: Need, claimed: bool) -> None:
-        self.needs.append(need)
-        if claimed:
-            self._claimed.add(need.plugin.name)
+    def names(self, kind: Kind) -> tuple[str, ...]:
+        """The names of the components of that kind, sorted."""
+        return tuple(sorted(name for found, name in self._declared if found is kind))
+
+    def components(self, plugin: PluginIdentity) -> Iterator[tuple[Kind, Component]]:
+        """What one plugin offers."""
+        for (kind, _), entry in self._offered.items():
+            if entry.plugin == plugin:
+                yield kind, entry.component
+
+    def load(self, kind: Kind, name: str) -> Any:
+        """What the component's target names, imported now, in this process, and held to the contract of its kind.
+
+        Raises:
+            PluginError: like :meth:`find`; or the import failed, or the target does not fit its contract, naming
+                distribution, version and entry point.
+        """
+        declared = self._find(kind, name)
+        target = load_target(declared.component, declared.plugin)
+        check_fit(kind, declared.component, declared.plugin, target)
+        return target
+
+    def model_spec(self, architecture: str) -> Component | None:
+        """The model spec whose traits hold ``architecture``, or None.
+
+        Raises:
+            PluginError: two active plugins offer one.
+        """
+        found = [entry for entry in self._declared.values() if _fits(entry.component, architecture)]
+        if len(found) > 1:
+            both = " and ".join(f"{entry.component.name!r} of {entry.plugin}" for entry in found)
+            raise PluginError(f"two model specs fit {architecture}: {both}.\nName one of these plugins only.")
+        return found[0].component if found else None
+
+    def _find(self, kind: Kind, name: str) -> _Declared:
+        found = self._declared.get((kind, name)) or self._offered.get((kind, name))
+        if found is None:
+            raise PluginError(self._unknown(kind, name))
+        return found
+
+    def _unknown(self, kind: Kind, name: str) -> str:
+        offered = self.names(kind)
+        article = "an" if kind.words[0] in "aeiou" else "a"
+        active = [plugin.name for plugin in self.plugins]
+        return (
+            f"no active plugin offers {article} {kind.words} called {name!r}{nearest(name, offered)}. "
+            f"The active plugins ({', '.join(active)}) offer: {', '.join(offered) or 'none'}.\n"
+            f"{self._next_step(kind, name, active)}"
+        )
+
+    def _next_step(self, kind: Kind, name: str, active: Sequence[str]) -> str:
+        known = how_to_get(kind, name)
+        if known is not None:
+            return f"{known[0].upper()}{known[1:]}."
+        claimed = claimed_names(kind)
+        near = nearest(name, claimed)
+        listed = f"Installed plugins claim: {', '.join(claimed)}{near}. " if claimed else ""
+        others = sorted({plugin.name for plugin in installed()} - set(active))
+        step = f"Installed, but not active: {', '.join(others)}." if others else "No other plugin is installed."
+        return (
+            f"{listed}{step} Name the plugin that has it with --plugin NAME; slime plugins show NAME says what one "
+            "offers."
+        )
 
 
-def _empty_claim(plugin: PluginIdentity, architecture: str) -> str:
-    return (
-        f"{plugin} claims architecture {architecture}, but declares no model spec for it.\n"
-        f"Report this to the author of {plugin.distribution}, or name another plugin with --plugin."
+def register(sources: Sequence[PluginSource], *, claimed: Collection[str] = ()) -> Registry:
+    """Import the plugins, check their hooks, call each hook once, and collect what they declare.
+
+    Arguments:
+        claimed: the plugins that are active for a name that they claim. Their presets and trackers are left out, and
+            where another plugin offers a component of the same name, the plain name means that one.
+
+    Raises:
+        PluginError: a plugin is broken or misuses a hook, or two claim the same plugin name or component.
+    """
+    for source in sources:
+        _check_name(source)
+    identities = _by_name(source.plugin for source in sources)
+    manager = pluggy.PluginManager(hooks.PROJECT)
+    manager.add_hookspecs(hooks)
+    for source in sources:
+        _add(manager, source, identities)
+    components = _components(manager, identities, claimed)
+    return Registry(
+        plugins=tuple(source.plugin for source in sources),
+        presets=_presets(manager, identities, claimed),
+        options=_options(manager, identities),
+        _declared=_by_plain_name(components, claimed),
+        _offered={(kind, f"{one.plugin.name}:{one.component.name}"): one for kind, one in components},
+        lifecycle=_lifecycle(manager, identities),
+        declarations={hook: tuple(_implementations(manager, hook, identities)) for hook in hooks.DECLARATIONS},
     )
+
+
+def _check_name(source: PluginSource) -> None:
+    """Returns if the plugin's options can have a section of its name in a file of settings."""
+    name = source.plugin.name
+    if name in RunConfig.model_fields:
+        why = f"its options would stand in [{name}], which holds settings of the core"
+    elif _NAME.fullmatch(name) is None:
+        why = f"[{name}] is no section of a TOML file; accepted are the letters a to z, digits, - and _"
+    else:
+        return
+    thing = {Source.FILE: "file", Source.MODULE: "module"}.get(source.source)
+    step = f"Rename the {thing}." if thing else f"Report it to the author of {source.plugin.distribution}."
+    raise PluginError(f"{source.plugin}: no plugin can have this name: {why}.\n{step}")
+
+
+def _by_name(plugins: Iterable[PluginIdentity]) -> dict[str, PluginIdentity]:
+    found: dict[str, PluginIdentity] = {}
+    for plugin in plugins:
+        earlier = found.setdefault(plugin.name, plugin)
+        if earlier is not plugin:
+            raise PluginError(f"two plugins share one name: {earlier} and {plugin}.\nRename one, or name only one.")
+    return found
+
+
+def _add(manager: pluggy.PluginManager, source: PluginSource, identities: Mapping[str, PluginIdentity]) -> None:
+    plugin = source.plugin
+    holder = load_plugin(source)
+    check_hooks(plugin, holder)
+    known = manager.get_name(holder)
+    if known is not None:
+        raise PluginError(f"{plugin} and {identities[known]} are the same code.\nName it once, as {known}.")
+    with boundary(plugin, "registering it"):
+        manager.register(holder, plugin.name)
+        manager.check_pending()
+    if not manager.get_hookcallers(holder):
+        raise PluginError(
+            f"{plugin} declares no component, preset, option or hook, so a run is the same without it.\n"
+            "Name what has them, or mark a function of it with @hookimpl, such as slime_register_reward_models."
+        )
+
+
+def _components(
+    manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity], claimed: Collection[str]
+) -> list[tuple[Kind, _Declared]]:
+    found: list[tuple[Kind, _Declared]] = []
+    for hook, kind in hooks.REGISTRATION_HOOKS.items():
+        for one in _implementations(manager, hook, who):
+            if kind is Kind.TRACKER and one.plugin.name in claimed:
+                continue
+            with boundary(one.plugin, f"calling {hook}"):
+                components = checked_components(kind, one.function())
+            found += [(kind, _Declared(one.plugin, component)) for component in components]
+    return found
+
+
+def _by_plain_name(
+    components: Iterable[tuple[Kind, _Declared]], claimed: Collection[str]
+) -> dict[tuple[Kind, str], _Declared]:
+    """What a name means without its plugin: of the plugins that offer it, the one that is not ``claimed``."""
+    found: dict[tuple[Kind, str], _Declared] = {}
+    for kind, new in sorted(components, key=lambda one: one[1].plugin.name in claimed):
+        earlier = found.setdefault((kind, new.component.name), new)
+        yields = new.plugin.name in claimed and earlier.plugin.name not in claimed
+        if earlier is not new and not (yields and earlier.plugin != new.plugin):
+            raise PluginError(
+                f"the {kind.words} {new.component.name!r} is offered twice: by {earlier.plugin} and by {new.plugin}.\n"
+                "Name only one of these plugins, or ask an author for another component name."
+            )
+    return found
+
+
+def _presets(
+    manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity], claimed: Collection[str]
+) -> dict[str, tuple[object, str]]:
+    presets: dict[str, tuple[object, str]] = {}
+    setters: dict[str, list[str]] = {}
+    for one in _implementations(manager, "slime_presets", who):
+        if one.plugin.name in claimed:
+            continue
+        with boundary(one.plugin, "calling slime_presets"):
+            own = checked_presets(one.function())
+        for key, value in own.items():
+            by = setters.setdefault(key, [])
+            by.append(str(one.plugin))
+            presets[key] = (value if len(by) == 1 else Contested(tuple(by)), one.plugin.name)
+    return presets
+
+
+def _options(manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]) -> dict[str, type[BaseModel]]:
+    options = {}
+    for one in _implementations(manager, "slime_options", who):
+        with boundary(one.plugin, "calling slime_options"):
+            options[one.plugin.name] = checked_options(one.function())
+    _refuse_shared_flags(options, who)
+    return options
+
+
+def _refuse_shared_flags(options: Mapping[str, type[BaseModel]], who: Mapping[str, PluginIdentity]) -> None:
+    """Returns if no setting of a plugin has the flag of another setting, of the core or of a plugin."""
+    owners: dict[str, str] = {setting.flag: "the core" for setting in core_settings().values()}
+    for setting in plugin_settings(options).values():
+        plugin = who[setting.section]
+        if (owner := owners.setdefault(setting.flag, str(plugin))) != str(plugin) or setting.flag == CONFIG_FLAG:
+            raise PluginError(
+                f"{plugin}: its setting {setting.name} has the flag {setting.flag}, which is one of {owner}.\n"
+                f"Name only one of these plugins, or report it to the author of {plugin.distribution}."
+            )
+
+
+def _lifecycle(
+    manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]
+) -> dict[str, tuple[Implementation, ...]]:
+    found = {hook: tuple(_implementations(manager, hook, who)) for hook in hooks.LIFECYCLE_HOOKS}
+    restores = {one.plugin.name for one in found[hooks.RESTORE]}
+    for one in found[hooks.STATE]:
+        if one.plugin.name not in restores:
+            raise PluginError(
+                f"{one.plugin}: it implements {hooks.STATE} and not {hooks.RESTORE}, so what it saves would be "
+                "lost on a resume.\nImplement both, or neither."
+            )
+    return found
+
+
+def _implementations(
+    manager: pluggy.PluginManager, hook: str, who: Mapping[str, PluginIdentity]
+) -> list[Implementation]:
+    """Who implements ``hook``, in the order of ``who``; called one by one, so that a failure has an owner."""
+    found: dict[str, Implementation] = {}
+    for impl in manager.subset_hook_caller(hook, ()).get_hookimpls():
+        plugin = who[impl.plugin_name]
+        earlier = found.setdefault(plugin.name, Implementation(plugin, impl.function, impl.argnames))
+        if earlier.function is not impl.function:
+            both = f"{earlier.function.__name__} and {impl.function.__name__}"
+            raise PluginError(f"{plugin}: {both} both implement {hook}.\nWrite one function that does both.")
+    return [found[name] for name in who if name in found]
+
+
+def _fits(component: Component, architecture: str) -> bool:
+    return isinstance(component.traits, ModelSpecTraits) and architecture in component.traits.architectures

@@ -14,12 +14,10 @@ from slime_core.config.schema import CriticConfig, RunConfig
 from slime_core.config.serving import EngineModel
 from slime_core.config.settings import plugin_settings
 from slime_core.errors import PluginError
-from slime_core.plugins.component import Component, Kind
+from slime_core.plugins.component import SETTINGS_READ, AdvantageTraits, Component, Kind
 from slime_core.plugins.discovery import CORE, PluginIdentity, nearest
-from slime_core.plugins.numbers import check_numbers
-from slime_core.plugins.pairings import check_pairings
-from slime_core.plugins.registration import Registry
-from slime_core.plugins.traits import SETTINGS_READ, AdvantageTraits
+from slime_core.plugins.pairings import check_numbers, check_pairings
+from slime_core.plugins.registry import Registry
 
 __all__ = [
     "SELECTED_BY",

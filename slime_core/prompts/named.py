@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from slime_core.config.reward_sum import reward_names
 from slime_core.config.schema import RunConfig
 from slime_core.errors import DataError
+from slime_core.plugins.activation import Registry
 from slime_core.plugins.claims import how_to_get
 from slime_core.plugins.component import Kind
 from slime_core.plugins.discovery import nearest
-from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import missing_setting
 from slime_core.types import REWARD_KEY, JsonValue
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from slime_core.config.schema import RunConfig
 from slime_core.errors import DataError
 from slime_core.plugins import hooks
+from slime_core.plugins.activation import Registry
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.construction import run_plan
-from slime_core.plugins.registry import Registry
 from slime_core.prompts.named import Offered, offered_to_rows, refuse_unknown
 from slime_core.prompts.row_sampling import Drawn, drawn, refuse_unusable
 from slime_core.types import JsonValue

@@ -33,10 +33,9 @@ from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError, RunError, SlimeError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import construct
+from slime_core.plugins.construction import PromptFormats, construct
 from slime_core.plugins.contracts import DataSource, GroupedRewards, RolloutSource, RunView, Transformed
 from slime_core.plugins.discovery import CORE, PluginIdentity
-from slime_core.plugins.formats import PromptFormats
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.named import GENERATE_FUNCTION, REWARD_MODEL, Offered, offered_to_rows, refuse_unknown

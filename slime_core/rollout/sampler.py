@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slime_core.errors import PluginError, RunError
+from slime_core.plugins.activation import Registry
 from slime_core.plugins.contracts import Place, SamplerInfo, TrainSamples
 from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
 from slime_core.plugins.manifest import Manifest
-from slime_core.plugins.registry import Registry
 from slime_core.prompts.recorded import Recorded, RolloutFiles, write_rollout
 from slime_core.rollout.components import RewardsAsAdvantages, Transforms, refuse_unusable
 from slime_core.rollout.engines.client import spec_metrics

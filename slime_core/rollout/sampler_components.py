@@ -12,12 +12,12 @@ from slime_core.config.described import context_length, routes_shape
 from slime_core.config.eval_sets import EvalSet
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.generation import GenerateContext, SamplingParams
+from slime_core.plugins.activation import Registry
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import run_view
 from slime_core.plugins.contracts import RunView
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.manifest import Manifest
-from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.processing import InputProcessor, has_processor
 from slime_core.prompts.requests import template_arguments

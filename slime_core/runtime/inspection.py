@@ -20,8 +20,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from slime_core.errors import ManifestMismatch, PluginError, SlimeError, WaitTimeout
-from slime_core.plugins.differences import Difference, told
-from slime_core.plugins.manifest import Manifest, attach, mismatches
+from slime_core.plugins.manifest import Difference, Manifest, attach, mismatches, told
 from slime_core.runtime.actors import Call, Ref
 from slime_core.runtime.waiting import wait
 

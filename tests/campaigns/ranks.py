@@ -69,7 +69,7 @@ def learner_of(
         options: plugin -> its options object; of a plugin that is not there, the defaults.
     """
     from slime_core.learner.rank import Learner, LearnerSettings
-    from slime_core.plugins.registry import activate
+    from slime_core.plugins.activation import activate
 
     settings = LearnerSettings(
         config,

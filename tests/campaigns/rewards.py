@@ -24,7 +24,7 @@ from typing import Any
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import AlgorithmConfig, RolloutConfig, RunConfig
 from slime_core.harness.fake_engine import FakeEngine
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
 from tests.campaigns.misbehaving_reward import CAUSES, WAYS

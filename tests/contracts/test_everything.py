@@ -7,7 +7,7 @@ from pathlib import Path
 
 import slime_testing as testing
 from slime_core import Kind
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
 
 FIRST_PARTY = ("grpo", "ppo", "searchr1", "models", "datasets")
 

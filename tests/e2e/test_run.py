@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slime_core.config.load import load
+from slime_core.plugins.activation import activate
 from slime_core.plugins.manifest import Manifest, attach
-from slime_core.plugins.registry import activate
 from tests.e2e.conftest import ONE_ANSWER, Finished, slime
 
 PROMISED = {

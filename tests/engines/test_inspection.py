@@ -13,8 +13,8 @@ import pytest
 import ray
 
 from slime_core.errors import ManifestMismatch, WaitTimeout
+from slime_core.plugins.activation import activate
 from slime_core.plugins.manifest import Manifest
-from slime_core.plugins.registry import activate
 from slime_core.rollout.actor import SamplerActor
 from slime_core.runtime import inspection
 from slime_core.runtime.actors import Launch, start_actor

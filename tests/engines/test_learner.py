@@ -96,9 +96,9 @@ def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
     from slime_compat.options import PathOptions
     from slime_core.learner.rank import Learner, LearnerSettings
     from slime_core.modeling.layout import ParallelLayout
+    from slime_core.plugins.activation import activate
     from slime_core.plugins.construction import run_plan
-    from slime_core.plugins.functions import find_function
-    from slime_core.plugins.registry import activate
+    from slime_core.plugins.loading import find_function
 
     compat = ["compat"] if job.functions else []
     active = activate([*job.plugins, *compat], architecture=job.architecture)

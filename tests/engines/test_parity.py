@@ -65,7 +65,7 @@ def carry_out(
     """Runs in a child."""
     from slime_core.learner.rank import Learner, LearnerSettings
     from slime_core.modeling.layout import ParallelLayout
-    from slime_core.plugins.registry import activate
+    from slime_core.plugins.activation import activate
 
     name = "Qwen3ForCausalLM"
     config = RunConfig(cluster=ClusterConfig(device="cpu"), optimizer=OptimizerConfig(lr=lr))

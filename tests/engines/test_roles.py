@@ -58,7 +58,7 @@ class Maker:
     ) -> Any:
         from slime_core.learner.rank import Learner, LearnerSettings
         from slime_core.modeling.layout import ParallelLayout
-        from slime_core.plugins.registry import activate
+        from slime_core.plugins.activation import activate
 
         self.close()
         config = RunConfig(

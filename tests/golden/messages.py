@@ -63,7 +63,7 @@ def messages() -> dict[str, str]:
 def _of_settings(model: Path) -> Iterator[tuple[str, str]]:
     from slime_core.config.load import load, peek
     from slime_core.errors import ConfigError
-    from slime_core.plugins.registry import activate
+    from slime_core.plugins.activation import activate
 
     for line in lines():
         argv = [*shlex.split(line.replace("{model}", str(model))), "--advantage-estimator", "toy"]

@@ -15,7 +15,7 @@ import pytest
 
 import slime_core
 from slime_core import Kind
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
 
 CORE = Path(slime_core.__file__).parent
 EXEMPT = ("builtin", "testing", "cpu/stand_ins")

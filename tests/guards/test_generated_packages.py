@@ -18,7 +18,7 @@ import pytest
 from slime_core.cli import run
 from slime_core.cli.main import main
 from slime_core.config.load import Resolved, load, peek
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
 from slime_testing.scaffold import KINDS, LONGEST_NAME, TEMPLATES, Scaffold
 
 ROOT = Path(__file__).parents[2]

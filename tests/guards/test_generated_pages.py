@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from docs.reference import hooks_page, settings_page
 from slime_core.plugins import contracts, hooks
 from slime_core.plugins.component import Kind
-from slime_core.plugins.reference import hooks_page, settings_page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @pytest.mark.parametrize(("name", "page"), [("hooks.md", hooks_page), ("settings.md", settings_page)])
 def test_a_generated_page_is_the_one_that_the_code_makes(name: str, page: Callable[[], str]) -> None:
-    again = "python -m slime_core.plugins.reference docs/hooks.md docs/settings.md"
+    again = "python -m docs.reference docs/hooks.md docs/settings.md"
     assert (DOCS / name).read_text(encoding="utf-8") == page(), f"the code has changed; run {again}"
 
 

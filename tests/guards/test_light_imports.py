@@ -12,7 +12,7 @@ PROGRAM = "import sys, {module}; print(*sorted({{name.partition('.')[0] for name
 LIST = "import sys; from slime_core.cli.plugins import list_plugins; list_plugins(); print(*sys.modules)"
 LOADED = """
 import sys
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
 activate(["grpo", "offpolicy", "ppo", "rewards", "searchr1"])
 print(*sys.modules)
 """
@@ -25,8 +25,8 @@ def loaded_by(program: str) -> set[str]:
 
 ASKED = """
 import sys
-from slime_core.plugins.refusals import refusals
-from slime_core.plugins.registry import activate
+from slime_core.plugins.construction import refusals
+from slime_core.plugins.activation import activate
 registry = activate(["models"]).registry
 for architecture in ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "Qwen3MoeForCausalLM", "LlamaForCausalLM"):
     assert refusals(registry, architecture, {"hidden_act": "gelu"})
@@ -34,7 +34,7 @@ print(*sys.modules)
 """
 
 
-@pytest.mark.parametrize("module", ["slime_core", "slime_core.cli.plugins", "slime_core.plugins.registry"])
+@pytest.mark.parametrize("module", ["slime_core", "slime_core.cli.plugins", "slime_core.plugins.activation"])
 def test_importing_loads_nothing_heavy(module):
     assert not loaded_by(PROGRAM.format(module=module)) & HEAVY
 

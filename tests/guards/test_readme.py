@@ -18,7 +18,7 @@ from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved, load, peek
 from slime_core.config.reward_sum import reward_names
 from slime_core.errors import ConfigError
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(

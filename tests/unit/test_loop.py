@@ -10,9 +10,9 @@ from slime_core.checkpoint.folder import RunState
 from slime_core.config.schema import CheckpointConfig, EvalConfig, RolloutConfig, RunConfig, WeightsConfig
 from slime_core.errors import NonFiniteError
 from slime_core.loop import train
+from slime_core.plugins.activation import activate
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import LifecycleHooks
-from slime_core.plugins.registry import activate
 from slime_core.runtime.device_pool import DevicePool
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track

@@ -146,7 +146,7 @@ def test_a_module_of_a_package_is_read_without_importing_it(tmp_path, write, mon
     (package / "rewards.py").write_text("def reward(args): ...")
     monkeypatch.syspath_prepend(tmp_path)
     from slime_compat.check import check_texts
-    from slime_core.plugins.functions import find_function
+    from slime_core.plugins.loading import find_function
 
     source = find_function("lab.rewards.reward", setting="custom_rm_path")
     options = write("custom_rm_path", "def f(args, sample): ...")

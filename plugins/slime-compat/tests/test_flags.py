@@ -10,7 +10,7 @@ from slime_compat.flags import BEYOND, SlimeFlag, groups, page, slime_flags
 from slime_core.config.load import load
 from slime_core.config.settings import core_settings, plugin_settings
 from slime_core.errors import ConfigError
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
 
 DOCS = Path(__file__).parents[3] / "docs"
 PLUGIN_OPTIONS = {"--no-grpo.std-normalization"}

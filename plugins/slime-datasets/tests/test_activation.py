@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.config.load import peek
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
 
 
 @pytest.mark.parametrize(

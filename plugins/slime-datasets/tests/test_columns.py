@@ -16,8 +16,8 @@ from pyarrow import parquet
 from slime_core import PromptRequest, RunView
 from slime_core.config.prompt_paths import PromptPath
 from slime_core.errors import DataError
-from slime_core.plugins.formats import PromptFormats
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
+from slime_core.plugins.construction import PromptFormats
 from slime_core.prompts.rows import Reading, read_prompts
 from slime_datasets.columnar import ParquetTable
 from slime_datasets.options import DatasetsOptions

@@ -34,7 +34,7 @@ from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct
 from slime_core.plugins.contracts import RunView
 from slime_core.plugins.manifest import Manifest, attach
-from slime_core.plugins.registration import Registry
+from slime_core.plugins.registry import Registry
 from slime_core.rollout.engines.supervisor import HANDLED, LIBC, die_with, fork_behind_proxy
 
 __all__ = ["main", "read_frame", "write_frame"]

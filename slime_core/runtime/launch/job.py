@@ -12,8 +12,8 @@ from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import RunConfig
 from slime_core.learner.settings import LearnerSettings
 from slime_core.modeling.layout import ParallelLayout
+from slime_core.plugins.activation import Registry
 from slime_core.plugins.manifest import Manifest
-from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import policy_loss
 from slime_core.rollout.engines.fleet import EngineFleet
 from slime_core.rollout.sampler_components import SamplerSettings

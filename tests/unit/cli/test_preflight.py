@@ -16,7 +16,7 @@ from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, DataError
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
 from slime_core.runtime.machine import Machine
 
 LARGE = Machine(cores=64, memory=10**15, shared_memory=10**15, has_gpus=False, torch="2.13.0")

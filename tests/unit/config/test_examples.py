@@ -8,7 +8,7 @@ import pytest
 
 from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved, load, peek
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 FILES = sorted(EXAMPLES.rglob("*.toml"))

@@ -24,7 +24,7 @@ from slime_core.config.load import Resolved, load, peek
 from slime_core.config.measuring import EvalDataset
 from slime_core.config.settings import Setting, core_settings
 from slime_core.config.wording import InWords, as_words
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
 
 WORKFLOW = """
     --actor-num-nodes 1 --actor-num-gpus-per-node 1 --rollout-num-gpus 1 --advantage-estimator grpo --use-kl-loss

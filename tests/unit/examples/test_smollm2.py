@@ -14,8 +14,8 @@ import pytest
 from slime_core import RunView
 from slime_core.config.load import load as load_config
 from slime_core.config.load import peek
+from slime_core.plugins.activation import activate
 from slime_core.plugins.component import Kind
-from slime_core.plugins.registry import activate
 from slime_core.types import Sample
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "smollm2"

@@ -17,7 +17,7 @@ from slime_core.learner.log_prob_pass import RequiredColumns
 from slime_core.learner.loss.corrections import Corrections, NamedCorrection
 from slime_core.learner.loss.objective import Objective
 from slime_core.learner.trained_model import TrainedModel
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
 
 
 def failing(error):

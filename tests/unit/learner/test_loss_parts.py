@@ -10,8 +10,8 @@ from slime_core import LearnerInfo, LossParts, Place
 from slime_core.errors import PluginError
 from slime_core.harness.micro_batches import small_shard
 from slime_core.learner.components import loss_parts
+from slime_core.plugins.activation import activate
 from slime_core.plugins.lifecycle import LifecycleHooks
-from slime_core.plugins.registry import activate
 
 CODE = """
 from slime_core import LossParts, hookimpl

@@ -11,9 +11,9 @@ from slime_core.checkpoint.folder import RunState
 from slime_core.config.schema import DebugConfig, EvalConfig, RolloutConfig, RunConfig, WatchConfig
 from slime_core.learner.actor import LearnerHandle, NoLearner, SaveSettings
 from slime_core.loop import train
+from slime_core.plugins.activation import activate
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import Failures, LifecycleHooks
-from slime_core.plugins.registry import activate
 from slime_core.rollout.actor import SampledShards
 from slime_core.rollout.sampler import SamplerState
 from slime_core.runtime.actors import ActorGroup

@@ -12,11 +12,11 @@ from slime_core.cli.activation import activate_unlocked
 from slime_core.config.choices import Choice
 from slime_core.config.load import load, peek
 from slime_core.errors import ConfigError, PluginError
+from slime_core.plugins.activation import ActivePlugins, activate
 from slime_core.plugins.claims import broken_claims, how_to_get, inactive_flags, unclaimed
 from slime_core.plugins.component import Kind
 from slime_core.plugins.declared import Declared, scan
 from slime_core.plugins.manifest import Manifest, attach
-from slime_core.plugins.registry import ActivePlugins, activate
 
 PLUGIN = """
 from pydantic import BaseModel, Field
@@ -358,7 +358,7 @@ def only(monkeypatch):
     def hide(*distributions: str) -> None:
         found = scan()
         left = tuple(one for one in found.entries if one.distribution in ("slime-rl", *distributions))
-        for module in ("registry", "claims", "discovery"):
+        for module in ("activation", "claims", "discovery"):
             monkeypatch.setattr(f"slime_core.plugins.{module}.scan", lambda: Declared(left))
 
     return hide

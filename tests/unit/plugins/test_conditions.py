@@ -13,7 +13,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.conditions import check_settings
 from slime_core.plugins.discovery import CORE, PluginSource, installed, local_file
-from slime_core.plugins.registration import Registry, register
+from slime_core.plugins.registry import Registry, register
 
 PLUGIN = """
 from pathlib import Path

@@ -18,7 +18,7 @@ from slime_core.config.settings import core_values
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.construction import construct, run_plan, run_view
 from slime_core.plugins.discovery import CORE, PluginSource, local_file
-from slime_core.plugins.registration import Registry, register
+from slime_core.plugins.registry import Registry, register
 
 PLUGIN = """
 from pydantic import BaseModel, Field

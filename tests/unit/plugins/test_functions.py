@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.errors import PluginError
-from slime_core.plugins.functions import find_function, load_function
+from slime_core.plugins.loading import find_function, load_function
 
 TWO = "def reward(args, sample): return 1.0\n\ndef other(args): return 2.0\n\n_hidden = print\n"
 

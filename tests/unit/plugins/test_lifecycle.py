@@ -12,8 +12,8 @@ import pytest
 from slime_core import Place, RunInfo, Sample
 from slime_core.errors import NonFiniteError, PluginError, RunError
 from slime_core.plugins import hooks as specs
+from slime_core.plugins.activation import activate
 from slime_core.plugins.lifecycle import Failures, LifecycleHooks, lifetime, unclaimed_states
-from slime_core.plugins.registry import activate
 
 HEAD = "from slime_core import hookimpl\nfrom pydantic import BaseModel, ConfigDict, Field\nseen = []\n"
 

@@ -11,8 +11,8 @@ import pytest
 from slime_core.cli.main import main
 from slime_core.config.choices import NamedCode
 from slime_core.errors import ManifestMismatch, PluginError
+from slime_core.plugins.activation import activate
 from slime_core.plugins.lock import Lock, read_lock
-from slime_core.plugins.registry import activate
 
 REWARD = """
 from slime_core import Component, hookimpl

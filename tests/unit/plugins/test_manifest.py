@@ -12,9 +12,9 @@ import pytest
 
 from slime_core import Kind
 from slime_core.errors import ManifestMismatch, PluginError
+from slime_core.plugins.activation import activate
 from slime_core.plugins.discovery import Source
 from slime_core.plugins.manifest import Manifest, PluginChange, attach, mismatches
-from slime_core.plugins.registry import activate
 
 PLUGIN = """
 from slime_core import Component, hookimpl

@@ -10,8 +10,8 @@ from slime_core.config.measuring import EvalConfig, EvalDataset
 from slime_core.config.sampling import RolloutConfig
 from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError
-from slime_core.plugins.numbers import check_numbers
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
+from slime_core.plugins.pairings import check_numbers
 
 DAPO = (
     "reward model 'dapo' of plugin 'rewards' (slime-rewards 0.1.0, entry point slime_rewards.plugin) returns acc, "

@@ -7,7 +7,7 @@ import pytest
 from slime_core import Kind
 from slime_core.config.load import load
 from slime_core.errors import PluginError
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
 from slime_core.plugins.selection import check_selection
 
 LABELS = "--advantage-estimator sft --generate-function from_label --n-samples-per-prompt 1"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from slime_core.errors import PluginError
-from slime_core.plugins.refusals import refusals
-from slime_core.plugins.registration import Registry
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
+from slime_core.plugins.construction import refusals
+from slime_core.plugins.registry import Registry
 
 PLUGIN = """
 from slime_core import Component, ModelSpecTraits, hookimpl

@@ -9,7 +9,7 @@ from slime_core import AdvantageTraits, Component, Kind, RewardTraits
 from slime_core.config.load import load
 from slime_core.config.settings import Contested
 from slime_core.errors import ConfigError, PluginError
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
 
 THING = "class Thing:\n    def __init__(self, options, run): ...\n    async def score(self, samples): ...\n"
 HEAD = "from slime_core import *\n"

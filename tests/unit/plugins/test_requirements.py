@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from slime_core.errors import PluginError
+from slime_core.plugins.activation import activate
 from slime_core.plugins.claims import inactive_flags
 from slime_core.plugins.declared import scan
-from slime_core.plugins.registry import activate
 from tests.unit.plugins.test_registry import presets, rewards, specs
 
 NOTHING = "from slime_core import *\n@hookimpl\ndef slime_register_trackers(): return []\n"

@@ -8,7 +8,7 @@ import pytest
 
 from slime_core.config.schema import AlgorithmConfig, CriticConfig, RunConfig
 from slime_core.errors import PluginError
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
 from slime_core.plugins.selection import check_selection
 
 PLUGIN = """

@@ -10,8 +10,8 @@ import pytest
 from slime_core.config.options import PluginSettings
 from slime_core.config.schema import AlgorithmConfig, DataConfig, RolloutConfig, RunConfig
 from slime_core.errors import DataError
+from slime_core.plugins.activation import activate
 from slime_core.plugins.component import Kind
-from slime_core.plugins.registry import activate
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import sampler_components
 from slime_core.rollout.sampler import Sampler

@@ -22,9 +22,9 @@ from slime_core.config.schema import (
 )
 from slime_core.errors import RunError
 from slime_core.loop import train
+from slime_core.plugins.activation import activate
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import LifecycleHooks
-from slime_core.plugins.registry import activate
 from slime_core.rollout import concurrent_evaluation
 from slime_core.rollout.actor import SampledShards, SamplerActor
 from slime_core.rollout.concurrent_evaluation import ConcurrentEvalSampler, ConcurrentEvaluations, eval_sampler_settings

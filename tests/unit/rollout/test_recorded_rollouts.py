@@ -21,7 +21,7 @@ from slime_core.config.schema import (
 )
 from slime_core.errors import EngineError, RunError
 from slime_core.generation import Generation
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import sampler as module
 from slime_core.rollout import sampler_components

@@ -15,9 +15,9 @@ import pytest
 from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, RolloutConfig, RunConfig
 from slime_core.errors import RequestRefused, RunError
 from slime_core.generation import Generation, keep
+from slime_core.plugins.activation import activate
 from slime_core.plugins.contracts import RolloutBatch
 from slime_core.plugins.discovery import CORE
-from slime_core.plugins.registry import activate
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import group_scheduler, sampler_components
 from slime_core.rollout.group_source import PluginRollouts

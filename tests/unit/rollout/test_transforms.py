@@ -10,12 +10,12 @@ import pytest
 from slime_core.config.eval_sets import eval_sets
 from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, RolloutConfig, RunConfig
 from slime_core.errors import PluginError, RunError
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import sampler_components
+from slime_core.rollout.components import refuse_unusable
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
-from slime_core.rollout.transforms import refuse_unusable
 from slime_core.types import Sample
 from tests.unit.rollout.test_sampler import FOLDER, FakeClient, answer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime_core.errors import ManifestMismatch
-from slime_core.plugins.differences import Difference
+from slime_core.plugins.manifest import Difference
 from slime_core.runtime.inspection import Report, judge, labels
 
 VERSION = Difference("acme", "acme-tree 2.1 aaaa", "acme-tree 2.0 bbbb", "version", "acme-tree==2.1")

@@ -10,7 +10,7 @@ from slime_core.config.measuring import EvalConfig, EvalDataset
 from slime_core.config.schema import EngineConfig, RolloutConfig, RunConfig
 from slime_core.config.serving import EngineModel
 from slime_core.errors import PluginError
-from slime_core.plugins.registry import activate
+from slime_core.plugins.activation import activate
 from slime_core.plugins.selection import check_selection
 
 

@@ -17,7 +17,13 @@ from pathlib import Path, PurePath, PurePosixPath
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source
 
-__all__ = ["NO_FILES", "digest", "editable_source", "file_digests"]
+__all__ = [
+    "NO_FILES",
+    "digest",
+    "editable_source",
+    "file_digests",
+]
+
 
 NO_FILES = "(no files)"
 """Stands for the digest of a distribution whose metadata is there and whose package is not."""

@@ -1,6 +1,6 @@
 """Two pages that are read off the code: ``docs/hooks.md`` (hooks, kinds, contracts) and ``docs/settings.md``.
 
-``python -m slime_core.plugins.reference docs/hooks.md docs/settings.md`` writes them; a test compares.
+``python -m docs.reference docs/hooks.md docs/settings.md`` writes them; a test compares.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 from slime_core.config.explain import settings_tables
 from slime_core.plugins import contracts, hooks
+from slime_core.plugins.activation import activate
 from slime_core.plugins.component import Kind
 from slime_core.plugins.distributions import OUR_DISTRIBUTIONS
-from slime_core.plugins.registry import activate
 
 __all__ = ["hooks_page", "settings_page"]
 
@@ -24,7 +24,7 @@ _HEAD = """\
 # Hooks and contracts
 
 Every call that a plugin may implement, and what the targets of its components implement. Written by
-`python -m slime_core.plugins.reference docs/hooks.md docs/settings.md`; [plugins.md](plugins.md) is the guide.
+`python -m docs.reference docs/hooks.md docs/settings.md`; [plugins.md](plugins.md) is the guide.
 """
 
 _LIFECYCLE = """\
@@ -45,7 +45,7 @@ Every setting of a run, by section. A setting is a flag, or a line of its sectio
 `lr = 1e-6` below `[optimizer]`. The sections at the end belong to plugins. `slime config explain lr` says what one
 setting accepts and which value a run takes. Megatron's and SGLang's own flags are listed by
 `slime run --help megatron` and `slime run --help sglang`. Written by
-`python -m slime_core.plugins.reference docs/hooks.md docs/settings.md`.
+`python -m docs.reference docs/hooks.md docs/settings.md`.
 """
 
 

@@ -15,11 +15,16 @@ from typing import Any
 from slime_core.errors import PluginError
 from slime_core.plugins import contracts
 from slime_core.plugins.boundary import boundary
-from slime_core.plugins.component import Component, Kind
+from slime_core.plugins.component import AdvantageTraits, Component, GenerateTraits, Kind, TransformTraits
 from slime_core.plugins.discovery import PluginIdentity
-from slime_core.plugins.traits import AdvantageTraits, GenerateTraits, TransformTraits
 
-__all__ = ["check_fit", "contract_of", "methods_of", "misfits"]
+__all__ = [
+    "check_fit",
+    "contract_of",
+    "methods_of",
+    "misfits",
+]
+
 
 _CONTRACTS: dict[Kind, type] = {
     Kind.POLICY_LOSS: contracts.PolicyLoss,
