@@ -141,7 +141,7 @@ def build(shape: dict[str, Any]) -> Any:
 
 def train(chunk: Any, micro: Any) -> torch.Tensor:
     """Log-probs of the responses; the gradients of a policy loss are in the parameters."""
-    from slime_core.learner.forward_backward import response_log_probs
+    from slime_core.learner.trained_model import response_log_probs
 
     chunk.zero_grad()
     logits = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=micro.packed_sequence)

@@ -1,25 +1,31 @@
-"""Errors that end a run before a spoilt step is published or saved.
+"""Errors that end a run before a spoilt step is published, and whether a model fits what the run asks of it.
 
-metrics, gradients, weights    NaN or infinity; a loss without gradient; loss weights that do not add up to 1
-output of a component          not of the type, or not one number a token, as its contract says
+require_...         finite losses, gradients and weights; loss weights that add up; results of plugins by contract
+require_same_model  the weights of another folder can be loaded into the actor's model
+can_share_prompts   rows in which several responses share a prompt give the same sums (docs/shared-prompts.md)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from slime_core.errors import NonFiniteError, RunError
+from slime_core.config.described import differences
+from slime_core.errors import ConfigError, NonFiniteError, RunError
 
 __all__ = [
+    "can_share_prompts",
     "require_finite_metrics",
     "require_finite_weights",
     "require_gradient",
     "require_loss_weight",
     "require_per_token",
+    "require_same_model",
     "require_type",
 ]
 
@@ -137,3 +143,76 @@ def require_per_token(values: Mapping[str, Any], metrics: Any, *, metrics_name: 
 
 def _described(found: Any) -> str:
     return f"of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"as a {type(found).__name__}"
+
+
+def require_same_model(
+    folder: Path,
+    actor: Path,
+    *,
+    role: str,
+    why: str = "takes turns with the actor in one model",
+    trust_remote_code: bool = False,
+) -> None:
+    """Compare both configs as transformers completes them: what one of them leaves out has its default there.
+
+    Weights of the same shapes load even if the configs differ elsewhere, for example in the base of the rotary
+    positions, which changes the log-probabilities.
+
+    Arguments:
+        why: reason why ``role`` has to be the same model, in words that follow its folder.
+
+    Raises:
+        ConfigError: they describe different models.
+    """
+    from transformers import AutoConfig
+
+    theirs, ours = (
+        AutoConfig.from_pretrained(one, trust_remote_code=trust_remote_code).to_dict() for one in (folder, actor)
+    )
+    found = differences(theirs, ours, missing=True)
+    if found:
+        raise ConfigError(
+            f"the {role} of {folder} {why}, but it is another one than {actor}: {'; '.join(found)}. "
+            "Accepted is a folder whose config.json describes the same model."
+        )
+
+
+def can_share_prompts(chunks: Sequence[Any], *, context: int, device: torch.device) -> bool:
+    """Whether a row of shared prompts gives the sums that it gives with each prompt repeated. Collective.
+
+    It does not where another module than our attention mixes tokens, or where the result of a token depends on which
+    other tokens there are, or on chance.
+
+    Arguments:
+        chunks: what the model spec built.
+        context: ranks that share a row.
+        device: of this rank.
+
+    Returns:
+        The same on every rank.
+    """
+    able = torch.tensor(int(context == 1 and all(map(_is_able, chunks))), device=device)
+    dist.all_reduce(able, op=dist.ReduceOp.MIN)
+    return bool(able)
+
+
+def _is_able(chunk: Any) -> bool:
+    from megatron.core.models.gpt import GPTModel
+
+    if not isinstance(chunk, GPTModel) or chunk.position_embedding_type not in ("rope", "learned_absolute", "none"):
+        return False
+    config = chunk.config
+    routed_together = config.moe_expert_capacity_factor is not None or config.moe_router_enable_expert_bias
+    by_chance = bool(config.hidden_dropout or config.attention_dropout)
+    across = config.multi_latent_attention or config.mtp_num_layers
+    return not (routed_together or by_chance or across) and all(map(_is_ours, chunk.decoder.layers))
+
+
+def _is_ours(layer: Any) -> bool:
+    from megatron.core.transformer.transformer_layer import TransformerLayer
+
+    from slime_core.modeling.attention import PackedAttention, PackedSelfAttention
+
+    if type(layer) is not TransformerLayer or not isinstance(layer.self_attention, PackedSelfAttention):
+        return False
+    return isinstance(layer.self_attention.core_attention, PackedAttention)

@@ -8,9 +8,8 @@ from typing import Any
 
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import PluginError, RunError
-from slime_core.learner.loss.advantages import DataParallelSums, TokenEstimation
-from slime_core.learner.loss.corrections import Corrections, NamedCorrection
-from slime_core.learner.loss.objective import Objective
+from slime_core.learner.columns import DataParallelSums, TokenEstimation
+from slime_core.learner.objective import Corrections, NamedCorrection, Objective
 from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.activation import Registry
 from slime_core.plugins.component import Kind

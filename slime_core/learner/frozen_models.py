@@ -10,19 +10,26 @@ Only the actor changes by training. The weights of another role change when they
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from slime_core.learner.objective import Objective
+
+if TYPE_CHECKING:
+    from slime_core.learner.columns import TokenEstimation
+
+
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
 
 from slime_core.config.schema import RunConfig
-from slime_core.learner.same_model import require_same_model
-from slime_core.learner.trained_model import TrainedModel
+from slime_core.learner.checks import require_same_model
+from slime_core.learner.trained_model import ACTOR, OLD_ACTOR, REFERENCE, TEACHER, TrainedModel
 
-__all__ = ["ACTOR", "OLD_ACTOR", "REFERENCE", "TEACHER", "FrozenModels", "WeightSnapshots"]
-
-ACTOR, REFERENCE, OLD_ACTOR, TEACHER = "actor", "reference", "old_actor", "teacher"
+__all__ = ["FrozenModels", "RequiredColumns", "WeightSnapshots"]
 
 Weights = dict[str, torch.Tensor]
 
@@ -168,3 +175,67 @@ class WeightSnapshots:
 def _in_host_memory(parameter: torch.Tensor) -> torch.Tensor:
     # Pinned memory makes a swap as fast as the bus; without a GPU there is nothing to pin for.
     return torch.empty(parameter.shape, dtype=parameter.dtype, pin_memory=parameter.is_cuda)
+
+
+class RequiredColumns:
+    """The columns that the loss and the advantage estimator of a run read.
+
+    Arguments:
+        objective: the loss.
+        estimation: the estimator of scope ``token``; None: the sampler estimates.
+        loss_reads: the columns of the policy loss's traits.
+        distils: a teacher's log-probabilities are subtracted from the advantages.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        estimation: TokenEstimation | None,
+        *,
+        loss_reads: AbstractSet[str],
+        distils: bool = False,
+    ) -> None:
+        self._objective = objective
+        self._loss_reads = loss_reads
+        self._distils = distils
+        self._estimator_reads = estimation.reads if estimation is not None else frozenset[str]()
+
+    def roles(self, num_steps: int, *, old_actor_differs: bool = False) -> list[str]:
+        """The roles whose log-probabilities are computed before the ``num_steps`` optimizer steps of a rollout.
+
+        Without a step, what only the loss would read is left out, and so is the teacher, whose log-probabilities change
+        the actor's advantages.
+
+        Arguments:
+            old_actor_differs: the old log-probabilities are those of the old actor, and the actor has trained since.
+        """
+        wanted = {
+            REFERENCE: self.reference if num_steps else "ref_log_probs" in self._estimator_reads,
+            TEACHER: self._distils and num_steps > 0,
+            OLD_ACTOR if old_actor_differs else ACTOR: self.old(num_steps, old_actor_differs=old_actor_differs),
+        }
+        return [role for role, is_wanted in wanted.items() if is_wanted]
+
+    @property
+    def reference(self) -> bool:
+        """Log-probabilities of the reference."""
+        return self._objective.uses_reference or "ref_log_probs" in self._estimator_reads
+
+    @property
+    def values(self) -> bool:
+        """Values of the critic."""
+        return "values" in self._estimator_reads
+
+    def old(self, num_steps: int, *, old_actor_differs: bool = False) -> bool:
+        """Log-probabilities of the actor before the first of ``num_steps`` optimizer steps, or of the old actor.
+
+        With one step the actor's current log-probabilities are those before it, bit for bit: the same weights, the
+        same packing. So the loss needs no second pass for them. Where the engine's are used instead, nothing needs one.
+        """
+        if self._objective.old_from_engine:
+            return False
+        if num_steps == 0:
+            return "log_probs" in self._estimator_reads
+        of_loss = "old_log_probs" in self._loss_reads or self._objective.reads_old or self._distils
+        named = self._objective.of_logits is not None  # a loss of logits finds them in its batch
+        return named or ((num_steps > 1 or old_actor_differs) and of_loss) or "log_probs" in self._estimator_reads

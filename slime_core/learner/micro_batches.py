@@ -113,7 +113,7 @@ class MicroBatch:
         metrics_U: float32 [u] by name, to be averaged as the loss is.
         shared: which sequences continue others; None: every sequence is a sample.
         routes: int16 [n, k] by the number of a layer, from 1: the k experts that its router takes for each of its n
-            tokens; a layer that is missing chooses. See :mod:`slime_core.learner.routing_replay`.
+            tokens; a layer that is missing chooses. See :mod:`slime_core.learner.trained_model`.
         given_routes_TLK: int16 [t, layers, k], those of the engine, -1 where it has none; None: none at all.
         kept: the tokens that top-p and top-k kept where each response token was sampled; None: all tokens.
         inputs: what the samples carry for the model in addition to tokens.

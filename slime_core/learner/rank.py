@@ -15,7 +15,13 @@ import torch
 import torch.distributed as dist
 
 from slime_core.config.settings import core_values
-from slime_core.learner.checks import require_finite_metrics, require_finite_weights, require_loss_weight
+from slime_core.learner.checks import (
+    can_share_prompts,
+    require_finite_metrics,
+    require_finite_weights,
+    require_loss_weight,
+)
+from slime_core.learner.columns import LogProbPass, ParityGate, fill_advantages
 from slime_core.learner.components import (
     accepted_inputs,
     build_learning,
@@ -25,18 +31,14 @@ from slime_core.learner.components import (
 )
 from slime_core.learner.critic.critic import Critic
 from slime_core.learner.freezing import freeze
-from slime_core.learner.frozen_models import ACTOR, FrozenModels
-from slime_core.learner.log_prob_pass import LogProbPass, RequiredColumns
-from slime_core.learner.loss.advantages import fill_advantages
-from slime_core.learner.loss.metric_sums import average_metrics
-from slime_core.learner.loss.parity import ParityGate
+from slime_core.learner.frozen_models import FrozenModels, RequiredColumns
+from slime_core.learner.metric_sums import average_metrics
 from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
 from slime_core.learner.offload import Offloader
 from slime_core.learner.process import prepare_process
-from slime_core.learner.routing_replay import RoutingReplay
 from slime_core.learner.settings import LearnerSettings
 from slime_core.learner.train_data import save_train_data
-from slime_core.learner.trained_model import TrainedModel, build_chunks
+from slime_core.learner.trained_model import ACTOR, RoutingReplay, TrainedModel, add_idle_micro_batches, build_chunks
 from slime_core.plugins.activation import Registry
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import LearnerInfo, Place, TrainStep
@@ -151,8 +153,6 @@ class Learner:
         return self._config.critic.num_critic_only_steps
 
     def _can_share_prompts(self) -> bool:
-        from slime_core.learner.shared_prompts import can_share_prompts
-
         able = can_share_prompts(self.actor.chunks, context=self._settings.layout.context, device=self.device)
         # A loss of logits finds its tokens by where they would stand if every sample had its prompt.
         return able and self._config.learner.shared_prompts == "auto" and self._objective.of_logits is None
@@ -197,8 +197,6 @@ class Learner:
     def _make_micro_batches(self, shard: TrainBatch) -> list[list[MicroBatch]]:
         """The packed micro-batches of every optimizer step of ``shard``."""
         from megatron.core import parallel_state
-
-        from slime_core.learner.forward_backward import add_idle_micro_batches
 
         layout = self._settings.layout
         steps = make_micro_batches(

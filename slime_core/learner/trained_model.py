@@ -1,24 +1,63 @@
-"""A model that trains: its chunks under Megatron's DDP, with optimizer and learning-rate schedule."""
+"""A model that trains: chunks under Megatron's DDP, passes through Megatron's own schedule, optimizer steps.
+
+    TrainedModel              builds DDP, optimizer and learning-rate schedule; takes steps, saves and loads
+    compute_log_probs         forward only: log-probabilities of the response tokens
+    forward_only              the same for another output, such as a critic's values
+    forward_backward_policy   gradients and metrics of one optimizer step of the actor
+    forward_backward          the same for another loss, such as a critic's
+    RoutingReplay             passes over a token that was routed before use the same experts
+
+Megatron is imported inside functions, after ``slime_core.cpu.megatron.install()``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from slime_core.config.described import described
-from slime_core.config.schema import OptimizerConfig
-from slime_core.errors import ConfigError, SlimeError
-from slime_core.learner.loss.objective import Objective
-from slime_core.learner.micro_batches import MicroBatch
+from slime_core.config.schema import LearnerConfig, OptimizerConfig
+from slime_core.errors import ConfigError, RunError, SlimeError
+from slime_core.learner.checks import require_gradient
+from slime_core.learner.metric_sums import MetricSums, reduce_metrics
+from slime_core.learner.micro_batches import MicroBatch, RowInputs, idle_micro_batch
+from slime_core.learner.objective import Objective
 from slime_core.learner.settings import LearnerSettings
+from slime_core.modeling.layout import ParallelLayout
+from slime_core.ops.log_probs import log_probs_and_entropy
 from slime_core.plugins.boundary import boundary
+from slime_core.types import TrainBatch
 
-__all__ = ["TrainedModel", "build_chunks"]
+if TYPE_CHECKING:
+    from slime_core.modeling.router import KeepingRouter
+
+__all__ = [
+    "ACTOR",
+    "OLD_ACTOR",
+    "REFERENCE",
+    "TEACHER",
+    "RoutingReplay",
+    "TrainedModel",
+    "add_idle_micro_batches",
+    "build_chunks",
+    "compute_log_probs",
+    "forward_backward",
+    "forward_backward_policy",
+    "forward_only",
+    "model_inputs",
+    "response_log_probs",
+]
 
 Chunks = list[torch.nn.Module]
+
+ACTOR, REFERENCE, OLD_ACTOR, TEACHER = "actor", "reference", "old_actor", "teacher"
+"""Roles whose weights the actor's model may hold, see :mod:`slime_core.learner.frozen_models`."""
 
 
 def build_chunks(spec: Any, *, label: str, settings: LearnerSettings, folder: Path) -> Chunks:
@@ -86,8 +125,6 @@ class TrainedModel:
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch], objective: Objective) -> dict[str, float]:
         """Gradients of one optimizer step of the policy, and its metrics; see ``forward_backward_policy``."""
-        from slime_core.learner.forward_backward import forward_backward_policy
-
         self.zero_gradients()
         return forward_backward_policy(self.model, micro_batches, objective, chunk_size=self._chunk_size)
 
@@ -120,3 +157,292 @@ class TrainedModel:
 def _load_weights(spec: Any, label: str, chunks: Chunks, folder: Path) -> None:
     with boundary(label, f"loading weights of {folder}", locate=True, passes=(SlimeError,)):
         spec.load_weights(chunks, folder)
+
+
+ComputeLoss = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, MetricSums]]
+"""From a micro-batch and the model's output for its row to the loss, with gradient, and the metrics."""
+
+LOSSES = ("loss", "pg_loss", "value_loss")
+"""Metrics that are multiplied by the step's loss factor, as the loss is; all others are averages."""
+
+GRADIENT = "has_gradient"
+"""1 if the loss of a micro-batch needs a gradient; its maximum over micro-batches and ranks is checked once a step."""
+
+
+def add_idle_micro_batches(steps: list[list[MicroBatch]], layout: ParallelLayout) -> None:
+    """Add idle micro-batches to every optimizer step until Megatron can run it in ``layout``. Collective.
+
+    Interleaved stages run groups of one micro-batch a pipeline rank, so the number has to divide into groups
+    (pipeline_parallel/schedules.py:995). Ranks that share experts exchange tokens in every layer, so all of them have
+    to run equally many.
+    """
+    if layout.expert == 1 and layout.virtual_pipeline == 1:
+        return
+    counts = torch.tensor([len(step) for step in steps], device=steps[0][0].tokens_1T.device)
+    if layout.expert > 1:
+        dist.all_reduce(counts, op=dist.ReduceOp.MAX)
+    group = layout.pipeline if layout.virtual_pipeline > 1 else 1
+    for step, count in zip(steps, counts.tolist(), strict=True):
+        step += [idle_micro_batch(step[-1])] * (count + -count % group - len(step))
+
+
+def compute_log_probs(
+    model: Sequence[Any], micro_batches: Sequence[MicroBatch], *, chunk_size: int | None = None
+) -> list[torch.Tensor]:
+    """Log-probabilities of the response tokens of every micro-batch, without gradient.
+
+    Arguments:
+        chunk_size: response tokens whose probabilities are in memory at once; None: all of a micro-batch.
+
+    Returns:
+        One float32 [u] a micro-batch on the last pipeline stage; an empty list on the others, which have no logits.
+    """
+
+    def take(micro: MicroBatch, logits_1TV: torch.Tensor) -> torch.Tensor:
+        return response_log_probs(logits_1TV, micro, chunk_size=chunk_size, with_entropy=False)[0]
+
+    return forward_only(model, micro_batches, take)
+
+
+def forward_only(
+    model: Sequence[Any], micro_batches: Sequence[MicroBatch], take: Callable[[MicroBatch, torch.Tensor], torch.Tensor]
+) -> list[torch.Tensor]:
+    """The result of ``take`` on the model's output for each micro-batch, without gradient.
+
+    Returns:
+        One a micro-batch on the last pipeline stage; an empty list on the others.
+    """
+
+    def last(micro: MicroBatch, output: torch.Tensor, **_: Any) -> torch.Tensor:
+        return take(micro, output)
+
+    with torch.no_grad():
+        collected: list[torch.Tensor] = _schedule(model, micro_batches, last, forward_only=True)
+    return collected
+
+
+def forward_backward_policy(
+    model: Sequence[Any], micro_batches: Sequence[MicroBatch], objective: Objective, *, chunk_size: int | None = None
+) -> dict[str, float]:
+    """Gradients of the summed loss of ``micro_batches``, in the model's buffers and reduced over all ranks.
+
+    Arguments:
+        chunk_size: as for :func:`compute_log_probs`.
+
+    Returns:
+        The metrics of the step, summed over all data-parallel ranks, the same on every rank.
+    """
+
+    def compute_loss(micro: MicroBatch, logits_1TV: torch.Tensor) -> tuple[torch.Tensor, MetricSums]:
+        if objective.of_logits is None:
+            return _loss_of_log_probs(objective, logits_1TV, micro, chunk_size)
+        return _loss_of_logits(objective, logits_1TV, micro, chunk_size)
+
+    return forward_backward(model, micro_batches, compute_loss)
+
+
+def forward_backward(
+    model: Sequence[Any], micro_batches: Sequence[MicroBatch], compute_loss: ComputeLoss
+) -> dict[str, float]:
+    """Gradients of the sum of the losses of ``compute_loss``, otherwise as :func:`forward_backward_policy`.
+
+    Raises:
+        RunError: no loss of any rank needs a gradient.
+    """
+
+    def loss(micro: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, MetricSums]:
+        value, sums = compute_loss(micro, output)
+        sums.largest[GRADIENT] = torch.full((), float(value.requires_grad), device=value.device)
+        value = value * micro.loss_factor
+        sums.sums |= {name: sums.sums[name] * micro.loss_factor for name in LOSSES if name in sums.sums}
+        # Megatron wants a token count, which optimizer.sum_gradients ignores.
+        return value, torch.ones((), dtype=torch.int, device=value.device), sums
+
+    metrics = _reduce(_schedule(model, micro_batches, loss, forward_only=False), device=_device(model))
+    require_gradient(metrics.pop(GRADIENT))
+    return metrics
+
+
+def response_log_probs(
+    logits_1TV: torch.Tensor,
+    micro: MicroBatch,
+    *,
+    chunk_size: int | None,
+    with_entropy: bool = True,
+    consume: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """log p(token) of every response token at the temperature that sampled it, and the entropy there; float32 [u].
+
+    Under top-p or top-k sampling p is the distribution over the tokens that were kept; the entropy is that of all.
+
+    Arguments are those of :func:`slime_core.ops.log_probs.log_probs_and_entropy`.
+    """
+    from megatron.core import parallel_state
+
+    return log_probs_and_entropy(
+        logits_1TV[0],
+        rows_U=micro.rows_U,
+        targets_U=micro.targets_U,
+        temperature=micro.temperature,
+        chunk_size=chunk_size,
+        group=parallel_state.get_tensor_model_parallel_group(),
+        with_entropy=with_entropy,
+        consume=consume,
+        kept=micro.kept,
+    )
+
+
+def _loss_of_log_probs(
+    objective: Objective, logits_1TV: torch.Tensor, micro: MicroBatch, chunk_size: int | None
+) -> tuple[torch.Tensor, MetricSums]:
+    # The backward pass may overwrite the logits: that of the output layer needs only its input.
+    log_probs_U, entropy_U = response_log_probs(logits_1TV, micro, chunk_size=chunk_size, consume=True)
+    assert entropy_U is not None
+    return objective(log_probs_U, entropy_U if objective.entropy_has_gradient else entropy_U.detach(), micro)
+
+
+def _loss_of_logits(
+    objective: Objective, logits_1TV: torch.Tensor, micro: MicroBatch, chunk_size: int | None
+) -> tuple[torch.Tensor, MetricSums]:
+    """The same where a plugin gives the whole loss as a function of the logits."""
+    assert objective.of_logits is not None
+    with torch.no_grad():  # before the function has the logits, which it may change in place
+        log_probs_U, entropy_U = response_log_probs(logits_1TV, micro, chunk_size=chunk_size)
+    assert entropy_U is not None
+    micro = objective.subtract_teacher_kl(
+        micro, log_probs_U if micro.old_log_probs_U is None else micro.old_log_probs_U
+    )
+    loss, metrics = objective.of_logits(logits_1TV.float(), micro)
+    measured = objective.measure(loss, log_probs_U, entropy_U, micro)
+    return loss, MetricSums({**metrics, **measured.sums}, measured.largest)
+
+
+def _schedule(model: Sequence[Any], micro_batches: Sequence[MicroBatch], last: Any, *, forward_only: bool) -> Any:
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    longest = max(micro.num_tokens for micro in micro_batches)
+    iterators = [iter(micro_batches) for _ in model]
+    return get_forward_backward_func()(
+        forward_step_func=partial(_forward, last),
+        data_iterator=iterators if len(model) > 1 else iterators[0],
+        model=list(model) if len(model) > 1 else model[0],
+        num_microbatches=len(micro_batches),
+        seq_length=longest,
+        micro_batch_size=1,
+        forward_only=forward_only,
+        collect_non_loss_data=forward_only,
+    )
+
+
+def _forward(last: Any, micro_batches: Iterator[MicroBatch], chunk: Any) -> tuple[torch.Tensor, Any]:
+    from megatron.core.transformer.module import Float16Module
+
+    micro = next(micro_batches)
+    # Without it Megatron would copy all bfloat16 logits to float32 at once.
+    keep_dtype = {"fp32_output": False} if isinstance(chunk.module, Float16Module) else {}
+    extra = {**keep_dtype, **model_inputs(chunk, micro.inputs, micro.tokens_1T.device)}
+    output = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=micro.packed_sequence, **extra)
+    return output, lambda logits_1TV, **options: last(micro, logits_1TV, **options)
+
+
+def model_inputs(chunk: Any, inputs: RowInputs, device: torch.device) -> dict[str, torch.Tensor]:
+    """Keyword arguments of ``chunk``'s forward: the row's model inputs, if the chunk embeds tokens.
+
+    Arguments:
+        chunk: of a model, as its schedule calls it.
+    """
+    from megatron.core.utils import get_attr_wrapped_model
+
+    if not inputs or not get_attr_wrapped_model(chunk, "pre_process"):
+        return {}
+    return inputs.tensors(device)
+
+
+def _reduce(parts: Sequence[MetricSums], *, device: torch.device) -> dict[str, float]:
+    """Reduce over micro-batches and data-parallel ranks, then broadcast to the other pipeline stages."""
+    from megatron.core import parallel_state
+
+    result: list[Any] = [reduce_metrics(parts, parallel_state.get_data_parallel_group(with_context_parallel=True))]
+    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        dist.broadcast_object_list(
+            result,
+            src=parallel_state.get_pipeline_model_parallel_last_rank(),
+            group=parallel_state.get_pipeline_model_parallel_group(),
+            device=device,
+        )
+    metrics: dict[str, float] = result[0]
+    return metrics
+
+
+def _device(model: Sequence[Any]) -> torch.device:
+    device: torch.device = next(model[0].parameters()).device
+    return device
+
+
+class RoutingReplay:
+    """The routers of one model, if the run replays routes; otherwise its methods do nothing.
+
+    Arguments:
+        chunks: of the model.
+        settings: say whether routes are replayed, and whether the first ones are the engine's.
+
+    Raises:
+        ConfigError: a layer has a router that does not keep its choice.
+    """
+
+    def __init__(self, chunks: Sequence[torch.nn.Module], settings: LearnerConfig) -> None:
+        self._from_engine = settings.use_rollout_routing_replay
+        is_used = settings.use_routing_replay or settings.use_rollout_routing_replay
+        self._routers: list[KeepingRouter] = _routers(chunks) if is_used else []
+
+    @contextmanager
+    def record_or_replay(self, micro_batches: Sequence[MicroBatch], role: str) -> Iterator[None]:
+        """One pass of ``role`` inside replays the routes that ``micro_batches`` have and records those they lack."""
+        routers = self._routers if role in (ACTOR, OLD_ACTOR) else []
+        for router in routers:
+            router.choice.begin(router.layer_number, micro_batches)
+        try:
+            yield
+        finally:
+            for router in routers:
+                router.choice.end()
+
+    def require_routes(self, shard: TrainBatch) -> None:
+        """Return if the engine's routes, where they are to be replayed, are those of this model.
+
+        Raises:
+            RunError: there are none, or they name other layers or experts.
+        """
+        if not self._from_engine or not self._routers:
+            return  # also a pipeline stage without a mixture
+        config = self._routers[0].config
+        routes_TLK = shard.routes_TLK
+        if routes_TLK is None:
+            raise RunError(
+                "use_rollout_routing_replay needs the routes of every sample, and this rollout has none; one that "
+                "is loaded must have been saved with it. Or leave it out"
+            )
+        (_, layers, experts), largest = routes_TLK.shape, int(routes_TLK.max(initial=-1))
+        wanted = (config.num_layers, config.moe_router_topk)
+        if (layers, experts) != wanted or largest >= config.num_moe_experts:
+            raise RunError(
+                f"the engine returned routes of {layers} layers with {experts} experts a token, the largest of them "
+                f"number {largest}; the learner's model has {wanted[0]} layers with {wanted[1]} experts a token of "
+                f"{config.num_moe_experts}. Engine and learner must run the same model"
+            )
+
+
+def _routers(chunks: Sequence[torch.nn.Module]) -> list[KeepingRouter]:
+    from megatron.core.transformer.moe.router import Router
+
+    from slime_core.modeling.router import KeepingRouter
+
+    routers = [part for chunk in chunks for part in chunk.modules() if isinstance(part, Router)]
+    keeping = [router for router in routers if isinstance(router, KeepingRouter)]
+    if len(routers) > len(keeping):
+        raise ConfigError(
+            "routing replay was asked for, but the layers of this model choose experts with a router of their own; "
+            "build them with slime_core.modeling.local_layers, or leave use_routing_replay and "
+            "use_rollout_routing_replay out"
+        )
+    return keeping

@@ -1,6 +1,6 @@
 """Megatron's router of a mixture of experts, with a place for the choice; stands in every layer spec of ours.
 
-What is chosen for a token can be recorded and replayed, see :mod:`slime_core.learner.routing_replay`.
+What is chosen for a token can be recorded and replayed, see :mod:`slime_core.learner.trained_model`.
 """
 
 from __future__ import annotations

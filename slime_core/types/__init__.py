@@ -3,7 +3,7 @@
     sample   Sample, Status, SpecInfo, PromptGroup: what user code sees and what is generated
     batch    TrainBatch, StepPlan: what is trained
     numbers  TokenIds, LogProbs, Mask: flat arrays that behave like lists
-    reward   Reward, RewardFailure: what a reward model returns for one sample
+    reward   Reward, RewardFailure: what a reward model returns for one sample; GroupedRewards: those of a rollout
     record   SampleRecord: one row of a run's files of samples
     json     JsonValue: what JSON can hold
 
@@ -19,11 +19,12 @@ from slime_core.types.batch import StepPlan, TrainBatch
 from slime_core.types.json import JsonValue
 from slime_core.types.numbers import LogProbs, Mask, TokenIds
 from slime_core.types.record import SampleRecord
-from slime_core.types.reward import Reward, RewardFailure
+from slime_core.types.reward import GroupedRewards, Reward, RewardFailure
 from slime_core.types.sample import REWARD_KEY, PromptGroup, Sample, SpecInfo, Status
 
 __all__ = [
     "REWARD_KEY",
+    "GroupedRewards",
     "JsonValue",
     "LogProbs",
     "Mask",

@@ -117,15 +117,15 @@ def doubled() -> None:
 
 def unmarked() -> None:
     """The gradients of a head whose tokens are shared are not added up."""
-    value_head: Any = import_module("slime_core.learner.critic.value_head")
+    critic: Any = import_module("slime_core.learner.critic.critic")
 
-    class Unmarked(value_head.ValueHead):  # type: ignore[misc]
+    class Unmarked(critic.ValueHead):  # type: ignore[misc]
         def __init__(self, config: Any) -> None:
             super().__init__(config)
             for parameter in self.parameters():
                 parameter.sequence_parallel = False
 
-    value_head.ValueHead = Unmarked
+    critic.ValueHead = Unmarked
 
 
 MUTANTS: dict[str, tuple[Callable[[], None], Case]] = {

@@ -38,8 +38,8 @@ def prepare() -> None:
     import transformers
 
     import slime_core.learner.critic.critic
-    import slime_core.learner.forward_backward
     import slime_core.learner.rank
+    import slime_core.learner.trained_model
     import slime_core.modeling.spec  # noqa: F401
 
     transformers.utils.logging.disable_progress_bar()

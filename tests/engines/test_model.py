@@ -229,8 +229,8 @@ def test_scaled_rotary_positions_are_refused(megatron, folder):
 
 @pytest.mark.parametrize(("embeds", "names"), [(True, {"pixels"}), (False, set())])
 def test_only_a_chunk_that_embeds_tokens_is_handed_inputs(megatron, embeds, names):
-    from slime_core.learner.forward_backward import model_inputs
     from slime_core.learner.micro_batches import RowInputs
+    from slime_core.learner.trained_model import model_inputs
 
     pixels = {"pixels": column([np.array([[1.0], [2.0]]), np.array([[3.0]])], "float64")}
     wrapped: Any = SimpleNamespace(module=SimpleNamespace(pre_process=embeds))

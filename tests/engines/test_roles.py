@@ -118,7 +118,6 @@ def _prepare() -> int:
 
     import slime_core.checkpoint.sharded
     import slime_core.learner.critic.critic
-    import slime_core.learner.forward_backward
     import slime_core.learner.rank  # noqa: F401
 
     return os.getpid()

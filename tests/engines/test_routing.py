@@ -82,7 +82,7 @@ def nudge(chunk: Any) -> None:
 
 
 def test_replaying_ones_own_routes_changes_no_bit(megatron, folder):
-    from slime_core.learner.routing_replay import RoutingReplay
+    from slime_core.learner.trained_model import RoutingReplay
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     (micro_batches,) = make_micro_batches(shard())
@@ -97,7 +97,7 @@ def test_replaying_ones_own_routes_changes_no_bit(megatron, folder):
 
 
 def test_a_pass_without_gradients_records_what_the_next_one_replays(megatron, folder):
-    from slime_core.learner.routing_replay import RoutingReplay
+    from slime_core.learner.trained_model import RoutingReplay
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     (micro_batches,) = make_micro_batches(shard())
@@ -122,7 +122,7 @@ def test_a_pass_without_gradients_records_what_the_next_one_replays(megatron, fo
 
 
 def test_replayed_routes_leave_the_weights_of_experts_to_the_router_and_its_gradient(megatron, folder):
-    from slime_core.learner.routing_replay import RoutingReplay
+    from slime_core.learner.trained_model import RoutingReplay
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     (micro_batches,) = make_micro_batches(shard(random_routes()))
@@ -136,7 +136,7 @@ def test_replayed_routes_leave_the_weights_of_experts_to_the_router_and_its_grad
 
 
 def test_outside_a_kept_pass_routers_choose_freely(megatron, folder):
-    from slime_core.learner.routing_replay import RoutingReplay
+    from slime_core.learner.trained_model import RoutingReplay
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     (given,), (plain,) = make_micro_batches(shard(random_routes())), make_micro_batches(shard())
@@ -150,7 +150,7 @@ def test_outside_a_kept_pass_routers_choose_freely(megatron, folder):
     ("changes", "found"), [({"layers": 2}, "2 layers with 2 experts"), ({"experts": 64}, "3 layers with 2 experts")]
 )
 def test_routes_of_another_model_are_refused(megatron, folder, changes, found):
-    from slime_core.learner.routing_replay import RoutingReplay
+    from slime_core.learner.trained_model import RoutingReplay
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     with pytest.raises(RunError, match=f"the engine returned routes of {found} a token, the largest of them number"):
@@ -158,7 +158,7 @@ def test_routes_of_another_model_are_refused(megatron, folder, changes, found):
 
 
 def test_a_rollout_without_routes_is_refused(megatron, folder):
-    from slime_core.learner.routing_replay import RoutingReplay
+    from slime_core.learner.trained_model import RoutingReplay
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     with pytest.raises(RunError, match="use_rollout_routing_replay needs the routes of every sample"):
@@ -168,7 +168,7 @@ def test_a_rollout_without_routes_is_refused(megatron, folder):
 def test_a_model_with_a_router_of_its_own_is_refused(megatron, folder):
     from megatron.core.transformer.moe.router import TopKRouter
 
-    from slime_core.learner.routing_replay import RoutingReplay
+    from slime_core.learner.trained_model import RoutingReplay
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     chunk.decoder.layers[1].mlp.router.__class__ = TopKRouter

@@ -110,7 +110,7 @@ def test_fewer_tokens_run_through_the_model(chunk):
     ],
 )
 def test_a_model_whose_tokens_depend_on_others_repeats_prompts(chunk, monkeypatch, setting, value):
-    from slime_core.learner.shared_prompts import can_share_prompts
+    from slime_core.learner.checks import can_share_prompts
 
     device = torch.device("cpu")
     assert can_share_prompts([chunk], context=1, device=device)
@@ -120,7 +120,7 @@ def test_a_model_whose_tokens_depend_on_others_repeats_prompts(chunk, monkeypatc
 
 
 def test_a_model_with_other_layers_repeats_prompts(chunk, monkeypatch):
-    from slime_core.learner.shared_prompts import can_share_prompts
+    from slime_core.learner.checks import can_share_prompts
 
     layer = chunk.decoder.layers[1]
     monkeypatch.setattr(layer.self_attention, "core_attention", torch.nn.Identity())

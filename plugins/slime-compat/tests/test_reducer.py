@@ -10,8 +10,8 @@ from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import PluginError
-from slime_core.learner.loss.objective import Objective
 from slime_core.learner.micro_batches import idle_micro_batch
+from slime_core.learner.objective import Objective
 from tests.function_paths import options_for
 from tests.micro_batches import micro
 

@@ -1,7 +1,6 @@
 """The critic, on the actor's ranks or on ranks of its own (a separate critic).
 
-    value_head  one number a token in the place of the output layer
-    critic      the model with that head, its value loss and its optimizer
+    critic      the model, with one number a token in the place of its output layer; its value loss and its optimizer
     rank        one process of a separate critic
     actor       these ranks as Ray actors, and the driver's handle
     reshard     shards of the actor's ranks divided for the critic's, and per-token numbers on their way back

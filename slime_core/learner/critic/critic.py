@@ -14,16 +14,20 @@ import torch
 
 from slime_core.checkpoint.folder import critic_part
 from slime_core.config.schema import OptimizerConfig, RunConfig
-from slime_core.learner.checks import require_finite_metrics, require_finite_weights, require_loss_weight
-from slime_core.learner.critic.value_head import replace_output_layer
-from slime_core.learner.loss.metric_sums import MetricSums
+from slime_core.errors import ConfigError
+from slime_core.learner.checks import (
+    require_finite_metrics,
+    require_finite_weights,
+    require_loss_weight,
+    require_same_model,
+)
+from slime_core.learner.metric_sums import MetricSums
 from slime_core.learner.micro_batches import MicroBatch
-from slime_core.learner.same_model import require_same_model
 from slime_core.learner.settings import LearnerSettings
-from slime_core.learner.trained_model import TrainedModel, build_chunks
+from slime_core.learner.trained_model import TrainedModel, build_chunks, forward_backward, forward_only
 from slime_core.ops.values import clipped_value_loss
 
-__all__ = ["Critic", "critic_optimizer"]
+__all__ = ["Critic", "ValueHead", "critic_optimizer", "replace_output_layer"]
 
 EXPLAINED = ("returns", "returns^2", "errors", "errors^2")
 """Means that are summed over ranks and then replaced by ``explained_variance``."""
@@ -83,8 +87,6 @@ class Critic:
 
     def fill_values(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Begin a rollout: fill the values of the response tokens of every micro-batch, on the last pipeline stage."""
-        from slime_core.learner.forward_backward import forward_only
-
         self.trained.begin_rollout()
         found = forward_only(self.trained.model, micro_batches, _response_values)
         for micro, values_U in zip(micro_batches, found, strict=False):  # earlier stages have none
@@ -100,8 +102,6 @@ class Critic:
         Raises:
             NonFiniteError: the loss or a gradient is NaN or infinite.
         """
-        from slime_core.learner.forward_backward import forward_backward
-
         self.trained.zero_gradients()
         metrics = _explained(forward_backward(self.trained.model, micro_batches, self._value_loss))
         require_finite_metrics(metrics, rollout, of="critic_")
@@ -165,3 +165,75 @@ def _explained(metrics: dict[str, float]) -> dict[str, float]:
     variance = squares - returns**2
     explained = 0.0 if variance < _FLAT else 1 - (squared_errors - errors**2) / variance
     return {**metrics, "returns": returns, "explained_variance": explained}
+
+
+class ValueHead(torch.nn.Module):
+    """One number a token, float32, from the hidden states of the last layer; takes the place of the output layer.
+
+    Weight and bias start at 0, so that the first advantages are rewards alone, and are held by every tensor-parallel
+    rank. Where these share the tokens (sequence parallelism), each computes the values of its own and all get all of
+    them; a rank's gradient is then that of its tokens, and the mark has Megatron sum it over the ranks
+    (distributed/finalize_model_grads.py:354). Elsewhere every rank has the whole gradient.
+
+    Arguments:
+        config: Megatron's TransformerConfig.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self._shares_tokens = config.sequence_parallel
+        self.weight = torch.nn.Parameter(torch.zeros(1, config.hidden_size, dtype=config.params_dtype))
+        self.bias = torch.nn.Parameter(torch.zeros(1, dtype=config.params_dtype))
+        for parameter in (self.weight, self.bias):
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(
+        self, hidden_T1H: torch.Tensor, weight: None = None, runtime_gather_output: bool | None = None
+    ) -> tuple[torch.Tensor, None]:
+        """Values, float32 [t, 1, 1], of all tokens of the row; called as Megatron calls an output layer.
+
+        Arguments:
+            hidden_T1H: [t, 1, hidden], under sequence parallelism this rank's share of the tokens.
+            weight: of tied embeddings; there are none.
+            runtime_gather_output: values are never split over the vocabulary.
+        """
+        from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+
+        assert weight is None, "a critic's head shares no weight with its embedding"
+        values_T11 = torch.nn.functional.linear(hidden_T1H.float(), self.weight.float(), self.bias.float())
+        if self._shares_tokens:
+            # Every rank goes on with all tokens and has their whole gradient: each takes back its share of it.
+            values_T11 = gather_from_sequence_parallel_region(values_T11, tensor_parallel_output_grad=False)
+        return values_T11, None
+
+
+def replace_output_layer(chunks: Sequence[torch.nn.Module]) -> None:
+    """Replace the output layer of the last chunk by a value head, and untie every embedding from it.
+
+    Raises:
+        ConfigError: the model has no output layer that a head could replace.
+    """
+    from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_parallel_attributes
+
+    for chunk in chunks:
+        model: Any = chunk
+        _untie(model)
+        if not model.post_process:
+            continue
+        if not hasattr(model, "output_layer"):
+            raise ConfigError(
+                f"a critic needs a value head in the place of the output layer, and a {type(model).__name__} has no "
+                "attribute output_layer; build the model from Megatron's GPTModel, or choose an advantage estimator "
+                "without a critic"
+            )
+        device = next(model.parameters()).device
+        model.output_layer = ValueHead(model.config).to(device)
+        for parameter in model.output_layer.parameters():
+            set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+
+
+def _untie(model: Any) -> None:
+    # Megatron would add the gradients of the head to those of the embedding, over the pipeline's two ends.
+    model.share_embeddings_and_output_weights = False
+    if model.pre_process:
+        model.embedding.word_embeddings.weight.shared_embedding = False

@@ -11,11 +11,14 @@ import torch.distributed as dist
 
 from slime_core.config.described import described
 from slime_core.config.flops import forward_flops
+from slime_core.learner.columns import response_tokens
 from slime_core.learner.critic.critic import Critic
 from slime_core.learner.critic.reshard import SampleIndex, TokenValues, gather_tokens, reshard
+from slime_core.learner.metric_sums import average_metrics
 from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
 from slime_core.learner.process import prepare_process
 from slime_core.learner.settings import LearnerSettings
+from slime_core.learner.trained_model import add_idle_micro_batches
 from slime_core.ops.packing import row_budget
 from slime_core.plugins import contracts
 from slime_core.plugins.activation import Registry
@@ -81,8 +84,6 @@ class CriticRank:
         Raises:
             RunError: the samples carry inputs that the model does not take.
         """
-        from slime_core.learner.loss.advantages import response_tokens
-
         settings = self._settings
         self._accepted_inputs.require(shards[0].inputs.keys())
         shares = reshard_for_critic(settings, shards)
@@ -109,8 +110,6 @@ class CriticRank:
         Raises:
             NonFiniteError: a loss, a gradient or a weight is NaN or infinite.
         """
-        from slime_core.learner.loss.metric_sums import average_metrics
-
         mine_U = torch.from_numpy(gather_tokens(returns_U, self._shards, self._places)).to(self._device)
         for micro in self._micro_batches():
             micro.returns_U = mine_U[micro.places_U]
@@ -132,8 +131,6 @@ class CriticRank:
 
     def _make_micro_batches(self, share: TrainBatch) -> list[list[MicroBatch]]:
         from megatron.core import parallel_state
-
-        from slime_core.learner.forward_backward import add_idle_micro_batches
 
         layout, context_rank = self._settings.layout, parallel_state.get_context_parallel_rank()
         steps = make_micro_batches(share, device=self._device, layout=layout, context_rank=context_rank)

@@ -151,7 +151,7 @@ def _forgotten_reference() -> None:
 
 def _late_old_log_probs() -> None:
     """The old log-probabilities are those of the step itself, so that no ratio leaves 1."""
-    from slime_core.learner.log_prob_pass import RequiredColumns
+    from slime_core.learner.frozen_models import RequiredColumns
 
     RequiredColumns.old = lambda *_, **__: False  # type: ignore[method-assign]
 
@@ -176,7 +176,7 @@ def _no_key_gather() -> None:
 
 
 def _no_sequence_sums() -> None:
-    from slime_core.learner.loss import objective
+    from slime_core.learner import objective
 
     class Held:
         @staticmethod
@@ -188,7 +188,7 @@ def _no_sequence_sums() -> None:
 
 def _no_gradient_of_sequence_sums() -> None:
     """A rank hears of the others' tokens, and they do not hear what its loss asks of theirs."""
-    from slime_core.learner.loss import objective
+    from slime_core.learner import objective
 
     objective._SumOverRanks.backward = staticmethod(  # type: ignore[method-assign]
         lambda ctx, gradient_b: (gradient_b, None)
@@ -196,7 +196,7 @@ def _no_gradient_of_sequence_sums() -> None:
 
 
 def _whitened_alone() -> None:
-    from slime_core.learner.loss.advantages import DataParallelSums
+    from slime_core.learner.columns import DataParallelSums
 
     DataParallelSums.sum = lambda self, values: values.detach().clone()  # type: ignore[method-assign]
 

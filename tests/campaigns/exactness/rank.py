@@ -72,7 +72,7 @@ def _architecture(case: Case) -> str:
 
 
 def _build(layout: Layout, case: Case, rank: int, address: str, folder: Path) -> Any:
-    from slime_core.learner.loss.corrections import NamedCorrection
+    from slime_core.learner.objective import NamedCorrection
 
     learner = learner_of(
         given.run_config(case, folder),

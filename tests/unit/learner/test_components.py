@@ -13,9 +13,8 @@ from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import CheckpointError, ConfigError, PluginError
 from slime_core.learner.components import build_objective
-from slime_core.learner.log_prob_pass import RequiredColumns
-from slime_core.learner.loss.corrections import Corrections, NamedCorrection
-from slime_core.learner.loss.objective import Objective
+from slime_core.learner.frozen_models import RequiredColumns
+from slime_core.learner.objective import Corrections, NamedCorrection, Objective
 from slime_core.learner.trained_model import TrainedModel
 from slime_core.plugins.activation import activate
 

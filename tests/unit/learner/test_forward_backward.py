@@ -14,9 +14,9 @@ from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import RunError
-from slime_core.learner import forward_backward
-from slime_core.learner.loss.metric_sums import MetricSums, reduce_metrics
-from slime_core.learner.loss.objective import Objective
+from slime_core.learner import trained_model
+from slime_core.learner.metric_sums import MetricSums, reduce_metrics
+from slime_core.learner.objective import Objective
 from tests.micro_batches import micro
 
 
@@ -24,14 +24,14 @@ def test_a_loss_that_changes_the_logits_in_place_does_not_change_what_is_measure
     def first_of_each_row(logits, micro, *, chunk_size):
         return logits[0, micro.rows_U, 0], logits[0, micro.rows_U, 0]
 
-    monkeypatch.setattr(forward_backward, "response_log_probs", first_of_each_row)
+    monkeypatch.setattr(trained_model, "response_log_probs", first_of_each_row)
 
     def halved(logits, batch):
         return logits.mul_(0.5).sum(), {}
 
     objective = Objective(Clipped(None, RunView()), AlgorithmConfig(), of_logits=halved)
     logits = torch.full((1, 5, 2), 4.0, requires_grad=True) * 1
-    loss, found = forward_backward._loss_of_logits(objective, logits, micro(), None)
+    loss, found = trained_model._loss_of_logits(objective, logits, micro(), None)
     assert loss.item() == 20.0
     assert found.sums["entropy_loss"].item() == 4.0
 
@@ -40,13 +40,13 @@ def test_a_loss_factor_multiplies_what_is_minimised_and_no_average(monkeypatch):
     batch = micro(old_log_probs_U=[-1.0, -1.0, -1.0])
     batch.loss_factor = 0.25
     log_probs_U = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)
-    monkeypatch.setattr(forward_backward, "response_log_probs", lambda *_, **__: (log_probs_U, torch.ones(3)))
+    monkeypatch.setattr(trained_model, "response_log_probs", lambda *_, **__: (log_probs_U, torch.ones(3)))
     parts = []
     monkeypatch.setattr(
-        forward_backward, "_schedule", lambda model, micros, loss, **_: parts.append(loss(micros[0], None))
+        trained_model, "_schedule", lambda model, micros, loss, **_: parts.append(loss(micros[0], None))
     )
-    monkeypatch.setattr(forward_backward, "_reduce", lambda *_, **__: {forward_backward.GRADIENT: 1.0})
-    forward_backward.forward_backward_policy(
+    monkeypatch.setattr(trained_model, "_reduce", lambda *_, **__: {trained_model.GRADIENT: 1.0})
+    trained_model.forward_backward_policy(
         [torch.nn.Linear(1, 1)], [batch], Objective(Clipped(None, RunView()), AlgorithmConfig())
     )
     value, _, found = parts[0]
@@ -70,16 +70,16 @@ def test_a_step_is_refused_where_no_micro_batch_has_a_loss_with_a_gradient(monke
         return loss, MetricSums({"weight": torch.ones(())})
 
     is_constant = list(constant)
-    monkeypatch.setattr(forward_backward, "_schedule", schedule)
+    monkeypatch.setattr(trained_model, "_schedule", schedule)
     monkeypatch.setattr(
-        forward_backward, "_reduce", lambda parts, **_: reduce_metrics(parts, SimpleNamespace(size=lambda: 1))
+        trained_model, "_reduce", lambda parts, **_: reduce_metrics(parts, SimpleNamespace(size=lambda: 1))
     )
     model = [torch.nn.Linear(1, 1)]
     if not refused:
-        assert forward_backward.forward_backward(model, [micro(), micro()], measure) == {"weight": 2.0}
+        assert trained_model.forward_backward(model, [micro(), micro()], measure) == {"weight": 2.0}
         return
     with pytest.raises(RunError) as caught:
-        forward_backward.forward_backward(model, [micro(), micro()], measure)
+        trained_model.forward_backward(model, [micro(), micro()], measure)
     assert str(caught.value) == (
         "the loss of a step needs no gradient: no weight that trains has a part in it, so the step would change "
         "nothing. A loss of --custom-loss-function-path has to be computed from the logits that it is given; else name "

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from slime_core.learner.frozen_models import ACTOR, REFERENCE, TEACHER, WeightSnapshots
+from slime_core.learner.frozen_models import WeightSnapshots
+from slime_core.learner.trained_model import ACTOR, REFERENCE, TEACHER
 
 
 @pytest.fixture

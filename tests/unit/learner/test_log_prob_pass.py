@@ -9,10 +9,9 @@ import pytest
 from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
-from slime_core.learner.log_prob_pass import RequiredColumns
-from slime_core.learner.loss.advantages import TokenEstimation
-from slime_core.learner.loss.corrections import Corrections, NamedCorrection
-from slime_core.learner.loss.objective import Objective
+from slime_core.learner.columns import TokenEstimation
+from slime_core.learner.frozen_models import RequiredColumns
+from slime_core.learner.objective import Corrections, NamedCorrection, Objective
 from slime_core.plugins.contracts import AdvantageSettings
 
 OLD = frozenset({"old_log_probs"})

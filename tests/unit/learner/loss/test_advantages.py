@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from slime_core.errors import RunError
-from slime_core.learner.loss import advantages
-from slime_core.learner.loss.advantages import TokenEstimation, response_tokens
+from slime_core.learner import columns
+from slime_core.learner.columns import TokenEstimation, response_tokens
 from slime_core.learner.micro_batches import MicroBatch, idle_micro_batch, make_micro_batches
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.contracts import AdvantageSettings, ResponseTokens, TokenAdvantages
@@ -142,7 +142,7 @@ def test_context_parallel_ranks_put_their_tokens_together(monkeypatch):
         values.copy_(parts[0] + parts[1])
         barrier.wait()
 
-    monkeypatch.setattr(advantages.dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(columns.dist, "all_reduce", all_reduce)
 
     def work(rank: int) -> None:
         (every,) = make_micro_batches(batch, layout=layout, context_rank=rank)
@@ -163,7 +163,7 @@ def test_a_sum_over_shards_is_a_new_tensor_without_gradient():
             return 1
 
     value = torch.ones(2, requires_grad=True)
-    total = advantages.DataParallelSums(OneRank()).sum(value)
+    total = columns.DataParallelSums(OneRank()).sum(value)
     assert (total.tolist(), total.requires_grad, total.data_ptr() == value.data_ptr()) == ([1, 1], False, False)
 
 
@@ -279,7 +279,7 @@ def normalized(*ranks: list[MicroBatch]) -> None:
     """Whiten the micro-batches of every rank, all ranks at once."""
     over = Ranks(len(ranks))
     threads = [
-        threading.Thread(target=advantages.whiten_advantages, args=(every, over.of(rank)))
+        threading.Thread(target=columns.whiten_advantages, args=(every, over.of(rank)))
         for rank, every in enumerate(ranks)
     ]
     for thread in threads:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slime_core.learner.loss import metric_sums
-from slime_core.learner.loss.metric_sums import MetricSums, average_metrics, reduce_metrics
+from slime_core.learner import metric_sums
+from slime_core.learner.metric_sums import MetricSums, average_metrics, reduce_metrics
 
 
 class Group:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from slime_core.learner.loss.objective import mismatch_metrics
+from slime_core.learner.objective import mismatch_metrics
 from slime_testing.packed import SequenceSums
 
 

@@ -9,9 +9,8 @@ from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import RunError
-from slime_core.learner.loss.corrections import Corrections, NamedCorrection
-from slime_core.learner.loss.objective import Objective
 from slime_core.learner.micro_batches import MicroBatch
+from slime_core.learner.objective import Corrections, NamedCorrection, Objective
 from slime_core.plugins.contracts import CorrectionOutput, LossOutput, LossTerms
 
 

@@ -12,9 +12,9 @@ from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig, WeightsConfig
 from slime_core.errors import ParityError
 from slime_core.learner.actor import parity_unchecked_warning
-from slime_core.learner.loss.objective import Objective
-from slime_core.learner.loss.parity import BFLOAT16, FLOAT32, STRICT, ParityGate, compare
+from slime_core.learner.columns import BFLOAT16, FLOAT32, STRICT, ParityGate
 from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
+from slime_core.learner.objective import Objective, compare
 from slime_core.types import StepPlan, TrainBatch
 
 

@@ -4,14 +4,20 @@ The loss of an optimizer step is a plain sum over response tokens, each already 
 nothing here is divided. Metrics are summed with the same weights, so they are averages of the same kind as the loss.
 
     Objective             policy loss + KL divergence from the reference - entropy bonus, after corrections
+    Corrections           weights and masks for tokens that other weights sampled
     subtract_teacher_kl   on-policy distillation: the divergence from the teacher comes off the advantages
     mismatch_metrics      how much learner and engine differ; only measured
+    compare               the same for the parity gate, which ends the run
+
+Contracts of corrections are checked on the device: faulty tokens are counted, the counts are summed with the metrics,
+and :meth:`Corrections.refuse_faults` reads them once a step. Reading them in each micro-batch would wait for the
+device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,14 +26,15 @@ import torch.distributed as dist
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import RunError
 from slime_core.learner.checks import require_per_token, require_type
-from slime_core.learner.loss.corrections import Corrections, add_metrics
-from slime_core.learner.loss.metric_sums import MetricSums
-from slime_core.learner.loss.parity import compare
+from slime_core.learner.metric_sums import MetricSums
 from slime_core.learner.micro_batches import MicroBatch
 from slime_core.ops.kl import approximate_kl
 from slime_core.ops.policy import LARGEST_LOG_RATIO
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.contracts import (
+    Correction,
+    CorrectionOutput,
+    CorrectionTerms,
     LogitsLoss,
     LossCorrection,
     LossOutput,
@@ -38,11 +45,146 @@ from slime_core.plugins.contracts import (
     Segments,
 )
 
-__all__ = ["Objective"]
+__all__ = [
+    "LARGEST",
+    "SUM",
+    "TOKENS",
+    "Corrected",
+    "Corrections",
+    "NamedCorrection",
+    "Objective",
+    "add_metrics",
+    "compare",
+]
+
+FAULTS = "faults/"
+"""Prefix of a metric that counts the faulty tokens of a correction and is removed before metrics are reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCorrection:
+    """A correction, and its label in messages: the component and its plugin."""
+
+    correct: Correction
+    label: str
+
+
+@dataclass(slots=True)
+class Corrected:
+    """The combined result of all corrections for u tokens.
+
+    Arguments:
+        weights_U: float32, the product of the weights; 1 without corrections, 0 where nothing is trained.
+        trained_U: bool, what is left of the mask.
+        metrics_U: a number a token by name.
+        faults: count of faulty tokens, by :data:`FAULTS` and the correction.
+    """
+
+    weights_U: torch.Tensor
+    trained_U: torch.Tensor
+    metrics_U: dict[str, torch.Tensor] = field(default_factory=dict)
+    faults: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class Corrections:
+    """The corrections of a run in order; none: every weight is 1.
+
+    Arguments:
+        named: the components.
+    """
+
+    def __init__(self, named: Sequence[NamedCorrection] = ()) -> None:
+        self._named = tuple(named)
+
+    def __len__(self) -> int:
+        return len(self._named)
+
+    def __call__(
+        self, log_probs_U: torch.Tensor, micro: MicroBatch, segments: Segments, *, current_U: torch.Tensor
+    ) -> Corrected:
+        """Weights and mask of the tokens of ``micro``; without gradient.
+
+        Arguments:
+            log_probs_U: float32 [u], the old ones of the policy loss: of the actor before the first optimizer step of
+                the rollout, or of the engine where the run takes those.
+            current_U: float32 [u], of the actor in this optimizer step.
+
+        Raises:
+            RunError: a correction failed, returned something else than one number a token, or a metric under a name
+                that is taken.
+        """
+        mask_U = micro.mask_U
+        result = Corrected(torch.ones_like(mask_U), mask_U != 0)
+        for named in self._named:
+            terms = CorrectionTerms(
+                log_probs_U,
+                micro.rollout_log_probs_U,
+                mask_U,
+                segments,
+                current_log_probs_T=current_U.detach(),
+                advantages_T=micro.advantages_U,
+            )
+            with torch.no_grad(), boundary(named.label, "correcting a micro-batch", error=RunError):
+                output = named.correct(terms)
+            _require_correction(output, mask_U, named.label)
+            result.faults[FAULTS + named.label] = _count_faults(output, mask_U)
+            mask_U = output.mask_T.detach().float()
+            result.trained_U = mask_U != 0
+            result.weights_U = (result.weights_U * output.weights_T.detach()).where(result.trained_U, 0.0)
+            add_metrics(result.metrics_U, output.metrics_T, of=named.label)
+        return result
+
+    def refuse_faults(self, metrics: dict[str, float], *, rollout: int) -> None:
+        """Take the counts of faulty tokens out of a step's ``metrics``.
+
+        Raises:
+            RunError: one of them is not 0.
+        """
+        counts = {named.label: metrics.pop(FAULTS + named.label) for named in self._named}
+        for label, count in counts.items():
+            if count:
+                raise RunError(
+                    f"rollout {rollout}: {label} returned what is no correction for {count:.0f} response tokens: a "
+                    "weight that is negative, NaN or infinite, a mask other than 0 and 1, or a mask that trains what "
+                    "was masked before. Nothing was trained. Leave it out of --corrections, or report this to the "
+                    "plugin's author."
+                )
+
+
+def add_metrics(per_token: dict[str, torch.Tensor], metrics_U: dict[str, torch.Tensor], *, of: str) -> None:
+    """``per_token`` also holds ``metrics_U``, without gradient.
+
+    Raises:
+        RunError: a name is taken.
+    """
+    twice = sorted(per_token.keys() & metrics_U.keys())
+    if twice:
+        raise RunError(
+            f"{of} reports the metric {', '.join(twice)}, which another part of the loss reports already; each needs "
+            "its own name. Report this to the plugin's author."
+        )
+    per_token |= {name: values_U.detach() for name, values_U in metrics_U.items()}
+
+
+def _require_correction(output: CorrectionOutput, mask_U: torch.Tensor, label: str) -> None:
+    require_type(output, CorrectionOutput, label)
+    columns = {"weights_T": output.weights_T, "mask_T": output.mask_T}
+    require_per_token(columns, output.metrics_T, metrics_name="metrics_T", count=len(mask_U), label=label)
+
+
+def _count_faults(output: CorrectionOutput, mask_U: torch.Tensor) -> torch.Tensor:
+    weights_U, left_U = output.weights_T, output.mask_T.float()
+    bad_weight_U = (left_U != 0) & ~(weights_U.isfinite() & (weights_U >= 0))
+    bad_mask_U = ((left_U != 0) & (left_U != 1)) | ((left_U != 0) & (mask_U == 0))
+    return (bad_weight_U | bad_mask_U).sum().double()
 
 
 DISTANCE, LARGEST_DISTANCE = "train_rollout_logprob_abs_diff", "train_rollout_logprob_max_diff"
 """Metrics of how far the learner's log-probabilities are from the engines'."""
+
+
+TOKENS, SUM, LARGEST = "parity_tokens", "parity_sum", "parity_largest"
+"""Metrics of :func:`compare`, which ``ParityGate.check`` takes out of a step's metrics."""
 
 
 class Objective:
@@ -200,7 +342,7 @@ class Objective:
         )
         with boundary(self._label, "computing the loss of a micro-batch", error=RunError):
             output = self._policy_loss(terms)
-        _require_contract(output, log_probs_U, self._label)
+        _require_losses(output, log_probs_U, self._label)
         return output
 
     def _divergence(self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
@@ -290,7 +432,7 @@ def _expm1(exponent: torch.Tensor) -> torch.Tensor:
     return torch.expm1(exponent.clamp(max=LARGEST_LOG_RATIO))
 
 
-def _require_contract(output: LossOutput, log_probs_U: torch.Tensor, label: str) -> None:
+def _require_losses(output: LossOutput, log_probs_U: torch.Tensor, label: str) -> None:
     require_type(output, LossOutput, label)
     columns = {"loss_T": output.loss_T}
     require_per_token(columns, output.metrics_T, metrics_name="metrics_T", count=len(log_probs_U), label=label)
@@ -357,3 +499,22 @@ class _SumOverRanks(torch.autograd.Function):
         total_b = gradient_b.contiguous().clone()
         dist.all_reduce(total_b, group=ctx.group)
         return total_b, None
+
+
+def compare(difference_U: torch.Tensor, micro: MicroBatch) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Number and sum of the fresh, trained tokens' absolute differences, and the largest; empty unless marked.
+
+    Arguments:
+        difference_U: absolute differences of log-probabilities in nats, without gradient.
+
+    Returns:
+        What is to be added up over micro-batches and ranks, and what the maximum is to be taken of.
+    """
+    if micro.fresh_U is None:
+        return {}, {}
+    # The mask too: a function that the run names by path may leave out tokens that have a weight.
+    counted_U = micro.fresh_U & (micro.mask_U != 0) & (micro.weights_U != 0)
+    # Never selected by the mask: on a GPU that would wait for the device.
+    found_U = difference_U.double().where(counted_U, 0.0)
+    largest = found_U.max() if found_U.numel() else found_U.sum()
+    return {TOKENS: counted_U.sum().double(), SUM: found_U.sum()}, {LARGEST: largest}

@@ -1,0 +1,494 @@
+"""Fills the columns of a rollout's micro-batches that its optimizer steps read, before the first of them.
+
+    LogProbPass       log-probabilities: one forward pass for each role that is read, then the critic's values
+    TokenEstimation   advantages token by token, where the estimator has scope ``token``
+    fill_advantages   distributes advantages over the micro-batches; whitens them over ranks
+    ParityGate        marks the tokens to compare with the engines, and ends the run where they differ
+
+Micro-batches hold the tokens of a shard in the order of the packing, and under context parallelism only this rank's
+share of them. An estimator does not see that: its columns are in the order of the shard
+(:class:`~slime_core.types.TrainBatch`), sample after sample, each response whole.
+
+The parity gate: learner and engines must give the same tokens the same log-probabilities. Policy gradients compare the
+two. Where they compute another function (stale weights, another temperature, other positions), the run learns from
+noise or not at all, and nothing else notices. Comparing costs no generation and no forward pass: the first optimizer
+step of a rollout computes the log-probabilities under the weights that were published last, before it changes them.
+
+    published        the engines hold this version, and so does the learner
+    mark             in a rollout that is due: which response tokens that version alone sampled (they are *fresh*)
+    compare          in the loss (``objective.py``), once a micro-batch: sums over fresh tokens
+    check            after the backward pass, before the optimizer: raises, or stores the metrics
+    weights_changed  the learner trained; until the next publication no token is fresh
+
+Left out: responses that an update interrupted, because the learner no longer holds the weights that sampled their
+beginning; and masked tokens, because they are not trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from slime_core.config.learning import PARITY_BOUNDS, STRICT_PARITY_BOUNDS, WeightsConfig
+from slime_core.config.schema import RunConfig
+from slime_core.errors import ParityError, RunError
+from slime_core.learner.checks import require_per_token, require_type
+from slime_core.learner.critic.critic import Critic
+from slime_core.learner.frozen_models import FrozenModels, RequiredColumns
+from slime_core.learner.micro_batches import MicroBatch
+from slime_core.learner.objective import LARGEST, SUM, TOKENS, Objective
+from slime_core.learner.trained_model import REFERENCE, TEACHER, RoutingReplay, compute_log_probs
+from slime_core.ops.whitening import whitened
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.contracts import (
+    AdvantageSettings,
+    LearnerInfo,
+    Reductions,
+    ResponseTokens,
+    TokenAdvantageEstimator,
+    TokenAdvantages,
+)
+from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.types import TrainBatch
+
+__all__ = [
+    "BFLOAT16",
+    "FLOAT32",
+    "STRICT",
+    "Bounds",
+    "DataParallelSums",
+    "LogProbPass",
+    "ParityGate",
+    "TokenEstimation",
+    "fill_advantages",
+    "response_tokens",
+    "whiten_advantages",
+]
+
+
+class LogProbPass:
+    """The forward passes before the optimizer steps of a rollout. Collective over all ranks.
+
+    Arguments:
+        model: of the actor, in DDP; every role runs in it.
+        columns: which columns the run reads.
+        frozen: puts the weights of a role into the model.
+        critic: on the actor's ranks; None: there is none, or it has ranks of its own.
+        objective: may take the old log-probabilities from the engine.
+        replay: keeps the expert routes of passes of the actor.
+        hooks: ``slime_before_log_probs`` is called before each role's pass.
+        learner: argument of that hook.
+    """
+
+    def __init__(
+        self,
+        model: list[Any],
+        *,
+        columns: RequiredColumns,
+        frozen: FrozenModels,
+        critic: Critic | None,
+        objective: Objective,
+        replay: RoutingReplay,
+        config: RunConfig,
+        hooks: LifecycleHooks,
+        learner: LearnerInfo,
+    ) -> None:
+        self._model = model
+        self._columns = columns
+        self._frozen = frozen
+        self._critic = critic
+        self._objective = objective
+        self._replay = replay
+        self._hooks = hooks
+        self._learner = learner
+        self._chunk_size = config.learner.log_probs_chunk_size
+
+    def run(
+        self, micro_batches: Sequence[MicroBatch], *, num_steps: int, critic_values_U: np.ndarray | None = None
+    ) -> None:
+        """Fill every column that a model computes and something reads.
+
+        Arguments:
+            num_steps: optimizer steps that will read them.
+            critic_values_U: float32 [u], values of a separate critic in the order of the shard; None: there is none.
+        """
+        for role in self._columns.roles(num_steps, old_actor_differs=self._frozen.old_actor_differs):
+            with self._frozen.weights_of(role):
+                self._fill_log_probs(micro_batches, role)
+        if self._objective.old_from_engine:
+            self._objective.take_from_engine(micro_batches)
+        if self._critic is not None:
+            self._critic.fill_values(micro_batches)
+        if critic_values_U is not None:
+            known_U = torch.as_tensor(critic_values_U, device=micro_batches[0].tokens_1T.device)
+            for micro in micro_batches:
+                micro.values_U = known_U[micro.places_U]
+
+    def _fill_log_probs(self, micro_batches: Sequence[MicroBatch], role: str) -> None:
+        """One pass of ``role``, whose weights the model holds; earlier pipeline stages have no log-probabilities."""
+        self._hooks.call("slime_before_log_probs", role=role, learner=self._learner)
+        with self._replay.record_or_replay(micro_batches, role):
+            found = compute_log_probs(self._model, micro_batches, chunk_size=self._chunk_size)
+        for micro, log_probs_U in zip(micro_batches, found, strict=False):
+            if role == REFERENCE:
+                micro.ref_log_probs_U = log_probs_U
+            elif role == TEACHER:
+                micro.teacher_log_probs_U = log_probs_U
+            else:
+                micro.old_log_probs_U = log_probs_U
+
+
+class TokenEstimation:
+    """An estimator of scope ``token`` and what it needs to be called.
+
+    Arguments:
+        estimator: the component.
+        label: the component in messages, with its plugin.
+        reads: the columns it is going to read in this run.
+        settings: what the estimator finds in its batch.
+        reduce: sums over data-parallel shards.
+        context_group: the ranks that share every row, if there are several.
+    """
+
+    def __init__(
+        self,
+        estimator: TokenAdvantageEstimator,
+        *,
+        label: str,
+        reads: AbstractSet[str],
+        settings: AdvantageSettings,
+        reduce: Reductions,
+        context_group: Any = None,
+    ) -> None:
+        self.reads = frozenset(reads)
+        self._estimator = estimator
+        self._label = label
+        self._settings = settings
+        self._reduce = reduce
+        self._context_group = context_group
+
+    def fill(self, shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> torch.Tensor | None:
+        """Fill the advantages, returns and estimator metrics of every micro-batch.
+
+        Collective over the ranks that hold the last pipeline stage. ``micro_batches`` are those of the whole shard,
+        with the log-probabilities and values that the estimator reads.
+
+        Returns:
+            The returns, float32 [u] in the order of the shard; None: there is no critic.
+
+        Raises:
+            RunError: the estimator failed, or returned what is no finite number a trained token; or it reads values and
+                returned no targets for the critic.
+        """
+        batch = response_tokens(
+            shard, micro_batches, reads=self.reads, settings=self._settings, context_group=self._context_group
+        )
+        trained_U = batch.mask_U != 0
+        with torch.no_grad(), boundary(self._label, "estimating advantages", error=RunError):
+            found = self._estimator.estimate(batch, self._reduce)
+        advantages_U, metrics_U = _checked(found, trained_U, self._label)
+        returns_U = _checked_returns(found, trained_U, self._label) if "values" in self.reads else None
+        for micro in micro_batches:
+            micro.advantages_U = advantages_U[micro.places_U]
+            micro.returns_U = None if returns_U is None else returns_U[micro.places_U]
+            micro.metrics_U = {name: values_U[micro.places_U] for name, values_U in metrics_U.items()}
+        return returns_U
+
+    def returns_of(self, micro_batches: Sequence[MicroBatch], *, count: int) -> torch.Tensor:
+        """The critic's targets as the micro-batches hold them now, float32 [u] in the order of the shard. Collective
+        over the ranks that share the rows.
+
+        Arguments:
+            micro_batches: those of the whole shard; an idle one repeats samples and is left out.
+            count: response tokens of the shard.
+
+        Raises:
+            RunError: a plugin left NaN or infinity among them.
+        """
+        returns_U = torch.zeros(count, device=micro_batches[0].mask_U.device)
+        for micro in micro_batches:
+            assert micro.returns_U is not None, "an estimator that reads values fills the returns"
+            if micro.scale:
+                found_U = _finite(micro.returns_U, micro.mask_U != 0, "returns_U: slime_before_training left")
+                micro.returns_U = returns_U[micro.places_U] = found_U
+        if self._context_group is not None:
+            dist.all_reduce(returns_U, group=self._context_group)
+        return returns_U
+
+
+def fill_advantages(
+    estimation: TokenEstimation | None, shard: TrainBatch, micro_batches: Sequence[MicroBatch], *, normalizes: bool
+) -> torch.Tensor | None:
+    """Fill the advantages of every micro-batch, and the returns where a critic learns them. Collective.
+
+    Arguments:
+        estimation: the estimator of scope ``token``; None: the sampler estimated the advantages.
+        normalizes: whiten the advantages over the trained tokens of all ranks.
+
+    Returns:
+        The critic's targets, float32 [u] in the order of the shard; None: there is no critic, or this is an earlier
+        pipeline stage, which has no log-probabilities and computes no loss.
+    """
+    from megatron.core import parallel_state
+
+    if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+        return None
+    returns_U = None if estimation is None else estimation.fill(shard, micro_batches)
+    if normalizes:
+        # Context-parallel ranks hold other tokens of the same rows, so they count like data-parallel ones.
+        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        whiten_advantages(micro_batches, DataParallelSums(group))
+    return returns_U
+
+
+def response_tokens(
+    shard: TrainBatch,
+    micro_batches: Sequence[MicroBatch],
+    *,
+    reads: AbstractSet[str],
+    settings: AdvantageSettings | None = None,
+    context_group: Any = None,
+) -> ResponseTokens:
+    """The estimator's input for ``shard``, in the shard's order; copies, on the device of ``micro_batches``.
+
+    Collective over ``context_group`` if ``reads`` names a column that a model computed.
+    """
+    device = micro_batches[0].tokens_1T.device
+
+    def known(values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    def computed(parts: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        values_U = torch.zeros(len(shard.loss_mask_U), device=device)
+        for micro, part_U in zip(micro_batches, parts, strict=True):
+            assert part_U is not None, "log-probabilities and values are computed before advantages are estimated"
+            values_U[micro.places_U] = part_U
+        if context_group is not None:
+            # Each token is held by one of the ranks; the others add a zero.
+            dist.all_reduce(values_U, group=context_group)
+        return values_U
+
+    old, reference = "log_probs" in reads, "ref_log_probs" in reads
+    lengths_B = known(shard.response_lengths_B, torch.int64)
+    return ResponseTokens(
+        lengths_B=lengths_B,
+        samples_U=torch.arange(len(lengths_B), device=device).repeat_interleave(lengths_B),
+        mask_U=known(shard.loss_mask_U, torch.float32),
+        rewards_B=known(shard.columns_B["rewards"], torch.float32),
+        log_probs_U=computed([micro.old_log_probs_U for micro in micro_batches]) if old else None,
+        ref_log_probs_U=computed([micro.ref_log_probs_U for micro in micro_batches]) if reference else None,
+        rollout_log_probs_U=known(shard.rollout_log_probs_U, torch.float32) if "rollout_log_probs" in reads else None,
+        values_U=computed([micro.values_U for micro in micro_batches]) if "values" in reads else None,
+        settings=settings or AdvantageSettings(),
+        tokens_T=known(shard.tokens_T, torch.int64) if "tokens" in reads else None,
+        total_lengths_B=known(shard.lengths_B, torch.int64) if "tokens" in reads else None,
+    )
+
+
+class DataParallelSums:
+    """Sums over the data-parallel shards.
+
+    Arguments:
+        group: one rank of each shard: data-parallel ranks without context-parallel ones, which hold the same shard.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The elementwise sum over shards, a new tensor of the same shape and dtype."""
+        total = values.detach().clone()
+        if self._group.size() > 1:
+            dist.all_reduce(total, group=self._group)
+        return total
+
+
+def whiten_advantages(micro_batches: Sequence[MicroBatch], reduce: Reductions) -> None:
+    """The advantages of ``micro_batches`` have mean 0 and variance 1 over the trained tokens of all ranks. Collective.
+
+    Arguments:
+        micro_batches: all of this rank, advantages known.
+        reduce: sums over all ranks that hold other tokens, context-parallel ones included.
+    """
+    values_U = torch.cat([micro.advantages_U for micro in micro_batches])
+    mask_U = torch.cat([micro.mask_U for micro in micro_batches])
+    parts = whitened(values_U, mask_T=mask_U, total=reduce.sum).split([len(micro.mask_U) for micro in micro_batches])
+    for micro, part_U in zip(micro_batches, parts, strict=True):
+        micro.advantages_U = part_U
+
+
+def _checked(
+    found: TokenAdvantages, trained_U: torch.Tensor, label: str
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The advantages, float32, 0 where nothing is trained; and the metrics. All without gradient."""
+    require_type(found, TokenAdvantages, label)
+    columns = {"advantages_U": found.advantages_U}
+    require_per_token(columns, found.metrics_U, metrics_name="metrics_U", count=len(trained_U), label=label)
+    advantages_U = _finite(found.advantages_U, trained_U, f"{label} returned")
+    return advantages_U, {name: values_U.detach().float() for name, values_U in found.metrics_U.items()}
+
+
+def _checked_returns(found: TokenAdvantages, trained_U: torch.Tensor, label: str) -> torch.Tensor:
+    """What the critic is to learn, float32, 0 where nothing is trained; without gradient."""
+    if found.returns_U is None:
+        raise RunError(
+            f"{label} reads values, so a critic is trained, and returned no returns_U for it to learn; accepted is one "
+            "number a response token. Report this to the plugin's author."
+        )
+    require_per_token({"returns_U": found.returns_U}, {}, metrics_name="metrics_U", count=len(trained_U), label=label)
+    return _finite(found.returns_U, trained_U, f"returns_U: {label} returned")
+
+
+def _finite(values_U: torch.Tensor, trained_U: torch.Tensor, what: str) -> torch.Tensor:
+    """As float32, without gradient, 0 where nothing is trained."""
+    values_U = values_U.detach().float().where(trained_U, 0.0)
+    wrong = int((~values_U.isfinite()).sum())
+    if wrong:
+        raise RunError(
+            f"{what} NaN or infinity for {wrong} of {int(trained_U.sum())} trained tokens; accepted are finite "
+            "numbers. Look at the rewards of this rollout, or choose another estimator with --advantage-estimator."
+        )
+    return values_U
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds that differences must stay below, in nats.
+
+    Arguments:
+        mean: of the absolute differences of all fresh tokens.
+        largest: of any of them.
+    """
+
+    mean: float
+    largest: float
+
+
+FLOAT32 = Bounds(*PARITY_BOUNDS["float32"])
+BFLOAT16 = Bounds(*PARITY_BOUNDS["bfloat16"])
+STRICT = Bounds(*STRICT_PARITY_BOUNDS)
+
+CAUSES = (
+    "The engines serve other weights than the learner holds. Repeat with --check-weight-update-equal.",
+    "Learner and engines see other tokens or positions: a generate function that encodes text again, or a model spec "
+    "whose rotary embedding is not that of config.json. Compare a short response, then a long one.",
+    "Other scaling: the learner divided its logits by {temperature:g} (--rollout-temperature). A generate function "
+    "that asks for another temperature, or for a penalty or a bias, must not. --rollout-top-p and --rollout-top-k are "
+    "innocent: both sides take the tokens that they kept for all there are.",
+    "Other dtypes: learner and engines must both compute in {dtype}.",
+    "Other kernels, of attention above all: try another --sglang-attention-backend.",
+    "A mixture of experts that chooses other experts where scores nearly tie.",
+)
+
+
+class ParityGate:
+    """Decides which rollouts are compared, and ends the run where learner and engines differ.
+
+    Arguments:
+        weights: interval and bounds.
+        bf16: whether learner and engines compute in bfloat16, which sets the bounds that were not given.
+        strict: every trained token has to be fresh, within the bounds :data:`STRICT` unless tighter ones are given.
+    """
+
+    def __init__(self, weights: WeightsConfig, *, bf16: bool, strict: bool = False) -> None:
+        default = STRICT if strict else BFLOAT16 if bf16 else FLOAT32
+        self._strict = strict
+        self._dtype = "bfloat16" if bf16 else "float32"
+        self._interval = weights.parity_interval
+        self._bounds = Bounds(
+            mean=weights.parity_mean_tolerance or default.mean, largest=weights.parity_max_tolerance or default.largest
+        )
+        self._has_engines = False
+        self._is_first = True
+        self._version: int | None = None
+        self._measured: dict[str, float] = {}
+
+    def published(self, version: int) -> None:
+        """The engines hold the learner's weights, as ``version``."""
+        self._has_engines, self._version = True, version
+
+    def weights_changed(self) -> None:
+        """The learner's weights are no longer those that were published."""
+        self._version = None
+
+    def mark(self, shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> None:
+        """Fill ``fresh_U`` of the first optimizer step's micro-batches if the rollout is due; else leave them alone.
+
+        Due are every ``parity_interval``-th rollout and the first one with a step of the actor in this process, once
+        engines were given weights.
+
+        Raises:
+            ParityError: the mode is strict, and a response with a trained token was not sampled by the published
+                weights alone.
+        """
+        if self._strict:
+            self._refuse_stale(shard)
+        if not (self._has_engines and self._interval):
+            return
+        if not (self._is_first or shard.rollout % self._interval == 0):
+            return
+        fresh_U = torch.from_numpy(np.repeat(self._fresh(shard), shard.response_lengths_B))
+        for micro in micro_batches:
+            micro.fresh_U = fresh_U.to(micro.places_U.device)[micro.places_U]
+
+    def check(self, metrics: dict[str, float], *, rollout: int, temperature: float) -> None:
+        """Take what :func:`compare` measured out of a step's ``metrics``; in every step of the actor.
+
+        Raises:
+            ParityError: a bound is reached.
+        """
+        self._is_first = False
+        if TOKENS not in metrics:
+            return
+        tokens, total, largest = (metrics.pop(name) for name in (TOKENS, SUM, LARGEST))
+        self._measured = {"parity/tokens": tokens}
+        if not tokens:
+            return
+        mean = total / tokens
+        self._measured |= {"parity/mean": mean, "parity/max": largest}
+        if not (mean < self._bounds.mean and largest < self._bounds.largest):
+            raise ParityError(self._explanation(rollout, temperature))
+
+    def report(self) -> dict[str, float]:
+        """The ``parity/...`` metrics of the last rollout, once; empty if it was not due."""
+        measured, self._measured = self._measured, {}
+        return measured
+
+    def _fresh(self, shard: TrainBatch) -> np.ndarray:
+        if self._version is None or shard.weight_version_B is None:
+            return np.zeros(len(shard), bool)
+        return np.asarray(shard.weight_version_B == self._version)
+
+    def _refuse_stale(self, shard: TrainBatch) -> None:
+        samples_U = np.repeat(np.arange(len(shard)), shard.response_lengths_B)
+        trained_B = np.bincount(samples_U, weights=shard.loss_mask_U, minlength=len(shard)) > 0
+        stale_B = trained_B & ~self._fresh(shard)
+        if stale_B.any():
+            held = "nothing" if self._version is None else f"weights {self._version}"
+            raise ParityError(
+                f"rollout {shard.rollout}: true_on_policy_mode trains only on what the weights drew that are trained; "
+                f"the learner holds what was published as {held}, and {stale_B.sum()} of {trained_B.sum()} responses "
+                "of this rank were drawn by others, by several, or by a generate function that records no "
+                "weight_versions. Nothing of this rollout was trained on. Let each rollout be generated after the "
+                "publication before it, or leave --true-on-policy-mode out."
+            )
+
+    def _explanation(self, rollout: int, temperature: float) -> str:
+        found, bounds = self._measured, self._bounds
+        causes = (cause.format(temperature=temperature, dtype=self._dtype) for cause in CAUSES)
+        listed = "\n".join(f"  {number}. {cause}" for number, cause in enumerate(causes, start=1))
+        return (
+            f"rollout {rollout}: learner and engines give the same tokens other log-probabilities. Over "
+            f"{found['parity/tokens']:.0f} response tokens of weights {self._version}, their difference is "
+            f"{found['parity/mean']:.3g} on average and {found['parity/max']:.3g} at most; accepted in {self._dtype} "
+            f"is below {bounds.mean:g} and below {bounds.largest:g}. Nothing of this rollout was trained on, saved or "
+            f"published.\nLikely causes, the likeliest first:\n{listed}\n"
+            "Repeat a few rollouts in float32 to tell a mistake from rounding. If the difference is known and wanted, "
+            "raise --parity-mean-tolerance and --parity-max-tolerance, or switch the gate off with --parity-interval 0."
+        )
