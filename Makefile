@@ -30,11 +30,11 @@ setup: ## make .venv: the pinned CPU environment and the packages, editable
 demo: setup ## train a tiny model with GRPO on this machine's CPU
 	@$(BIN)/slime run --plugin grpo --device cpu
 
-# Train on process groups, start no servers and measure no time limits, so two of these files may run at a time, the
-# longest first. In a pytest of their own, because Megatron takes over the process that loads it.
-RANK_TESTS := $(wildcard $(patsubst %,tests/%.py,engines/test_layouts e2e/test_bad_input \
-    $(addprefix engines/test_,critic function_paths learner inputs families roles shared_prompts freezing routing gloo \
-    log_probs megatron_flags model llama schedules)))
+# Mostly compute and measure no time limits, so two of these files may run at a time, the longest first. In a pytest of
+# their own, because Megatron takes over the process that loads it.
+RANK_TESTS := $(wildcard $(patsubst %,tests/%.py,engines/test_layouts e2e/test_bad_input e2e/test_train_only \
+    $(addprefix engines/test_,critic function_paths learner harness inputs families roles shared_prompts processes \
+    freezing routing gloo log_probs megatron_flags model llama schedules) e2e/test_one_sample))
 PYTEST := $(BIN)/python -m pytest
 TWO_FILES := -n 2 --dist loadfile
 
@@ -114,8 +114,9 @@ layouts-small: setup ## the same for some layouts and mutation tests, in two min
 	$(BIN)/python -m tests.campaigns.exactness --small
 
 .PHONY: mutants
-mutants: setup ## mutation tests: break the learner in 19 ways, and show the check that caught each
+mutants: setup ## mutation tests: break learner and critic in 22 ways, and show the check that caught each
 	$(BIN)/python -m tests.campaigns.exactness --mutants
+	$(BIN)/python -m tests.campaigns.critic
 
 .PHONY: families
 families: setup ## every model family against transformers in several layouts, then against real engines: two tables

@@ -1,6 +1,6 @@
 """Replays one PPO rollout in several layouts of the learner and prints how far its critic is from one rank.
 
-    python -m tests.campaigns.critic [--json FILE]    half a minute on two idle cores; exit code 1: a bound broke
+    python -m tests.campaigns.critic [--no-mutants] [--json FILE]    half a minute; exit code 1: a bound broke
 
 Two optimizer steps over ragged, partly masked samples, one of them removed; the second step clips values. Compared with
 one rank: the values and the returns of every token, every metric of the critic, and the gradient of each of its weights
@@ -18,7 +18,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -149,8 +149,8 @@ def broken(name: str, task: Task, alone: Outcome, plain: Outcome) -> Difference:
 # --- The table --------------------------------------------------------------------------------------------------------
 
 
-def measure(folder: Path) -> list[Difference]:
-    """One rank against plain torch, every case against one rank, a resumed one, a constant divisor, and the mutants."""
+def measure(folder: Path, mutants: Sequence[str]) -> list[Difference]:
+    """One rank against plain torch, every case against one rank, a resumed one, a constant divisor, and mutants."""
     make_models(folder)
     task, saved = Task(folder), folder / "saved"
     alone, plain = replay(CASES[0], replace(task, save=saved)), in_plain_torch(folder)
@@ -161,17 +161,18 @@ def measure(folder: Path) -> list[Difference]:
         compare("resumed, TP2, SP", resumed[1], resumed[0]),
         compare("resumed, DP1", resumed[0], replay(CASES[0], replace(task, before=1))),
         compare(DIVIDED.name, replay(DIVIDED, task), in_plain_torch(folder, DIVIDED.divisor)),
-        *(broken(name, task, alone, plain) for name in MUTANTS),
+        *(broken(name, task, alone, plain) for name in mutants),
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    parser.add_argument("--no-mutants", action="store_true", help="leave out the critics that are broken on purpose")
     options = parser.parse_args()
     prepare()
     with tempfile.TemporaryDirectory() as name:
-        rows = measure(Path(name))
+        rows = measure(Path(name), () if options.no_mutants else tuple(MUTANTS))
     print("| layout | values | returns | worst metric | worst gradient of a weight |\n|---|---|---|---|---|")
     for row in rows:
         numbers = " | ".join(f"{number:.1e}" for number in (row.values, row.returns, row.metric, row.gradient))

@@ -1,20 +1,33 @@
-"""A run whose evaluations have an engine of their own, live."""
+"""A run on an external engine, whose evaluations have an engine of their own."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import psutil
 import pytest
 
+from slime_core.weights.engine_control import call
+from tests.campaigns.engines import served
 from tests.e2e.conftest import Finished, train
 
 BRIEF = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "4", "--rm-type", "1.0*exact_match")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def external(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[psutil.Popen, str]]:
+    """A server as a user starts it, and its URL."""
+    with served(tmp_path_factory.mktemp("external") / "server.log") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, external: tuple[psutil.Popen, str]) -> Finished:
     """Two steps, with an evaluation before and after each and a checkpoint in the middle."""
-    folder = tmp_path_factory.mktemp("apart") / "run"
+    folder = tmp_path_factory.mktemp("evaluation") / "run"
     steps = ("--num-rollout", "2", "--eval-interval", "1", "--save-interval", "1", "--seed", "3")
-    words = (*steps, "--eval-num-gpus", "1")
+    address = external[1].removeprefix("http://")
+    words = (*steps, "--eval-num-gpus", "1", "--rollout-external-engine-addrs", address)
     return train(folder, *BRIEF, *words)
 
 
@@ -39,5 +52,14 @@ def test_the_start_weights_score_as_they_do_on_the_policys_engines(run: Finished
 
 def test_the_policys_router_does_not_know_the_engine(run: Finished) -> None:
     logs = {path.stem for path in (run.folder / "logs").iterdir()}
-    assert {"engine-0", "eval-engine-0", "router"} <= logs
-    assert "router-eval" not in logs
+    assert {"eval-engine-0", "router"} <= logs
+    assert not {"engine-0", "router-eval"} & logs
+
+
+def test_the_external_engine_has_the_last_weights_and_outlives_the_run(
+    run: Finished, external: tuple[psutil.Popen, str]
+) -> None:
+    server, url = external
+    assert server.is_running()
+    assert call(url, "/model_info", timeout_s=30)["weight_version"] == "2"
+    assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-5 for row in run.rows[:2])

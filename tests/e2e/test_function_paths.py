@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
@@ -154,6 +155,9 @@ OF_RANKS_BY = {
     "custom-update-weight-post-write-path": "written",
 }
 SHAPE = "--num-rollout 2 --num-steps-per-rollout 2 --actor-num-gpus-per-node 2 --rollout-num-gpus 2 --lr 0"
+GROUPS = [{"num_gpus": 1, "overrides": {"max_running_requests": requests}} for requests in (24, 48)]
+"""Two engines with settings of their own."""
+
 TOKEN = "e2e-t0ken-of-a-service"
 
 
@@ -177,6 +181,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, service: Answering) -> Finishe
             *_named(home / "rollouts.py", OF_ROLLOUTS, OF_ROLLOUTS_BY),
             *_named(home / "ranks.py", OF_RANKS, OF_RANKS_BY),
             *SHAPE.split(),
+            *["--engine-groups", *map(json.dumps, GROUPS)],
             *["--rollout-batch-size", "8", "--n-samples-per-prompt", "4", "--max-turns", "2"],
             *["--use-kl-loss", "--kl-loss-coef", "0.1", "--kl-loss-type", "k3"],
             *["--update-weight-transport", "disk"],
@@ -259,7 +264,11 @@ def test_learning_rate_zero_leaves_the_weights_bit_for_bit(run):
     assert weights(run.folder / "checkpoints" / "step-000002" / "hf") == weights(ARITHMETIC / "model")
     assert [row["train/kl_loss"] for row in run.rows[:2]] == [0.0, 0.0]
     assert all(row["train/train_rollout_logprob_max_diff"] < 1e-3 for row in run.rows[:2])
-    assert all((run.folder / "logs" / f"engine-{number}.log").exists() for number in (0, 1))
+
+
+def test_each_engine_has_the_settings_of_its_group(run):
+    logs = [(run.folder / "logs" / f"engine-{number}.log").read_text() for number in (0, 1)]
+    assert [re.findall(r"'max_running_requests': (\d+)", log)[0] for log in logs] == ["24", "48"]
 
 
 def test_the_secret_of_a_service_stands_in_nothing_that_a_run_writes_or_says(run, service):

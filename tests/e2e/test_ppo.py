@@ -1,4 +1,4 @@
-"""A run with a critic beside the actor, on the real engines."""
+"""A run with a critic on ranks of its own, on the real engines."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from slime_core.config.embedded import ARITHMETIC
 from tests.e2e.conftest import NO_EVAL, Finished, slime, weights
 
+SEPARATE = ("--critic-num-gpus", "1")
 OF_THE_CRITIC = {
     "train/value_loss",
     "train/value_clip_fraction",
@@ -24,10 +25,10 @@ OF_THE_CRITIC = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """Three rollouts, the first of which trains the critic alone; its only flag about the algorithm is the plugin."""
+    """Three rollouts, the first of which trains the critic alone, on a rank of its own."""
     folder = tmp_path_factory.mktemp("runs") / "ppo"
     sizes = ("--num-rollout", "3", "--num-critic-only-steps", "1", "--save-interval", "1", *NO_EVAL)
-    found = slime(folder, "run", "--plugin", "ppo", "--output-dir", folder, "--progress", "lines", *sizes)
+    found = slime(folder, "run", "--plugin", "ppo", "--output-dir", folder, "--progress", "lines", *sizes, *SEPARATE)
     assert found.code == 0, found.errors + found.output
     return found
 

@@ -1,14 +1,11 @@
-"""Seven packages of a third party, outside the repository's own: built, typed strictly, run together and resumed.
-
-``tests/third_party`` holds their sources; they import what plugins may import and nothing else.
-"""
+"""Seven packages of a third party train together and are resumed; ``tests/guards/test_third_party.py`` checks each."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,10 +13,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import LIMIT_S, NO_EVAL, Finished, command, weights
+from tests.third_party_site import install
 
-REPO = Path(__file__).parents[2]
-CACHE = REPO / ".mypy_cache" / "third-party"
-PACKAGES = sorted(path.parent for path in (REPO / "tests" / "third_party").glob("*/pyproject.toml"))
 FLAGS = (
     "--advantage-estimator fixed_baseline --baseline.level 0.25 --policy-loss soft_clip --acme-width 0.2 "
     "--corrections gentle --acme-power 0.7 --rm-type last_digit --generate-function second_try "
@@ -32,15 +27,7 @@ RUN = FLAGS.split()
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the seven wheels installed."""
-    dist, site = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("site")
-    for package in PACKAGES:
-        build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(dist)]
-        subprocess.run(build, cwd=package, check=True, capture_output=True)
-    wheels = sorted(map(str, dist.glob("*.whl")))
-    assert len(wheels) == 7
-    install = ["install", "--quiet", "--no-deps", "--no-index", "--target", str(site)]
-    subprocess.run([sys.executable, "-m", "pip", *install, *wheels], check=True)
-    return site
+    return install(tmp_path_factory.mktemp("site"))
 
 
 def slime(site: Path, folder: Path, *words: str | Path) -> Finished:
@@ -65,34 +52,17 @@ def whole(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 @pytest.fixture(scope="module")
-def resumed(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """Two rollouts, and a third one after a resume."""
+def resumed(site: Path, whole: Finished, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """The same run resumed after its second rollout."""
     folder = tmp_path_factory.mktemp("resumed") / "run"
-    slime(site, folder, "run", *RUN, "--num-rollout", "2", *NO_EVAL, "--output-dir", folder)
-    return slime(site, folder, "run", "--load", folder, "--num-rollout", "3")
+    shutil.copytree(whole.folder, folder)
+    shutil.rmtree(folder / "checkpoints" / "step-000003")
+    (folder / "samples" / "train-000002.jsonl").unlink()
+    return slime(site, folder, "run", "--load", folder, "--output-dir", folder)
 
 
 def notes(run: Finished) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.folder / "notes.jsonl").read_text().splitlines()]
-
-
-def test_what_is_installed_is_typed_strictly(site: Path, tmp_path: Path) -> None:
-    installed = [word for package in PACKAGES for word in ("-p", package.name.replace("-", "_"))]
-    checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(CACHE), *installed],
-        cwd=tmp_path,  # the author's settings are none
-        env=os.environ | {"MYPYPATH": str(site)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert "in 9 source files" in checked.stdout
-
-
-@pytest.mark.parametrize("name", ["baseline", "softloss", "gentle", "lastdigit", "turns", "sums", "notes"])
-def test_an_installed_plugin_is_sound(name: str, site: Path, tmp_path: Path) -> None:
-    assert name in slime(site, tmp_path / "none", "plugins", "check", name).output
 
 
 def test_naming_components_activates_all_that_they_need(whole: Finished) -> None:

@@ -1,7 +1,8 @@
 """One PPO rollout replayed in several layouts: values, returns, metrics and gradients of the critic are those of one
 rank, and those of one rank are those of plain torch.
 
-The replay is ``tests/campaigns/critic.py``, run once; it starts fresh ranks for every layout.
+``tests/campaigns/critic.py`` replays it once, on fresh ranks for every layout; ``make mutants`` shows that it notices
+critics that are broken on purpose.
 """
 
 from __future__ import annotations
@@ -18,21 +19,20 @@ ROOT = Path(__file__).parents[2]
 BOUND = 1e-5
 LAYOUTS = ("Hugging Face", "DP2", "TP2", "TP2, SP", "PP2", "PP2, VPP2", "CP2", "PP2, tied", "CP2, constant divisor")
 RESUMED = ("resumed, DP1", "resumed, TP2, SP")
-MUTANTS = ("mutant shifted", "mutant doubled", "mutant unmarked")
 NUMBERS = ("values", "returns", "metric", "gradient")
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     target = tmp_path_factory.mktemp("critic") / "rows.json"
-    words = [sys.executable, "-m", "tests.campaigns.critic", "--json", target]
+    words = [sys.executable, "-m", "tests.campaigns.critic", "--no-mutants", "--json", target]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert target.exists(), done.stderr
     return {row["layout"]: row for row in json.loads(target.read_text())}
 
 
 def test_every_layout_is_replayed(rows):
-    assert rows.keys() == {*LAYOUTS, *RESUMED, *MUTANTS}
+    assert rows.keys() == {*LAYOUTS, *RESUMED}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -45,8 +45,3 @@ def test_a_critic_finds_the_values_and_the_gradients_of_one_rank(rows, name):
 def test_a_critic_continues_from_a_checkpoint_after_a_nap_as_if_nothing_had_been(rows, name):
     row = rows[name]
     assert max(row[number] for number in NUMBERS) <= (BOUND if "TP2" in name else 0.0), row
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_critic_that_is_broken_is_noticed(rows, name):
-    assert max(rows[name][number] for number in NUMBERS) > 1e-2

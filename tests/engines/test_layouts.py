@@ -1,6 +1,7 @@
-"""One rollout trained in every kind of layout gives what one rank gives, one rank what torch gives; mutants do not.
+"""One rollout trained in every kind of layout gives what one rank gives, one rank what torch gives.
 
-``python -m tests.campaigns.exactness --small`` trains once; ``make layouts`` runs all cases in all layouts.
+``python -m tests.campaigns.exactness --small`` trains once; ``make layouts`` runs all cases in all layouts,
+``make mutants`` shows that the comparison notices learners that are broken on purpose.
 """
 
 from __future__ import annotations
@@ -32,20 +33,12 @@ ROWS = {
     "TP2 SPxEP2": ("experts",),
 }
 NAMES = [(layout, case) for layout, cases in ROWS.items() for case in cases]
-MUTANTS = {
-    "gradients not finalised": {"gradient", "grad_norm"},
-    "norm gradients not reduced": {"gradient"},
-    "expert gradients summed over all ranks": {"gradient"},
-    "labels shifted": {"loss", "metric", "gradient"},
-    "mask off by one": {"loss", "metric", "gradient"},
-    "sequences not summed": {"metric", "gradient"},
-}
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     target = tmp_path_factory.mktemp("exactness") / "found.json"
-    words = [sys.executable, "-m", "tests.campaigns.exactness", "--small", "--json", target]
+    words = [sys.executable, "-m", "tests.campaigns.exactness", "--small", "--no-mutants", "--json", target]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert target.exists(), done.stderr
     return json.loads(target.read_text())
@@ -56,9 +49,8 @@ def rows(found: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     return {(row["layout"], row["case"]): row for row in found["rows"]}
 
 
-def test_every_case_is_trained_in_its_layouts(found, rows):
+def test_every_case_is_trained_in_its_layouts(rows):
     assert rows.keys() == set(NAMES)
-    assert found["mutants"].keys() == MUTANTS.keys()
 
 
 @pytest.mark.parametrize(("layout", "case"), NAMES)
@@ -76,10 +68,3 @@ def test_a_layout_steps_as_one_rank_does_and_all_its_ranks_hold_the_same(rows, l
     row = rows[layout, case]
     assert row["change"] <= STEP_BOUND, row["where"]
     assert row["ranks"] == 0.0
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_broken_learner_is_far_out_of_bounds(found, name):
-    row = found["mutants"][name]
-    assert not row["failure"]
-    assert all(row[quantity] > 100 * BOUND for quantity in MUTANTS[name]), row

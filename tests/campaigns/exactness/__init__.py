@@ -1,8 +1,8 @@
 """One rollout, trained in every layout of the learner, must give what one rank gives, and one rank what torch gives.
 
     python -m tests.campaigns.exactness                  every case in every layout; exit code 1 if a bound is broken
-    python -m tests.campaigns.exactness --small          what `make test` runs
-    python -m tests.campaigns.exactness --mutants        the learner broken on purpose; exit code 1 if nobody notices
+    python -m tests.campaigns.exactness --small          some cases and mutants; with --no-mutants what `make test` runs
+    python -m tests.campaigns.exactness --mutants        the learner broken on purpose; exit code 1: one is missed
 
 Parts, each knows those above it:
 

@@ -42,8 +42,9 @@ def _parser() -> argparse.ArgumentParser:
         description=exactness.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--small", action="store_true", help="the layouts, cases and mutants that `make test` runs")
+    parser.add_argument("--small", action="store_true", help="some layouts, cases and mutants")
     parser.add_argument("--mutants", action="store_true", help="all mutants; alone, or with --small")
+    parser.add_argument("--no-mutants", action="store_true", help="with --small: what `make test` runs")
     parser.add_argument("--layouts", nargs="*", help="only these")
     parser.add_argument("--cases", nargs="*", help="only these")
     parser.add_argument("--keep", type=Path, help="leave models and records in this empty folder")
@@ -62,7 +63,7 @@ def _wanted(options: argparse.Namespace) -> Mapping[str, Sequence[str]]:
 
 
 def _mutants(options: argparse.Namespace) -> Sequence[Mutant]:
-    return MUTANTS if options.mutants else SMALL_MUTANTS if options.small else ()
+    return MUTANTS if options.mutants else SMALL_MUTANTS if options.small and not options.no_mutants else ()
 
 
 def _report(rows: Sequence[Difference], mutants: Sequence[Mutant], of_mutants: Sequence[Difference]) -> None:

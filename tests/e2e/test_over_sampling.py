@@ -1,0 +1,71 @@
+"""A run with over-sampling, partial rollout and interleaved evaluation, on the real engines."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from slime_core.config.embedded import ARITHMETIC
+from tests.campaigns.ledger import long_responses
+from tests.e2e.conftest import Finished, slime, train
+
+BATCH, OVER, STEPS = 8, 12, 3
+SIZES = ("--rollout-batch-size", BATCH, "--over-sampling-batch-size", OVER, "--n-samples-per-prompt", "4")
+LONGEST = 100
+"""Tokens of the longest responses; others are shorter, so that some are in flight when a rollout is complete."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Three rollouts; every step is evaluated on the policy's engine while the next one is generated."""
+    folder = tmp_path_factory.mktemp("over") / "run"
+    lengths = long_responses(folder.with_name("prompts.jsonl"), LONGEST, random.Random(1))
+    few = f"name = 'few', path = '{ARITHMETIC / 'data' / 'held_out.jsonl'}@[0:16]', rm_type = 'exact_match'"
+    evaluation = ("--eval-interleaved", "--eval-interval", "1", "--eval-prompt-data", "none", "--eval-datasets", few)
+    words = (
+        "--apply-chat-template",
+        "--num-rollout",
+        STEPS,
+        "--partial-rollout",
+        "--save-interval",
+        "1",
+        *SIZES,
+        *lengths,
+        *evaluation,
+    )
+    return train(folder, *map(str, words))
+
+
+def state(run: Finished, step: int) -> dict[str, Any]:
+    """The prompts that the checkpoint of ``step`` holds: of the prompt file, and aborted ones that will be resumed."""
+    text = (run.folder / "checkpoints" / f"step-{step:06d}" / "state.json").read_text()
+    found: dict[str, Any] = json.loads(text)["cursor"]["source"]
+    return found
+
+
+def test_more_prompts_are_started_than_a_rollout_takes_and_none_is_lost(run: Finished) -> None:
+    assert [len({one["group"] for one in run.samples(f"train-{step:06d}.jsonl")}) for step in range(STEPS)] == [8] * 3
+    assert [state(run, step)["source"]["next"] for step in (1, 2, 3)] == [12, 20, 28]
+    assert [len(state(run, step)["held"]) for step in (1, 2, 3)] == [OVER - BATCH] * 3
+    ledger = slime(run.folder, "ledger", run.folder)
+    assert ledger.code == 0, ledger.output + ledger.errors
+
+
+def test_aborted_responses_are_resumed_with_the_next_weights(run: Finished) -> None:
+    samples = [one for step in (1, 2) for one in run.samples(f"train-{step:06d}.jsonl")]
+    versions = [one["weight_versions"] for one in samples]
+    resumed = [found for found in versions if len(set(found)) == 2]
+    assert resumed
+    assert all(found == sorted(found) for found in versions)
+
+
+def test_every_evaluation_has_one_version_of_the_weights_and_its_row(run: Finished) -> None:
+    assert [row["eval/weight_version"] for row in run.rows] == [0.0, 1.0, 2.0, 3.0]
+    assert run.rows[0]["eval/few"] > 0
+    for step, row in enumerate(run.rows):
+        samples = run.samples(f"eval-few-{step:06d}.jsonl")
+        assert {tuple(one["weight_versions"]) for one in samples} == {(str(step),)}
+        assert row["eval/few"] == pytest.approx(sum(one["reward"] for one in samples) / 16)
