@@ -71,7 +71,7 @@ def test_no_sample_is_above_the_bound(runs: Twice) -> None:
         )
 
 
-def test_what_the_trained_weights_drew_agrees_with_the_learner(runs: Twice) -> None:
+def test_tokens_of_the_trained_weights_agree_with_the_learner(runs: Twice) -> None:
     first = runs.whole.rows[0]
     assert first["parity/tokens"] == first["rollout/response_tokens"]
     assert first["parity/max"] < 1e-3

@@ -148,7 +148,7 @@ ROWS = {
         ("hf_checkpoint: ", "model holds no config.json; accepted: a Hugging Face folder"),
         lambda folder: (folder / "model").mkdir(),
     ),
-    "an architecture that nobody claims": Row(
+    "an architecture without a model spec": Row(
         OWN,
         ("no active plugin has a model spec for architecture MambaForCausalLM", "no installed one claims it"),
         model(architectures=["MambaForCausalLM"]),

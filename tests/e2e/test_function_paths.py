@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from slime_core.config.embedded import ARITHMETIC
-from tests.answering import Answering
 from tests.e2e.conftest import Finished, slime, train, weights
+from tests.http_service import HttpService
 
 OF_ROLLOUTS = '''
     """What a user of slime brings along, with the import of Sample changed."""
@@ -162,14 +162,14 @@ TOKEN = "e2e-t0ken-of-a-service"
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[Answering]:
+def service() -> Iterator[HttpService]:
     """Rewards what equals the label, for whoever has the token."""
-    with Answering(lambda asked: float(asked["response"].strip() == asked["label"])) as service:
+    with HttpService(lambda asked: float(asked["response"].strip() == asked["label"])) as service:
         yield service
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, service: Answering) -> Finished:
+def run(tmp_path_factory: pytest.TempPathFactory, service: HttpService) -> Finished:
     """Two rollouts of 32 samples of two turns; the service rewards the evaluation."""
     home = tmp_path_factory.mktemp("paths")
     (home / "mine.yaml").write_text("bonus: 0.5\n")

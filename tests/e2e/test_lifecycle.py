@@ -105,7 +105,7 @@ def test_the_model_holds_the_weights_of_the_role_that_is_named(first: Watched):
     assert moved_actor != actor
 
 
-def test_an_observer_on_one_rank_is_off_after_three_failures_and_the_run_goes_on(first: Watched):
+def test_an_observer_on_one_rank_is_off_after_three_failures_and_the_run_continues(first: Watched):
     ranks = [line["rank"] for line in first.saw("after_train_step")]
     assert (ranks.count(0), ranks.count(1)) == (3, 4)
     assert [row.get("plugins/failures/watcher") for row in first.run.rows] == [2.0, 1.0]

@@ -65,6 +65,7 @@ def test_aborted_responses_are_resumed_with_the_next_weights(run: Finished) -> N
 def test_every_evaluation_has_one_version_of_the_weights_and_its_row(run: Finished) -> None:
     assert [row["eval/weight_version"] for row in run.rows] == [0.0, 1.0, 2.0, 3.0]
     assert run.rows[0]["eval/few"] > 0
+    assert all("perf/eval_waited_time" in row for row in run.rows[:3])  # of evaluations that run concurrently
     for step, row in enumerate(run.rows):
         samples = run.samples(f"eval-few-{step:06d}.jsonl")
         assert {tuple(one["weight_versions"]) for one in samples} == {(str(step),)}

@@ -35,7 +35,7 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
-def test_a_run_whose_engines_draw_otherwise_than_the_learner_thinks_ends_before_it_trains_on_it(tmp_path: Path):
+def test_a_run_whose_engines_sample_otherwise_than_the_learner_assumes_ends_before_it_trains(tmp_path: Path):
     plugin, folder = tmp_path / "mistaken.py", tmp_path / "run"
     plugin.write_text(MISTAKEN)
     words = ("--generate-function", "mistaken", "--num-rollout", "5", "--progress", "lines", "--output-dir", folder)

@@ -99,7 +99,7 @@ def test_the_tracker_writes_metrics_and_samples_into_the_run_folder(whole: Finis
     assert lines[-1] == {"end": True}
 
 
-def test_a_resumed_run_goes_on_with_the_prompts_that_come_next(whole: Finished, resumed: Finished) -> None:
+def test_a_resumed_run_continues_with_the_prompts_that_come_next(whole: Finished, resumed: Finished) -> None:
     for rollout in range(3):
         file = f"train-{rollout:06d}.jsonl"
         prompts = [[sample["prompt"] for sample in run.samples(file)] for run in (whole, resumed)]

@@ -117,7 +117,7 @@ def stacks_with(words: str, actor: Actor[Watched]) -> str:
     return text
 
 
-def test_results_come_in_rank_order_whoever_finishes_first(workers: ActorGroup[Worker]) -> None:
+def test_results_come_in_rank_order_whichever_rank_finishes_first(workers: ActorGroup[Worker]) -> None:
     assert wait(workers.start(Worker.answer), what="answers") == [0, 1, 2]
 
 
@@ -225,7 +225,7 @@ def test_a_background_call_that_fails_ends_any_wait(
     assert not has_ended(working)
 
 
-def test_a_death_in_the_background_is_told_rather_than_the_error_that_it_caused(
+def test_a_death_in_the_background_is_reported_rather_than_the_error_that_it_caused(
     workers: ActorGroup[Worker], worker: Actor[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "CAUSE_LIMIT_S", 60.0)
@@ -235,7 +235,7 @@ def test_a_death_in_the_background_is_told_rather_than_the_error_that_it_caused(
         wait([worker.start(Worker.stumble)], what="an answer", also=[over, dying])
 
 
-def test_a_failure_that_nothing_in_the_background_caused_is_told_itself(
+def test_a_failure_without_a_cause_in_the_background_is_reported_itself(
     workers: ActorGroup[Worker], worker: Actor[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "CAUSE_LIMIT_S", 0.1)
@@ -342,7 +342,7 @@ def test_its_own_cluster_listens_on_loopback_only(ray_session: Session, worker: 
     assert set(addresses) == {"127.0.0.1"}
 
 
-def test_its_own_cluster_starts_no_service_that_nobody_asks(ray_session: Session) -> None:
+def test_its_own_cluster_starts_no_service_without_clients(ray_session: Session) -> None:
     started = psutil.Process().children(recursive=True)
     assert children("raylet", started)
     assert children("dashboard.py", started) + children("monitor.py", started) == []

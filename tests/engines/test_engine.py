@@ -124,7 +124,7 @@ async def test_a_response_that_is_cut_says_so(client: GenerateClient) -> None:
     assert (len(answer.token_ids), answer.finish_reason) == (3, "length")
 
 
-async def test_ended_responses_go_on_to_what_they_would_have_been(client: GenerateClient) -> None:
+async def test_aborted_responses_resume_to_what_they_would_have_been(client: GenerateClient) -> None:
     greedy = SamplingParams(temperature=0, max_new_tokens=110, ignore_eos=True)
     (whole,) = await client.generate([3, 8, 4], sampling=greedy)
     ended: list[Generation] = []
@@ -209,7 +209,7 @@ def other_model(engine: Any, model: torch.nn.Module) -> torch.nn.Module:
 @pytest.mark.parametrize(
     ("publisher", "is_recomputed"), [("retract", True), ("in_place", False)], indirect=["publisher"]
 )
-async def test_a_response_goes_on_over_an_update_and_says_which_version_drew_which_tokens(
+async def test_a_response_continues_over_a_weight_update_and_records_the_version_of_each_token(
     publisher: Publisher,
     client: GenerateClient,
     control: EngineControl,

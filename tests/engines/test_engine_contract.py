@@ -114,7 +114,7 @@ async def test_a_cut_response_and_an_ended_one_say_so(client: GenerateClient) ->
     assert cut.token_ids == ended.token_ids
 
 
-async def test_a_stop_text_is_looked_for_in_what_one_request_draws(subject: Subject, client: GenerateClient) -> None:
+async def test_a_stop_text_is_looked_for_in_what_one_request_samples(subject: Subject, client: GenerateClient) -> None:
     prompt, greedy = [3, 8, 4], SamplingParams(temperature=0, max_new_tokens=6, ignore_eos=True)
     (free,) = await client.generate(prompt, sampling=greedy)
     first, last = next(pair for pair in pairwise(free.token_ids) if pair[0] != pair[1])
@@ -147,7 +147,7 @@ async def test_a_paused_engine_holds_requests_and_answers_control_calls(
     assert len(await asking) == 1
 
 
-async def test_what_was_begun_ends_at_once_in_an_engine_that_is_paused_after_taking_it_back(
+async def test_a_retracted_request_ends_at_once_when_it_is_aborted(
     subject: Subject, client: GenerateClient, control: EngineControl
 ) -> None:
     reasons: set[str] = set()
@@ -159,7 +159,7 @@ async def test_what_was_begun_ends_at_once_in_an_engine_that_is_paused_after_tak
         control.resume()
 
 
-async def test_what_was_begun_ends_when_an_engine_that_is_paused_in_place_goes_on(
+async def test_a_request_paused_in_place_ends_when_the_engine_resumes(
     subject: Subject, client: GenerateClient, control: EngineControl
 ) -> None:
     reasons: set[str] = set()
@@ -175,7 +175,7 @@ async def test_what_was_begun_ends_when_an_engine_that_is_paused_in_place_goes_o
 
 
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
-async def test_what_comes_to_a_paused_engine_is_not_ended_but_begun_later(
+async def test_a_request_that_reaches_a_paused_engine_starts_later_and_is_not_aborted(
     subject: Subject, client: GenerateClient, control: EngineControl, mode: Any
 ) -> None:
     control.pause(mode)
@@ -274,7 +274,7 @@ async def test_memory_can_be_released_and_resumed_part_by_part(control: EngineCo
     assert len(await client.generate([3, 4], sampling=SamplingParams(max_new_tokens=4))) == 1
 
 
-def test_what_is_held_is_told_in_digests_that_stay_the_same(control: EngineControl) -> None:
+def test_digests_of_the_weights_that_an_engine_holds_stay_the_same(control: EngineControl) -> None:
     first, second = control.checksum(), control.checksum()
     assert first == second
     assert len(first[0].total) == 64

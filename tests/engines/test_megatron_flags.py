@@ -81,7 +81,7 @@ def test_recomputing_keeps_fewer_activations_and_gives_the_same_gradients(megatr
         ("--decoupled-lr 1e-5", [(1e-3, 1.0, 12), (1e-5, 1.0, 2), (1e-3, 0.0, 13)]),
     ],
 )
-def test_the_optimizer_has_the_groups_that_were_asked_for(megatron, line, expected):
+def test_the_optimizer_has_the_requested_groups(megatron, line, expected):
     """Largest learning rate, factor of the weight decay and number of the parameters in each group."""
     from slime_core.learner.optimizer import build_optimizer, wrap
 

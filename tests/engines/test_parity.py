@@ -172,7 +172,7 @@ async def sampled(client: GenerateClient, *, ranks: int = 1, temperature: float 
 ALL_TOKENS = len(PROMPTS) * SAMPLES_A_PROMPT * 12
 
 
-async def test_learner_and_engine_agree_however_tokens_are_drawn(client: GenerateClient, learn: Learn) -> None:
+async def test_learner_and_engine_agree_for_every_kind_of_sampling(client: GenerateClient, learn: Learn) -> None:
     draws = [{"temperature": 1.0}, {"temperature": 0.7}, {"temperature": 2.0}, {"temperature": 2.0, **HALF_CUT}]
     (outcome,) = learn(*[Rollout(await sampled(client, **draw)) for draw in draws])
     assert outcome.error is None
@@ -185,7 +185,7 @@ def ignores_the_cut(shard: TrainBatch) -> TrainBatch:
     return replace(shard, kept_counts_U=None, kept_ids_S=None)
 
 
-async def test_a_learner_that_takes_the_whole_vocabulary_for_what_was_drawn_from_trains_nothing(
+async def test_a_learner_that_ignores_truncated_sampling_is_stopped_before_it_trains(
     client: GenerateClient, learn: Learn
 ) -> None:
     (shard,) = await sampled(client, temperature=2.0, **HALF_CUT)

@@ -557,7 +557,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(children):
     ("settings", "column"),
     [({"use_kl_loss": True}, "kl_loss"), ({"use_opd": True}, "loss, opd_reverse_kl, pg_loss")],
 )
-def test_a_model_beside_the_actor_that_is_not_finite_ends_the_run(children, tmp_path, settings, column):
+def test_a_frozen_model_with_weights_that_are_not_finite_ends_the_run(children, tmp_path, settings, column):
     """Nothing is trained by it, also where the divergence is only measured."""
     from safetensors.torch import load_file, save_file
 

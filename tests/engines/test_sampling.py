@@ -72,7 +72,7 @@ def warped(model: torch.nn.Module, answer: Generation, *warpers: Any) -> torch.T
     ],
     ids=["all", "top_k", "top_p", "top_p and top_k", "min_p", "top_p of at most 3"],
 )
-async def test_log_probabilities_are_those_of_the_distribution_that_was_drawn_from(
+async def test_log_probabilities_are_those_of_the_distribution_that_was_sampled_from(
     client: GenerateClient, model: torch.nn.Module, asked: dict[str, Any], cut: Cut, temperature: float
 ) -> None:
     sampling = SamplingParams(temperature=temperature, **FREE, **asked)

@@ -86,7 +86,7 @@ async def test_each_request_goes_to_a_prefill_and_a_decode_engine_that_know_wher
     assert {body["bootstrap_port"] for engine in engines for body in engine.bodies} == {8998}
 
 
-def test_a_run_finds_an_engine_that_somebody_else_started(engine: Any) -> None:
+def test_a_run_finds_an_external_engine(engine: Any) -> None:
     address, needs = engine.server.url.removeprefix("http://"), Needs(engine.model, "float32", 1)
     assert discover([address], needs) == [External(engine.server.url, 1)]
     with pytest.raises(ConfigError, match=r"tp_size = 1, but rollout_num_gpus_per_engine = 2"):

@@ -206,7 +206,7 @@ def test_a_failed_step_publishes_and_saves_nothing_and_gives_the_devices_back(ru
     assert [row["step"] for row in rows(tmp_path)] == [0]
 
 
-def test_a_resumed_run_goes_on_behind_its_last_step(run):
+def test_a_resumed_run_continues_after_its_last_step(run):
     diary = Diary()
     run(diary, config(), RunState(2, cursor={"next": 20}))
     assert diary.calls == [

@@ -140,7 +140,7 @@ def test_the_end_of_an_answer_in_the_middle_may_be_left_out() -> None:
         ([-0.5, -0.5], False, "sample 4: 2 more response tokens with 2 log-probs; accepted: none, since it does not"),
     ],
 )
-def test_drawn_tokens_have_log_probs_and_others_do_not(
+def test_sampled_tokens_have_log_probs_and_others_do_not(
     log_probs: list[float] | None, trainable: bool, message: str
 ) -> None:
     sample = Sample(index=4, tokens=[5])

@@ -135,7 +135,7 @@ def test_what_a_run_writes_down_is_read_again() -> None:
     assert list(active.functions["compat"]) == ["dynamic_sampling_filter_path", "custom_rm_path"]
 
 
-def test_a_path_beside_another_component_is_a_mistake() -> None:
+def test_a_path_together_with_another_component_is_a_mistake() -> None:
     message = "--custom-rm-path stands in for rm_type, and flag --rm-type says math; accepted: one of the two"
     with pytest.raises(ConfigError, match=message):
         resolve(["--custom-rm-path", "mine.py", "--rm-type", "math"])

@@ -68,7 +68,7 @@ async def test_two_second_turns_at_once_are_two_conversations(encoder) -> None:
 
 
 @pytest.mark.parametrize("error", [EngineError("gone"), asyncio.CancelledError()])
-async def test_a_turn_that_failed_may_be_asked_for_again(encoder, error: BaseException) -> None:
+async def test_a_turn_that_failed_may_be_requested_again(encoder, error: BaseException) -> None:
     client = Client(2, error=error)
     made = call(client, encoder)
     turns = second(await made.answer(FIRST, {}))
@@ -96,7 +96,7 @@ async def test_what_was_added_counts_in_the_budget(encoder) -> None:
     assert len(client.asked) == 1
 
 
-async def test_spans_say_which_weights_drew_which_ids_of_the_response(encoder) -> None:
+async def test_spans_say_which_weights_sampled_which_ids_of_the_response(encoder) -> None:
     made = call(Client(), encoder)
     await made.answer(second(await made.answer(FIRST, {})), {})
     (only,) = made.trajectories
@@ -167,7 +167,7 @@ async def test_a_conversation_of_which_a_turn_was_ended_is_not_finished_whatever
         ({"repetition_penalty": 1.1}, "repetition_penalty = 1.1 cannot be trained on; the run's is 1"),
     ],
 )
-async def test_a_turn_drawn_from_another_distribution_is_refused_in_training(encoder, given, told) -> None:
+async def test_a_turn_sampled_from_another_distribution_is_refused_in_training(encoder, given, told) -> None:
     client = Client()
     with pytest.raises(PluginError, match=f"generate_single: {told}. The learner reckons with one distribution a run"):
         await call(client, encoder).answer(FIRST, given)

@@ -138,7 +138,7 @@ CHAT = """
 
 
 @pytest.mark.parametrize(("first", "drawn", "added"), [(3, 3, [END, 3, 12, 4]), (8, 5, [3, 12, 4])])
-async def test_a_chat_goes_on_from_the_ids_that_were_drawn(
+async def test_a_chat_continues_from_the_ids_that_were_sampled(
     write, context, first: int, drawn: int, added: list[int]
 ) -> None:
     encoder = PromptEncoder(FOLDER, apply_chat_template=True)
@@ -256,7 +256,7 @@ async def test_a_server_that_does_not_answer_costs_the_sample_only(write, contex
         "httpx.RemoteProtocolError('x')",
     ],
 )
-async def test_each_librarys_word_for_nobody_answered_costs_the_sample_only(write, context, failure: str) -> None:
+async def test_each_librarys_error_for_no_answer_costs_the_sample_only(write, context, failure: str) -> None:
     modules = "asyncio, aiohttp, errno, socket, urllib.error"
     library = failure.partition(".")[0]
     if library in ("requests", "httpx"):

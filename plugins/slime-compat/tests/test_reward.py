@@ -15,8 +15,8 @@ from slime_core import RunView, SamplerInfo
 from slime_core.errors import PluginError
 from slime_core.rollout.rewards.pool import RewardFailure, RewardPool, RewardPoolSettings
 from slime_core.types import Sample
-from tests.answering import Answering
 from tests.function_paths import resolve
+from tests.http_service import HttpService
 
 SAMPLES = [
     Sample(index=0, prompt="1+1", response="2", label="2"),
@@ -39,7 +39,7 @@ async def test_an_async_function_scores_each_sample(write) -> None:
     assert await PathReward(options, RunView()).score(SAMPLES) == [3.0, 0.0]
 
 
-async def test_a_plain_function_runs_beside_the_event_loop(write) -> None:
+async def test_a_plain_function_runs_outside_the_event_loop(write) -> None:
     text = "import threading\ndef f(args, sample): return {'thread': threading.get_ident(), 'score': 1}\n"
     (reward,) = await PathReward(write("custom_rm_path", text), RunView()).score(SAMPLES[:1])
     assert isinstance(reward, dict)
@@ -105,7 +105,7 @@ async def test_a_function_over_samples_gets_all_that_are_scored_together(write) 
     assert await PathReward(options, RunView()).score(SAMPLES) == [2.0, 2.0]
 
 
-async def test_without_samples_nobody_is_asked(write) -> None:
+async def test_without_samples_no_service_is_called(write) -> None:
     options = write("custom_rm_path", "def f(args, samples): raise AssertionError")
     assert await PathReward(options, RunView()).score([]) == []
 
@@ -139,7 +139,7 @@ async def test_a_class_gets_labels_where_it_asks_for_them(write) -> None:
     assert await PathReward(write("custom_rm_path", text), RunView()).score(SAMPLES) == [1.0, 0.0]
 
 
-async def test_numbers_of_numpy_are_numbers_and_texts_beside_them_are_left_out(write) -> None:
+async def test_numbers_of_numpy_are_numbers_and_texts_are_left_out(write) -> None:
     text = "import numpy as np\ndef f(args, sample): return {'score': np.float32(0.5), 'pred': 'four', 'acc': True}"
     (reward,) = await PathReward(write("custom_rm_path", text), RunView()).score(SAMPLES[:1])
     assert reward == {"score": 0.5, "acc": 1.0}
@@ -264,7 +264,7 @@ async def test_a_function_of_a_file_scores_in_a_process_of_its_own(write) -> Non
     options = write("custom_rm_path", text)
     manifest = resolve(["--custom-rm-path", "mine.py"])[1].manifest
     pool = RewardPool(RewardPoolSettings(manifest.to_json(), {"compat": options}, num_workers=1))
-    with Answering(lambda body: 7) as judge:
+    with HttpService(lambda body: 7) as judge:
         # As the sampler hands on where the models beside the policy answer.
         reach(options, SamplerInfo("http://127.0.0.1:3", {"judge": judge.url}))
         try:

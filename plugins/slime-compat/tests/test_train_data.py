@@ -53,7 +53,7 @@ def test_siblings_of_a_fan_out_keep_their_own_fields(indices: dict[str, Any]) ->
     assert parents(rows) == [(2, -1.0), (4, -2.0), (7, -4.0)]
 
 
-def test_rows_in_another_order_are_told_apart_by_index_and_tokens() -> None:
+def test_rows_in_another_order_are_distinguished_by_index_and_tokens() -> None:
     kept = [SIBLINGS[2], SIBLINGS[1]]
     assert parents(converted(LOADED, columns(kept, sample_indices=[6, 5]), SIBLINGS)) == [(7, -4.0), (4, -2.0)]
 

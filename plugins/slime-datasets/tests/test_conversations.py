@@ -47,7 +47,7 @@ async def answer(prompt: Any, *, template: bool = True, longest: int = 99, evalu
     return sample, engine.asked
 
 
-async def test_the_response_begins_with_the_first_turn_and_masks_what_others_say():
+async def test_the_response_starts_with_the_first_turn_and_masks_what_others_say():
     sample, asked = await answer(TURNS)
     assert sample.tokens == TokenIds([3, 6, 15, 6, 4, 7, 1, 3, 8, 4, 9, 1])
     assert (sample.response_length, sample.prompt_length, sample.status) == (7, 5, Status.COMPLETED)

@@ -21,7 +21,7 @@ OLD: dict[str, Any] = json.loads(Path(__file__).with_name("cursors.json").read_t
 
 
 @pytest.mark.parametrize("case", OLD["cases"], ids=lambda case: f"{case['options']} {case['shuffle']}")
-def test_an_old_cursor_goes_on_with_the_prompts_that_its_version_handed_out_next(
+def test_an_old_cursor_continues_with_the_prompts_that_its_version_handed_out_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: dict[str, Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)

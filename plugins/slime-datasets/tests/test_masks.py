@@ -128,7 +128,7 @@ def test_thoughts_that_the_template_leaves_out_of_all_turns_are_not_trained(made
         trained(encoder, turns, family="qwen3")
 
 
-def test_what_the_template_is_given_besides_changes_what_is_rendered(made):
+def test_further_arguments_of_the_template_change_what_is_rendered(made):
     shouts = "{% if loud %}{{ '<|user|>' }}{% endif %}" + CHATML
     assert (
         made(shouts, template_arguments={"loud": True}).encode("x")[0]
@@ -156,7 +156,7 @@ def test_a_conversation_without_an_answer_is_refused(made, messages, found):
         trained(made(CHATML), messages)
 
 
-def test_a_template_that_refuses_the_messages_is_told_with_its_words(made):
+def test_a_template_that_refuses_the_messages_is_reported_with_its_words(made):
     strict = "{{ raise_exception('roles must take turns') }}"
     with pytest.raises(DataError, match=r"the chat template in .*: rendering a conversation failed .* must take turns"):
         made(strict).encode("x")

@@ -104,7 +104,7 @@ def test_every_prompt_that_is_kept_comes_once_an_epoch_and_the_others_are_counte
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("taken", [0, 5, 500, 693, 1500])
-def test_a_restored_stream_goes_on_with_the_same_prompts(messy, order, taken):
+def test_a_restored_stream_continues_with_the_same_prompts(messy, order, taken):
     told: Counter[str] = Counter()
     request = {"skips_bad": True, "keeps": fits, "n_samples_per_prompt": 2, **order}
     prompts = source(messy, **request)
@@ -119,7 +119,7 @@ def test_a_restored_stream_goes_on_with_the_same_prompts(messy, order, taken):
 
 
 @pytest.mark.parametrize("order", ORDERS[1:4], ids=str)
-def test_how_prompts_are_asked_for_does_not_change_a_stream(messy, order):
+def test_how_prompts_are_requested_does_not_change_a_stream(messy, order):
     whole, parts = (source(messy, skips_bad=True, keeps=fits, **order) for _ in range(2))
     assert drawn(whole, 1000) == [prompt for n in (3, 500, 1, 496) for prompt in drawn(parts, n)]
 
@@ -174,7 +174,7 @@ def test_a_bad_line_is_named_where_it_is_not_skipped(messy, order):
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_where_nothing_is_left_the_run_is_told_why(tmp_path, order):
+def test_where_nothing_is_left_the_error_says_why(tmp_path, order):
     path = tmp_path / "long.jsonl"
     path.write_text('{"prompt": "13"}\n{"prompt": "113"}')
     with pytest.raises(DataError, match=r"all 2 prompts are longer than --rollout-max-prompt-len; raise it"):
@@ -208,7 +208,7 @@ def test_a_file_of_empty_lines_holds_no_rows_in_any_order(tmp_path, order):
         source(path, **order).next_groups(1)
 
 
-def test_the_index_is_made_once_and_anew_for_a_file_that_changed(messy, cache, monkeypatch):
+def test_the_index_is_built_once_and_again_for_a_file_that_changed(messy, cache, monkeypatch):
     source(messy, streaming_data=True, skips_bad=True)
     (kept,) = cache.glob("*.lines")
     monkeypatch.setattr("slime_core.prompts.line_index._made", lambda path: pytest.fail(f"{path} is read again"))
@@ -236,7 +236,7 @@ def test_weights_become_whole_shares_spread_evenly():
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_a_mix_gives_each_source_its_share_and_goes_on_where_it_stood(tmp_path, messy, order):
+def test_a_mix_gives_each_source_its_share_and_continues_where_it_stood(tmp_path, messy, order):
     few = tmp_path / "few.jsonl"
     few.write_text("".join(f'{{"prompt": "f{n}"}}\n' for n in range(11)))
     request = {"prompt_mix": ((messy, 0.75), (few, 0.25)), "skips_bad": True, "keeps": fits, **order}

@@ -70,7 +70,7 @@ def test_without_the_deviation_grpo_is_dr_grpo():
 
 
 @each
-def test_groups_are_told_apart_by_id_and_never_by_position(estimator):
+def test_groups_are_distinguished_by_id_and_never_by_position(estimator):
     mixed = estimator.estimate(batch([1, 10, 0, 30, 0.5, 20], [-4, 9, -4, 9, -4, 9]))
     first = estimator.estimate(batch([1, 0, 0.5], [0, 0, 0]))
     second = estimator.estimate(batch([10, 30, 20], [0, 0, 0]))

@@ -8,7 +8,7 @@ import pytest
 from slime_core import RunView
 from slime_rewards.options import RewardsOptions
 from slime_testing import RewardModelSuite
-from tests.answering import Answering, chat, embedding
+from tests.http_service import HttpService, chat, embedding
 
 URLS: list[str] = []
 """Where services and models answer while these tests run."""
@@ -17,7 +17,7 @@ URLS: list[str] = []
 @pytest.fixture(scope="module", autouse=True)
 def answering() -> Iterator[None]:
     """A service, a reward model and a judge that find responses right which hold 42."""
-    with Answering(answer) as service:
+    with HttpService(answer) as service:
         URLS.append(service.url)
         yield
 

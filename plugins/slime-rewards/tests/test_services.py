@@ -18,8 +18,8 @@ from slime_core.types import JsonValue, RewardFailure, Sample
 from slime_rewards import services
 from slime_rewards.options import RewardsOptions
 from slime_rewards.services import JudgeReward, RemoteReward, ServedReward
-from tests.answering import Answering, chat, embedding
-from tests.clock import only_pauses_take_time
+from tests.http_service import HttpService, chat, embedding
+from tests.simulated_clock import only_pauses_take_time
 
 
 def samples(*responses: str) -> list[Sample]:
@@ -47,7 +47,7 @@ def served(kind, service, **given):
 
 
 async def test_a_service_is_sent_prompt_response_and_label_and_answers_the_reward():
-    with Answering(lambda body: len(body["response"])) as service:
+    with HttpService(lambda body: len(body["response"])) as service:
         assert await remote(service, "/score?key=1").score(samples("a", "bb")) == [1.0, 2.0]
     assert sorted(service.asked, key=str) == [
         ("/score?key=1", {"prompt": "1+1", "response": "a", "label": "2"}),
@@ -59,7 +59,7 @@ async def test_a_token_is_sent_as_a_header_and_no_message_repeats_it(monkeypatch
     monkeypatch.setenv("RM_TOKEN", " s3cret-token \n")
     monkeypatch.setenv("RM_KEY", "s3cret-key")
     repeats = [b"no table: s3cret-token s3cret-key", {"said": "s3cret-token"}, 1.0]
-    with Answering(lambda body: repeats.pop(0)) as service:
+    with HttpService(lambda body: repeats.pop(0)) as service:
         reward = remote(service, "/score?key=${RM_KEY}", rm_token_env="RM_TOKEN")
         found = [(await reward.score(samples("a")))[0] for _ in range(3)]
     assert service.authorized == ["Bearer s3cret-token"] * 3
@@ -90,7 +90,7 @@ def test_a_token_that_is_not_there_is_missed_at_once(monkeypatch, value, found):
 
 
 async def test_rows_choose_among_the_services_that_the_run_allows_and_no_other_is_asked():
-    with Answering(lambda body: [1.0] * len(body)) as first, Answering(lambda body: [2.0] * len(body)) as second:
+    with HttpService(lambda body: [1.0] * len(body)) as first, HttpService(lambda body: [2.0] * len(body)) as second:
         reward = remote(first, "/a", rm_row_urls=(second.url + "/b",), rm_batch_size=2)
         urls = [None, second.url + "/b", second.url + "/c", first.url + "/a", "", ["x"], second.url + "/b"]
         rows = [
@@ -110,19 +110,19 @@ async def test_rows_choose_among_the_services_that_the_run_allows_and_no_other_i
 
 
 async def test_several_samples_share_a_question_and_keep_their_order():
-    with Answering(lambda body: [len(one["response"]) for one in body]) as service:
+    with HttpService(lambda body: [len(one["response"]) for one in body]) as service:
         assert await remote(service, rm_batch_size=2).score(samples("a", "bb", "ccc")) == [1.0, 2.0, 3.0]
     assert sorted(len(body) for _, body in service.asked) == [1, 2]
 
 
 async def test_named_numbers_stay_named():
-    with Answering(lambda body: {"score": 1, "format": 0.5, "pred": "34", "more": [1], "why": None}) as service:
+    with HttpService(lambda body: {"score": 1, "format": 0.5, "pred": "34", "more": [1], "why": None}) as service:
         assert await remote(service).score(samples("a")) == [{"score": 1.0, "format": 0.5}]
 
 
 @pytest.mark.parametrize("status", [0, 500, 503])
 async def test_what_may_pass_is_asked_again(status):
-    with Answering(lambda body: 1.0) as service:
+    with HttpService(lambda body: 1.0) as service:
         service.fail_with = [status]
         assert await remote(service).score(samples("a")) == [1.0]
     assert len(service.asked) == 2
@@ -130,7 +130,7 @@ async def test_what_may_pass_is_asked_again(status):
 
 @pytest.mark.parametrize("status", [400, 401, 404, 408, 422, 429, 302])
 async def test_a_refusal_is_final_and_costs_its_sample_alone(status):
-    with Answering(lambda body: 1.0) as service:
+    with HttpService(lambda body: 1.0) as service:
         service.fail_with = [status]
         found = await remote(service, "/score?key=hidden").score(samples("a"))
         assert await remote(service).score(samples("a")) == [1.0]
@@ -143,7 +143,7 @@ async def test_a_refusal_is_final_and_costs_its_sample_alone(status):
 @pytest.mark.parametrize("waits", [None, "7", "Thu, 01 Jan 1970 00:00:09 GMT", "soon"])
 async def test_a_refusal_that_the_run_names_is_asked_again_no_earlier_than_the_service_says(monkeypatch, waits):
     now = only_pauses_take_time(monkeypatch, http)
-    with Answering(lambda body: 1.0) as service:
+    with HttpService(lambda body: 1.0) as service:
         service.fail_with, service.retry_after = [429, 429], waits
         assert await remote(service, rm_retry_statuses=(429,)).score(samples("a")) == [1.0]
         service.fail_with = [408]
@@ -153,7 +153,7 @@ async def test_a_refusal_that_the_run_names_is_asked_again_no_earlier_than_the_s
 
 
 async def test_a_service_that_asks_for_more_time_than_there_is_costs_the_sample_at_once():
-    with Answering(lambda body: 1.0) as service:
+    with HttpService(lambda body: 1.0) as service:
         service.fail_with, service.retry_after = [503], "120"
         found = await remote(service, reward_timeout_s=60).score(samples("a"))
     said = (
@@ -165,7 +165,7 @@ async def test_a_service_that_asks_for_more_time_than_there_is_costs_the_sample_
 
 
 async def test_a_model_that_the_run_serves_is_not_asked_again_after_a_refusal():
-    with Answering(lambda body: chat("Score: 1")) as service:
+    with HttpService(lambda body: chat("Score: 1")) as service:
         service.fail_with = [429]
         found = await served(JudgeReward, service, rm_retry_statuses=(429,)).score(samples("a"))
     said = f'{service.url}/v1/chat/completions refused with status 429: {{"error": "as told"}}'
@@ -186,7 +186,7 @@ def test_a_service_may_name_the_time_at_which_it_is_asked_again():
 
 async def test_a_service_that_stays_away_costs_the_sample_within_the_time_limit(monkeypatch):
     only_pauses_take_time(monkeypatch, http)
-    with Answering(lambda body: 1.0) as service:
+    with HttpService(lambda body: 1.0) as service:
         service.fail_with = [503] * 1000
         (found,) = await remote(service, reward_timeout_s=60).score(samples("a"))
     assert found.cause == "unavailable"
@@ -197,9 +197,9 @@ async def test_a_service_that_stays_away_costs_the_sample_within_the_time_limit(
     assert re.fullmatch(wanted, found.error)
 
 
-async def test_a_service_that_nobody_runs_is_called_unreachable(monkeypatch):
+async def test_a_service_that_does_not_run_is_called_unreachable(monkeypatch):
     only_pauses_take_time(monkeypatch, http)
-    with Answering(lambda body: 1.0) as service:
+    with HttpService(lambda body: 1.0) as service:
         pass
     (found,) = await remote(service, "?key=hidden", reward_timeout_s=60).score(samples("a"))
     assert found.cause == "unreachable"
@@ -207,7 +207,7 @@ async def test_a_service_that_nobody_runs_is_called_unreachable(monkeypatch):
 
 
 async def test_a_service_that_does_not_answer_is_called_too_slow(hanging):
-    with Answering(hanging) as service:
+    with HttpService(hanging) as service:
         (found,) = await remote(service, reward_timeout_s=0.2).score(samples("a"))
         hanging.go_on()
     assert (found.cause, "failed with no answer" in found.error) == ("timeout", True)
@@ -236,7 +236,7 @@ def hanging():
     "answer", [None, "good", math.nan, math.inf, True, {}, {"score": "good"}, [1.0], {"a": 1, "b": math.nan}]
 )
 async def test_an_answer_that_is_no_reward_costs_its_sample(answer):
-    with Answering(lambda body: 1.0 if body["response"] == "b" else answer) as service:
+    with HttpService(lambda body: 1.0 if body["response"] == "b" else answer) as service:
         found, other = await remote(service).score(samples("a", "b"))
     assert other == 1.0
     said = f"{service.url} answered {answer!r}; accepted is a finite number, or a table of them with --reward-key"
@@ -244,14 +244,14 @@ async def test_an_answer_that_is_no_reward_costs_its_sample(answer):
 
 
 async def test_an_answer_to_several_that_is_no_list_of_as_many_costs_those():
-    with Answering(lambda body: [1.0]) as service:
+    with HttpService(lambda body: [1.0]) as service:
         found = await remote(service, rm_batch_size=2).score(samples("a", "b"))
     said = f"{service.url} answered [1.0]; accepted is a list of 2 rewards"
     assert found == [RewardFailure("invalid", said)] * 2
 
 
 async def test_an_answer_that_is_no_json_is_quoted():
-    with Answering(lambda body: b"<html>") as service:
+    with HttpService(lambda body: b"<html>") as service:
         found = await remote(service).score(samples("a"))
     assert found == [RewardFailure("invalid", f"{service.url} answered with no JSON: <html>")]
 
@@ -271,14 +271,14 @@ def test_secrets_come_from_the_environment(monkeypatch):
     )
 
 
-async def test_a_reward_model_beside_the_policy_is_asked_for_its_output():
-    with Answering(lambda body: embedding(-1.5)) as service:
+async def test_an_auxiliary_reward_model_is_asked_for_its_output():
+    with HttpService(lambda body: embedding(-1.5)) as service:
         assert await served(ServedReward, service).score(samples("=2")) == [-1.5]
     assert service.asked == [("/v1/embeddings", {"model": "helper", "input": "1+1=2"})]
 
 
 async def test_a_model_with_more_than_one_output_is_no_reward_model():
-    with Answering(lambda body: embedding(1.0, 2.0)) as service:
+    with HttpService(lambda body: embedding(1.0, 2.0)) as service:
         (found,) = await served(ServedReward, service).score(samples("=2"))
     assert found.cause == "invalid"
     assert found.error.startswith("model 'helper' answered {'object': 'list', ")
@@ -286,7 +286,7 @@ async def test_a_model_with_more_than_one_output_is_no_reward_model():
 
 
 async def test_a_judge_is_sent_the_filled_prompt_and_its_last_score_counts():
-    with Answering(lambda body: chat("Score: 3? No.\n**Score:** 7.5")) as service:
+    with HttpService(lambda body: chat("Score: 3? No.\n**Score:** 7.5")) as service:
         assert await served(JudgeReward, service).score(samples("{label}")) == [7.5]
     ((path, body),) = service.asked
     assert path == "/v1/chat/completions"
@@ -298,7 +298,7 @@ async def test_a_judges_prompt_pattern_and_length_may_be_ones_own(tmp_path):
     (tmp_path / "judge.txt").write_text('{"a": "{response}"}')
     own = {"rm_judge_prompt": tmp_path / "judge.txt", "rm_judge_pattern": r"<([\d.]+)>"}
     own["rm_judge_max_tokens"] = 2048
-    with Answering(lambda body: chat("<0.5>")) as service:
+    with HttpService(lambda body: chat("<0.5>")) as service:
         assert await served(JudgeReward, service, **own).score(samples("x")) == [0.5]
     ((_, body),) = service.asked
     assert (body["messages"][0]["content"], body["max_tokens"]) == ('{"a": "x"}', 2048)
@@ -306,7 +306,7 @@ async def test_a_judges_prompt_pattern_and_length_may_be_ones_own(tmp_path):
 
 @pytest.mark.parametrize("text", ["It is good.", "Score: high"])
 async def test_a_judge_that_gives_no_number_costs_the_sample(text):
-    with Answering(lambda body: chat(text)) as service:
+    with HttpService(lambda body: chat(text)) as service:
         found = await served(JudgeReward, service).score(samples("x"))
     pattern = r"(?i:score)\W*(-?\d+(?:\.\d+)?)"
     said = f"judge 'helper' wrote {text!r}; accepted is a number where {pattern!r} finds it"
@@ -316,7 +316,7 @@ async def test_a_judge_that_gives_no_number_costs_the_sample(text):
 async def test_a_pattern_that_never_ends_costs_its_sample(monkeypatch):
     monkeypatch.setattr(services, "PATTERN_LIMIT_S", 0.05)
     text = "1" * 60 + "!"
-    with Answering(lambda body: chat(text)) as service:
+    with HttpService(lambda body: chat(text)) as service:
         found = await served(JudgeReward, service, rm_judge_pattern=r"(?:1|11)+$").score(samples("x"))
     assert found == [
         RewardFailure(
@@ -327,7 +327,7 @@ async def test_a_pattern_that_never_ends_costs_its_sample(monkeypatch):
     ]
 
 
-async def test_others_go_on_while_a_pattern_looks():
+async def test_other_rewards_continue_while_a_pattern_is_matched():
     begun, others = threading.Event(), threading.Event()
 
     class Slow:
@@ -338,7 +338,7 @@ async def test_others_go_on_while_a_pattern_looks():
             assert others.wait(60)
             return iter(())
 
-    with Answering(lambda body: chat("Score: 1")) as service:
+    with HttpService(lambda body: chat("Score: 1")) as service:
         judge = served(JudgeReward, service)
         judge._pattern = Slow()
         asked = asyncio.create_task(judge.score(samples("x")))
@@ -351,7 +351,7 @@ async def test_others_go_on_while_a_pattern_looks():
 @pytest.mark.parametrize("kind", [ServedReward, JudgeReward])
 async def test_a_question_that_does_not_fit_the_model_costs_its_sample_and_says_so(kind):
     told = b'{"message":"The input (90 tokens) is longer than the model\'s context length (64 tokens)."}'
-    with Answering(lambda body: chat("Score: 1")) as service:
+    with HttpService(lambda body: chat("Score: 1")) as service:
         service.fail_with, service.refusal = [400, 400], told
         (found,) = await served(kind, service).score(samples("x"))
         service.refusal = b"no such model"

@@ -245,7 +245,7 @@ def test_a_plugin_that_does_not_import_has_no_other_rows(acme: Place) -> None:
         ("import os; print('bye', flush=True); os.kill(os.getpid(), 9)", "ended the interpreter with signal SIGKILL"),
     ],
 )
-def test_a_plugin_that_ends_the_interpreter_is_told_by_how_it_ended(acme: Place, source: str, end: str) -> None:
+def test_a_plugin_that_ends_the_interpreter_is_reported_by_its_exit_code(acme: Place, source: str, end: str) -> None:
     acme({"acme/plugin.py": source})
     assert inside() == {"import": ("FAILED", f"{end}; it said last: bye")}
 

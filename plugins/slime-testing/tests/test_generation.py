@@ -243,7 +243,7 @@ def test_a_broken_conversation_is_caught_by_the_property_that_names_it(name, bro
         ("weight_versions_are_recorded", "was drawn from weights of the versions []"),
     ],
 )
-def test_a_function_that_draws_and_says_it_does_not_is_caught(prop, words, first_party, broken, violation):
+def test_a_function_that_samples_and_declares_that_it_does_not_is_caught(prop, words, first_party, broken, violation):
     source = first_party("plugins/slime-testing/tests/by_hand.py", SINGLE)
     undrawn = broken(
         source, 'GenerateTraits(scope="group")', 'GenerateTraits(scope="group", samples_from_engine=False)'
@@ -284,7 +284,7 @@ def test_a_conversation_written_with_a_trajectory_holds_every_property_and_resum
     getattr(suite_of(GenerateFunctionSuite, CALCULATOR, **talk)(), name)()
 
 
-def test_what_was_drawn_by_the_letter_is_encoded_in_pairs():
+def test_tokens_sampled_by_the_letter_are_encoded_in_pairs():
     encoder = pairing_encoder(apply_chat_template=False)
     assert encoder.decode(letters("once 42")) == "once 42"
     assert encoder.encode("once 42") != letters("once 42")

@@ -39,7 +39,9 @@ def test_a_hook_that_a_rank_has_only_just_entered_is_not_stuck(tmp_path: Path, m
     assert ranks._watched(tmp_path, processes, 10.0) == ranks.RankReport()
 
 
-def test_ranks_that_never_come_to_a_hook_are_told_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_never_reach_a_hook_are_reported_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seconds = itertools.count(0, 100)
     monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: None))
     outputs(tmp_path)

@@ -29,7 +29,7 @@ FOLDER = Path("c/step-000001/torch_dist")
         ("decoder.b", "Give a checkpoint of this very model."),
     ],
 )
-def test_state_that_a_frozen_weight_lacks_is_told_from_another_model(
+def test_state_that_a_frozen_weight_lacks_is_distinguished_from_another_model(
     monkeypatch: pytest.MonkeyPatch, key: str, advice: str
 ) -> None:
     missing = KeyError(f"{key} from model not in state dict: ['decoder.a']")  # in Megatron's words

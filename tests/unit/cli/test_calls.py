@@ -41,7 +41,7 @@ def test_hooks_are_traced_in_the_order_in_which_the_run_calls_them(traced: list[
     assert second.endswith("  HERE/first.py:8")
 
 
-def test_a_hook_that_nobody_implements_says_so(traced: list[str]) -> None:
+def test_a_hook_without_implementations_says_so(traced: list[str]) -> None:
     assert "  slime_after_train_step                   on every rank; observer  (nobody)" in traced
     assert "  slime_register_trackers                    (nobody)" in traced
 

@@ -30,7 +30,7 @@ def refusal(now: Manifest, then: Manifest | None = THEN) -> str:
     return str(failure.value)
 
 
-def test_the_same_plugins_in_any_order_go_on():
+def test_the_same_plugins_in_any_order_may_resume():
     now = Manifest((ACME, CORE))
     assert continued(now, checkpoint(), allowed=False) == now
 

@@ -108,7 +108,7 @@ def test_memory_is_said_for_each_gpu() -> None:
     )
 
 
-def test_memory_of_a_critic_apart_is_that_of_its_own_gpus() -> None:
+def test_memory_of_a_separate_critic_is_that_of_its_own_gpus() -> None:
     critic = {"critic_parameters": 8 * 10**9, "critic_ranks": 4, "critic_copies": 2}
     lines = planned("--device cuda --critic-num-gpus 4", needs=replace(BILLIONS, **critic))
     (line,) = [line for line in lines if line.startswith("memory")]

@@ -120,7 +120,7 @@ def test_scores_are_printed_as_json_and_kept_where_asked(
 
 
 @pytest.mark.parametrize("words", [["--eval-num-gpus", "1"], ["--eval-interleaved"]])
-def test_nothing_trains_that_an_evaluation_could_go_beside(
+def test_without_training_an_evaluation_cannot_be_concurrent(
     evaluated: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -64,7 +64,7 @@ def test_help_of_run_takes_a_section(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.startswith("[watch] Limits on waiting")
 
 
-def test_a_setting_is_explained_with_the_flags_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_is_explained_with_related_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "explain", "advantage_estimator", "--plugin", "grpo"]) == 0
     assert capsys.readouterr().out.startswith("algorithm.advantage_estimator = grpo\n  from     preset of plugin grpo")
 

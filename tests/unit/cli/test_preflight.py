@@ -69,7 +69,7 @@ def test_a_critic_that_shares_the_ranks_is_a_model_and_an_optimizer_more() -> No
     assert needs.of_critic_rank == 0
 
 
-def test_a_critic_apart_has_processes_and_copies_of_its_own() -> None:
+def test_a_separate_critic_has_processes_and_copies_of_its_own() -> None:
     line = "--critic-num-gpus 6 --critic-pipeline-model-parallel-size 2 --keep-old-actor"
     needs = Needs.of(config(line), trains=True, critic=True)
     assert (needs.critic_ranks, needs.critic_copies) == (6, 3)
@@ -107,7 +107,7 @@ def test_where_nothing_is_trained_there_is_no_critic() -> None:
         (replace(LARGE, shared_memory=None), "and this machine has none; enlarge it"),
     ],
 )
-def test_a_small_machine_is_told_what_is_missing(machine: Machine, says: str) -> None:
+def test_on_a_small_machine_what_is_missing_is_reported(machine: Machine, says: str) -> None:
     (message,) = machine_mistakes(config("--device cpu"), BILLION, machine)
     assert says in message
 

@@ -75,7 +75,7 @@ def test_the_live_table_shows_phase_numbers_and_the_course_of_evaluations() -> N
     ]
 
 
-def test_the_live_table_is_drawn() -> None:
+def test_the_live_table_is_rendered() -> None:
     from rich.console import Console
 
     progress, stream = LiveProgress(steps=40), io.StringIO()

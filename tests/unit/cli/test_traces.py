@@ -37,7 +37,7 @@ def test_a_folder_that_was_there_stays(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_somebody_else_put_there_stays(tmp_path: Path) -> None:
+def test_files_of_others_stay(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     stood, record = standing(folder), RunRecord(folder)
     (folder / "notes.txt").touch()

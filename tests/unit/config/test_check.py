@@ -56,7 +56,7 @@ def test_two_evaluation_files_of_one_name_are_a_mistake(tmp_path: Path) -> None:
     assert message == "eval_prompt_data: 2 files are named 'a'; metrics carry the name, each needs its own"
 
 
-def test_a_run_without_an_estimator_is_told_which_plugin_has_one() -> None:
+def test_a_run_without_an_estimator_is_refused_with_the_plugin_that_has_one() -> None:
     with pytest.raises(ConfigError, match=r"1 mistake in the settings:\n  - advantage_estimator: .*--plugin grpo"):
         load([])
 

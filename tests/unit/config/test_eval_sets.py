@@ -138,7 +138,7 @@ def test_sets_of_a_flag_take_the_place_of_those_of_a_file(folder: Path) -> None:
         ),
     ],
 )
-def test_a_table_that_is_wrong_is_told_so(table: str, told: str, folder: Path) -> None:
+def test_a_wrong_table_is_reported(table: str, told: str, folder: Path) -> None:
     assert refused("--eval-datasets", table) == f"--eval-datasets: {told}"
     (folder / "run.toml").write_text(f"[eval]\neval_datasets = [{{ {table} }}]\n")
     assert refused("--config", "run.toml") == f"run.toml:2 [eval] eval_datasets: {told}"
@@ -167,7 +167,7 @@ def test_a_table_that_is_wrong_is_told_so(table: str, told: str, folder: Path) -
         ),
     ],
 )
-def test_a_file_of_sets_that_is_wrong_is_told_so(text: str, told: str, folder: Path) -> None:
+def test_a_wrong_file_of_evaluation_sets_is_reported(text: str, told: str, folder: Path) -> None:
     (folder / "eval.yaml").write_text(text)
     message = refused("--eval-config", "eval.yaml")
     assert message.startswith(f"flag --eval-config: {folder}/eval.yaml: {told}")

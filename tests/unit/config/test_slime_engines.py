@@ -84,7 +84,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG.items())
-def test_a_file_that_is_wrong_is_told_where(tmp_path, text, message):
+def test_a_wrong_file_is_reported_with_the_place(tmp_path, text, message):
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, text, "--rollout-num-gpus", "8")
     assert message in str(caught.value).replace("\n    ", " ")

@@ -43,7 +43,7 @@ def test_another_version_is_asked_once_and_remembered(asked: list[str], tmp_path
     assert [path.name for path in (tmp_path / "slime").iterdir()] == ["sglang-0.5.99-1.json"]
 
 
-def test_a_broken_cache_is_read_anew(asked: list[str], tmp_path: Path) -> None:
+def test_a_broken_cache_is_read_again(asked: list[str], tmp_path: Path) -> None:
     names()
     (tmp_path / "slime" / "sglang-0.5.99-1.json").write_text("[1]")
     assert names() == ["brand_new"]

@@ -15,7 +15,7 @@ def test_auto_takes_a_gpu_exactly_where_torch_sees_one(monkeypatch, seen, device
     assert accelerator("auto") == device
 
 
-def test_the_cpu_can_be_asked_for_beside_a_gpu(monkeypatch):
+def test_the_cpu_can_be_requested_where_there_is_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert accelerator("cpu") == "cpu"
 

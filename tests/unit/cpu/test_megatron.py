@@ -47,7 +47,7 @@ def imported(clean: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Import]:
         sys.modules.pop(name, None)
 
 
-def test_rewritten_byte_code_is_kept_beside_that_of_processes_without_the_hook(imported, tmp_path, monkeypatch):
+def test_rewritten_byte_code_is_kept_next_to_that_of_processes_without_the_hook(imported, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     assert imported("device = 'cuda'\n").device == "cpu"
     (kept,) = (tmp_path / "mbridge" / "__pycache__").glob("probe*.pyc")
@@ -141,7 +141,7 @@ def test_installing_twice_is_installing_once(clean):
     assert sys.meta_path == before
 
 
-def test_nothing_is_installed_beside_a_gpu(clean):
+def test_nothing_is_installed_where_there_is_a_gpu(clean):
     clean.setattr(torch.cuda, "is_available", lambda: True)
     before = list(sys.meta_path)
     install()

@@ -31,7 +31,7 @@ def test_the_path_ends_with_the_stand_ins_where_nothing_was_set(monkeypatch):
     assert server_environment()["PYTHONPATH"] == str(STAND_INS)
 
 
-def test_the_server_is_told_to_use_the_cpu():
+def test_the_server_is_started_on_the_cpu():
     assert "--device=cpu" in server_arguments()
 
 

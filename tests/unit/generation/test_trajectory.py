@@ -222,7 +222,7 @@ async def test_tokens_before_a_resume_are_not_trained_where_the_run_says_so() ->
     assert sample.rollout_log_probs == [-0.5, -0.5, 0, 0, 0, -0.5, -0.5, -0.5, 0, 0, 0, -0.5]
 
 
-async def test_where_no_versions_are_recorded_turns_are_told_apart_by_their_log_probs() -> None:
+async def test_without_recorded_versions_turns_are_distinguished_by_their_log_probs() -> None:
     sample = await aborted(answer("a?"), answer("b", "abort"))
     sample.weight_spans = []
     trajectory = context(Engine(answer("c"))).start(sample)

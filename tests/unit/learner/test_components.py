@@ -47,7 +47,7 @@ def test_what_a_component_refuses_itself_is_said_as_it_is(monkeypatch):
 
 
 @pytest.mark.parametrize(("generate_function", "drawn"), [(None, True), ("single_turn", True), ("from_label", False)])
-def test_whether_engines_draw_what_is_trained_is_said_by_the_generate_function(generate_function, drawn):
+def test_the_generate_function_declares_whether_engines_sample_what_is_trained(generate_function, drawn):
     registry = activate(()).registry
     found = build_objective(
         registry, "clipped", AlgorithmConfig(), options={}, run=RunView(), generate_function=generate_function

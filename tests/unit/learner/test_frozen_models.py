@@ -101,7 +101,7 @@ def test_what_cannot_be_read_leaves_everything_as_it_is(chunks):
         assert held(chunks) == [7, 8]
 
 
-def test_a_role_is_remembered_anew(chunks):
+def test_a_role_is_snapshotted_again(chunks):
     roles = WeightSnapshots(chunks)
     fill(chunks, 1, 2)
     roles.snapshot(REFERENCE)

@@ -58,7 +58,7 @@ def test_columns_stand_in_the_order_of_the_shard_whatever_the_plan() -> None:
     assert "trained/ref_log_probs_U" not in found
 
 
-def test_opaque_inputs_are_in_the_file_and_their_dtypes_beside_it(tmp_path: Path) -> None:
+def test_opaque_inputs_are_in_the_file_and_their_dtypes_next_to_it(tmp_path: Path) -> None:
     bits = np.array([[16256], [16384]], np.int16)  # 1 and 2
     batch = replace(shard(), inputs={"pixels": Opaque(bits, np.array([0, 0]), np.array([2, 0]), "bfloat16")})
     with safe_open(save_train_data(tmp_path / "{rank}", batch, make_micro_batches(batch), settings()), "numpy") as file:

@@ -48,7 +48,7 @@ def test_one_rollout_is_compared_with_nothing(rewards):
 
 
 @pytest.mark.parametrize("reward", [0.1, -1e6, 1e-30])
-def test_equal_rewards_are_exactly_zero_apart_also_where_rollouts_fan_out(reward):
+def test_equal_rewards_are_at_distance_exactly_zero_also_where_rollouts_fan_out(reward):
     found = statistics([reward] * 7, [1] * 7, [0, 0, 0, 1, 1, 2, 3])
     for column in (found.centred_B, found.against_others_B, found.deviations_B):
         assert column.tolist() == [0.0] * 7

@@ -27,7 +27,7 @@ def test_two_tokens_by_hand(estimator, expected):
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "low_var_kl"])
-def test_equal_models_are_exactly_zero_apart(estimator):
+def test_equal_models_are_at_distance_exactly_zero(estimator):
     log_probs_T = torch.tensor([-0.1, -7.3, -30.0])
     assert approximate_kl(log_probs_T, base_log_probs_T=log_probs_T.clone(), estimator=estimator).tolist() == [0, 0, 0]
 
@@ -192,6 +192,6 @@ def test_a_token_that_was_all_but_impossible_has_a_finite_weight():
     assert found.tolist() == pytest.approx([math.exp(20)])
 
 
-def test_the_column_of_the_policy_that_drew_is_not_broadcast_either():
+def test_the_column_of_the_sampling_policy_is_not_broadcast_either():
     with pytest.raises(ValueError, match=r"log_probs_T and sampled_log_probs_T must have one shape; found \(3,\) and"):
         approximate_kl(torch.zeros(3), base_log_probs_T=torch.zeros(3), sampled_log_probs_T=torch.zeros(1))

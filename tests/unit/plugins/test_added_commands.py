@@ -45,7 +45,7 @@ def test_a_dot_joins_two_words_and_the_longer_command_wins(install, capsys):
     assert capsys.readouterr().err == "slime: oak.jsonl:3: no prompt; write one\n"
 
 
-def test_a_command_can_stand_beside_the_core_s_own_under_plugins(install, capsys):
+def test_a_command_can_be_added_to_the_cores_own_under_plugins(install, capsys):
     install("acme-oak", "2.1", commands={"plugins.grow": "acme_oak:main"}, files={"acme_oak.py": SOURCE})
     assert main(["plugins", "grow", "tall"]) == 1
     assert capsys.readouterr().out == "oak tall\n"
@@ -75,7 +75,7 @@ def test_a_command_of_the_core_cannot_be_taken(install, capsys, name):
     assert "oak" not in capsys.readouterr().out.split()
 
 
-def test_a_name_that_nobody_could_type_is_said(install, capsys):
+def test_a_name_that_cannot_be_typed_is_reported(install, capsys):
     install("acme-oak", commands={"Oak.cut.deep": "acme_oak:main"}, files={"acme_oak.py": SOURCE})
     assert main(["--help"]) == 0
     assert "cannot run: a command is one word, or two joined by a dot" in capsys.readouterr().out

@@ -101,7 +101,7 @@ def test_another_process_activates_it_in_the_same_way(install):
     assert registry.names(Kind.TRACKER) == ()
 
 
-def test_what_nobody_names_is_not_imported(install):
+def test_a_plugin_that_is_not_named_is_not_imported(install):
     add(install)
     activated("--rm-type", "random")
     assert "acme.plugin" not in sys.modules
@@ -235,14 +235,14 @@ def test_a_claim_that_is_withheld_says_so(install):
         activated("--corrections", "fade", "--no-plugin", "acme")
 
 
-def test_a_stranger_s_claim_counts_for_nobody(install):
+def test_a_claim_of_another_distribution_does_not_count(install):
     add(install, groups={})
     install("stranger", files={"stranger.py": ""}, groups={"slime.corrections": {"fade": "acme"}})
     assert names(activated("--corrections", "fade")) == ["core"]
     assert how_to_get("correction", "fade") is None
 
 
-def test_a_component_that_nobody_has_is_answered_with_what_is_claimed(install):
+def test_an_unknown_component_is_answered_with_the_claimed_ones(install):
     add(install)
     registry = activated("--corrections", "faded").registry
     with pytest.raises(PluginError) as caught:

@@ -108,7 +108,9 @@ def test_a_copy_behind_one_that_declares_nothing_does_not_count(install):
         ("entry_points.txt", b"[slime]\ntree = \xff\n", "UnicodeDecodeError: "),
     ],
 )
-def test_broken_metadata_hides_its_own_plugins_only_and_is_told_where_one_is_missed(install, file, content, problem):
+def test_broken_metadata_hides_its_own_plugins_only_and_is_reported_where_one_is_missed(
+    install, file, content, problem
+):
     install("acme", plugins={"bush": "acme.plugin"}, files={"acme/plugin.py": ""})
     site = install("broken", plugins={"tree": "broken.plugin"}, files={"broken/plugin.py": ""})
     (site / "broken-1.0.dist-info" / file).write_bytes(content)

@@ -197,7 +197,7 @@ def test_failures_are_reported_once_and_survive_the_way_to_the_driver():
     assert failures.report(warnings.append) == {}
 
 
-def test_a_run_that_fails_tells_the_end_hook_and_keeps_its_own_error(plugin):
+def test_a_run_that_fails_calls_the_end_hook_and_keeps_its_own_error(plugin):
     path = plugin("toy", hook("run_end", "error", body="raise RuntimeError(f'saw {error}')"))
     warnings: list[str] = []
     with (
@@ -208,7 +208,7 @@ def test_a_run_that_fails_tells_the_end_hook_and_keeps_its_own_error(plugin):
     assert "slime_run_end on the driver failed with RuntimeError: saw loss is NaN" in warnings[0]
 
 
-def test_a_run_that_was_interrupted_tells_the_end_hook(plugin):
+def test_a_run_that_was_interrupted_calls_the_end_hook(plugin):
     path = plugin("toy", hook("run_end", "error", "run", body="run.settings['said'].append(repr(error))"))
     said: list[str] = []
     with pytest.raises(KeyboardInterrupt), lifetime(made(path), RunInfo(Path("r"), {"said": said}), warn=print):
@@ -276,7 +276,7 @@ def test_a_plugin_that_saves_and_cannot_restore_is_refused_at_start(plugin):
     )
 
 
-def test_state_of_a_plugin_that_is_not_active_is_told():
+def test_state_of_a_plugin_that_is_not_active_is_reported():
     states = {"driver": {"gone": {"n": 1}}, "rank": {}}
     assert list(unclaimed_states(states, activate([]).registry)) == [
         "the checkpoint holds state of plugin 'gone' for the driver, and no active plugin of that name takes it back; "
@@ -292,7 +292,7 @@ def test_two_functions_of_one_plugin_for_one_hook_are_refused(plugin):
     )
 
 
-def test_a_hook_that_nobody_implements_calls_nobody():
+def test_a_hook_without_implementations_calls_nothing():
     hooks = made()
     for name, lifecycle in specs.LIFECYCLE_HOOKS.items():
         if Place.DRIVER in lifecycle.places and name not in (specs.STATE, specs.RESTORE):

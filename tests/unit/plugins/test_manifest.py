@@ -103,7 +103,7 @@ def test_another_content_is_refused_with_plugin_and_both_digests(acme):
     )
 
 
-def test_what_differs_in_many_files_is_told_by_the_first_three(acme):
+def test_what_differs_in_many_files_is_reported_by_the_first_three(acme):
     before = activate(["acme"]).manifest
     for name in "abcde":
         (acme / f"acme/{name}.txt").touch()
@@ -130,13 +130,13 @@ def test_what_python_writes_and_what_is_hidden_does_not_count(acme, name):
     assert activate(["acme"]).manifest == before
 
 
-def test_a_template_beside_the_code_is_part_of_the_digest(acme):
+def test_a_template_next_to_the_code_is_part_of_the_digest(acme):
     before = activate(["acme"]).manifest
     (acme / "acme/prompt.txt").write_text("Think first.")
     assert activate(["acme"]).manifest.entries[1].digest != before.entries[1].digest
 
 
-def test_a_package_that_is_gone_while_its_metadata_stays_is_told_as_such(acme):
+def test_a_missing_package_whose_metadata_stays_is_reported_as_such(acme):
     manifest = activate(["acme"]).manifest
     shutil.rmtree(acme / "acme")
     [difference] = mismatches(manifest)

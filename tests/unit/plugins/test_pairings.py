@@ -83,7 +83,7 @@ def test_what_reads_none_of_them_is_accepted(line):
     check(line)
 
 
-def test_stale_samples_are_corrected_by_what_knows_who_drew_them():
+def test_stale_samples_are_corrected_by_a_correction_that_compares_engines():
     line = "--advantage-estimator grpo --max-staleness 1 --stale-samples correct"
     assert refused(f"{line} --corrections opsm") == (
         "stale_samples = correct trains samples above max_staleness, and of corrections = opsm none compares the "

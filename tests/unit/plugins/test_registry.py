@@ -350,7 +350,7 @@ def test_a_named_plugin_with_a_model_spec_settles_two_claims(install):
     assert refusal("acme", "zeta", architecture="AcmeLM").startswith("the model spec 'acmelm' is offered twice")
 
 
-def test_an_architecture_that_nobody_claims_says_what_to_install(install):
+def test_an_architecture_without_a_claim_says_what_to_install(install):
     install("acme", plugins={"acme": "acme.plugin"}, claims={"AcmeLM": "acme"}, files={"acme/plugin.py": ""})
     found = refusal(architecture="NobodyLM")
     assert found.startswith(

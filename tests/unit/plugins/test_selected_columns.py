@@ -63,7 +63,7 @@ def test_an_unknown_correction_is_refused(tmp_path):
         check(tmp_path, "reads={'rewards'}", corrections=("tiss",))
 
 
-def test_a_divergence_that_nobody_takes_off_is_refused(tmp_path):
+def test_a_divergence_that_no_estimator_subtracts_is_refused(tmp_path):
     with pytest.raises(PluginError) as caught:
         check(tmp_path, "scope='token', reads={'rewards'}", kl_coef=0.25)
     assert str(caught.value).startswith("kl_coef = 0.25 has no effect: advantage estimator 'mine' of plugin ")

@@ -200,7 +200,7 @@ def test_what_changes_advantages_is_refused_where_the_loss_reads_none(setting, f
     )
 
 
-def test_a_run_may_name_its_policy_loss_apart_from_its_estimator():
+def test_a_run_may_name_its_policy_loss_independently_of_its_estimator():
     registry = activate(["grpo"]).registry
     given = config("--advantage-estimator", "grpo", "--policy-loss", "cispo")
     assert policy_loss(given, registry) == "cispo"

@@ -26,7 +26,7 @@ def source(file: Path, *, seed: int = 11) -> PromptFiles:
     return PromptFiles(None, RunView(prompts=PromptRequest(path=file, n_samples_per_prompt=2, seed=seed)))
 
 
-def test_an_old_cursor_goes_on_with_the_prompts_that_its_version_handed_out_next(file):
+def test_an_old_cursor_continues_with_the_prompts_that_its_version_handed_out_next(file):
     prompts = source(file)
     prompts.restore(OLD["cursor"])
     found = [(group[0].group_index, group[0].index, group[0].prompt) for group in prompts.next_groups(9)]

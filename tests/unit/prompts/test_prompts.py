@@ -67,7 +67,7 @@ def test_the_order_is_that_of_the_seed_and_the_same_on_every_machine(file):
     assert texts(source(file, seed=0).next_groups(7)) == ["p2", "p3", "p1", "p0", "p6", "p5", "p4"]
 
 
-def test_how_prompts_are_asked_for_does_not_change_their_order(file):
+def test_how_prompts_are_requested_does_not_change_their_order(file):
     whole, parts = source(file), source(file)
     assert texts(whole.next_groups(20)) == [text for n in (3, 9, 1, 7) for text in texts(parts.next_groups(n))]
 
@@ -95,14 +95,14 @@ def test_a_group_that_is_put_back_without_a_number_is_refused(file, group, found
     assert prompts.state()["returned"] == []
 
 
-def test_more_put_back_than_asked_for_wait_for_the_next_call(file):
+def test_more_put_back_than_requested_wait_for_the_next_call(file):
     prompts = source(file)
     prompts.put_back(prompts.next_groups(3))
     assert [group[0].group_index for group in prompts.next_groups(2)] == [0, 1]
     assert [group[0].group_index for group in prompts.next_groups(2)] == [2, 3]
 
 
-def test_a_restored_source_goes_on_where_the_state_was_taken(file):
+def test_a_restored_source_continues_where_the_state_was_taken(file):
     prompts = source(file)
     prompts.put_back(prompts.next_groups(9)[5:7])
     state = json.loads(json.dumps(prompts.state()))

@@ -170,7 +170,7 @@ def test_a_share_takes_whole_groups_from_the_front() -> None:
         (3, '{"reward": 1, "tokens": [1, 2], "response_length": 1}', "line 3: 0 rollout_log_probs for 1 response tok"),
     ],
 )
-def test_damage_is_told_with_file_and_line(file: Path, line: int, text: str, message: str) -> None:
+def test_damage_is_reported_with_file_and_line(file: Path, line: int, text: str, message: str) -> None:
     lines = file.read_text().splitlines()
     lines[line - 1] = text
     file.write_text("\n".join(lines))
@@ -197,7 +197,7 @@ class Trap:
 
 
 @pytest.mark.parametrize("start", [b"PK\x03\x04", pickle.dumps(Trap())])
-def test_a_pickle_is_told_and_never_read(file: Path, start: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pickle_is_reported_and_never_read(file: Path, start: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_bytes(start + file.read_bytes())
     with pytest.raises(DataError, match=r"0.jsonl was written by torch.save or pickle, as slime's debug files are"):
         read_rollout(file)

@@ -213,7 +213,7 @@ def test_metadata_may_be_null(tmp_path):
         (b'[\n{"prompt": "q"}\n]', "is one JSON list; accepted: JSON Lines"),
     ],
 )
-def test_files_of_other_forms_are_told_by_their_beginning(tmp_path, content, message):
+def test_files_of_other_forms_are_recognized_by_their_first_bytes(tmp_path, content, message):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
     with pytest.raises(DataError) as caught:

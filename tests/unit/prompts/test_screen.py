@@ -145,7 +145,7 @@ def test_the_longest_prompts_are_counted_first(tmp_path: Path, monkeypatch: pyte
         look(tmp_path, "1" * 13, "1" * 14, "1" * 15)
 
 
-def test_a_template_that_refuses_a_prompt_is_told_with_the_line(tmp_path: Path) -> None:
+def test_a_template_that_refuses_a_prompt_is_reported_with_the_line(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     shutil.copy(MODEL / "tokenizer.json", folder)
@@ -201,13 +201,13 @@ def test_rows_may_name_what_the_plugins_of_the_run_offer(tmp_path: Path) -> None
         ({"generate_function": "my.code:f"}, "generate_function = 'my.code:f' names no generate function of the run's"),
     ],
 )
-def test_a_name_that_nobody_offers_is_refused_with_file_and_line(tmp_path: Path, row: Any, found: str) -> None:
+def test_a_name_that_no_plugin_offers_is_refused_with_file_and_line(tmp_path: Path, row: Any, found: str) -> None:
     with pytest.raises(DataError) as caught:
         name(tmp_path, {}, row)
     assert str(caught.value).startswith(f"{tmp_path}/prompts.jsonl, line 2: metadata {found}")
 
 
-def test_rows_that_name_what_nobody_offers_may_be_left_out(tmp_path: Path) -> None:
+def test_rows_with_names_that_no_plugin_offers_may_be_left_out(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "1"}\n{"prompt": "2", "metadata": {"rm_type": "lenght"}}\n')
     (said,) = screen(path, READING, room=None, setting="prompt_data", offered=OFFERED, skips_bad=True)

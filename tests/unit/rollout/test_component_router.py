@@ -119,7 +119,7 @@ async def test_rows_are_rewarded_by_what_they_name_and_others_by_what_the_run_na
 
 
 @pytest.mark.parametrize("default", ["ranked", "length"])
-async def test_a_model_of_groups_gets_whole_groups_beside_one_that_rewards_at_once(build, tmp_path, default):
+async def test_a_model_of_groups_gets_whole_groups_next_to_one_of_samples(build, tmp_path, default):
     other = {"ranked": "length", "length": "ranked"}[default]
     names = [{"generate_function": "constant"}, {"rm_type": other, "generate_function": "constant"}]
     sampler, toy, _ = build(*names, rm_type=default)
@@ -138,7 +138,7 @@ async def test_rows_are_generated_by_what_they_name_and_the_prompt_of_others_goe
     assert [prompt for prompt, _, _ in client.asked] == ["1+2"]
 
 
-async def test_a_component_that_rows_name_is_made_once_and_only_if_it_is_asked_for(build):
+async def test_a_component_that_rows_name_is_made_once_and_only_if_it_is_requested(build):
     sampler, toy, _ = build({"rm_type": "length"}, {"rm_type": "length"})
     await sampler.sample(0)
     assert [call for call in toy.calls if call[0] == "made"] == [("made", "length")]
@@ -181,7 +181,7 @@ async def test_a_model_of_groups_sees_every_sample_that_the_groups_prompts_fanne
     assert rewards(tmp_path) == [0.0, 1.0, 2.0, 3.0] * 2
 
 
-async def test_a_sum_adds_weighted_rewards_and_tells_its_parts(build, tmp_path):
+async def test_a_sum_adds_weighted_rewards_and_reports_its_parts(build, tmp_path):
     sampler, toy, _ = build({}, {"rm_type": "exact_match"}, rm_type="2*length-1*ranked")
     sampled = await sampler.sample(0)
     assert rewards(tmp_path) == [2 * 2 - 0, 2 * 3 - 1, 1.0, 0.0]

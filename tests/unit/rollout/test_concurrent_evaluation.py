@@ -170,7 +170,7 @@ def scores(rows: list[dict[str, float]]) -> list[tuple[float, float, float]]:
     return [(row["step"], row["eval/sums"], row["eval/weight_version"]) for row in found]
 
 
-def test_engines_of_their_own_get_the_weights_when_an_evaluation_begins_and_training_goes_on(tmp_path: Path) -> None:
+def test_engines_for_evaluation_get_the_weights_when_one_starts_and_training_continues(tmp_path: Path) -> None:
     play = Play()
     rows = run(play, config(), tmp_path)
     assert play.calls == [

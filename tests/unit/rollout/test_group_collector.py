@@ -115,7 +115,7 @@ async def test_hooks_see_samples_that_have_an_answer_and_no_others(takes_groups)
     assert [(sample.index, sample.response) for sample in found] == [(0, ""), (1, "!"), (2, "")]
 
 
-async def test_what_was_finished_before_is_not_lost_with_a_group_that_nobody_answers():
+async def test_finished_responses_are_not_lost_with_a_group_that_no_engine_answers():
     async def fail(context: Any, samples: PromptGroup, sampling: Any) -> Any:
         samples[2].status = Status.COMPLETED
         raise RequestFailed("no answer within 3 s", "engine_timeout")
@@ -353,7 +353,7 @@ class AtOnce:
         return [1.0] * len(samples)
 
 
-async def test_groups_that_somebody_else_made_are_scored_side_by_side():
+async def test_groups_of_a_rollout_function_are_scored_concurrently():
     scores = AtOnce()
     collector = GroupCollector(Only(None), Only(scores), rollout=RolloutConfig())  # type: ignore[arg-type]
     groups = [[Sample(index=index, status=Status.COMPLETED)] for index in range(3)]

@@ -96,7 +96,7 @@ async def taken(scheduler: GroupScheduler, engines: Engines, rollout: int, *, co
 # --- How much is begun ------------------------------------------------------------------------------------------------
 
 
-async def test_without_a_buffer_nothing_is_begun_before_a_rollout_asks(make: Make) -> None:
+async def test_without_a_buffer_nothing_starts_before_a_rollout_is_requested(make: Make) -> None:
     scheduler, engines = make()
     scheduler.published(0)
     assert engines.begun == []
@@ -116,7 +116,7 @@ async def test_groups_come_in_the_order_of_their_admission_whichever_ended_first
     assert [number(group) for group in await taking] == [0, 1]
 
 
-async def test_one_ahead_is_begun_with_the_rollout_that_is_asked_for_and_goes_on_after_it(make: Make) -> None:
+async def test_one_rollout_ahead_starts_with_the_requested_rollout_and_continues_after_it(make: Make) -> None:
     scheduler, engines = make(rollouts_ahead=1)
     taking = asyncio.create_task(scheduler.take(0, 2))
     await turns()
@@ -130,7 +130,7 @@ async def test_one_ahead_is_begun_with_the_rollout_that_is_asked_for_and_goes_on
     assert (found["rollout/buffer/in_flight"], found["rollout/buffer/finished"]) == (1.0, 1.0)
 
 
-async def test_a_first_publication_begins_what_may_be_ahead(make: Make) -> None:
+async def test_a_first_publication_starts_what_may_be_ahead(make: Make) -> None:
     scheduler, engines = make(rollouts_ahead=1)
     scheduler.published(4)
     assert engines.begun == [(4, [0, 1])]
@@ -145,7 +145,7 @@ async def test_groups_that_are_needed_in_the_place_of_others_are_taken_from_thos
     await scheduler.close()
 
 
-async def test_nothing_is_begun_for_rollouts_behind_the_last_one(make: Make) -> None:
+async def test_nothing_starts_for_rollouts_after_the_last_one(make: Make) -> None:
     scheduler, engines = make(rollouts_ahead=3, num_rollouts=2)
     assert await taken(scheduler, engines, 0) == [0, 1]
     assert await taken(scheduler, engines, 1) == [2, 3]
@@ -154,7 +154,7 @@ async def test_nothing_is_begun_for_rollouts_behind_the_last_one(make: Make) -> 
     assert [rollout for rollout, _ in engines.begun] == [0, 1, 1]
 
 
-async def test_no_group_is_begun_that_would_be_older_than_the_bound(make: Make) -> None:
+async def test_no_group_is_started_that_would_be_older_than_the_bound(make: Make) -> None:
     scheduler, engines = make(rollouts_ahead=3, max_staleness=1)
     scheduler.published(0)
     assert engines.begun == [(0, [0, 1]), (1, [2, 3])]
@@ -237,7 +237,7 @@ async def test_no_group_is_trained_above_the_bound_in_whatever_order_they_end(
     await scheduler.close()
 
 
-async def test_at_rest_what_is_ahead_has_ended_and_nothing_was_begun_for_it(make: Make) -> None:
+async def test_at_rest_groups_ahead_are_aborted_and_none_is_started(make: Make) -> None:
     scheduler, engines = make(rollouts_ahead=1)
     scheduler.published(0)
     resting = asyncio.create_task(scheduler.drain())
@@ -252,7 +252,7 @@ async def test_at_rest_what_is_ahead_has_ended_and_nothing_was_begun_for_it(make
     await scheduler.close()
 
 
-async def test_at_rest_a_group_that_is_begun_for_an_aborted_one_has_ended_too(make: Make) -> None:
+async def test_at_rest_a_replacement_of_an_aborted_group_has_ended_too(make: Make) -> None:
     scheduler, engines = make(rollouts_ahead=1, replaces_aborted=True)
     scheduler.published(0)
     resting = asyncio.create_task(scheduler.drain())

@@ -116,7 +116,7 @@ async def test_the_engine_is_sent_one_placeholder_and_the_learner_all_of_them(en
         assert sample.multimodal_train_inputs == {}
 
 
-async def test_an_ended_response_goes_on_from_what_the_engine_was_sent(encoder, processor, path):
+async def test_an_aborted_response_resumes_from_what_the_engine_was_sent(encoder, processor, path):
     engine: Any = Engine()
     context = GenerateContext(engine, encoder, processor=processor)
     samples = await SingleTurn(None, RunView())(context, group(path), SamplingParams())
@@ -126,7 +126,7 @@ async def test_an_ended_response_goes_on_from_what_the_engine_was_sent(encoder, 
     assert list(samples[0].tokens) == [*[PLACEHOLDER] * 4, *encoder.encode("1+1="), 8, 1, 8, 1]
 
 
-async def test_an_engine_that_reads_another_prompt_is_told(encoder, processor, path):
+async def test_an_engine_that_reads_another_prompt_is_reported(encoder, processor, path):
     context = GenerateContext(Engine(extra=1), encoder, processor=processor)  # type: ignore[arg-type]
     with pytest.raises(RunError) as caught:
         await SingleTurn(None, RunView())(context, group(path), SamplingParams())

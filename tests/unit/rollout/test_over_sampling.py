@@ -79,7 +79,7 @@ def numbers(groups: list[PromptGroup]) -> list[int | None]:
     return [group[0].group_index for group in groups]
 
 
-async def test_what_finishes_besides_waits_for_the_next_rollout(start):
+async def test_groups_that_finish_in_excess_wait_for_the_next_rollout(start):
     engines = Engines(0, 2, 3)
     scheduler, supply, _ = start(engines)
     assert numbers(await scheduler.take(0, 2)) == [0, 2]
@@ -88,7 +88,7 @@ async def test_what_finishes_besides_waits_for_the_next_rollout(start):
     assert (scheduler.pending_groups(), supply.held) == (PendingGroups(held={3: [3]}), {1: [1]})
 
 
-async def test_the_next_rollout_takes_what_waits_and_goes_on_with_what_was_ended(start):
+async def test_the_next_rollout_takes_finished_groups_and_resumes_aborted_ones(start):
     engines = Engines(0, 2, 3)
     scheduler, supply, _ = start(engines)
     await scheduler.take(0, 2)
@@ -101,7 +101,7 @@ async def test_the_next_rollout_takes_what_waits_and_goes_on_with_what_was_ended
     assert (scheduler.pending_groups().held, supply.held) == ({4: [4], 5: [5]}, {})
 
 
-async def test_where_enough_waits_nothing_is_begun(start):
+async def test_where_enough_groups_wait_nothing_is_started(start):
     engines = Engines(0, 1, 2, 3)
     scheduler, _, _ = start(engines)
     assert numbers(await scheduler.take(0, 2)) == [0, 1]

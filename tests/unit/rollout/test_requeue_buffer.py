@@ -103,7 +103,7 @@ def test_a_held_group_keeps_its_images_in_a_checkpoint(supply):
     assert again[1].tokens == [0, 1, 2]
 
 
-def test_a_held_group_that_json_cannot_carry_begins_anew_after_a_restart(supply):
+def test_a_held_group_that_json_cannot_carry_starts_over_after_a_restart(supply):
     source = supply()
     (group,) = source.next_groups(1)
     group[0].multimodal_inputs = object()

@@ -60,7 +60,7 @@ async def resumed(*samples: Sample, client: Client, masks: bool = False) -> list
     return await SingleTurn(None, RunView())(context, list(samples), LONG)
 
 
-async def test_an_ended_response_goes_on_from_its_tokens() -> None:
+async def test_an_aborted_response_resumes_from_its_tokens() -> None:
     client = Client([answer("cd", "stop", "2")])
     (sample,) = await resumed(ended(), client=client)
     assert client.asked == [("qab", 3, 1)]
@@ -90,7 +90,7 @@ async def test_a_response_of_the_full_length_asks_for_nothing() -> None:
     assert (sample.status, client.asked) == (Status.TRUNCATED, [])
 
 
-async def test_of_a_group_only_what_is_not_finished_is_asked_for() -> None:
+async def test_of_a_group_only_what_is_not_finished_is_requested() -> None:
     client = Client([answer("x", "stop", "2"), answer("y", "length", "2")], [answer("c", "stop", "2")])
     whole = ended("z", status=Status.COMPLETED)
     group = [Sample(prompt="q"), whole, ended(), Sample(prompt="q")]
@@ -113,7 +113,7 @@ class Faulty(Client):
         return await super().generate(ids, sampling=sampling, n=n)
 
 
-async def test_a_response_that_nobody_goes_on_with_costs_itself_and_none_of_its_group() -> None:
+async def test_a_response_that_is_not_resumed_costs_itself_and_none_of_its_group() -> None:
     gone = RequestFailed("no answer within 3 s", "engine_timeout")
     client = Faulty("qab", [answer("x", "stop", "2")], [answer("c", "stop", "2")], failure=gone)
     whole = ended("z", status=Status.COMPLETED, reward=1.0)
@@ -175,13 +175,13 @@ def test_what_a_group_keeps_of_an_earlier_try(resumes: bool, generator: RoutedCo
     assert whole.reward == (1.0 if rests[1] else None)
 
 
-def test_a_reward_that_compares_samples_is_given_anew() -> None:
+def test_a_reward_that_compares_samples_is_computed_again() -> None:
     whole = ended("z", status=Status.COMPLETED, reward=1.0)
     prepare_group([ended(), whole], chosen(), chosen(takes_groups=True), resumes=True)
     assert (whole.response, whole.reward) == ("z", None)
 
 
-def test_a_finished_group_that_comes_again_begins_anew() -> None:
+def test_a_finished_group_that_comes_again_is_restarted() -> None:
     whole = ended("z", status=Status.COMPLETED, reward=1.0)
     prepare_group([whole], chosen(), chosen(), resumes=True)
     assert (whole.response, whole.status, whole.weight_spans) == ("", Status.PENDING, [])
@@ -195,7 +195,7 @@ def siblings(*statuses: Status) -> PromptGroup:
 
 @pytest.mark.parametrize("resumes", [False, True])
 @pytest.mark.parametrize("takes_groups", [False, True])
-def test_a_generation_that_begins_anew_is_one_sample_again_however_many_it_came_to(
+def test_a_restarted_generation_is_one_sample_again_however_many_it_fanned_out_to(
     resumes: bool, takes_groups: bool
 ) -> None:
     group = siblings(Status.COMPLETED, Status.ABORTED, Status.COMPLETED)
@@ -204,19 +204,19 @@ def test_a_generation_that_begins_anew_is_one_sample_again_however_many_it_came_
     assert [sample.status for sample in group[1:]] == [Status.PENDING] * 2
 
 
-def test_siblings_that_are_all_there_stay_together_beside_a_response_that_goes_on() -> None:
+def test_complete_siblings_stay_together_while_another_response_resumes() -> None:
     group = siblings(Status.COMPLETED, Status.TRUNCATED)
     prepare_group(group, chosen(takes_groups=False, resumes=False), chosen(takes_groups=False), resumes=True)
     assert [(sample.index, sample.response) for sample in group] == [(6, "a"), (7, "0"), (7, "1"), (8, "")]
 
 
-def test_siblings_of_which_one_goes_on_stay_together() -> None:
+def test_siblings_of_which_one_resumes_stay_together() -> None:
     group = siblings(Status.COMPLETED, Status.ABORTED)
     prepare_group(group, chosen(takes_groups=False), chosen(takes_groups=False), resumes=True)
     assert [sample.response for sample in group] == ["a", "0", "1", "b"]
 
 
-def test_siblings_that_somebody_else_wrote_stay_as_they_were_given() -> None:
+def test_siblings_from_another_source_stay_as_they_were_given() -> None:
     group = siblings(Status.PENDING, Status.PENDING)
     prepare_group(group, chosen(), chosen(), resumes=False)
     assert [(sample.index, sample.rollout_id) for sample in group] == [(6, None), (7, 0), (7, 0), (8, None)]

@@ -134,7 +134,7 @@ async def test_it_makes_other_groups_for_those_that_transforms_drop(build: Build
     assert (sampled.metrics["rollout/rounds"], sampled.metrics["rollout/dropped/early"]) == (2, 2)
 
 
-async def test_its_state_is_in_a_checkpoint_beside_that_of_the_prompts(build: Build) -> None:
+async def test_its_state_is_in_a_checkpoint_next_to_that_of_the_prompts(build: Build) -> None:
     first = build()
     await first.sample(0)
     cursor = json.loads(json.dumps(first.cursor()))

@@ -246,7 +246,7 @@ async def test_a_component_that_cannot_be_made_is_named_with_its_plugin(build, m
         sampler._factory.estimator("grpo")
 
 
-async def test_samples_that_come_back_from_the_data_source_start_anew(build):
+async def test_samples_that_come_back_from_the_data_source_start_over(build):
     sampler, _ = build({**GOOD, "2+2": [answer("4"), answer("4", "abort")]})
     held: list[list[Sample]] = []
     source = sampler._rollouts.prompts._source  # type: ignore[attr-defined]
@@ -292,7 +292,7 @@ async def test_samples_of_a_fan_out_inherit_group_and_index(registry):
     assert [(one.group_index, one.index, one.reward) for one in group] == [(3, 4, 1.0), (3, 4, 1.0)]
 
 
-async def test_a_fan_out_that_numbers_its_siblings_anew_is_lost_nowhere(build):
+async def test_a_fan_out_that_renumbers_its_siblings_is_not_lost(build):
     sampler, _ = build(GOOD)
 
     async def fan_out(context: Any, sample: Sample, sampling: Any) -> list[Sample]:
@@ -477,7 +477,7 @@ async def test_an_evaluation_says_what_every_part_of_a_weighted_sum_gave(build):
     assert scores["eval/sums"] == 0.375
 
 
-async def test_each_set_is_drawn_rewarded_and_read_by_its_own_settings(build, tmp_path):
+async def test_each_set_is_sampled_rewarded_and_read_by_its_own_settings(build, tmp_path):
     rows = [{"q": "1+1", "a": "3"}, {"q": "2+2", "a": "4"}, {"q": "1+1+1", "a": "3"}]
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
     own = EvalDataset(
@@ -506,7 +506,7 @@ async def test_each_set_is_drawn_rewarded_and_read_by_its_own_settings(build, tm
     assert (scores["eval/sums"], scores["eval/sums-pass@1"]) == (1.0, 1.0)
 
 
-async def test_a_row_decides_how_its_responses_are_drawn_in_training_and_evaluation(build, tmp_path):
+async def test_a_row_decides_how_its_responses_are_sampled_in_training_and_evaluation(build, tmp_path):
     sampler, client = build(GOOD)
     rows = [{"prompt": "1+1", "label": "2", "metadata": {"sampling_params": {"temperature": 0.7, "min_p": 0.1}}}]
     (tmp_path / "own.jsonl").write_text(json.dumps(rows[0]))
@@ -529,7 +529,7 @@ async def test_a_row_decides_how_its_responses_are_drawn_in_training_and_evaluat
         await sampler._collector.collect(sampler._components.context(0, evaluation=False), groups, SamplingParams())
 
 
-async def test_a_model_beside_the_policy_answers_a_set_that_names_it(build, tmp_path):
+async def test_an_auxiliary_model_answers_a_set_that_names_it(build, tmp_path):
     sampler, client = build(GOOD)
     (tmp_path / "own.jsonl").write_text(json.dumps({"prompt": "1+1", "label": "2"}))
 
@@ -553,7 +553,7 @@ async def test_a_model_beside_the_policy_answers_a_set_that_names_it(build, tmp_
     )
 
 
-async def test_pass_rates_of_a_rollout_are_of_what_came_and_only_where_asked_for(build):
+async def test_pass_rates_of_a_rollout_are_of_what_came_and_only_where_requested(build):
     rollout = RolloutConfig(rollout_batch_size=2, n_samples_per_prompt=2, log_passrate=True)
     sampler, _ = build(GOOD, rollout=rollout)
     metrics = (await sampler.sample(0)).metrics
@@ -619,7 +619,7 @@ async def test_an_evaluation_sample_that_no_engine_answered_counts_as_wrong(buil
     assert (rows[1]["status"], rows[1]["reward"], rows[1]["error"]) == ("failed", 0.0, "no engine answered 2+2")
 
 
-async def test_a_response_of_an_evaluation_that_was_ended_beside_it_goes_on(build):
+async def test_an_aborted_response_of_a_concurrent_evaluation_resumes(build):
     sampler, client = build({"1+1": [answer("2")], "2+2": [answer("4", "abort")], "2+24": [answer("")]})
     found = await sampler.evaluate(0)
     assert [(prompt, sampling.max_new_tokens) for prompt, sampling, _ in client.asked[2:]] == [("2+24", 4)]
@@ -639,7 +639,7 @@ async def test_an_evaluation_without_any_answer_ends_the_run(build):
         await sampler.evaluate(0)
 
 
-async def test_a_restored_sampler_goes_on_with_the_next_prompts(build):
+async def test_a_restored_sampler_continues_with_the_next_prompts(build):
     sampler, _ = build(GOOD)
     await sampler.sample(0)
     cursor = sampler.cursor()

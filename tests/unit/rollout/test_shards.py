@@ -362,7 +362,7 @@ def test_a_rollout_of_several_samples_feeds_several_ranks():
     assert [len(shard.steps) for shard in found] == [2, 2]
 
 
-def test_a_shard_knows_which_version_drew_each_response_where_one_alone_did():
+def test_a_shard_holds_the_version_of_each_response_that_one_version_sampled():
     recorded = [["7"], ["7", "7"], ["7", "8"], [], ["default"], ["0"], ["-3"]]
     samples = [sample(i, prompt=1, response=1, weight_versions=versions) for i, versions in enumerate(recorded)]
     first, second = shards(samples, num_ranks=2)

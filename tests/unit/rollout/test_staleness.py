@@ -36,13 +36,13 @@ def test_a_sample_is_as_old_as_its_oldest_token() -> None:
     assert oldest_version(Sample(weight_versions=["default"])) is oldest_version(Sample()) is None
 
 
-def test_versions_stand_at_their_tokens_and_what_no_engine_drew_has_none() -> None:
+def test_versions_are_recorded_per_token_and_tokens_of_no_engine_have_none() -> None:
     spans = [("3", 0, 2), ("4", 2, 3), ("4", 5, 6), ("start", 6, 7)]
     sample = Sample(response_length=8, weight_versions=["3", "4", "start"], weight_spans=spans)
     assert token_versions(sample).tolist() == [3, 3, 4, -1, -1, 4, -1, -1]
 
 
-def test_one_version_without_spans_drew_the_whole_response() -> None:
+def test_one_version_without_spans_sampled_the_whole_response() -> None:
     assert token_versions(Sample(response_length=2, weight_versions=["7"])).tolist() == [7, 7]
     assert token_versions(Sample(response_length=2, weight_versions=["7", "8"])).tolist() == [-1, -1]
 
@@ -179,7 +179,7 @@ async def test_a_group_over_the_bound_comes_again_and_is_trained_when_it_is_new(
     assert sampler.cursor()["source"]["next"] == 2
 
 
-async def test_a_response_that_is_too_old_to_go_on_begins_anew(build: Build) -> None:
+async def test_a_response_that_is_too_old_to_resume_is_restarted(build: Build) -> None:
     rest = Generation(array("i", [1]), array("f", [-0.5]), "stop", ("5",))
     sampler, client = build({"1+1": by("5"), "1+2": by("5"), "1+22": [rest]}, max_staleness=1, partial_rollout=True)
     groups = sampler._rollouts.prompts.next_groups(2)
@@ -269,7 +269,7 @@ async def test_groups_that_are_always_too_old_end_the_run_and_are_named(
         await sampler.sample(5)
 
 
-async def test_a_sampler_that_runs_ahead_says_so_and_evaluates_beside_it(build: Build) -> None:
+async def test_a_sampler_that_runs_ahead_reports_it_and_evaluates_concurrently(build: Build) -> None:
     sampler, client = build({f"1+{n}": by("0") for n in range(1, 7)}, async_buffer_size=1)
     sampler.published(0)
     sampled = await sampler.sample(0)
@@ -296,7 +296,7 @@ async def asked(sampler: Sampler, call: str) -> None:
 
 
 @pytest.mark.parametrize("call", ["sample", "evaluate", "published", "state"])
-async def test_a_failure_ahead_is_what_the_driver_hears_next(build: Build, call: str) -> None:
+async def test_a_failure_ahead_is_the_next_answer_to_the_driver(build: Build, call: str) -> None:
     sampler, client = build({f"1+{n}": by("0") for n in range(1, 7)}, async_buffer_size=1)
     held = asyncio.Event()
     answering = client.generate

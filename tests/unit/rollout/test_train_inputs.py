@@ -69,7 +69,7 @@ def test_a_rollout_that_carries_nothing_has_no_columns() -> None:
         assert not make_micro_batches(shard)[0][0].inputs
 
 
-def test_prompts_are_shared_only_where_nobody_carries_anything() -> None:
+def test_prompts_are_shared_only_where_no_sample_carries_routes_or_images() -> None:
     (text,) = shards([sample(index) for index in range(4)])
     assert text.shares_prompts
     (images,) = shards([sample(index, {"pixels": np.full((1, 2), index)}) for index in range(4)])

@@ -170,7 +170,7 @@ async def test_groups_without_spread_are_replaced_until_the_rollout_is_full(buil
     assert rows == [(2, None), (3, None), (6, None), (7, None), *((i, "zero_std") for i in (0, 1, 4, 5))]
 
 
-async def test_the_cursor_counts_every_prompt_that_was_taken_and_the_next_rollout_goes_on_there(build):
+async def test_the_cursor_counts_every_prompt_that_was_taken_and_the_next_rollout_continues_there(build):
     answers = {"1+1": SAME, "1+2": MIXED, "1+3": MIXED, "1+4": MIXED, "1+5": MIXED}
     sampler, _, _ = build(answers, "drop_zero_std")
     await sampler.sample(0)

@@ -60,14 +60,14 @@ def test_top_p_reads_the_mass_before_top_k_cuts_it() -> None:
     assert found(Truncation(2, top_p=0.6))[0] == [7, 2]
 
 
-def test_a_token_at_the_border_is_kept_because_it_was_drawn() -> None:
+def test_a_token_at_the_border_is_kept_because_it_was_sampled() -> None:
     tie = [[HALF, 7, None], [EIGHTH, 2, None]]
     assert found(Truncation(2), drawn=9, log_prob=EIGHTH, top=tie) == ([7, 2, 9], pytest.approx(math.log(0.125 / 0.75)))
     rounded = [[math.log(0.9001), 7, None], [math.log(0.05), 2, None]]
     assert found(Truncation(2, top_p=0.9), drawn=2, log_prob=math.log(0.05), top=rounded)[0] == [7, 2]
 
 
-def test_a_token_that_was_left_out_and_drawn_is_an_error() -> None:
+def test_a_token_that_was_left_out_and_sampled_is_an_error() -> None:
     with pytest.raises(EngineError) as caught:
         found(Truncation(3, top_p=0.4), drawn=9, log_prob=EIGHTH)
     assert str(caught.value) == (
@@ -114,7 +114,7 @@ def test_a_request_says_what_it_cuts(fields: dict[str, Any], most: int | None, c
     assert Truncation.of(fields, most=most, vocab_size=1000) == cut
 
 
-def test_no_more_are_asked_for_than_there_are() -> None:
+def test_no_more_are_requested_than_there_are() -> None:
     """An engine that is asked for more of its logits than it has dies."""
     assert Truncation.of({"top_p": 0.9}, most=64, vocab_size=16) == Truncation(16, 0.9)
 
@@ -150,7 +150,7 @@ def test_transformers_keeps_the_same_and_gives_it_the_same_log_probabilities(
 # --- From the engine to the learner -----------------------------------------------------------------------------------
 
 
-async def test_an_answer_says_what_it_was_drawn_from() -> None:
+async def test_an_answer_says_what_it_was_sampled_from() -> None:
     sampling = SamplingParams(max_new_tokens=2, top_k=3)
     with FakeEngine() as engine:
         async with GenerateClient(engine.url, vocab_size=16) as client:
@@ -245,13 +245,13 @@ NOBODY_SAYS = (
         ),
     ],
 )
-def test_a_sample_that_does_not_say_what_it_was_drawn_from_is_refused(wrong: Sample, message: str) -> None:
+def test_a_sample_that_does_not_say_what_it_was_sampled_from_is_refused(wrong: Sample, message: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the whole text is compared)
         shards(sample(1, sets=[[7], [7]]), wrong)
     assert str(caught.value) == message
 
 
-def test_a_sample_is_written_and_read_with_what_it_was_drawn_from() -> None:
+def test_a_sample_is_written_and_read_with_what_it_was_sampled_from() -> None:
     written = Sample(response_length=1)
     keep(written, truncate([7], [HALF], [TOP], Truncation(2))[0])
     assert written.to_dict()["rollout_top_p_token_ids"] == [7, 2]
@@ -260,7 +260,7 @@ def test_a_sample_is_written_and_read_with_what_it_was_drawn_from() -> None:
     assert written.rollout_top_p_token_offsets is None
 
 
-def test_an_observation_is_drawn_from_nothing() -> None:
+def test_an_observation_is_sampled_from_nothing() -> None:
     made = sample(sets=[[7, 2]])
     made.append_response_tokens(tokens=[3, 3], trainable=False)
     assert list(made.rollout_top_p_token_offsets or ()) == [0, 2, 2, 2]

@@ -112,7 +112,7 @@ def test_colocated_engines_take_the_learners_seats() -> None:
     assert [where(engine) for engine in found.engines] == [["n1:0", "n1:1"], ["n1:2", "n1:3"]]
 
 
-def test_a_critic_apart_sits_behind_the_learner_and_shares_with_nobody() -> None:
+def test_a_separate_critic_is_placed_after_the_learner_and_shares_no_device() -> None:
     beside = Layout(2, 1, 2, "gpu", critic_ranks=3)
     assert beside.bundles == 7
     assert str(beside) == "2 (learner ranks) + 1 x 2 (engines x devices) + 3 (critic ranks) = 7"

@@ -52,7 +52,7 @@ DIED = (
 )
 
 
-def test_the_last_words_of_a_process_that_died_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_lines_of_a_process_that_died_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "worker-ab-01000000-4711.err"
     told.write_text(":job_id:01000000\n:actor_name:LearnerActor\n\n1\n2\nterminate called: out of memory\n")
     (tmp_path / "worker-cd-01000000-14711.err").write_text("somebody else's\n")
@@ -71,6 +71,6 @@ def test_a_process_that_printed_nothing_has_no_last_words(tmp_path: Path, printe
     assert last_words("The actor died.", tmp_path) == last_words(DIED, None) == []
 
 
-def test_of_much_only_the_end_is_told(tmp_path: Path) -> None:
+def test_of_long_output_only_the_end_is_reported(tmp_path: Path) -> None:
     (tmp_path / "worker-ab-01000000-4711.err").write_text("".join(f"{number}\n" for number in range(100)))
     assert last_words(DIED, tmp_path)[1:] == [f"  {number}" for number in range(85, 100)]

@@ -89,7 +89,7 @@ def test_the_largest_engine_has_to_fit_a_node():
         plan(Layout(1, 1, 1, "gpu", auxiliary=((1, 8),)), capacity=Capacity(64, 16, 4))
 
 
-def test_prefill_and_decode_apart_are_refused_without_gpus():
+def test_separate_prefill_and_decode_engines_are_refused_without_gpus():
     split = EngineGroup(num_gpus=1, worker_type="prefill"), EngineGroup(num_gpus=1, worker_type="decode")
     message = (
         r"prefill and decode apart hand the cache from GPU to GPU, and this run has none: device = auto means cpu "

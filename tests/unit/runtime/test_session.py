@@ -50,7 +50,7 @@ def test_the_handler_of_sigterm_survives_the_start_of_ray(
 
 
 @pytest.mark.parametrize(("address", "left_out"), [("local", 3), ("auto", 0)])
-def test_only_its_own_cluster_goes_without_services_that_nobody_asks(
+def test_only_its_own_cluster_leaves_out_services_without_clients(
     address: str, left_out: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     methods = [vars(Node)[name] for name in session.UNUSED_SERVICES]
@@ -105,7 +105,7 @@ def test_a_program_that_greets_as_grpc_does_may_be_ray() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"220"])
-def test_a_program_that_is_not_ray_is_told_at_once(answer: bytes) -> None:
+def test_a_program_that_is_not_ray_is_reported_at_once(answer: bytes) -> None:
     with answering(answer) as address, pytest.raises(ValueError, match="does not speak gRPC"):
         _probe(address)
 

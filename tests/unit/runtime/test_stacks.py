@@ -52,7 +52,7 @@ async def test_a_task_is_shown_through_everything_it_awaits() -> None:
     assert positions == sorted(positions)
 
 
-async def test_tasks_that_wait_at_one_place_are_told_once() -> None:
+async def test_tasks_that_wait_at_one_place_are_reported_once() -> None:
     tasks = [asyncio.create_task(inner(), name=f"sample-{number}") for number in range(3)]
     await asyncio.sleep(0)
     text = task_stacks()

@@ -8,8 +8,8 @@ import pytest
 
 from slime_core.errors import ConfigError, ServiceError
 from slime_core.services import Service, http, model_url
-from tests.answering import Answering
-from tests.clock import only_pauses_take_time
+from tests.http_service import HttpService
+from tests.simulated_clock import only_pauses_take_time
 
 
 def service(url: str, **settings) -> Service:
@@ -17,13 +17,13 @@ def service(url: str, **settings) -> Service:
 
 
 async def test_a_request_and_its_answer_are_json():
-    with Answering(lambda body: {"sum": body["a"] + body["b"]}) as answering:
+    with HttpService(lambda body: {"sum": body["a"] + body["b"]}) as answering:
         assert await service(answering.url + "/add").ask({"a": 2, "b": 3}) == {"sum": 5}
     assert answering.asked == [("/add", {"a": 2, "b": 3})]
 
 
 async def test_a_refusal_is_final_and_says_its_status():
-    with Answering(lambda body: 1) as answering:
+    with HttpService(lambda body: 1) as answering:
         answering.fail_with = [404]
         with pytest.raises(ServiceError) as failure:
             await service(answering.url).ask({})
@@ -33,7 +33,7 @@ async def test_a_refusal_is_final_and_says_its_status():
 
 
 async def test_only_a_named_refusal_is_repeated():
-    with Answering(lambda body: "done") as answering:
+    with HttpService(lambda body: "done") as answering:
         answering.fail_with = [429]
         assert await service(answering.url, retry_statuses=(429,)).ask({}) == "done"
     assert len(answering.asked) == 2
@@ -41,7 +41,7 @@ async def test_only_a_named_refusal_is_repeated():
 
 async def test_retries_end_at_the_time_limit(monkeypatch):
     now = only_pauses_take_time(monkeypatch, http)
-    with Answering(lambda body: 1) as answering:
+    with HttpService(lambda body: 1) as answering:
         answering.fail_with = [503] * 100
         with pytest.raises(ServiceError) as failure:
             await service(answering.url).ask({})
@@ -51,12 +51,15 @@ async def test_retries_end_at_the_time_limit(monkeypatch):
 
 
 async def test_an_answer_without_json_is_quoted():
-    with Answering(lambda body: b"<html>") as answering, pytest.raises(ServiceError, match="answered with no JSON: <h"):
+    with (
+        HttpService(lambda body: b"<html>") as answering,
+        pytest.raises(ServiceError, match="answered with no JSON: <h"),
+    ):
         await service(answering.url).ask({})
 
 
 async def test_overlapping_requests_share_connections_and_leave_none_open():
-    with Answering(lambda body: body) as answering:
+    with HttpService(lambda body: body) as answering:
         asking = service(answering.url)
         assert await asyncio.gather(*map(asking.ask, range(5))) == [0, 1, 2, 3, 4]
         assert asking._session is None

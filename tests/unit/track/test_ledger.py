@@ -214,13 +214,13 @@ def test_a_journal_of_another_run_is_not_taken_for_the_own_one_because_it_is_lon
     assert recount().open == {0: (0, 1), 1: (2, 3)}
 
 
-def test_in_another_folder_the_ledger_begins_with_what_the_checkpoint_holds(tmp_path, recount):
+def test_in_another_folder_the_ledger_starts_with_what_the_checkpoint_holds(tmp_path, recount):
     journal = Journal(tmp_path)
     journal.rewind(12345, held=ids(4))
     assert (recount().taken, recount().open) == (1, {4: (8, 9)})
 
 
-def test_a_fresh_run_begins_anew_where_a_start_that_failed_left_something(journal, tmp_path, recount):
+def test_a_fresh_run_starts_over_where_a_failed_start_left_files(journal, tmp_path, recount):
     journal.took(ids(0, 1))
     again = Journal(tmp_path)
     assert again.position() == 0

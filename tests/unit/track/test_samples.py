@@ -14,7 +14,7 @@ from slime_core.types import Sample, Status
 @pytest.mark.parametrize(
     ("versions", "spans"), [(["3"], None), (["3", "4"], [["3", 0, 2], ["4", 2, 5]]), ([], None)], ids=str
 )
-def test_a_response_that_several_versions_drew_says_which_tokens_are_whose(
+def test_a_response_of_several_versions_records_which_tokens_are_whose(
     tmp_path: Path, versions: list[str], spans: list[list[object]] | None
 ) -> None:
     drawn = [("3", 0, 2), ("4", 2, 5)][: len(versions)]

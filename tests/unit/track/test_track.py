@@ -75,7 +75,7 @@ def test_an_evaluation_is_in_the_row_of_the_weights_it_measured(tmp_path: Path) 
     ]
 
 
-def test_an_evaluation_that_ends_late_is_added_to_its_row_and_rows_go_on(tmp_path: Path) -> None:
+def test_an_evaluation_that_ends_late_is_added_to_its_row_and_rows_continue(tmp_path: Path) -> None:
     heard: list[Event] = []
     record, memory = RunRecord(tmp_path), Memory()
     with Track(record, tensorboard=False, trackers={"memory": memory}, listeners=[heard.append]) as track:
@@ -295,7 +295,7 @@ def test_a_tracker_that_sees_samples_gets_what_the_run_wrote(tmp_path: Path) -> 
     assert len(memory.rows) == 2
 
 
-def test_a_tracker_that_fails_on_samples_is_switched_off_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_tracker_that_fails_on_samples_is_switched_off_and_the_run_continues(tmp_path: Path) -> None:
     record, reader = RunRecord(tmp_path), Reader(failures=9)
     with Track(record, tensorboard=False, trackers={"reader": reader}) as track:
         for step in range(5):

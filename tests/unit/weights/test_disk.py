@@ -53,7 +53,7 @@ def test_each_version_is_a_whole_folder_and_only_the_last_stays(control, tmp_pat
     assert list((tmp_path / "weights").iterdir()) == []
 
 
-def test_who_asked_for_it_sees_each_version_whole_before_the_engines_read_it(control, tmp_path):
+def test_a_hook_sees_each_version_whole_before_the_engines_read_it(control, tmp_path):
     seen = []
 
     def written(folder: Path) -> None:

@@ -16,7 +16,7 @@ from slime_core.rollout.engines.client import GenerateClient
 from slime_core.weights.bucket import Bucket
 from slime_core.weights.engine_control import EngineControl, PauseMode, call
 from slime_core.weights.specs import WeightSpec
-from tests.answering import Answering
+from tests.http_service import HttpService
 
 BUCKET = Bucket((WeightSpec("norm", "float32", (4,)),))
 
@@ -79,7 +79,7 @@ def test_an_engine_that_is_gone_is_named(control: EngineControl, engines: tuple[
         control.flush_cache()
 
 
-def test_the_call_that_failed_first_is_told_while_another_hangs(engines: tuple[FakeEngine, ...]) -> None:
+def test_the_call_that_failed_first_is_reported_while_another_hangs(engines: tuple[FakeEngine, ...]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         control = EngineControl([url, engines[1].url], timeout_s=3600)  # who waited for both would hear it then
@@ -191,8 +191,8 @@ async def test_memory_is_released_by_engines_that_do_not_generate(
         (307, "It sends on to /elsewhere: give the address of the engine itself."),
     ],
 )
-def test_what_somebody_has_put_before_an_engine_is_told(status: int, next_step: str) -> None:
-    with Answering(lambda body: body) as service:
+def test_a_proxy_before_an_engine_is_reported(status: int, next_step: str) -> None:
+    with HttpService(lambda body: body) as service:
         service.fail_with = [status]
         with pytest.raises(WeightSyncError) as caught:
             call(service.url, "/pause_generation", {}, timeout_s=60)

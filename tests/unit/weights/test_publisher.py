@@ -201,7 +201,7 @@ def test_a_rank_that_does_not_send_only_takes_part_in_gathering(engines, weights
     assert engines.made_with == {}
 
 
-def test_a_rank_that_does_not_send_is_told_that_files_were_written(engines, weights):
+def test_a_rank_that_does_not_send_learns_that_files_were_written(engines, weights):
     told = []
     settings = PublisherSettings(model=Path("nowhere"), transport="disk")
     silent = Publisher([], settings=settings, weights=weights.items(), sends=False, on_written=told.append)

@@ -68,7 +68,7 @@ def test_the_output_weight_of_a_tied_model_may_be_absent_on_either_side() -> Non
     require_matching_specs([NORM, HEAD], {"norm": NORM}, tied=True)
 
 
-def test_what_the_engines_compute_in_is_accepted_besides_what_their_checkpoint_holds() -> None:
+def test_the_engines_dtype_is_accepted_as_well_as_their_checkpoints() -> None:
     require_matching_specs(
         [NORM, HEAD],
         {name: WeightSpec(name, "bfloat16", spec.shape) for name, spec in EXPECTED.items()},

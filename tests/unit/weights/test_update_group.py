@@ -28,7 +28,7 @@ def test_others_meet_in_a_store_whose_port_was_agreed_on() -> None:
     assert store.get("rank") == b"1"
 
 
-def test_a_reserved_port_is_taken_by_nobody_but_the_store_it_was_reserved_for() -> None:
+def test_a_reserved_port_is_taken_only_by_the_store_it_was_reserved_for() -> None:
     port = reserve_port("127.0.0.1")
     with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
         other.bind(("127.0.0.1", port))

@@ -77,7 +77,7 @@ class GenerateFunctionSuite(ComponentSuite):
                 whole = 0 < sample.response_length < len(sample.tokens)
                 require(whole, f"{_who(sample)} has {lengths}; tokens are the prompt's ids and the response's behind")
 
-    def test_token_ids_are_those_that_the_engine_drew(self) -> None:
+    def test_token_ids_are_those_that_the_engine_sampled(self) -> None:
         for played in self._play():
             if not self.traits().samples_from_engine:
                 require(not played.drawn, "the traits say samples_from_engine=False, and the engine was asked")
@@ -168,7 +168,7 @@ class GenerateFunctionSuite(ComponentSuite):
                 "between generations",
             )
 
-    def test_what_was_ended_goes_on_from_its_tokens(self) -> None:
+    def test_an_aborted_turn_resumes_from_its_tokens(self) -> None:
         if not self.traits().resumes:
             return
         for played in self._play():

@@ -80,7 +80,7 @@ class RolloutSourceSuite(ComponentSuite):
             wrong = [name for name, value in found.items() if not _is_finite(value) or not isinstance(name, str)]
             require(not wrong, f"rollout {batch.rollout}: the metrics {wrong} are no finite numbers with a name")
 
-    def test_another_source_goes_on_from_its_state(self) -> None:
+    def test_another_source_continues_from_its_state(self) -> None:
         source, prompts = self.make(), _Prompts(self.samples_per_prompt)
         (first,) = self._rollouts(source, prompts, count=1)
         state = _through_json(source.state())

@@ -36,7 +36,7 @@ class DataSourceSuite(ComponentSuite):
     rows: ClassVar[Sequence[dict[str, Any]]] = ROWS
 
     @given(max_examples=15, sizes=draws, of_a_prompt=st.integers(1, 3))
-    def test_groups_are_of_the_size_that_was_asked_for(self, sizes: list[int], of_a_prompt: int) -> None:
+    def test_groups_have_the_requested_size(self, sizes: list[int], of_a_prompt: int) -> None:
         with self._source(of_a_prompt) as source:
             for n in sizes:
                 groups = source.next_groups(n)
@@ -45,7 +45,7 @@ class DataSourceSuite(ComponentSuite):
                 require(set(found) == {of_a_prompt}, f"groups of {of_a_prompt} samples were asked for, found {found}")
 
     @given(max_examples=15, sizes=draws)
-    def test_samples_are_pending_and_told_apart_by_their_numbers(self, sizes: list[int]) -> None:
+    def test_samples_are_pending_and_distinguished_by_their_numbers(self, sizes: list[int]) -> None:
         with self._source() as source:
             groups = [group for n in sizes for group in source.next_groups(n)]
         samples = [sample for group in groups for sample in group]

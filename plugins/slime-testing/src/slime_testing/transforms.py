@@ -75,7 +75,7 @@ class SampleTransformSuite(ComponentSuite):
             )
 
     @given(groups=groups())
-    def test_what_the_engine_drew_is_not_changed(self, groups: list[PromptGroup]) -> None:
+    def test_what_the_engine_sampled_is_not_changed(self, groups: list[PromptGroup]) -> None:
         before = {_name(sample): sample for group in groups for sample in group}
         for sample in self._samples(groups):
             old = before.get(_name(sample), sample)

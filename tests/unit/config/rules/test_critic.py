@@ -26,7 +26,7 @@ def test_settings_within_bounds_break_no_rule():
     assert broken_rules("--critic-lr-warmup-iters 9 --lr-decay-iters 10") == []
 
 
-def test_a_critic_apart_has_a_layout_of_its_own():
+def test_a_separate_critic_has_a_layout_of_its_own():
     sizes = "--critic-tensor-model-parallel-size 2 --critic-pipeline-model-parallel-size 2"
     actor = "--actor-num-gpus-per-node 4 --tensor-model-parallel-size 4 --sequence-parallel"
     assert broken_rules(f"{actor} --critic-num-gpus 4 {sizes}") == []
@@ -65,7 +65,7 @@ def test_a_critic_of_another_model_is_refused_and_its_layout_is_that_of_the_mode
         ("--critic-num-gpus 2 --critic-tensor-model-parallel-size 2 --critic-sequence-parallel true", 1),
     ],
 )
-def test_a_critic_apart_shares_its_experts_where_its_ranks_divide(line: str, experts: int, tmp_path: Path):
+def test_a_separate_critic_shares_its_experts_where_its_ranks_divide(line: str, experts: int, tmp_path: Path):
     (tmp_path / "config.json").write_text('{"architectures": ["X"], "num_experts": 4}')
     line += f" --expert-model-parallel-size 2 --actor-num-gpus-per-node 2 --hf-checkpoint {tmp_path}"
     config = load(["--advantage-estimator", "toy", *line.split()], check_rules=False).config

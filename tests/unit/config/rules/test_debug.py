@@ -30,7 +30,7 @@ def broken_rules(line: str) -> list[str]:
         f"{LOAD} --prompt-data missing.jsonl --rollout-max-response-len 8",
     ],
 )
-def test_one_half_that_is_asked_for_well_breaks_no_rule(line: str) -> None:
+def test_a_valid_run_of_one_half_breaks_no_rule(line: str) -> None:
     assert broken_rules(line) == []
 
 
@@ -87,7 +87,7 @@ def test_only_what_slime_saved_is_replaced(tmp_path) -> None:
     ]
 
 
-def test_what_a_rank_saved_is_told_from_other_tensors(tmp_path) -> None:
+def test_what_a_rank_saved_is_distinguished_from_other_tensors(tmp_path) -> None:
     import numpy as np
     from safetensors.numpy import save_file
 

@@ -159,7 +159,5 @@ def test_a_vocabulary_is_not_padded() -> None:
         ("moe_layer_freq", "1", {"num_experts": 2, "num_hidden_layers": "2"}),
     ],
 )
-def test_a_config_json_that_says_something_odd_tells_nothing(
-    name: str, value: Value, described: dict[str, object]
-) -> None:
+def test_an_odd_config_json_yields_nothing(name: str, value: Value, described: dict[str, object]) -> None:
     assert expected(name, value, described) is None

@@ -116,7 +116,7 @@ MISREAD = [
 
 
 @pytest.mark.parametrize(("table", "message"), MISREAD)
-def test_all_that_is_wrong_with_a_table_is_told(table, message):
+def test_all_that_is_wrong_with_a_table_is_reported(table, message):
     with pytest.raises(ConfigError) as failure:
         load([*TOY, "--engine-models", table])
     assert f"--engine-models: found {table!r}; {message}; accepted: tables with name, " in str(failure.value)
@@ -180,7 +180,7 @@ def test_others_engines_fill_no_gpus_of_the_run():
     assert broken(config.config) == []
 
 
-def test_an_evaluation_takes_no_engines_whose_weights_nobody_knows():
+def test_an_evaluation_takes_no_engines_of_unknown_weights():
     assert broken_flags(EXTERNAL, purpose="eval") == [
         "rollout_external_engine_addrs: an evaluation publishes no weights, and what others' engines hold is not "
         "known; leave it out, so that engines are started with the weights in question"
@@ -196,7 +196,7 @@ def test_a_model_s_name_names_files_of_its_own(tmp_path, name):
     ]
 
 
-def test_models_beside_the_policy_share_their_heads_evenly(tmp_path):
+def test_auxiliary_models_share_their_heads_evenly(tmp_path):
     judge = f'[[engine.engine_models]]\nname = "judge"\nmodel_path = "{MODEL}"\nnum_gpus_per_engine = 3'
     assert broken(settings(tmp_path, judge)) == [
         f"engine_models judge: engines of 3 GPUs cannot share the 4 attention heads of {MODEL} evenly; accepted is a "

@@ -15,13 +15,13 @@ from slime_core.plugins.selection import check_selection
 
 
 @pytest.mark.parametrize(("rewards", "setting"), [("remote_rm", "rm_url"), ("1*judge+1*math", "rm_model")])
-def test_a_reward_model_that_asks_nobody_is_refused_before_the_run(rewards, setting):
+def test_a_reward_model_without_a_model_to_call_is_refused_before_the_run(rewards, setting):
     config, registry = RunConfig(rollout=RolloutConfig(rm_type=rewards)), activate(["rewards"]).registry
     name = {"rm_url": "remote_rm", "rm_model": "judge"}[setting]
     refused(config, registry, f"rm_type = {rewards}", name, setting)
 
 
-def test_one_of_an_evaluation_set_that_asks_nobody_is_refused_before_the_run():
+def test_an_evaluation_sets_reward_model_without_a_model_to_call_is_refused_before_the_run():
     dataset = EvalDataset(name="aime", path=Path("aime.jsonl"), rm_type="1*judge+1*math")
     config = RunConfig(eval=EvalConfig(eval_datasets=(dataset,)))
     refused(config, activate(["rewards"]).registry, "evaluation set aime", "judge", "rm_model")

@@ -297,7 +297,7 @@ def test_the_ratio_may_be_taken_to_the_engine():
 
 
 @pytest.mark.parametrize("hole", [math.nan, -math.inf])
-def test_tokens_that_the_engine_did_not_draw_do_not_leak(hole):
+def test_tokens_that_the_engine_did_not_sample_do_not_leak(hole):
     batch = micro(mask_U=[1.0, 0.0, 1.0], weights_U=[0.25, 0.0, 0.5], rollout_log_probs_U=[-1.0, hole, -3.0])
     found = objective(use_rollout_logprobs=True)
     found.take_from_engine([batch])
@@ -407,7 +407,7 @@ def test_a_correction_that_returns_something_else_is_named(output, message):
     assert str(caught.value).startswith(message)
 
 
-def test_what_no_engine_has_drawn_has_no_distance_from_the_engines():
+def test_what_no_engine_has_sampled_has_no_distance_from_the_engines():
     for drawn in (True, False):
         found = Objective(Clipped(None, RunView()), AlgorithmConfig(), engine_sampled=drawn)
         log_probs_U, entropy_U = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.zeros(3)

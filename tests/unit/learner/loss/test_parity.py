@@ -251,7 +251,7 @@ def test_tighter_bounds_than_the_strict_ones_are_kept():
         gate(strict=True, parity_mean_tolerance=1e-7).check(found_by(10, 1e-5, 1e-6), rollout=0, temperature=1.0)
 
 
-def test_the_strict_gate_takes_what_the_published_weights_drew():
+def test_the_strict_gate_takes_tokens_of_the_published_weights():
     assert fresh(gate(strict=True, published=3), shard(versions=(3, 3, 3))) == [[True] * 4, [True]]
     assert fresh(gate(published=3), shard(versions=(3, 2, 3))) == [[True] * 4, [False]]
 
@@ -268,7 +268,7 @@ def test_the_strict_gate_takes_what_the_published_weights_drew():
         ((3, 3, 3), True, "was published as nothing, and 3 of 3 responses of this rank were drawn by others"),
     ],
 )
-def test_the_strict_gate_refuses_what_other_weights_drew(versions, moved, message):
+def test_the_strict_gate_refuses_tokens_of_other_weights(versions, moved, message):
     found = gate(strict=True, published=3)
     if moved:
         found.weights_changed()
@@ -284,7 +284,7 @@ def test_a_response_that_trains_nothing_may_be_stale():
     assert fresh(gate(strict=True, published=3), batch) == [[True] * 4, [False]]
 
 
-def test_a_run_that_generates_ahead_is_told_why_no_token_could_be_compared() -> None:
+def test_a_run_that_generates_ahead_reports_why_no_token_could_be_compared() -> None:
     said = [parity_unchecked_warning(ahead).partition("the published weights alone. ") for ahead in (0, 2)]
     assert [start for start, _, _ in said] == 2 * [
         "parity of learner and engines could not be checked: no trained token of this rollout is known to come from "

@@ -30,7 +30,7 @@ async def told(workers: Any) -> list[str]:
     return found
 
 
-async def test_every_engine_behind_a_router_is_told():
+async def test_every_engine_behind_a_router_is_reached():
     assert await told({"workers": [{"url": "http://a"}, {"url": "http://b"}]}) == [
         "http://a/abort_request",
         "http://b/abort_request",

@@ -17,7 +17,7 @@ from slime_core.generation import Generation, SamplingParams
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.rollout.engines import client as module
 from slime_core.rollout.engines.client import GenerateClient
-from tests.clock import only_pauses_take_time
+from tests.simulated_clock import only_pauses_take_time
 
 SHORT = SamplingParams(max_new_tokens=8)
 
@@ -113,7 +113,7 @@ async def test_an_engine_that_hangs_ends_with_the_time_limit(client: GenerateCli
 
 
 @pytest.mark.parametrize("fault", ["reset", "torn", "garbage"])
-async def test_an_answer_that_breaks_off_is_asked_for_again(
+async def test_an_answer_that_breaks_off_is_requested_again(
     client: GenerateClient, engine: FakeEngine, fault: str
 ) -> None:
     engine.faults = [fault, fault]
@@ -144,7 +144,7 @@ async def test_a_request_that_fails_for_good_says_how(
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422])
-async def test_no_refusal_is_asked_for_again(client: GenerateClient, engine: FakeEngine, status: int) -> None:
+async def test_no_refused_request_is_repeated(client: GenerateClient, engine: FakeEngine, status: int) -> None:
     engine.fail_with = [status, 500]
     with pytest.raises(RequestRefused, match=f"status {status}"):
         await client.generate([3], sampling=SHORT)
@@ -195,7 +195,7 @@ async def test_what_is_no_response_costs_its_sample_and_not_the_run(
     assert told in str(caught.value)
 
 
-async def test_engines_are_told_of_requests_that_a_function_sent_by_itself(
+async def test_engines_abort_requests_that_a_function_sent_by_itself(
     client: GenerateClient, engine: FakeEngine
 ) -> None:
     engine.delay_s = 60
@@ -222,7 +222,7 @@ async def test_requests_can_be_ended_with_the_tokens_that_they_have(client: Gene
     assert (await client.generate([3, 4], sampling=SHORT))[0].finish_reason == "stop"
 
 
-async def test_engines_that_cannot_be_told_hold_nobody_up(client: GenerateClient, engine: FakeEngine) -> None:
+async def test_engines_that_cannot_be_reached_delay_nothing(client: GenerateClient, engine: FakeEngine) -> None:
     engine.stop()
     async with client.aborting():
         (answer,) = await client.generate([3], sampling=SHORT)
@@ -258,7 +258,7 @@ async def test_an_empty_prompt_is_not_sent(client: GenerateClient) -> None:
         await client.generate([], sampling=SHORT)
 
 
-async def test_every_version_that_drew_tokens_is_reported_once(client: GenerateClient, engine: FakeEngine) -> None:
+async def test_every_version_that_sampled_tokens_is_reported_once(client: GenerateClient, engine: FakeEngine) -> None:
     (before,) = await client.generate([3], sampling=SHORT)
     assert before.weight_versions == ("default",)
 

@@ -29,12 +29,12 @@ def test_a_gpu_server_gets_nothing_of_that() -> None:
     assert str(cpu.STAND_INS) not in settings.environment().get("PYTHONPATH", "")
 
 
-def test_remote_code_runs_only_when_asked_for() -> None:
+def test_remote_code_runs_only_when_requested() -> None:
     assert "--trust-remote-code" not in EngineSettings(FOLDER, LOG).arguments()
     assert "--trust-remote-code" in EngineSettings(FOLDER, LOG, trust_remote_code=True).arguments()
 
 
-def test_servers_listen_on_loopback_unless_told_otherwise() -> None:
+def test_servers_listen_on_loopback_by_default() -> None:
     assert "--host=127.0.0.1" in EngineSettings(FOLDER, LOG).arguments()
     arguments = RouterSettings(LOG).arguments(port=1, metrics_port=2, workers=[])
     assert {"--host=127.0.0.1", "--prometheus-host=127.0.0.1"} < set(arguments)

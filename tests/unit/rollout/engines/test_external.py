@@ -99,7 +99,7 @@ def test_what_is_needed_stands_in_the_settings():
         ),
     ],
 )
-def test_an_engine_that_cannot_serve_is_told_why(engine, said, needs, message):
+def test_an_engine_that_cannot_serve_is_refused_with_the_reason(engine, said, needs, message):
     assert reason(engine, needs, **said) == message
 
 
@@ -114,12 +114,12 @@ def test_without_a_type_an_engine_computes_as_sglang_decides(engine):
     assert reason(engine, dtype="auto").startswith("dtype = float16, but the learner computes in float32")
 
 
-def test_nobody_at_an_address_is_an_error(engine):
+def test_an_address_without_a_server_is_an_error(engine):
     engine.stop()
     assert "it does not answer as an SGLang server" in reason(engine)
 
 
-def test_an_evaluation_that_nobody_would_answer_is_refused(engine):
+def test_an_evaluation_that_no_engine_serves_is_refused(engine):
     require_reachable({})
     require_reachable({"aime": engine.url, "gsm8k": f"{engine.url}/"})
     url = engine.url

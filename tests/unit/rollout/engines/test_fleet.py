@@ -172,7 +172,7 @@ def test_the_policy_is_behind_its_router_and_only_its_engines_get_weights(starte
     assert found.direct_urls() == ()
 
 
-def test_prefill_engines_are_told_to_the_router_with_their_ports(started, tmp_path):
+def test_prefill_engines_are_registered_with_their_ports(started, tmp_path):
     line = ["--prefill-num-servers", "1", "--rollout-num-gpus", "2"]
     found = servers(settings(*line), tmp_path, on_gpus=True)
     found.policy.register()
@@ -191,7 +191,7 @@ def test_engines_that_return_routes_are_asked_directly(started, tmp_path):
     assert found.direct_urls() == ("http://engine-0", "http://engine-1")
 
 
-def test_a_router_of_somebody_else_is_used_and_not_started(started, tmp_path):
+def test_an_external_router_is_used_and_not_started(started, tmp_path):
     with FakeRouter("http://older") as router:
         port = router.url.rpartition(":")[2]
         found = servers(settings("--sglang-router-ip", "127.0.0.1", "--sglang-router-port", port), tmp_path)
@@ -235,7 +235,7 @@ def test_engines_of_others_are_used_and_not_stopped(started, tmp_path):
     assert sorted(started) == ["router", "watch"]
 
 
-def test_engines_that_only_evaluate_serve_the_policy_apart_from_its_router(started, tmp_path):
+def test_engines_for_evaluation_serve_the_policy_without_its_router(started, tmp_path):
     found = servers(settings("--eval-num-gpus", "2", "--rollout-num-gpus", "1"), tmp_path)
     assert sorted(started) == ["engine 0", "eval engine 0", "eval engine 1", "router", "router-eval"]
     assert started["eval engine 1"].settings.model == MODEL
@@ -256,7 +256,7 @@ def test_engines_that_only_evaluate_serve_the_policy_apart_from_its_router(start
     assert started["eval engine 0"].called[-1] == ("stop", ())
 
 
-def test_one_engine_that_only_evaluates_is_asked_directly_beside_models(started, tmp_path):
+def test_one_engine_for_evaluation_is_called_directly_next_to_auxiliary_models(started, tmp_path):
     line = ["--eval-num-gpus", "2", "--eval-num-gpus-per-engine", "2"]
     found = servers(settings(*line, file=tmp_path, text=TWO_GROUPS), tmp_path)
     assert found.evaluating.ready_url() == "http://eval-engine-0"
@@ -289,7 +289,7 @@ def test_every_server_is_waited_for_at_the_end_though_an_actor_is_dead(started, 
     assert waited == [1, 1, 1]
 
 
-def test_nothing_is_started_where_nobody_answers_an_evaluation(started: dict[str, Stand], tmp_path: Path) -> None:
+def test_nothing_is_started_where_no_engine_serves_an_evaluation(started: dict[str, Stand], tmp_path: Path) -> None:
     with FakeEngine() as engine:
         url = engine.url
     run = settings("--eval-datasets", f"name = 'aime', path = 'aime.jsonl', model = '{url}'")

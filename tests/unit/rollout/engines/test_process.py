@@ -35,7 +35,7 @@ def first_line(server: ServerProcess) -> str:
     return server.last_lines()[0]
 
 
-def test_a_death_is_told_with_the_last_lines(tmp_path: Path) -> None:
+def test_a_death_is_reported_with_the_last_lines(tmp_path: Path) -> None:
     server = shell(tmp_path, "seq 1 30; echo out of memory >&2; exit 3")
     assert server.wait_end(120)
     first, where, *last = str(server.death()).splitlines()

@@ -34,7 +34,7 @@ def test_routes_are_read_token_by_token_layer_by_layer():
     assert found.tolist() == sent.reshape(4, 3, 2).tolist()
 
 
-def test_routes_that_nobody_asked_for_are_not_kept():
+def test_routes_that_were_not_requested_are_dropped():
     assert read_generation(answer(None), None).routed_experts is None
 
 

@@ -94,7 +94,7 @@ def test_the_end_of_a_program_is_passed_on_when_all_of_it_is_gone(
     assert_gone(shared, foreign, said)
 
 
-def test_a_keeper_that_is_asked_to_end_kills_all_at_once(shared: Path, foreign: Path) -> None:
+def test_a_supervisor_that_is_terminated_kills_all_at_once(shared: Path, foreign: Path) -> None:
     ending = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
     with subprocess.Popen(under_keeper(shared, ending), stdout=subprocess.PIPE, text=True) as keeper:
         assert keeper.stdout is not None

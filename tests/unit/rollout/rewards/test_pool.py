@@ -19,7 +19,7 @@ from slime_core.plugins.manifest import record
 from slime_core.rollout.rewards.pool import RewardFailure, RewardPool, RewardPoolSettings
 from slime_core.rollout.sampler_components import default_num_workers
 from slime_core.types import Sample
-from tests.answering import Answering
+from tests.http_service import HttpService
 from tests.processes import children, left_of, runs
 
 PLUGIN = '''
@@ -242,7 +242,7 @@ async def test_numbers_of_numpy_are_numbers(pool: RewardPool) -> None:
 
 
 async def test_a_reward_in_a_process_asks_the_models_that_the_run_serves(tmp_path: Path) -> None:
-    with Answering(lambda body: len(body["text"])) as judge:
+    with HttpService(lambda body: len(body["text"])) as judge:
         pool = RewardPool(settings(tmp_path, timeout_s=60.0, run=RunView(models={"judge": judge.url})))
         try:
             assert await pool.score("asking", samples("a", "bb"), together=False) == [1.0, 2.0]
@@ -251,7 +251,7 @@ async def test_a_reward_in_a_process_asks_the_models_that_the_run_serves(tmp_pat
     assert sorted(judge.asked, key=str) == [("/score", {"text": "a"}), ("/score", {"text": "bb"})]
 
 
-async def test_what_a_reward_forks_answers_nobody_and_takes_no_call(tmp_path: Path) -> None:
+async def test_a_process_forked_by_a_reward_answers_no_call(tmp_path: Path) -> None:
     pool = RewardPool(settings(tmp_path, num_workers=1, timeout_s=60.0))
     twice = [Sample(response="twice", index=index) for index in range(2)]
     try:
@@ -299,7 +299,7 @@ async def test_what_is_under_way_when_the_pool_is_closed_fails_and_starts_nothin
     assert children("rewards.worker") == []
 
 
-async def test_five_hundred_at_once_beside_one_that_hangs_and_one_that_dies(tmp_path: Path) -> None:
+async def test_five_hundred_calls_at_once_with_one_that_hangs_and_one_that_dies(tmp_path: Path) -> None:
     pool = RewardPool(settings(tmp_path, timeout_s=1.0))
     try:
         asked = [samples("hang" if place == 100 else "exit" if place == 101 else "abc") for place in range(500)]

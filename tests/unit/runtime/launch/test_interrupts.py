@@ -20,7 +20,7 @@ def handlers() -> Iterator[dict[int, Any]]:
         signal.signal(number, handler)
 
 
-def test_a_signal_before_the_end_begins_is_let_through() -> None:
+def test_a_signal_before_the_end_starts_is_let_through() -> None:
     with pytest.raises(KeyboardInterrupt), DelayedInterrupts():
         signal.raise_signal(signal.SIGINT)
 
@@ -68,7 +68,7 @@ def fails() -> None:
         raise ValueError("its own")
 
 
-def test_what_failed_is_told_and_not_the_signal() -> None:
+def test_what_failed_is_reported_and_not_the_signal() -> None:
     with pytest.raises(ValueError, match="its own"):
         fails()
 

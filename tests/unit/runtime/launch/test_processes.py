@@ -23,7 +23,7 @@ def _enough(_: object) -> Any:
 
 
 @pytest.mark.parametrize(("own", "asked"), [(True, []), (False, ["the manifest"])])
-def test_nodes_are_asked_for_their_plugins_where_a_cluster_is_joined(
+def test_nodes_report_their_plugins_where_a_cluster_is_joined(
     own: bool, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Any] = []

@@ -54,7 +54,7 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     [("logs/engine-0.log", signal.SIGINT), ("metrics.jsonl", signal.SIGTERM)],
     ids=["Ctrl-C while starting", "SIGTERM while training"],
 )
-def test_a_run_that_is_asked_to_end_does_so_and_leaves_nothing(tmp_path: Path, moment: str, asked_by: signal.Signals):
+def test_a_run_that_is_interrupted_ends_and_leaves_nothing(tmp_path: Path, moment: str, asked_by: signal.Signals):
     with running(tmp_path / "run") as process:
         wait_for(tmp_path / "run" / moment, process)
         started = family(process)

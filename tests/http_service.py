@@ -1,4 +1,4 @@
-"""A service on loopback that answers JSON as it is told, in a thread of its own."""
+"""An HTTP service on loopback, in a thread of its own, whose JSON answers a test defines."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-__all__ = ["Answering", "chat", "embedding"]
+__all__ = ["HttpService", "chat", "embedding"]
 
 
-class Answering:
+class HttpService:
     """Listens from ``with`` on at ``url``.
 
     Arguments:
@@ -62,7 +62,7 @@ class Answering:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def __enter__(self) -> Answering:
+    def __enter__(self) -> HttpService:
         self._thread.start()
         return self
 
