@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from slime_core.track.events import EvalFinished, Event, PhaseStarted, StepFinished, Warned
+from slime_core.track.track import EvalFinished, Event, PhaseStarted, StepFinished, Warned
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -28,9 +28,8 @@ from slime_core.plugins.construction import construct, prepare_options, run_view
 from slime_core.plugins.contracts import RunView, SampleTracker, Tracker
 from slime_core.plugins.manifest import listed
 from slime_core.plugins.selection import has_critic
-from slime_core.track.events import EvalFinished, Event, Listener
 from slime_core.track.record import RunRecord, numbered
-from slime_core.track.track import Sink, Track
+from slime_core.track.track import EvalFinished, Event, Listener, Sink, Track
 from slime_core.types import SampleRecord
 
 if TYPE_CHECKING:

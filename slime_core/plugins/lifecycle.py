@@ -23,7 +23,7 @@ from slime_core.plugins.contracts import Place, RunInfo
 from slime_core.plugins.discovery import PluginIdentity
 from slime_core.plugins.hooks import LIFECYCLE_HOOKS, RESTORE, STATE
 from slime_core.plugins.registry import Implementation, Registry
-from slime_core.track.observers import MAX_FAILURES
+from slime_core.track.track import MAX_FAILURES
 from slime_core.types import Sample
 
 if TYPE_CHECKING:

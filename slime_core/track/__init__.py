@@ -1,10 +1,7 @@
 """The run folder, metrics, readable samples, and the accounting of prompts.
 
-    track        rows, timers, trackers and listeners, as the loop uses them; the metrics of one step
-    events       events for listeners: phases, steps, evaluations, warnings, the end
-    observers    keeps failures of trackers and displays from ending the run
-    record       the run folder: config, metrics.jsonl, samples, logs, checkpoints
-    jsonl        one JSON object a line, on disk when the step ends
+    track        rows, timers, trackers and listeners, as the loop uses them; the metrics of one step; events
+    record       the run folder: config, metrics.jsonl (a row is on disk when its step ends), samples, logs, checkpoints
     samples      one file of readable samples a rollout or evaluation set
     tensorboard  the same metrics as TensorBoard events, without torch
     ledger       prompt accounting: where every prompt group ended, from the files of the run folder
@@ -20,7 +17,7 @@ may be older, by at most its staleness bound):
 An evaluation before training belongs to row 0. An evaluation after training step k measures version k + 1 and waits for
 row k + 1; the one after the last step gets a row of its own at the end. A row is written when its step has ended, so
 steps are unique and rise. A concurrent evaluation is added to its row when it has ended, however
-many rows follow by then. :class:`~.events.EvalFinished` reports every evaluation at once.
+many rows follow by then. :class:`~.track.EvalFinished` reports every evaluation at once.
 
 Names: ``rollout/raw_reward``, ``rollout/response_len/mean``, ``rollout/truncated_ratio``, ``train/loss``,
 ``train/pg_loss``, ``train/grad_norm``, ``train/train_rollout_logprob_abs_diff``, ``perf/<phase>_time`` (seconds),

@@ -17,10 +17,9 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
 
-from slime_core.errors import ConfigError
-from slime_core.track.jsonl import read_rows
+from slime_core.errors import CheckpointError, ConfigError
 
-__all__ = ["FILES", "FOLDERS", "RunRecord", "numbered", "write_atomically"]
+__all__ = ["FILES", "FOLDERS", "JsonLines", "RunRecord", "numbered", "read_rows", "write_atomically"]
 
 FOLDERS = ("tensorboard", "samples", "logs", "checkpoints")
 FILES = ("config.toml", "plugins.json", "metrics.jsonl")
@@ -153,3 +152,42 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
     finally:
         draft.unlink(missing_ok=True)
     return path
+
+
+class JsonLines:
+    """Appends ``{"step": 3, "train/loss": 0.5, ...}`` lines to ``path``; a reader sees whole lines only."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one line and flush it."""
+        self._file.write(json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; no line may follow."""
+        self._file.close()
+
+
+def read_rows(path: Path) -> list[dict[str, float]]:
+    """All rows of ``path`` in order, without a last line that a killed process left incomplete.
+
+    Raises:
+        CheckpointError: another line is not a JSON object with a step.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith("\n")]
+    return [_row(path, number, line) for number, line in enumerate(whole, start=1)]
+
+
+def _row(path: Path, number: int, line: str) -> dict[str, float]:
+    try:
+        row: dict[str, float] = json.loads(line)
+        row["step"] = int(row["step"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path}:{number} is not a metrics row ({error!r}). Every line is one JSON object with a step; "
+            "remove the line, or resume into a new directory."
+        ) from error
+    return row

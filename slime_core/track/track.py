@@ -12,26 +12,120 @@
 
 ``track.evaluation`` may also be called inside the step: the version says which row it belongs to (see the package's
 docstring), not the place of the call.
+
+Listeners receive events, which are frozen records: ``StepFinished(step=3, metrics={"train/loss": 0.1})``. Trackers and
+displays do not end a run: :class:`Observer` counts their failures and leaves them out after three.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from numbers import Real
 from typing import Literal, Protocol, runtime_checkable
 
 from slime_core.errors import NonFiniteError
-from slime_core.track.events import EvalFinished, Event, Listener, PhaseStarted, RunFinished, StepFinished, Warned
-from slime_core.track.jsonl import JsonLines
-from slime_core.track.observers import Observer
-from slime_core.track.record import RunRecord
+from slime_core.track.record import JsonLines, RunRecord
 from slime_core.track.samples import read_samples
 from slime_core.types import SampleRecord
 
-__all__ = ["Metrics", "SampleSink", "Sink", "Track"]
+__all__ = [
+    "EvalFinished",
+    "Event",
+    "Listener",
+    "Metrics",
+    "Observer",
+    "PhaseStarted",
+    "RunFinished",
+    "SampleSink",
+    "Sink",
+    "StepFinished",
+    "Track",
+    "Warned",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseStarted:
+    """``phase`` ("rollout", "train") starts; ``step`` is None outside the steps."""
+
+    phase: str
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinished:
+    """Step ``step`` has ended and its row is on disk."""
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class EvalFinished:
+    """The weights of ``version`` were evaluated."""
+
+    version: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    """No step follows; ``seconds`` since the track was opened."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """A warning for the user, in full sentences."""
+
+    message: str
+
+
+Event = PhaseStarted | StepFinished | EvalFinished | RunFinished | Warned
+Listener = Callable[[Event], None]
+
+
+MAX_FAILURES = 3
+"""Failures after which an observer is not called any more: a server may be unreachable for a moment, a bug stays."""
+
+
+class Observer:
+    """A context in which ``name`` may fail; ``on_give_up`` is called once, after the third failure.
+
+    Example: ``with observer: tracker.log(step, metrics)``. Exceptions are caught; Ctrl-C and exits are not.
+    """
+
+    def __init__(self, name: str, *, on_give_up: Callable[[str], None]) -> None:
+        self.name = name
+        self.failures = 0
+        self._on_give_up = on_give_up
+
+    @property
+    def active(self) -> bool:
+        """Whether it has failed less than three times."""
+        return self.failures < MAX_FAILURES
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.failures += 1
+        if self.failures == MAX_FAILURES:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            self._on_give_up(
+                f"{self.name} failed {MAX_FAILURES} times and is off for the rest of the run: "
+                f"{type(error).__name__}: {error} ({where.filename}:{where.lineno}). "
+                "The run itself goes on; metrics.jsonl is complete."
+            )
+        return True
 
 
 class Sink(Protocol):

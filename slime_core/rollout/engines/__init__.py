@@ -1,16 +1,13 @@
 """Inference servers (SGLang) and their routers: started, found, watched, and queried.
 
     supervisor.py     the program between an actor and its server; it cleans up after the server
-    process.py        a program as a child process: its log, its end, what is left of it when it dies
-    server.py         a program that listens on a port
+    server.py         a program that listens on a port, as a child process: its log, its health, its end
     engine.py         one SGLang server; the only file that starts SGLang
     router.py         sglang-router: started here, or an external one
     actors.py         Ray actors that start and watch a server
     external.py       engines that the user started: checked before the run, watched during it
-    reward_head.py    works around a random bias that SGLang adds to reward models
     engine_config.py  the settings of a run as arguments of each engine and router
-    model_servers.py  the engines and the router of one model
-    fleet.py          all models: the policy, auxiliary models, engines that only evaluate
+    fleet.py          the engines and routers of all models: the policy, auxiliary models, engines that only evaluate
     client.py         token ids in, token ids and log-probabilities out; retries and aborts
     truncated_sampling.py  top-p/top-k: which tokens stayed, and log-probs renormalized over them
 

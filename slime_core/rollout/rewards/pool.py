@@ -1,26 +1,333 @@
 """The pool of reward processes: a reward that hangs, crashes or eats memory fails its own samples and no others.
 
-    shared slots     one process each. A slot gets a call only while its event loop is idle, so no call queues behind
-    one
-                     that computes or hangs, and calls that wait for a network overlap
-    isolated slots   as many again, started once a process has died: each repeats one lost sample at a time, so that
-        only
-                     the sample at fault fails
+    RewardPool      chooses the process of each call
+    RewardProcess   one process, seen from the sampler: its socket, its calls in flight, and its end
 
-N samples that hang therefore take about N / workers time limits. All processes load exactly the driver's plugins. See
-:mod:`slime_core.rollout.rewards.process`.
+Every call gets an answer, whatever the process does. A call times out inside the process, unless it holds the
+interpreter; then, or over the memory limit, the sampler kills the process. The program of the process is
+:mod:`slime_core.rollout.rewards.worker`. It answers in JSON, so the sampler never unpickles what user code wrote. All
+processes load exactly the driver's plugins.
+
+The pool has two kinds of slots, with one process each. A shared slot gets a call only while its event loop is idle: no
+call queues behind one that computes or hangs, and calls that wait for a network overlap. Isolated slots, as many again,
+start once a process has died: each repeats one lost sample at a time, so that only the sample at fault fails. N samples
+that hang therefore take about N / workers time limits.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import itertools
+import json
+import math
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from slime_core.rollout.rewards.process import Answers, RewardPoolSettings, RewardProcess
+import psutil  # type: ignore[import-untyped]
+
+from slime_core.errors import PluginError, RunError
+from slime_core.plugins.boundary import boundary
+from slime_core.plugins.contracts import RunView
+from slime_core.rollout.engines.supervisor import die_with
+from slime_core.rollout.rewards.worker import read_frame, write_frame
 from slime_core.types import Reward, RewardFailure, Sample
 
-__all__ = ["RewardPool", "RewardPoolSettings"]
+__all__ = ["Answers", "RewardPool", "RewardPoolSettings", "RewardProcess"]
+
+POLL_S = 0.1
+"""Seconds between two checks of the process."""
+
+GRACE_S = 1.0
+"""Seconds beyond the time limit in which a waiting call ends by itself."""
+
+START_LIMIT_S = 120.0
+"""A reward may import a library that takes a minute on a busy machine."""
+
+END_GRACE_S = 10.0
+"""Seconds after SIGTERM in which a process ends its children; after SIGKILL it could not."""
+
+Answers = list[Reward | RewardFailure] | RewardFailure
+"""One for each sample of a call, or why the whole call failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardPoolSettings:
+    """Settings of the reward processes.
+
+    Arguments:
+        manifest: the run's plugins, as :meth:`slime_core.plugins.manifest.Manifest.to_json` writes them.
+        options: plugin name -> its options object.
+        run: handed to every reward model.
+        num_workers: processes.
+        timeout_s: seconds that one call may take.
+        memory_gib: memory that one process and its children may use.
+        log_file: receives the output of rewards; None: it is dropped.
+    """
+
+    manifest: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    run: RunView = field(default_factory=RunView)
+    num_workers: int = 2
+    timeout_s: float = 30.0
+    memory_gib: float = 4.0
+    log_file: Path | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """The limit of one process."""
+        return int(self.memory_gib * 2**30)
+
+
+class _LostError(Exception):
+    """The process ended: why, and whether it was working on this call alone."""
+
+    def __init__(self, cause: str, is_alone: bool = False) -> None:
+        self.cause = cause
+        self.is_alone = is_alone
+        super().__init__(cause)
+
+
+@dataclass(slots=True)
+class _Call:
+    answer: asyncio.Future[Any]
+    idle: Callable[[], None] | None
+    sent_s: float = field(default_factory=time.monotonic)
+    started_s: float | None = None
+
+
+class RewardProcess:
+    """Made by :meth:`start`; belongs to one event loop."""
+
+    def __init__(self, settings: RewardPoolSettings, process: subprocess.Popen[bytes], scores_each: set[str]) -> None:
+        self._settings, self._process, self._scores_each = settings, process, scores_each
+        self._numbers = itertools.count()
+        self._calls: dict[int, _Call] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._runs, self._has_leftovers = True, False
+        self._last_message_s = 0.0
+
+    @staticmethod
+    async def start(settings: RewardPoolSettings, *, scores_each: set[str]) -> RewardProcess:
+        """A process that has loaded the plugins.
+
+        Arguments:
+            scores_each: receives the names of reward models with scope ``group`` that report ``scores_each``.
+
+        Raises:
+            PluginError: it cannot load them.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = RewardProcess(settings, _spawn(settings, theirs), scores_each)
+        try:
+            await process._connect(ours)
+        except BaseException:
+            await process.end("crash")
+            raise
+        return process
+
+    async def _connect(self, ours: socket.socket) -> None:
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        settings = self._settings
+        setup = {
+            "manifest": settings.manifest,
+            # Pickled: their classes are defined by plugins, which the process loads first.
+            "options": pickle.dumps(dict(settings.options)),
+            "run": settings.run.to_json(),
+            "timeout_s": settings.timeout_s,
+            "memory_bytes": settings.memory_bytes,
+        }
+        try:
+            write_frame(self._writer, pickle.dumps(setup))
+            async with asyncio.timeout(START_LIMIT_S):
+                first = json.loads(await read_frame(reader))
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError) as error:
+            late = isinstance(error, TimeoutError)
+            what = f"was not ready after {START_LIMIT_S:g} s" if late else "ended before it was ready"
+            raise PluginError(f"a reward process {what}; its output is in {settings.log_file}") from error
+        if "broken" in first:
+            raise PluginError(str(first["broken"]))
+        self._tasks = [asyncio.create_task(self._listen(reader)), asyncio.create_task(self._watch())]
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether it runs, and no call has left a thread, a child or memory behind in it."""
+        return self._runs and not self._has_leftovers
+
+    async def score(self, name: str, samples: list[Sample], *, idle: Callable[[], None] | None = None) -> Answers:
+        """The rewards of ``samples``, or why there are none; ``idle`` is called when they wait for something, because
+        the process can then start another call."""
+        number = next(self._numbers)
+        call = self._calls[number] = _Call(asyncio.get_running_loop().create_future(), idle)
+        try:
+            assert self._writer is not None
+            if not self._runs:
+                raise _LostError("crash")
+            with boundary(f"reward model {name!r}", "sending it what it scores", error=RunError):
+                frame = pickle.dumps((number, name, samples))
+            write_frame(self._writer, frame)
+            message = await call.answer
+        except RunError as error:
+            return RewardFailure("invalid", str(error))
+        except (_LostError, ConnectionError) as lost:
+            cause = lost.cause if isinstance(lost, _LostError) else "crash"
+            is_own = isinstance(lost, _LostError) and lost.is_alone and cause == "timeout"
+            return RewardFailure(cause, _failure_text(cause, name, self._settings), lost=True, own=is_own)
+        finally:
+            self._calls.pop(number, None)
+        if "failed" in message:
+            cause, own = str(message["cause"]), str(message["error"])
+            said = f"reward model {name!r}: {own}" if own else _failure_text(cause, name, self._settings)
+            return RewardFailure(cause, said, lost=cause == "memory")
+        return _checked(name, message["rewards"], samples)
+
+    async def drain(self) -> None:
+        """End the process once its calls are answered."""
+        await asyncio.gather(*(call.answer for call in self._calls.values()), return_exceptions=True)
+        await self.end("timeout")
+
+    async def end(self, cause: str) -> None:
+        """End the process and its descendants; its calls fail with ``cause``."""
+        self._runs = False
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        await asyncio.to_thread(_end, self._process)
+        if self._writer is not None:
+            self._writer.close()
+        left = [call for call in self._calls.values() if not call.answer.done()]
+        num_begun = sum(call.started_s is not None for call in left)
+        for call in left:
+            call.answer.set_exception(_LostError(cause, is_alone=call.started_s is not None and num_begun == 1))
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            try:
+                message = json.loads(await read_frame(reader))
+            except (asyncio.IncompleteReadError, ConnectionError, ValueError):
+                await self.end("crash")
+                return
+            self._handle(message)
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        self._last_message_s = time.monotonic()
+        if "scores_each" in message:
+            self._scores_each.add(str(message["scores_each"]))
+        # A call that timed out may leave a thread or a child behind, and one out of memory its memory: both would slow
+        # down or fail other calls.
+        self._has_leftovers = self._has_leftovers or message.get("cause") in ("timeout", "memory")
+        number = next((message[key] for key in ("begun", "idle", "done", "failed") if key in message), -1)
+        call = self._calls.get(int(number))
+        if call is None or call.answer.done():
+            return
+        if "begun" in message:
+            call.started_s = time.monotonic()
+        elif "idle" in message:
+            if call.idle is not None:
+                call.idle()
+        else:
+            call.answer.set_result(message)
+
+    async def _watch(self) -> None:
+        before, cause = None, None
+        # Two checks in a row, because messages that arrived while this event loop was busy are read between them.
+        while cause is None or (cause == "timeout" and before is None):
+            before = cause
+            await asyncio.sleep(POLL_S)
+            cause = self._end_cause()
+        await self.end(cause)
+
+    def _end_cause(self) -> str | None:
+        """Why the process must end now; None: it need not."""
+        limit_s, now_s = self._settings.timeout_s + GRACE_S, time.monotonic()
+        if self._process.poll() is not None:
+            return "crash"
+        if any(now_s - since_s > limit_s for since_s in self._busy_since()):
+            return "timeout"
+        return "memory" if _memory(self._process.pid) > self._settings.memory_bytes else None
+
+    def _busy_since(self) -> list[float]:
+        """Start times of its running calls; if none runs, since when it could have started one."""
+        left = [call for call in self._calls.values() if not call.answer.done()]
+        begun = [call.started_s for call in left if call.started_s is not None]
+        return begun or [max(call.sent_s, self._last_message_s) for call in left]
+
+
+def _spawn(settings: RewardPoolSettings, theirs: socket.socket) -> subprocess.Popen[bytes]:
+    parent = os.getpid()
+    log: Any = subprocess.DEVNULL if settings.log_file is None else settings.log_file.open("ab")
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "slime_core.rollout.rewards.worker", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            # SIGTERM, not SIGKILL: its supervisor then ends the children of rewards too.
+            preexec_fn=lambda: die_with(parent, signal.SIGTERM),
+        )
+    finally:
+        if settings.log_file is not None:
+            log.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(END_GRACE_S)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _memory(pid: int) -> int:
+    """Resident bytes of a process and its children; 0 if it has ended."""
+    found = 0
+    with suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        for one in [root, *root.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):  # one of them has ended meanwhile
+                found += int(one.memory_info().rss)
+    return found
+
+
+def _checked(name: str, rewards: Sequence[Any], samples: Sequence[Sample]) -> Answers:
+    if len(rewards) != len(samples):
+        found = f"returned {len(rewards)} rewards for {len(samples)} samples"
+        return RewardFailure("invalid", f"reward model {name!r} {found}")
+    return [_valid(name, reward) for reward in rewards]
+
+
+def _valid(name: str, reward: Any) -> Reward | RewardFailure:
+    numbers = reward.values() if isinstance(reward, dict) else [reward]
+    if all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        return {key: float(number) for key, number in reward.items()} if isinstance(reward, dict) else float(reward)
+    accepted = "accepted is a finite number, or a dict of them with --reward-key"
+    return RewardFailure("invalid", f"reward model {name!r} returned {reward!r:.200}; {accepted}")
+
+
+def _failure_text(cause: str, name: str, settings: RewardPoolSettings) -> str:
+    said = {
+        "timeout": f"took more than {settings.timeout_s:g} s (--reward-timeout-s) and was ended",
+        "memory": f"took more than {settings.memory_gib:g} GiB (--reward-memory-gib) and was ended",
+        "crash": f"ended its process; its output is in {settings.log_file}",
+    }
+    return f"reward model {name!r} {said[cause]}"
+
 
 CALLS_PER_PROCESS = 16
 """Calls in flight in one process; more wait in the sampler, where a crash does not lose them."""

@@ -21,8 +21,7 @@ from slime_core.plugins.lifecycle import Failures
 from slime_core.rollout.actor import SamplerActor, SamplerHandle
 from slime_core.rollout.concurrent_evaluation import ConcurrentEvalSampler, ConcurrentEvaluations, eval_sampler_settings
 from slime_core.rollout.engines.actors import EngineActor
-from slime_core.rollout.engines.fleet import EngineFleet, Site
-from slime_core.rollout.engines.model_servers import ModelServers
+from slime_core.rollout.engines.fleet import EngineFleet, ModelServers, Site
 from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, start_actor
 from slime_core.runtime.device_pool import ColocatedDevices, DevicePool
 from slime_core.runtime.inspection import inspect_nodes

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from slime_core.cli.progress import LiveProgress, PlainProgress, Shown, summary
-from slime_core.track.events import EvalFinished, Event, PhaseStarted, StepFinished, Warned
+from slime_core.track.track import EvalFinished, Event, PhaseStarted, StepFinished, Warned
 
 METRICS = {
     "rollout/raw_reward": 0.25,

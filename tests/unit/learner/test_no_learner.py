@@ -20,8 +20,7 @@ from slime_core.runtime.actors import ActorGroup
 from slime_core.runtime.device_pool import DevicePool
 from slime_core.runtime.launch import _followed
 from slime_core.runtime.waiting import RunWait
-from slime_core.track.jsonl import read_rows
-from slime_core.track.record import RunRecord
+from slime_core.track.record import RunRecord, read_rows
 from slime_core.track.track import Track
 
 

@@ -16,7 +16,7 @@ from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, EngineError, RemoteError
 from slime_core.harness.fake_engine import FakeEngine
-from slime_core.rollout.engines import fleet, model_servers
+from slime_core.rollout.engines import fleet
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.fleet import EngineFleet, Site
 from slime_core.rollout.engines.router import RouterSettings, Worker
@@ -93,9 +93,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stand]:
     def router(settings: RouterSettings, **_: Any) -> Stand:
         return stands.setdefault(settings.log_file.stem, Stand(settings, f"http://{settings.log_file.stem}"))
 
-    monkeypatch.setattr(model_servers, "start_engine", engine)
-    monkeypatch.setattr(model_servers, "start_watch", lambda urls: stands.setdefault("watch", Stand(urls, "")))
-    monkeypatch.setattr(model_servers, "start_router", router)
+    monkeypatch.setattr(fleet, "start_engine", engine)
+    monkeypatch.setattr(fleet, "start_watch", lambda urls: stands.setdefault("watch", Stand(urls, "")))
+    monkeypatch.setattr(fleet, "start_router", router)
     monkeypatch.setattr(fleet, "wait_for", lambda calls, **_: calls)
     return stands
 

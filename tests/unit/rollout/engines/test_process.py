@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.errors import EngineError
-from slime_core.rollout.engines.process import ServerProcess
+from slime_core.rollout.engines.server import ServerProcess
 from tests.processes import children, left_of
 
 
@@ -104,7 +104,7 @@ def test_what_has_ended_starts_again(tmp_path: Path) -> None:
 PARENT = """
 import os, sys, threading, time
 from pathlib import Path
-from slime_core.rollout.engines.process import ServerProcess
+from slime_core.rollout.engines.server import ServerProcess
 server = ServerProcess("s", env=dict(os.environ), log_file=Path(sys.argv[1]))
 starter = threading.Thread(target=server.start, args=(["sleep", "600"],))
 starter.start()
