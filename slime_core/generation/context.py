@@ -182,7 +182,7 @@ class GenerateContext:
 
 @dataclass(frozen=True, slots=True)
 class Parents:
-    """The samples that a generate function is handed, with their numbers, which it may change in place.
+    """The arguments of a generate function, with their numbers, which the function may change in place.
 
     Example, samples 4 and 5 of group 3 became two siblings each, numbered 0 and 1 by the function::
 

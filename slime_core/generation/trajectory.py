@@ -84,7 +84,7 @@ class Interrupted(RunError):
     """A turn was aborted: its request ended before the response did.
 
     A generate function lets it pass. The core takes ``sample``, which is ``ABORTED`` and holds the tokens so far; it is
-    handed over again where the function's traits say ``resumes``, and else restarted.
+    given to the function again where its traits say ``resumes``, and else restarted.
     """
 
     def __init__(self, message: str, sample: Sample) -> None:
@@ -114,7 +114,8 @@ class Trajectory:
     """
 
     def __init__(self, context: GenerateContext, sample: Sample, *, prompt_ids: Sequence[int] | None = None) -> None:
-        self._context, self._sample = context, sample
+        self._context = context
+        self._sample = sample
         have = sample.response_length
         # What the engine is sent: it puts an image's further placeholders in by itself.
         if prompt_ids is not None:

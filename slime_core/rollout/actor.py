@@ -38,8 +38,9 @@ class SamplerActor(Watched):
     _train_sampler: Sampler  # the same, of a process whose rollouts are trained
 
     def __init__(self, manifest: Manifest) -> None:
-        # Here, because the options that setup() is handed are objects of the plugins' classes.
-        self._manifest, self._registry = manifest, attach(manifest)
+        # Before setup(), because its argument holds options, which are objects of the plugins' classes.
+        self._manifest = manifest
+        self._registry = attach(manifest)
 
     async def setup(self, settings: SamplerSettings) -> None:
         """Load data, tokenizer and components."""
@@ -97,7 +98,9 @@ class SamplerHandle:
         warn: Callable[[str], None],
         failures: Failures,
     ) -> None:
-        self._actor, self._wait, self._warn = actor, wait, warn
+        self._actor = actor
+        self._wait = wait
+        self._warn = warn
         self._failures = failures
 
     def setup(self, settings: SamplerSettings) -> Call[None]:
@@ -121,7 +124,7 @@ class SamplerHandle:
         """Nothing to wait for: an evaluation has ended when :meth:`evaluate` returns."""
 
     def published(self, version: int) -> None:
-        """The engines serve ``version``; what is generated ahead may go on."""
+        """The engines serve ``version``; groups ahead of training may be admitted."""
         self._wait([self._actor.start(SamplerActor.published, version)], what="the sampler to go on")
 
     def state(self) -> SamplerState:

@@ -60,13 +60,13 @@ __all__ = [
 
 
 def component_boundary(plugin: PluginIdentity, action: str) -> AbstractContextManager[None]:
-    """What the block raises comes out as a ``PluginError`` that names ``plugin``, file and line; slime's own errors
+    """Turns exceptions of the block into a ``PluginError`` that names ``plugin``, file and line; slime's own errors
     pass."""
     return boundary(plugin, action, locate=True, passes=(SlimeError,))
 
 
 def require_samples(generator: RoutedComponent, returned: Any) -> list[Sample]:
-    """What ``generator`` returned, as a list.
+    """The samples that ``generator`` returned, as a list.
 
     Raises:
         PluginError: it is no sample, or no list of at least one; one that takes groups returns a list.
@@ -95,7 +95,9 @@ class CheckedDataSource:
     """
 
     def __init__(self, source: DataSource, *, name: str, plugin: PluginIdentity) -> None:
-        self._source, self._name, self._plugin = source, name, plugin
+        self._source = source
+        self._name = name
+        self._plugin = plugin
 
     def next_groups(self, n: int) -> list[PromptGroup]:
         """The next ``n`` groups; a ``PluginError`` too where it returned something else."""
@@ -141,7 +143,7 @@ def _is_group(found: Any) -> bool:
 @dataclass(frozen=True, slots=True)
 class RoutedComponent:
     """One component, made; ``takes_groups`` where it wants all samples of a prompt at once; ``plugin``: whose it is;
-    ``resumes``: a generate function that goes on with aborted samples."""
+    ``resumes``: a generate function that resumes aborted samples."""
 
     name: str
     component: Any
@@ -151,7 +153,7 @@ class RoutedComponent:
 
 
 class ComponentRouter:
-    """All components of one kind that samples of the run ask for, each made once, when it is first asked for.
+    """All components of one kind that rows of the run name, each made once, when it is first needed.
 
     Arguments:
         kind: of the components.
@@ -165,13 +167,17 @@ class ComponentRouter:
     def __init__(
         self, kind: Kind, key: str, *, default: str, registry: Registry, offered: Offered, make: Callable[[str], Any]
     ) -> None:
-        self._kind, self._key, self._default = kind, key, default
-        self._registry, self._offered, self._make = registry, offered, make
+        self._kind = kind
+        self._key = key
+        self._default = default
+        self._registry = registry
+        self._offered = offered
+        self._make = make
         self._made: dict[str, RoutedComponent] = {}
         self._get(default)
 
     def of(self, sample: Sample) -> RoutedComponent:
-        """What ``sample`` asks for.
+        """The component for ``sample``.
 
         Raises:
             DataError: its row names a component that no active plugin offers.
@@ -224,12 +230,12 @@ class Transform:
     reward_key: str | None
 
     def __call__(self, groups: Sequence[PromptGroup]) -> list[Transformed]:
-        """What becomes of each of ``groups``, in order.
+        """The result for each of ``groups``, in order.
 
         Raises:
             PluginError: it failed, or broke its contract; names plugin and component.
         """
-        # What it is handed, it may change in place; what came in is needed to check what comes out.
+        # A transform may change its groups in place; the check of its result needs their numbers from before.
         before = [Counter(map(_number, group)) for group in groups]
         found = self._all(groups) if self.sees_rollout else [self._call(group) for group in groups]
         for numbers, one in zip(before, found, strict=True):
@@ -286,17 +292,18 @@ class Transforms:
 
     def __init__(self, transforms: Sequence[Transform] = ()) -> None:
         early = list(takewhile(lambda one: not one.sees_rollout, transforms))
-        self._early, self._late = early, list(transforms)[len(early) :]
+        self._early = early
+        self._late = list(transforms)[len(early) :]
 
     def __bool__(self) -> bool:
         return bool(self._early or self._late)
 
     def early(self, group: PromptGroup) -> Transformed:
-        """What those before the first that sees the rollout make of one group."""
+        """The result for one group of the transforms before the first that sees the rollout."""
         return _through(self._early, [group])[0]
 
     def late(self, groups: Sequence[PromptGroup]) -> list[Transformed]:
-        """What the others make of all groups, in order; works on copies, so that it can be asked again."""
+        """The results of the other transforms for all groups, in order; they get copies, so that they can run again."""
         if not self._late:
             return [Transformed(group) for group in groups]
         return _through(self._late, [[_copied(sample) for sample in group] for group in groups])
@@ -371,7 +378,10 @@ class ComponentFactory:
         *,
         bad_rows: Path | None = None,
     ) -> None:
-        self._config, self._registry, self._options, self._run = config, registry, options, run
+        self._config = config
+        self._registry = registry
+        self._options = options
+        self._run = run
         self.left_out = LeftOut(bad_rows)
         self.formats = PromptFormats(registry, options, run)
 
@@ -404,7 +414,7 @@ class ComponentFactory:
         return self.make(Kind.ADVANTAGE_ESTIMATOR, name) if traits.scope == "sample" else None
 
     def advantages(self, estimator: Any, rewards: GroupedRewards) -> NDArray[np.float32] | None:
-        """What ``estimator`` says, float32 [B]; None without one: the learner estimates them.
+        """The advantages by ``estimator``, float32 [B]; None without one: the learner estimates them.
 
         Raises:
             RunError: it failed, or did not return one finite number a sample.
@@ -425,7 +435,7 @@ class ComponentFactory:
         return advantages_B
 
     def checks(self, *, trains: bool) -> RowCheck:
-        """What refuses rows that ask for what the run cannot do."""
+        """Refuses rows that need what the run does not support."""
         return check_of(self._config, self._registry, trains=trains, options=self._options)
 
     def prompts(self, path: Path, encoder: PromptEncoder) -> CheckedDataSource:
@@ -462,14 +472,13 @@ T = TypeVar("T")
 
 
 async def run_all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What each of ``works`` returns, in their order.
+    """The results of ``works``, awaited concurrently, in their order.
 
-    Where one raises, the others are cancelled and its error comes out at once: work that does not heed its cancellation
-    holds nobody up.
+    If one raises, the others are cancelled and its error is raised at once, without waiting until they have ended.
     """
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
-            task.cancel()  # of one that has ended this changes nothing
+            task.cancel()  # without effect on a task that is done

@@ -1,4 +1,4 @@
-"""Evaluations that go on beside training: a sampler of their own asks engines of their own, or those of the policy.
+"""Evaluations that run while the learner trains: a separate sampler uses separate engines, or those of the policy.
 
     Evaluations    one at a time; what one finds is reported when it has ended
     ConcurrentEvalSampler  the sampler as the loop calls it, whose evaluations are made there
@@ -41,7 +41,7 @@ class ConcurrentEvaluations:
 
     Arguments:
         actor: runs a :class:`~slime_core.rollout.actor.SamplerActor` that does not train.
-        report: is told the steps that an evaluation came after, and what it found, as ``eval/...`` metrics.
+        report: called with the number of steps before the evaluation, and its ``eval/...`` metrics.
         wait: waits for calls under the run's watch.
         monitors: calls whose failure ends any wait; the one that is under way is among them, so that an evaluation that
             fails ends the run at once.
@@ -58,8 +58,11 @@ class ConcurrentEvaluations:
         monitors: list[Call[object]],
         publish: Callable[[int], None] | None = None,
     ) -> None:
-        self._actor, self._report, self._wait = actor, report, wait
-        self._monitors, self._publish = monitors, publish
+        self._actor = actor
+        self._report = report
+        self._wait = wait
+        self._monitors = monitors
+        self._publish = publish
         self._under_way: _UnderWay | None = None
         self._waited_s = 0.0
 
@@ -71,7 +74,7 @@ class ConcurrentEvaluations:
             served: version that the policy's engines serve.
 
         Raises:
-            SlimeError: what ended the one before; or the weights cannot be handed over.
+            SlimeError: the previous evaluation failed, or the weights cannot be sent.
         """
         self.finish()
         if self._publish is not None:
@@ -102,7 +105,7 @@ class ConcurrentEvaluations:
         self._report(one.step, {**scores, "eval/weight_version": float(one.version)})
 
     def take_waited_s(self) -> float:
-        """Seconds that somebody waited for evaluations since this was last asked."""
+        """Seconds that the run waited for evaluations since the last call."""
         waited_s, self._waited_s = self._waited_s, 0.0
         return waited_s
 
@@ -113,7 +116,7 @@ class ConcurrentEvaluations:
 
 
 class ConcurrentEvalSampler:
-    """A :class:`~slime_core.rollout.actor.SamplerHandle` whose evaluations go on beside training.
+    """A :class:`~slime_core.rollout.actor.SamplerHandle` whose evaluations run while the learner trains.
 
     Arguments:
         sampler: of the training prompts.
@@ -130,8 +133,10 @@ class ConcurrentEvalSampler:
         on_policy_engines: bool,
         shares_devices: bool,
     ) -> None:
-        self._sampler, self._evaluations = sampler, evaluations
-        self._on_policy_engines, self._shares_devices = on_policy_engines, shares_devices
+        self._sampler = sampler
+        self._evaluations = evaluations
+        self._on_policy_engines = on_policy_engines
+        self._shares_devices = shares_devices
         self._served = 0
 
     @staticmethod
@@ -188,7 +193,7 @@ class ConcurrentEvalSampler:
 
 
 def eval_sampler_settings(settings: SamplerSettings, *, url: str, num_engines: int) -> SamplerSettings:
-    """What the sampler of evaluations is handed.
+    """The settings of the sampler of evaluations.
 
     Arguments:
         settings: of a sampler that does not train, and asks the policy's engines.

@@ -31,7 +31,7 @@ from slime_core.prompts.row_checks import RowCheck
 from slime_core.prompts.rows import Prompt, tools_of
 from slime_core.rollout.components import run_all
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.group_generator import GroupCollector, eval_sampling
+from slime_core.rollout.group_generator import GroupGenerator, eval_sampling
 from slime_core.rollout.rewards.scoring import part_metrics
 from slime_core.rollout.rollout_batch import describe_failures
 from slime_core.track.samples import SampleWriter
@@ -55,7 +55,7 @@ class EvalComponents:
     """
 
     make_encoder: Callable[[bool], PromptEncoder]
-    make_collector: Callable[[EvalSet], GroupCollector]
+    make_collector: Callable[[EvalSet], GroupGenerator]
     hooks: LifecycleHooks
     writer: SampleWriter
     checks: RowCheck
@@ -79,7 +79,7 @@ class _LoadedSet:
     max_new_tokens: list[int]
     num_left_out: int
     encoder: PromptEncoder
-    collector: GroupCollector
+    collector: GroupGenerator
     client: GenerateClient | None
 
 
@@ -296,7 +296,7 @@ def score(samples: Sequence[Sample], *, key: str | None, threshold: float = 1.0)
 
 
 def pass_at(k: int, *, n: int, solved: int) -> float:
-    """The chance that at least one of ``k`` responses, drawn without replacement from ``n`` of which ``solved`` solve
+    """The chance that at least one of ``k`` responses, sampled without replacement from ``n`` of which ``solved`` solve
     the prompt, solves it: the unbiased estimator of pass@k (Chen et al. 2021, arXiv 2107.03374, equation 1).
 
     Raises:

@@ -1,8 +1,8 @@
 """Generates and rewards prompt groups: all samples concurrently, every failure on its own sample.
 
     train_sampling, eval_sampling, apply_row_sampling   sampling parameters of a run, an evaluation set, a row
-    GroupCollector   generates and rewards whole groups, with retries
-    GroupGenerator   one attempt: calls the generate function for the samples of one group
+    GroupGenerator   generates and rewards whole groups, with retries
+    GroupAttempt     calls the generate function, the hooks and the reward model for the samples of one group
 
 A row may name its own generate function and reward model (:mod:`slime_core.prompts.named`). A reward model that takes
 one sample scores it as soon as it is generated; one that takes groups waits for the whole group, retries included.
@@ -36,7 +36,7 @@ from slime_core.rollout.rewards.scoring import RewardDispatcher
 from slime_core.types import PromptGroup, Sample, Status
 
 __all__ = [
-    "GroupCollector",
+    "GroupAttempt",
     "GroupGenerator",
     "apply_row_sampling",
     "eval_sampling",
@@ -116,8 +116,8 @@ NOT_RETURNED = "not_returned"
 """Cause of a failure: the generate function left the sample out."""
 
 
-class GroupCollector:
-    """Generates and scores with what each sample asks for.
+class GroupGenerator:
+    """Generates and scores groups with the components that their rows name.
 
     Arguments:
         generators, rewards: the components to choose from.
@@ -133,16 +133,19 @@ class GroupCollector:
         rollout: RolloutConfig,
         hooks: LifecycleHooks | None = None,
     ) -> None:
-        self._generators, self._rewards, self._rollout = generators, rewards, rollout
-        self._hooks, self._scoring = hooks, RewardDispatcher(rollout)
+        self._generators = generators
+        self._rewards = rewards
+        self._rollout = rollout
+        self._hooks = hooks
+        self._dispatcher = RewardDispatcher(rollout)
         self._num_retries = rollout.failed_sample_retries if rollout.failed_samples == "retry" else 0
         self._retries: Counter[str] = Counter()
 
     def prepare_group(self, group: PromptGroup, *, is_stale: bool = False) -> None:
-        """Make ``group`` ready to be generated: anew, or, where responses that were ended go on, from what it has.
+        """Make ``group`` ready to be generated: aborted responses resume if the run resumes them, others restart.
 
         Arguments:
-            is_stale: what it has can be trained no more, so it begins anew.
+            is_stale: its tokens are too old to be trained, so it restarts.
         """
         generator, reward = self._generators.of(group[0]), self._rewards.of(group[0])
         prepare_group(group, generator, reward, resumes=self._rollout.partial_rollout and not is_stale)
@@ -161,64 +164,69 @@ class GroupCollector:
                 the plugins.
             DataError: a row names a component that no active plugin offers.
         """
-        return await run_all(self._group(context, group, sampling) for group in groups)
+        return await run_all(self._collect_group(context, group, sampling) for group in groups)
 
     async def reward_missing(self, groups: Sequence[PromptGroup]) -> None:
-        """Score those samples of groups that somebody else made and that have no reward yet; raises as
-        :meth:`collect` does."""
+        """Score the samples that have no reward yet, of groups that a rollout source made; raises as :meth:`collect`
+        does."""
         missing = [[sample for sample in group if sample.reward is None] for group in groups]
-        await run_all(self._scoring.score(self._rewards.of(samples[0]), samples) for samples in missing if samples)
+        await run_all(self._dispatcher.score(self._rewards.of(samples[0]), samples) for samples in missing if samples)
 
     def unanswered(self, samples: Sequence[Sample]) -> None:
         """Count samples of an evaluation that no engine has answered as wrong, under the cause ``engine``."""
-        self._scoring.unanswered(samples)
+        self._dispatcher.unanswered(samples)
 
     def take_failures(self) -> dict[str, float]:
-        """Cause -> samples that have no reward of their own, since this was last asked."""
-        return self._scoring.take_failures()
+        """Cause -> samples without a reward of their own, since the last call."""
+        return self._dispatcher.take_failures()
 
     def take_retries(self) -> dict[str, float]:
-        """Cause -> samples that were generated again for it, since this was last asked."""
+        """Cause -> samples that were generated again for it, since the last call."""
         taken, self._retries = self._retries, Counter()
         return {cause: float(count) for cause, count in taken.items()}
 
-    async def _group(self, context: GenerateContext, group: PromptGroup, sampling: SamplingParams) -> PromptGroup:
+    async def _collect_group(
+        self, context: GenerateContext, group: PromptGroup, sampling: SamplingParams
+    ) -> PromptGroup:
         # The samples of a prompt share its row, and so what the row names.
         generator, reward = self._generators.of(group[0]), self._rewards.of(group[0])
         context, sampling = apply_row_sampling(group[0], context, sampling)
-        making = GroupGenerator(
+        attempt = GroupAttempt(
             generator=generator,
-            # A reward that compares samples waits for all of them, those of a second try included.
+            # A reward that compares samples waits for all of them, retried ones included.
             reward=None if reward.takes_groups else reward,
             context=context,
             sampling=sampling,
             hooks=self._hooks,
-            scoring=self._scoring,
+            dispatcher=self._dispatcher,
         )
-        samples = await making.made(group)
+        samples = await attempt.generate(group)
         if context.evaluation:
-            samples = await self._gone_on(making, reward, samples)
+            samples = await self._resume_aborted(attempt, reward, samples)
         else:
-            samples = await self._tried_again(making, samples)
+            samples = await self._retry_failed(attempt, samples)
         samples.sort(key=_place_in(group))
         if reward.takes_groups:
-            return await self._scoring.score(reward, samples, evaluation=context.evaluation)
+            return await self._dispatcher.score(reward, samples, evaluation=context.evaluation)
         return samples
 
-    async def _gone_on(self, making: GroupGenerator, reward: RoutedComponent, samples: list[Sample]) -> list[Sample]:
-        """``samples`` of an evaluation; those that somebody ended go on, for as long as a request may take.
+    async def _resume_aborted(
+        self, attempt: GroupAttempt, reward: RoutedComponent, samples: list[Sample]
+    ) -> list[Sample]:
+        """``samples`` of an evaluation; aborted ones resume, for as long as a request may take.
 
-        Over-sampling ends all that engines have, and an evaluation may be beside it (``eval_interleaved``).
+        Over-sampling aborts every request in flight, including those of a concurrent evaluation
+        (``eval_interleaved``).
         """
         deadline_s = time.monotonic() + self._rollout.rollout_request_timeout_s
         while any(sample.status is Status.ABORTED for sample in samples) and time.monotonic() < deadline_s:
             await asyncio.sleep(ABORT_INTERVAL_S)
-            prepare_group(samples, making.generator, reward, resumes=True)
-            samples = await making.made(samples)
+            prepare_group(samples, attempt.generator, reward, resumes=True)
+            samples = await attempt.generate(samples)
         return samples
 
-    async def _tried_again(self, making: GroupGenerator, samples: list[Sample]) -> list[Sample]:
-        """``samples``, those that failed as often again as the run allows (``failed_sample_retries``)."""
+    async def _retry_failed(self, attempt: GroupAttempt, samples: list[Sample]) -> list[Sample]:
+        """``samples``; failed ones are generated again, at most ``failed_sample_retries`` times."""
         for _ in range(self._num_retries):
             failed = [sample for sample in samples if _is_repeatable(sample)]
             if not failed:
@@ -227,17 +235,17 @@ class GroupCollector:
             self._retries.update(sample.failure_cause or UNANSWERED for sample in failed)
             for sample in failed:
                 reset_sample(sample)
-            samples = [*others, *await making.made(failed)]
+            samples = [*others, *await attempt.generate(failed)]
         return samples
 
 
 def _is_repeatable(sample: Sample) -> bool:
-    """Whether it failed for what may pass and stands alone: no single one of siblings can be made again."""
+    """Whether the failure may be temporary, and the sample has no siblings: one generation returns all of them."""
     return sample.status is Status.FAILED and sample.rollout_id is None and sample.failure_cause not in FINAL
 
 
 def mark_missing_failed(given: PromptGroup, made: PromptGroup) -> list[Sample]:
-    """Samples of ``given`` of which the generate function returned none, as failed ones."""
+    """The samples of ``given`` that the generate function did not return, as failed ones."""
     there = {sample.index for sample in made}
     lost = [sample for sample in given if sample.index not in there]
     error = "the generate function did not return it"
@@ -245,21 +253,21 @@ def mark_missing_failed(given: PromptGroup, made: PromptGroup) -> list[Sample]:
 
 
 def _place_in(group: PromptGroup) -> Callable[[Sample], int]:
-    """The order of a group, by the numbers of its samples; what nobody knows comes last."""
+    """Sort key: the place of a sample in ``group``, by its number; unknown numbers come last."""
     places = {sample.index: place for place, sample in enumerate(group)}
     return lambda sample: places.get(sample.index, len(places))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupGenerator:
-    """How the samples of a group are made, however often that is tried.
+class GroupAttempt:
+    """Generates the samples of one group; retries and resumed samples use the same attempt.
 
     Arguments:
-        generator: makes them.
-        reward: scores each as soon as it is there; None: they are scored as a group, later.
-        context, sampling: what ``generator`` is handed beside them.
+        generator: the generate function.
+        reward: scores each sample as soon as it is generated; None: they are scored later, as a group.
+        context, sampling: the other arguments of ``generator``.
         hooks: of plugins that see samples before they are rewarded; None: there are none.
-        scoring: asks ``reward``.
+        dispatcher: calls ``reward``.
     """
 
     generator: RoutedComponent
@@ -267,48 +275,48 @@ class GroupGenerator:
     context: GenerateContext
     sampling: SamplingParams
     hooks: LifecycleHooks | None
-    scoring: RewardDispatcher
+    dispatcher: RewardDispatcher
 
-    async def made(self, group: PromptGroup) -> list[Sample]:
-        """What became of ``group``; what is finished already stays as it is.
+    async def generate(self, group: PromptGroup) -> list[Sample]:
+        """The samples of ``group``, generated; those that are finished already stay as they are.
 
         Raises:
             RequestRefused: an engine will never take such a request.
             PluginError: the generate function failed or returned no sample.
         """
         if not self.generator.takes_groups:
-            answers = await run_all(self._single(sample) for sample in group)
+            answers = await run_all(self._generate_one(sample) for sample in group)
             return [sample for answer in answers for sample in answer]
         finished = {id(sample) for sample in group if is_finished(sample)}
-        samples = await self._generated(group)
-        hooked = iter(await self._hooked([sample for sample in samples if id(sample) not in finished]))
-        return await self._rewarded([one if id(one) in finished else next(hooked) for one in samples])
+        samples = await self._call(group)
+        hooked = iter(await self._call_hooks([sample for sample in samples if id(sample) not in finished]))
+        return await self._reward([one if id(one) in finished else next(hooked) for one in samples])
 
-    async def _single(self, sample: Sample) -> list[Sample]:
-        """What one generation made of ``sample``."""
-        samples = [sample] if is_finished(sample) else await self._hooked(await self._generated([sample]))
-        return await self._rewarded(samples)
+    async def _generate_one(self, sample: Sample) -> list[Sample]:
+        """The samples that one generation made of ``sample``."""
+        samples = [sample] if is_finished(sample) else await self._call_hooks(await self._call([sample]))
+        return await self._reward(samples)
 
-    async def _generated(self, samples: PromptGroup) -> list[Sample]:
+    async def _call(self, samples: PromptGroup) -> list[Sample]:
         """What the generate function returned for ``samples``: a whole group, or the one that it takes."""
         finished = [is_finished(sample) for sample in samples]
         parents = Parents.of(samples)
-        asked = samples if self.generator.takes_groups else samples[0]
+        argument = samples if self.generator.takes_groups else samples[0]
         try:
             with component_boundary(self.generator.plugin, f"generate function {self.generator.name!r}"):
-                answer = await self.generator.component(self.context, asked, self.sampling)
+                answer = await self.generator.component(self.context, argument, self.sampling)
         except RequestRefused:
             raise
         except Interrupted as interrupted:
             answer = _aborted(samples) if self.generator.takes_groups else interrupted.sample
         except EngineError as failure:
-            # What was finished when it was handed over, beside responses that go on, is not lost with them.
+            # Samples that were finished before the call keep their response.
             answer = [one if is_done else _failed(one, failure) for one, is_done in zip(samples, finished, strict=True)]
         made = require_samples(self.generator, answer)
         parents.adopt(made)
         return made
 
-    async def _hooked(self, samples: list[Sample]) -> list[Sample]:
+    async def _call_hooks(self, samples: list[Sample]) -> list[Sample]:
         """Samples after the plugins that see those that have an answer."""
         hooks = self.hooks
         if hooks is None or not hooks.implementers("slime_after_generate"):
@@ -317,10 +325,10 @@ class GroupGenerator:
         hooked = iter(await run_all(hooks.after_generate(one, self.context) for one in compress(samples, answered)))
         return [next(hooked) if is_seen else one for one, is_seen in zip(samples, answered, strict=True)]
 
-    async def _rewarded(self, samples: list[Sample]) -> list[Sample]:
+    async def _reward(self, samples: list[Sample]) -> list[Sample]:
         if self.reward is None:
             return samples
-        return await self.scoring.score(self.reward, samples, evaluation=self.context.evaluation)
+        return await self.dispatcher.score(self.reward, samples, evaluation=self.context.evaluation)
 
 
 def _aborted(samples: PromptGroup) -> list[Sample]:

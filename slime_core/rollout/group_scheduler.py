@@ -33,7 +33,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.errors import RunError
 from slime_core.plugins.contracts import DataSource
 from slime_core.plugins.lifecycle import LifecycleHooks
-from slime_core.rollout.group_generator import GroupCollector, mark_missing_failed, train_sampling
+from slime_core.rollout.group_generator import GroupGenerator, mark_missing_failed, train_sampling
 from slime_core.rollout.requeue import (
     Staleness,
     copy_sample,
@@ -448,7 +448,7 @@ class LiveRollouts:
         components: SamplerComponents,
         *,
         prompts: DataSource,
-        collector: GroupCollector,
+        collector: GroupGenerator,
         staleness: Staleness,
         hooks: LifecycleHooks,
     ) -> None:

@@ -68,13 +68,13 @@ def version_number(version: str) -> int:
 
 
 def oldest_version(sample: Sample) -> int | None:
-    """The oldest version that drew a token of ``sample``; None: none is recorded, or it is no number."""
+    """The oldest version that sampled a token of ``sample``; None: no version is recorded, or it is not a number."""
     versions = [int(version) for version in sample.weight_versions if version.isdecimal()]
     return min(versions, default=None)
 
 
 def token_versions(sample: Sample) -> NDArray[np.int64]:
-    """int64 [response length]: the version that drew each token; -1: no engine drew it, or which is not known.
+    """int64 [response length]: the version that sampled each token; -1: no engine sampled it, or it is unknown.
 
     A sample that names one version for its whole response needs no spans.
     """
@@ -88,7 +88,7 @@ def token_versions(sample: Sample) -> NDArray[np.int64]:
 
 
 def stale_weights_error(samples: Sequence[Sample], *, rollout: int) -> RunError:
-    """What ends a run whose engines go on drawing ``samples`` with weights that are too old."""
+    """The error for a run whose engines keep sampling with weights that are too old."""
     versions = ", ".join(sorted({version for sample in samples for version in sample.weight_versions}))
     return RunError(
         f"rollout {rollout}: {len(samples)} samples were older than max_staleness, and so were those in their place; "
@@ -105,7 +105,7 @@ class Staleness:
         bound: largest staleness in trained rollouts; None: there is no bound.
         stale: what becomes of groups above it.
         measured: ``rollout/staleness/...`` is always reported; without, only where a sample is in fact older than the
-            weights that it trains, as a trajectory that somebody else wrote.
+            weights that it trains, as a trajectory from a file can be.
     """
 
     bound: int | None = None
@@ -114,7 +114,7 @@ class Staleness:
 
     @staticmethod
     def of(config: RunConfig) -> Staleness:
-        """What the settings of a run say."""
+        """The bound that the settings of a run describe."""
         rollout = config.rollout
         ahead = rollout.async_buffer_size > 0 or config.weights.update_weights_interval != 1
         keeps = rollout.over_sampling_batch_size is not None or rollout.partial_rollout
@@ -272,16 +272,18 @@ HELD, LEFT, SOURCE = "held", "left", "source"
 
 
 class RequeueBuffer(DataSource):
-    """A data source before which groups are held.
+    """A data source with a buffer before it: aborted groups with tokens are held and come first.
 
     Arguments:
         source: of the prompts.
-        journal: receives what is handed out and put back.
-        holds: groups with a part of their responses are held; False: they go back to the source.
+        journal: records which groups are taken and put back.
+        holds: aborted groups with tokens are held (``partial_rollout``); False: they go back to the source.
     """
 
     def __init__(self, source: DataSource, journal: Journal, *, holds: bool = False) -> None:
-        self._source, self._journal, self._holds = source, journal, holds
+        self._source = source
+        self._journal = journal
+        self._holds = holds
         self._held: list[PromptGroup] = []
 
     @property
@@ -291,14 +293,14 @@ class RequeueBuffer(DataSource):
 
     def next_groups(self, n: int) -> list[PromptGroup]:
         """The next ``n`` groups: those that are held first, with the tokens that they have."""
-        begun, self._held = self._held[:n], self._held[n:]
-        fresh = self._source.next_groups(n - len(begun)) if n > len(begun) else []
+        held, self._held = self._held[:n], self._held[n:]
+        fresh = self._source.next_groups(n - len(held)) if n > len(held) else []
         if fresh:
             self._journal.took(sample_ids_by_group(fresh))
-        return [*begun, *fresh]
+        return [*held, *fresh]
 
     def put_back(self, groups: Sequence[PromptGroup]) -> None:
-        """Hold groups that have begun and were ended, and hand the others back to the source."""
+        """Hold aborted groups with tokens, and put the others back into the source."""
         holds = [self._holds and _has_begun(group) for group in groups]
         self._held += compress(groups, holds)
         others = [group for group, is_held in zip(groups, holds, strict=True) if not is_held]
@@ -307,9 +309,9 @@ class RequeueBuffer(DataSource):
             self._source.put_back(others)
 
     def state(self) -> dict[str, Any]:
-        """The source's own state; where groups are held, beside them, each as one text.
+        """The state of the source, and the groups that are held, each as one text.
 
-        Of a group that JSON cannot carry, only what says which prompt it is of: that comes again.
+        A group that JSON cannot represent is saved as its prompt, which is generated again.
         """
         state = self._source.state()
         if not self._held:

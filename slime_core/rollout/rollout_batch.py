@@ -22,7 +22,7 @@ from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.generation.trajectory import is_finished
 from slime_core.plugins.contracts import DataSource, Transformed
 from slime_core.rollout.components import REASON, Transforms
-from slime_core.rollout.group_generator import GroupCollector
+from slime_core.rollout.group_generator import GroupGenerator
 from slime_core.rollout.requeue import Staleness
 from slime_core.rollout.rewards.scoring import part_metrics
 from slime_core.track.ledger import FAILED_GROUP, REQUEUED, STALE
@@ -31,14 +31,14 @@ from slime_core.types import PromptGroup, Sample, Status
 __all__ = ["CollectedGroups", "RolloutBatch", "describe_failures"]
 
 SURPLUS = "surplus"
-"""Why a group is not trained on that transforms kept and that has no room in the rollout. Transforms that see the whole
-rollout decide anew when groups were replaced, and may then keep more than were asked for."""
+"""Reason for dropping a group: accepted, but the batch is already full. Transforms that see the whole rollout decide
+again when groups were replaced, and may then keep more than the batch needs."""
 
 UNNAMED = "other"
-"""Cause of a failure that nobody named."""
+"""Cause of a failure without a name."""
 
 LEFT_OUT = "left_out"
-"""Stands in the samples file for a sample that a transform took out of a group that it kept."""
+"""Reason in the samples file for a sample that a transform removed from a group that it kept."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,9 @@ class CollectedGroups:
     def __init__(
         self, transforms: Transforms, *, wanted: int, reward_key: str | None, drops_failed_groups: bool = False
     ) -> None:
-        self._transforms, self._key, self._drops_failed_groups = transforms, reward_key, drops_failed_groups
+        self._transforms = transforms
+        self._key = reward_key
+        self._drops_failed_groups = drops_failed_groups
         self.wanted = wanted
         self._rewards: list[list[float]] = []
         self._raw: list[float] = []
@@ -111,7 +113,7 @@ class CollectedGroups:
             one.late = decided
 
     def leave_out(self, groups: Sequence[PromptGroup], reason: str) -> None:
-        """Receive finished groups that are too old to be trained, and what becomes of them in a word."""
+        """Receive finished groups that are too old to be trained; ``reason`` says what happens to them."""
         self.received += groups
         self._stale += [(reason, sample) for group in groups for sample in group]
 
@@ -260,7 +262,7 @@ class RolloutBatch:
         *,
         prompts: DataSource,
         staleness: Staleness,
-        collector: GroupCollector | None,
+        collector: GroupGenerator | None,
         generation: Callable[[int, Sample], tuple[GenerateContext, SamplingParams]],
     ) -> None:
         self.groups = groups

@@ -24,7 +24,7 @@ from slime_core.prompts.requests import template_arguments
 from slime_core.rollout.components import ComponentFactory
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.evaluation import EvalComponents, Evaluation
-from slime_core.rollout.group_generator import GroupCollector, apply_row_sampling, train_sampling
+from slime_core.rollout.group_generator import GroupGenerator, apply_row_sampling, train_sampling
 from slime_core.rollout.rewards.pool import RewardPool, RewardPoolSettings
 from slime_core.rollout.rewards.scoring import RewardScorers
 from slime_core.track.samples import SampleWriter
@@ -39,7 +39,7 @@ FEWEST_WORKERS, MOST_WORKERS = 2, 16
 
 @dataclass(frozen=True, slots=True)
 class SamplerSettings:
-    """What the sampler needs to know.
+    """The settings of a sampler.
 
     Arguments:
         config: the run's settings.
@@ -52,9 +52,9 @@ class SamplerSettings:
         bad_rows: receives what is wrong with rows that are left out of the prompts; None: nothing does.
         rewards_log: receives what reward models print; None: nothing does.
         num_engines: servers behind the router, for the number of requests in flight.
-        model_urls: name -> URL of every model beside the policy.
-        engine_urls: of engines that are asked directly; empty: the router is.
-        trains: False: only evaluations are asked for, so neither prompts nor an advantage estimator are needed.
+        model_urls: name -> URL of every auxiliary model.
+        engine_urls: of engines that get requests directly; empty: requests go to the router.
+        trains: False: the sampler only evaluates, so it needs neither prompts nor an advantage estimator.
         run_folder: of the run; None: there is none.
         resumed_step: training steps done when this start of the run began.
     """
@@ -77,7 +77,7 @@ class SamplerSettings:
 
     @property
     def run(self) -> RunView:
-        """What the sampler's components are made with."""
+        """The view of the run that the sampler's components get."""
         return run_view(
             self.config,
             self.options,
@@ -126,10 +126,10 @@ class SamplerComponents:
         self._rewards = cache(partial(self.factory.rewards, make=self._reward_scorers))
         self.writer = SampleWriter(settings.samples_folder)
 
-    def make_collector(self, rollout: RolloutConfig | None = None) -> GroupCollector:
+    def make_collector(self, rollout: RolloutConfig | None = None) -> GroupGenerator:
         """A collector with the generate function and the reward model of ``rollout``; None: of the run's settings."""
         settings = rollout or self._config.rollout
-        return GroupCollector(
+        return GroupGenerator(
             self._generators(settings.generate_function),
             self._rewards(settings.rm_type),
             rollout=settings,
@@ -182,7 +182,7 @@ class SamplerComponents:
             self._processor.close()
         await self._reward_scorers.close()
 
-    def _make_eval_collector(self, one: EvalSet) -> GroupCollector:
+    def _make_eval_collector(self, one: EvalSet) -> GroupGenerator:
         own = {"generate_function": one.generate_function, "rm_type": one.rm_type, "reward_key": one.reward_key}
         return self.make_collector(self._config.rollout.model_copy(update=own))
 

@@ -52,7 +52,7 @@ class BatchPlan:
 
     Arguments:
         num_ranks: data-parallel shards.
-        num_steps: optimizer steps; consecutive rollouts share a step, and a rollout's siblings are never apart.
+        num_steps: optimizer steps; consecutive rollouts share a step, and siblings of a rollout are in the same one.
         max_tokens: of one packed micro-batch on one rank; a longer sample runs alone.
         context: ranks that share every row.
         row_multiple: what a row is padded to.
@@ -221,7 +221,7 @@ def _mask(sample: Sample) -> NDArray[np.float32]:
 
 
 def loss_weights(samples: Sequence[Sample], mask_sums_B: NDArray[np.int64], *, per_token: bool) -> NDArray[np.float32]:
-    """The weight of each sample's masked loss sum, so that the weighted sum over all samples is the average asked for.
+    """The weight of each sample's masked loss sum, so that the weighted sum over all samples is the average of the run.
 
     Per response (default): each rollout's mean over its trained tokens, then the mean over rollouts; siblings that
     share a ``rollout_id`` share one mean. Per token: the mean over all trained tokens (DAPO, 2503.14476, eq. 8).
@@ -300,7 +300,7 @@ def make_shards(
         samples: completed or truncated, in the order in which steps take them.
         advantages_B: one a sample; None: the learner estimates them, from ``rewards_B``.
         with_routes: shards hold which experts the engine took for each token.
-        cuts: top-p or top-k left something out, so every trained token has to say what it was drawn from.
+        cuts: top-p or top-k left tokens out, so every trained token needs its truncated-sampling mask.
 
     Raises:
         ValueError: fewer rollouts than steps, or fewer samples than ranks in a step, so that a rank would have nothing
@@ -441,7 +441,7 @@ def _routes(sample: Sample, *, like: Sample) -> NDArray[np.int16]:
 
 
 def _weight_version(sample: Sample) -> int:
-    """The one version that drew the whole response; -1: several did, none is recorded, or it is no number."""
+    """The version that sampled the whole response; -1: several did, none is recorded, or it is not a number."""
     versions = set(sample.weight_versions)
     return version_number(versions.pop() if len(versions) == 1 else "")
 
@@ -524,7 +524,7 @@ Ints = NDArray[np.int64]
 def mask_columns(
     samples: Sequence[Sample], masks: Sequence[NDArray[np.float32]], *, cuts: bool
 ) -> tuple[Ints | None, Ints | None]:
-    """How many tokens each response token of ``samples`` was drawn from, int64 [u], and which, int64 [s].
+    """Number of tokens that each response token of ``samples`` was sampled from, int64 [u], and their ids, int64 [s].
 
     Both None where no sample says it and none has to.
 

@@ -1,7 +1,7 @@
 """Where every prompt group of a run has ended, counted from what lies in the run folder.
 
-    samples/taken.jsonl          which groups the data source handed out and took back, and which rollouts were closed,
-                                 in the order of their happening
+    samples/taken.jsonl          which groups were taken from the data source and put back, and which rollouts
+                                 were closed, in the order of the events
     samples/train-000003.jsonl   what became of the samples of rollout 3
 
 A group is *open* from its handing out until a closed rollout says where it ended: ``trained``, ``filtered`` by a sample
@@ -76,9 +76,9 @@ def samples_file(folder: Path, rollout: int) -> Path:
 
 
 class Journal:
-    """``taken.jsonl``, appended to while a run goes on; every line is in the file when its call returns.
+    """``taken.jsonl``, appended to during a run; every line is in the file when its call returns.
 
-    What another run left there goes with the first line, unless :meth:`rewind` says where to go on.
+    The first line replaces what another run left there, unless :meth:`rewind` says where to continue.
 
     Arguments:
         folder: of samples; None: nothing is written.
@@ -89,7 +89,7 @@ class Journal:
         self._is_begun = False
 
     def took(self, groups: Groups) -> None:
-        """The data source has handed out ``groups``."""
+        """``groups`` were taken from the data source."""
         self._append({"take": [[group, list(indices)] for group, indices in groups.items()]})
 
     def gave_back(self, groups: Iterable[int]) -> None:
@@ -158,7 +158,7 @@ class _Ended:
 class Recount:
     """What the files of ``folder`` say, as far as they were read.
 
-    Example, three groups handed out, one trained, one dropped for ``zero_std``, one still in flight::
+    Example, three groups taken, one trained, one dropped for ``zero_std``, one still in flight::
 
         found = Recount(folder)
         found.read()
@@ -166,10 +166,10 @@ class Recount:
         found.groups == {("trained", ""): 1, ("filtered", "zero_std"): 1}
 
     Attributes:
-        taken: groups that were handed out; one that was put back and handed out again counts once.
+        taken: groups that were taken; one that was put back and taken again counts once.
         groups, samples: (place, reason) -> how many ended there.
-        open: groups that were handed out and have not ended, with the numbers of their samples.
-        returned: groups that were put back and not handed out again.
+        open: groups that were taken and have not ended, with the numbers of their samples.
+        returned: groups that were put back and not taken again.
         rollouts: closed ones.
     """
 
@@ -380,7 +380,8 @@ class PromptLedger:
 
     def __init__(self, folder: Path | None, *, is_strict: bool = True) -> None:
         self.journal = Journal(folder)
-        self._folder, self._is_strict = folder, is_strict
+        self._folder = folder
+        self._is_strict = is_strict
         self._recount = None if folder is None else Recount(folder)
 
     def close(self, rollout: int, present: PendingGroups) -> dict[str, float]:

@@ -202,7 +202,7 @@ class ValueHead(torch.nn.Module):
         assert weight is None, "a critic's head shares no weight with its embedding"
         values_T11 = torch.nn.functional.linear(hidden_T1H.float(), self.weight.float(), self.bias.float())
         if self._shares_tokens:
-            # Every rank goes on with all tokens and has their whole gradient: each takes back its share of it.
+            # Every rank continues with all tokens and has their whole gradient: each takes back its share of it.
             values_T11 = gather_from_sequence_parallel_region(values_T11, tensor_parallel_output_grad=False)
         return values_T11, None
 

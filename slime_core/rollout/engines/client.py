@@ -161,10 +161,10 @@ class GenerateClient:
         ids: Any = prompts if len(prompts) > 1 else prompts[0]
         fields = sampling.fields(n=n)
         cut = Truncation.of(fields, most=sampling.max_kept, vocab_size=self._vocab_size)
-        asked = {} if cut is None else {"top_logprobs_num": cut.top_k}
+        top_logprobs = {} if cut is None else {"top_logprobs_num": cut.top_k}
         if cut is not None:
             fields["top_k"] = cut.top_k
-        body = {"input_ids": ids, "sampling_params": fields, "return_logprob": True, **asked, **extra}
+        body = {"input_ids": ids, "sampling_params": fields, "return_logprob": True, **top_logprobs, **extra}
         async with self._room:
             limit_s = self._timeout_s if timeout_s is None else timeout_s
             answer = await self._post(json.dumps(body).encode(), limit_s, session)
@@ -352,7 +352,8 @@ class RequestAborter:
     """
 
     def __init__(self, url: str, session: Callable[[], aiohttp.ClientSession]) -> None:
-        self._url, self._session = url, session
+        self._url = url
+        self._session = session
         self.is_on = False
 
     @asynccontextmanager
@@ -399,7 +400,7 @@ def read_generation(
         cut: the top-p and top-k limits, where log-probabilities are those of the truncated distribution.
 
     Raises:
-        EngineError: the answer contradicts itself, or lacks what was asked for.
+        EngineError: the answer contradicts itself, or lacks a requested field.
     """
     meta = row["meta_info"]
     token_ids, entries = row["output_ids"], meta.get("output_token_logprobs") or []

@@ -231,8 +231,10 @@ class Server(ABC):
     """The path that answers 200 once the server accepts requests."""
 
     def __init__(self, name: str, *, host: str, env: Mapping[str, str], log_file: Path, start_timeout_s: float) -> None:
-        self.url, self._port = "", 0
-        self._host, self._start_timeout_s = host, start_timeout_s
+        self.url = ""
+        self._port = 0
+        self._host = host
+        self._start_timeout_s = start_timeout_s
         self._process = ServerProcess(name, env=env, log_file=log_file)
 
     @abstractmethod

@@ -45,7 +45,7 @@ class Truncation:
     Example: ``Truncation.of({"top_p": 0.9, "top_k": -1}, most=64, vocab_size=16)`` is ``Truncation(16, 0.9, 0.0)``.
 
     Arguments:
-        top_k: so many tokens at most, and so many are asked for.
+        top_k: most tokens that are kept, and the number that is requested.
         top_p: mass in (0, 1] before the last token that stays.
         min_p: of the likeliest token's probability; 0: no bound.
     """
@@ -60,7 +60,7 @@ class Truncation:
 
         Arguments:
             fields: SGLang's sampling parameters.
-            most: tokens that stay where no top_k says it; None: nobody wants to know what stays.
+            most: tokens that are kept where there is no top_k; None: the mask is not needed.
             vocab_size: there are no more; None: unknown.
         """
         top_k, top_p, min_p = fields.get("top_k", -1), fields.get("top_p", 1.0), fields.get("min_p", 0.0)
@@ -82,15 +82,15 @@ class Truncation:
 def truncate(
     token_ids: Sequence[int], log_probs: Sequence[float], top: Sequence[Sequence[Sequence[Any]]], cut: Truncation
 ) -> tuple[Kept, array[float]]:
-    """What stayed at each of t places, and the log-probability of each token that was drawn among it, float32.
+    """The tokens kept at each of t positions, and the log-probability of each sampled token among them, float32.
 
     Arguments:
-        token_ids: that were drawn.
+        token_ids: that were sampled.
         log_probs: of these, before the cut.
         top: ``[log-prob, id, ...]`` of the likeliest tokens at each place, in falling order, before the cut.
 
     Raises:
-        EngineError: the engine sent fewer than ``cut.top_k`` of them, or drew a token that the cut leaves out.
+        EngineError: the engine sent fewer than ``cut.top_k`` of them, or sampled a token that the cut leaves out.
     """
     if not token_ids:
         return Kept(array("i"), array("i", [0])), array("f")

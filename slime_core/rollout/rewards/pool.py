@@ -67,7 +67,7 @@ class RewardPoolSettings:
     Arguments:
         manifest: the run's plugins, as :meth:`slime_core.plugins.manifest.Manifest.to_json` writes them.
         options: plugin name -> its options object.
-        run: handed to every reward model.
+        run: argument of every reward model.
         num_workers: processes.
         timeout_s: seconds that one call may take.
         memory_gib: memory that one process and its children may use.
@@ -109,12 +109,15 @@ class RewardProcess:
     """Made by :meth:`start`; belongs to one event loop."""
 
     def __init__(self, settings: RewardPoolSettings, process: subprocess.Popen[bytes], scores_each: set[str]) -> None:
-        self._settings, self._process, self._scores_each = settings, process, scores_each
+        self._settings = settings
+        self._process = process
+        self._scores_each = scores_each
         self._numbers = itertools.count()
         self._calls: dict[int, _Call] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._runs, self._has_leftovers = True, False
+        self._runs = True
+        self._has_leftovers = False
         self._last_message_s = 0.0
 
     @staticmethod
@@ -343,7 +346,8 @@ class RewardPool:
         self._slots, self._isolated_slots = (
             [_Slot(settings, place, self._scores_each) for place in range(settings.num_workers)] for _ in range(2)
         )
-        self._free_slots, self._free_isolated = _queue(self._slots), _queue(self._isolated_slots)
+        self._free_slots = _queue(self._slots)
+        self._free_isolated = _queue(self._isolated_slots)
         self._room = asyncio.Semaphore(settings.num_workers * CALLS_PER_PROCESS)
         self._is_closed = False
 
@@ -393,7 +397,9 @@ class _Slot:
     """Holds one process; replaces it when it has ended, or when a timed-out call has left something running in it."""
 
     def __init__(self, settings: RewardPoolSettings, place: int, each: set[str]) -> None:
-        self._settings, self._place, self._scores_each = settings, place, each
+        self._settings = settings
+        self._place = place
+        self._scores_each = each
         self._process: RewardProcess | None = None
         self._starting = asyncio.Lock()
         self._draining: set[asyncio.Task[None]] = set()

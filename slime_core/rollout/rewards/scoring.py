@@ -84,7 +84,7 @@ class RewardDispatcher:
             self._count_as_wrong(sample)
 
     def take_failures(self) -> dict[str, float]:
-        """Cause -> samples that have no reward of their own, since this was last asked."""
+        """Cause -> samples without a reward of their own, since the last call."""
         taken, self._failures = self._failures, Counter()
         return {cause: float(count) for cause, count in taken.items()}
 
@@ -99,7 +99,7 @@ class RewardDispatcher:
             sample.reward = reward
 
     def _fail(self, sample: Sample, failure: RewardFailure, *, evaluation: bool) -> None:
-        """A response that nobody could score is not trained on; an evaluation counts it as wrong."""
+        """A response without a usable reward is not trained on; an evaluation counts it as wrong."""
         self._failures[failure.cause] += 1
         sample.error, sample.failure_cause = failure.error, f"reward_{failure.cause}"
         if evaluation:
@@ -159,7 +159,8 @@ class InProcessScorer:
     """A reward model that runs in the sampler; an exception ends the run."""
 
     def __init__(self, name: str, component: Any) -> None:
-        self._name, self._component = name, component
+        self._name = name
+        self._component = component
 
     async def score(self, samples: Sequence[Sample]) -> list[Reward | RewardFailure]:
         """One reward per sample, in order; not yet validated.
@@ -179,7 +180,9 @@ class PoolScorer:
     """A reward model in the pool; ``together``: it must get all samples of a call at once."""
 
     def __init__(self, name: str, pool: RewardPool, *, together: bool) -> None:
-        self._name, self._pool, self._together = name, pool, together
+        self._name = name
+        self._pool = pool
+        self._together = together
 
     async def score(self, samples: Sequence[Sample]) -> list[Reward | RewardFailure]:
         """One reward or failure per sample, in order."""
@@ -210,7 +213,8 @@ class WeightedSum:
     """
 
     def __init__(self, written: str, parts: Sequence[tuple[RewardTerm, Scorer]]) -> None:
-        self._written, self._parts = written, parts
+        self._written = written
+        self._parts = parts
 
     async def score(self, samples: Sequence[Sample]) -> list[Reward | RewardFailure]:
         """One reward per sample, in order; if a part fails, that failure."""

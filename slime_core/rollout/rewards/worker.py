@@ -157,7 +157,8 @@ class _Worker:
         self._options: dict[str, Any] = pickle.loads(setup["options"])
         self._run_view = RunView.from_json(setup["run"])
         self._timeout_s: float = setup["timeout_s"]
-        self._writer, self._process = writer, os.getpid()
+        self._writer = writer
+        self._process = os.getpid()
         self._models: dict[str, Any] = {}
 
     def send(self, **message: Any) -> None:
@@ -167,7 +168,7 @@ class _Worker:
         try:
             await self._run(call, name, samples)
         finally:
-            if os.getpid() != self._process:  # a fork of the reward: it must not go on as a worker
+            if os.getpid() != self._process:  # a fork of the reward: it must not continue as a worker
                 os._exit(0)
 
     async def _run(self, call: int, name: str, samples: list[Any]) -> None:

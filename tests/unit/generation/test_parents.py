@@ -12,7 +12,7 @@ from slime_core.config.schema import RolloutConfig
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.generation.context import Parents
 from slime_core.rollout.components import RoutedComponent
-from slime_core.rollout.group_generator import GroupCollector, mark_missing_failed
+from slime_core.rollout.group_generator import GroupGenerator, mark_missing_failed
 from slime_core.types import Sample, Status
 
 TURNS = 3
@@ -71,7 +71,7 @@ async def test_a_fan_out_is_whole_before_a_reward_of_groups_and_nothing_of_it_is
     group = [Sample(group_index=3, index=index) for index in (4, 5)]
     given = list(group)
     context = GenerateContext(nothing, nothing)  # type: ignore[arg-type]
-    (made,) = await GroupCollector(generator, rewards, rollout=RolloutConfig()).collect(
+    (made,) = await GroupGenerator(generator, rewards, rollout=RolloutConfig()).collect(
         context, [group], SamplingParams()
     )
     wanted = [(4, 104)] * TURNS + [(5, 105)] * TURNS

@@ -13,7 +13,7 @@ from slime_core.errors import EngineError, PluginError, RequestFailed, RequestRe
 from slime_core.generation import GenerateContext, Interrupted, SamplingParams
 from slime_core.plugins.discovery import PluginIdentity
 from slime_core.rollout.components import CheckedDataSource, RoutedComponent
-from slime_core.rollout.group_generator import GroupCollector, mark_missing_failed
+from slime_core.rollout.group_generator import GroupGenerator, mark_missing_failed
 from slime_core.rollout.requeue import reset_sample
 from slime_core.types import PromptGroup, RewardFailure, Sample, Status
 
@@ -57,7 +57,7 @@ class Hooks:
 
 async def collect(generator: Only, scores: Any = None, **options: Any) -> PromptGroup:
     rewards = Only(scores or Scores(), takes_groups=options.pop("together", False))
-    collector = GroupCollector(generator, rewards, rollout=RolloutConfig(), **options)  # type: ignore[arg-type]
+    collector = GroupGenerator(generator, rewards, rollout=RolloutConfig(), **options)  # type: ignore[arg-type]
     context = GenerateContext(None, None)  # type: ignore[arg-type]
     group = [Sample(group_index=3, index=index) for index in range(3)]
     (found,) = await collector.collect(context, [group], SamplingParams())
@@ -120,7 +120,7 @@ async def test_finished_responses_are_not_lost_with_a_group_that_no_engine_answe
         samples[2].status = Status.COMPLETED
         raise RequestFailed("no answer within 3 s", "engine_timeout")
 
-    collector = GroupCollector(Only(fail, takes_groups=True), Only(Scores()), rollout=RolloutConfig())  # type: ignore[arg-type]
+    collector = GroupGenerator(Only(fail, takes_groups=True), Only(Scores()), rollout=RolloutConfig())  # type: ignore[arg-type]
     group = [Sample(group_index=3, index=index) for index in range(3)]
     group[1].status, group[1].reward = Status.TRUNCATED, 0.25
     context = GenerateContext(None, None)  # type: ignore[arg-type]
@@ -250,14 +250,14 @@ class Ones:
         return [1.0] * len(samples)
 
 
-def retrying(generate: Any, *, takes_groups: bool = False, retries: int = 2) -> tuple[GroupCollector, Ones]:
+def retrying(generate: Any, *, takes_groups: bool = False, retries: int = 2) -> tuple[GroupGenerator, Ones]:
     reward = Ones()
     rollout = RolloutConfig(failed_samples="retry", failed_sample_retries=retries)
     choices: list[Any] = [Only(generate), Only(reward, takes_groups=takes_groups)]
-    return GroupCollector(*choices, rollout=rollout), reward
+    return GroupGenerator(*choices, rollout=rollout), reward
 
 
-async def collected(collector: GroupCollector, *, evaluation: bool = False) -> list[Sample]:
+async def collected(collector: GroupGenerator, *, evaluation: bool = False) -> list[Sample]:
     nothing: Any = None
     context = GenerateContext(nothing, nothing, evaluation)
     group = [Sample(group_index=0, index=place) for place in range(3)]
@@ -309,14 +309,14 @@ async def test_a_row_says_which_of_several_rewards_counts():
         return sample
 
     choices: list[Any] = [Only(done), Only(Named())]
-    made = await collected(GroupCollector(*choices, rollout=RolloutConfig(reward_key="score")))
+    made = await collected(GroupGenerator(*choices, rollout=RolloutConfig(reward_key="score")))
     assert [sample.reward_value("score") for sample in made[:2]] == [1.0, 0.5]
     assert (made[2].status, made[2].failure_cause) == (Status.FAILED, "reward_invalid")
     assert made[2].error == (
         "reward model 'mine' returned {'score': 1.0, 'acc': 0.5}; accepted is a finite number or a dict of them with "
         "--reward-key (its row names other)"
     )
-    measured = await collected(GroupCollector(*choices, rollout=RolloutConfig(reward_key="score")), evaluation=True)
+    measured = await collected(GroupGenerator(*choices, rollout=RolloutConfig(reward_key="score")), evaluation=True)
     assert [sample.reward_value("score") for sample in measured] == [1.0, 0.5, 0.0]
 
 
@@ -355,7 +355,7 @@ class AtOnce:
 
 async def test_groups_of_a_rollout_function_are_scored_concurrently():
     scores = AtOnce()
-    collector = GroupCollector(Only(None), Only(scores), rollout=RolloutConfig())  # type: ignore[arg-type]
+    collector = GroupGenerator(Only(None), Only(scores), rollout=RolloutConfig())  # type: ignore[arg-type]
     groups = [[Sample(index=index, status=Status.COMPLETED)] for index in range(3)]
     groups[1][0].reward = 0.5
     await collector.reward_missing(groups)
@@ -408,7 +408,7 @@ async def test_a_response_has_as_many_tokens_as_its_row_allows():
         return sample
 
     context = GenerateContext(None, None)  # type: ignore[arg-type]
-    collector = GroupCollector(Only(generate), Only(Scores()), rollout=RolloutConfig())  # type: ignore[arg-type]
+    collector = GroupGenerator(Only(generate), Only(Scores()), rollout=RolloutConfig())  # type: ignore[arg-type]
     groups = [[Sample()], [Sample(metadata={"sampling_params": {"max_new_tokens": 3}})]]
     await collector.collect(context, groups, SamplingParams(max_new_tokens=8))
     assert seen == [(8, 8), (3, 3)]

@@ -146,7 +146,7 @@ async def test_reading_makes_no_component_that_generates_or_rewards(
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("a component of the other half was made")
 
-    monkeypatch.setattr(sampler_components, "GroupCollector", refuse)
+    monkeypatch.setattr(sampler_components, "GroupGenerator", refuse)
     monkeypatch.setattr(sampler_components.ComponentFactory, "prompts", refuse)
     assert len((await build(saves=False).sample(0)).shards) == 2
 

@@ -24,7 +24,7 @@ from slime_core.rollout import sampler as sampling
 from slime_core.rollout import sampler_components
 from slime_core.rollout.components import ComponentRouter, RoutedComponent
 from slime_core.rollout.evaluation import Evaluation
-from slime_core.rollout.group_generator import GroupCollector
+from slime_core.rollout.group_generator import GroupGenerator
 from slime_core.rollout.rewards.scoring import InProcessScorer
 from slime_core.rollout.sampler import EvalSampler, Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
@@ -285,7 +285,7 @@ async def test_samples_of_a_fan_out_inherit_group_and_index(registry):
         return chosen
 
     generators, rewards = choice(Kind.GENERATE_FUNCTION, fan_out), choice(Kind.REWARD_MODEL, Flat())
-    collector = GroupCollector(generators, rewards, rollout=RolloutConfig())
+    collector = GroupGenerator(generators, rewards, rollout=RolloutConfig())
     (group,) = await collector.collect(
         GenerateContext(None, None), [[Sample(group_index=3, index=4)]], SamplingParams()
     )
