@@ -20,7 +20,7 @@ How it is read:
     flags, document, eval_file, slime_engines    a command line, a TOML file, and files in slime's forms
     load        lays them over each other
     conditions  what settings need and exclude, from their annotations
-    check, rules    the rules between settings that are arithmetic, and whether files are there
+    check, rules    arithmetic on several settings, and whether files are there
     mistakes    every mistake is collected; all are reported at once
     explain     settings for people: as a file, as help
 

@@ -1,7 +1,7 @@
-"""What settings say of each other in their annotations: finds what does not go together, and says so.
+"""Finds the conditions (``Needs``, ``Conflicts``) of settings that do not hold, and makes their messages.
 
-Every message about a condition is made here, from the annotation alone: what was given, what it needs or excludes, the
-reason where the annotation has one, and the next step.
+A message is made from the annotation alone: what was given, what it needs or excludes, the reason where the annotation
+has one, and the next step.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
+from slime_core.config.engine_flags import engine_settings
 from slime_core.config.options import Conflicts, Needs, Provides
 from slime_core.config.settings import Setting
 from slime_core.config.wording import as_words
 from slime_core.errors import PluginError
+from slime_core.types import JsonValue
 
 __all__ = ["called", "stated", "unmet"]
 
@@ -25,7 +27,7 @@ def unmet(
     """A message for every condition that does not hold.
 
     Arguments:
-        values: setting key -> (setting, value), of the core and of the active plugins.
+        values: setting key -> (setting, value), of the core, of the active plugins, and what is given of the engines'.
         sections: whose conditions to look at; None: of all.
         broken: keys of settings whose value is not what the user meant; conditions on them are left alone.
 
@@ -46,7 +48,7 @@ def unmet(
             if not isinstance(condition, Needs | Conflicts) or condition.part in provided:
                 continue
             if condition.when in (None, value):
-                names = (*condition.settings, *([condition.unless] if condition.unless else []))
+                names = (*condition.settings, *(name for name, _ in condition.unless))
                 found = {name: _find(setting, name, values, by_flag) for name in names}
                 if not any(pair and pair[0].key in broken for pair in found.values()):
                     yield from _judged((setting, value), condition, found)
@@ -59,6 +61,9 @@ def _find(setting: Setting, name: str, values: Mapping[str, Pair], by_flag: Mapp
     """
     own = values.get(f"{setting.section}.{name}") if setting.of_plugin else None
     found = own or by_flag.get(f"--{name.replace('_', '-')}")
+    if found is None and setting.owner == "engine":
+        other = engine_settings(setting.section)[name]
+        return other, other.default
     if found is None and setting.of_plugin:
         raise PluginError(f"setting {setting.key}: its condition names {name}, and there is no such setting.")
     return found
@@ -72,8 +77,11 @@ def stated(setting: Setting) -> Iterator[tuple[str, str]]:
             names = (" or " if is_need else ", ").join(condition.settings)
             equals = "" if condition.equals is None else f" = {as_words(condition.equals)}"
             when = "" if condition.when is None else f" where it is {as_words(condition.when)}"
-            unless = f" unless {condition.unless}" if condition.unless else ""
-            yield "needs" if is_need else "excludes", f"{names}{equals}{when}{unless}"
+            unless = " or ".join(
+                name if value is None else f"{name} = {as_words(value)}" for name, value in condition.unless
+            )
+            lifted = f" unless {unless}" if unless else ""
+            yield "needs" if is_need else "excludes", f"{names}{equals}{when}{lifted}"
 
 
 def called(setting: Setting) -> str:
@@ -82,13 +90,13 @@ def called(setting: Setting) -> str:
 
 
 def _judged(given: Pair, condition: Needs | Conflicts, found: Mapping[str, Pair | None]) -> Iterator[str]:
-    spared = found[condition.unless] if condition.unless else None
-    if spared is not None and _counts(spared, None):
+    lifting = [(pair, value) for name, value in condition.unless if (pair := found[name]) is not None]
+    if any(_counts(pair, value) for pair, value in lifting):
         return
     others = [pair for name in condition.settings if (pair := found[name]) is not None]
     counting = [pair for pair in others if _counts(pair, condition.equals)]
     if isinstance(condition, Conflicts) and counting:
-        yield _exclusive(given, counting, spared[0] if spared else None, condition)
+        yield _exclusive(given, counting, lifting, condition)
     elif isinstance(condition, Needs) and not counting:
         yield _missing(given, others, condition)
 
@@ -98,9 +106,10 @@ def _counts(pair: Pair, equals: object) -> bool:
     return bool(value != setting.default if equals is None else value == equals)
 
 
-def _exclusive(given: Pair, others: list[Pair], spared: Setting | None, condition: Conflicts) -> str:
+def _exclusive(given: Pair, others: list[Pair], lifting: list[tuple[Pair, JsonValue]], condition: Conflicts) -> str:
     outs = " or ".join(map(_flag, [given, *others])) if len(others) == 1 else f"{_flag(given)}, or the others,"
-    unless = f", or add {spared.flag}" if spared is not None else ""
+    steps = [one.flag if value is None else f"{one.flag} {as_words(value)}" for (one, _), value in lifting]
+    unless = f", or add {' or '.join(steps)}" if steps else ""
     return (
         f"{_shown(given)} and {' and '.join(map(_shown, others))} exclude each other{_reason(condition)}. Leave {outs} "
         f"out{unless}"
@@ -114,9 +123,9 @@ def _missing(given: Pair, others: list[Pair], condition: Needs) -> str:
     if first is None:
         return f"{_shown(given)} needs {' or '.join(condition.settings)}{_reason(condition)}. Leave {_flag(given)} out"
     if condition.equals is not None:
-        wanted, found = as_words(condition.equals), as_words(others[0][1])
+        wanted, found = as_words(condition.equals), as_words(others[0][1] if first.owner != "engine" else None)
         needs, step = f"{called(first)} = {wanted} (got {found})", f"Give {first.flag} {wanted}"
-    elif len(others) == 1 and first.default and not first.is_sequence:
+    elif len(others) == 1 and first.default and not first.is_sequence and first.owner != "engine":
         needs = f"another {called(first)} than {as_words(first.default)}"
         step = f"Give {first.flag} {_others(first)}" if _others(first) else f"Change {first.flag}"
     else:

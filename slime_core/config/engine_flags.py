@@ -130,7 +130,9 @@ def _of_megatron(name: str, shown: str) -> Setting | Refusal | None:
         return None
     if flag.verdict == "refused":
         return Refusal(f"{shown}: not passed on to Megatron: {flag.text}")
-    return Setting("megatron", name, _info(flag.type, flag.choices, _does(flag), _default(flag)), owner="engine")
+    info = _info(flag.type, flag.choices, _does(flag), _default(flag))
+    info.metadata += flag.conditions
+    return Setting("megatron", name, info, owner="engine")
 
 
 def said(value: object) -> str:

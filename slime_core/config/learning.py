@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from slime_core.config.options import NO_ENGINES, ONE_HALF, Conflicts, Needs
-from slime_core.config.section import Count, CountOrZero, Fraction, Name, Positive, PositiveOrZero, Section
+from slime_core.config.section import Count, CountOrZero, Distinct, Fraction, Name, Positive, PositiveOrZero, Section
 
 __all__ = [
     "PARITY_BOUNDS",
@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 
+SHARED_ACTIVATIONS = "tensor-parallel ranks share the activations"
 OF_SEPARATE_CRITIC = Needs("critic_num_gpus", because="otherwise the critic shares the actor's ranks")
 
 
@@ -73,7 +74,7 @@ class AlgorithmConfig(Section):
 
     For token-level estimators; above 0 the reference takes the memory of a second model.
     """
-    corrections: tuple[Name, ...] = ()
+    corrections: Annotated[tuple[Name, ...], Distinct] = ()
     """Components that weight and mask tokens where learner and engine give other log-probs, in order. Empty: none."""
     use_rollout_logprobs: bool = False
     """Use the engine's log-probs as the old ones in policy loss and estimators; the learner computes none."""
@@ -87,6 +88,11 @@ class AlgorithmConfig(Section):
             because="it trains on what the trained weights sampled, with a ratio of exactly 1",
         ),
         Conflicts("corrections", because="it leaves nothing to correct"),
+        Conflicts(
+            "over_sampling_batch_size",
+            unless={"max_staleness": 0},
+            because="finished groups that a rollout does not take are kept, and newer weights train on them",
+        ),
         Conflicts("update_weights_interval", because="weights are published after every rollout"),
         Conflicts("parity_interval", because="learner and engine are compared at every rollout"),
         Conflicts("bf16", because="bfloat16 rounds a thousand times as much as it allows"),
@@ -118,6 +124,12 @@ class AlgorithmConfig(Section):
             "update_weights_interval", because="engines that are updated after every rollout serve the current weights"
         ),
         Conflicts("use_rollout_logprobs", because="each says where old log-probs come from"),
+        Conflicts(
+            "over_sampling_batch_size",
+            unless={"max_staleness": 0},
+            because="it keeps one copy of the weights, and older weights sampled the groups that over-sampling keeps; "
+            "--use-rollout-logprobs has their log-probs",
+        ),
         Conflicts(
             "async_buffer_size",
             because="it keeps one copy of the weights; --use-rollout-logprobs has the log-probs of older ones",
@@ -195,7 +207,12 @@ class CriticConfig(Section):
     """Devices of a separate critic; on a CPU, processes. None: the critic shares the actor's ranks."""
     critic_tensor_model_parallel_size: Annotated[Count | None, OF_SEPARATE_CRITIC] = None
     """tensor_model_parallel_size of a separate critic. None: as the actor."""
-    critic_sequence_parallel: Annotated[bool | None, OF_SEPARATE_CRITIC] = None
+    critic_sequence_parallel: Annotated[
+        bool | None,
+        OF_SEPARATE_CRITIC,
+        Needs("critic_tensor_model_parallel_size", "tensor_model_parallel_size", when=True, because=SHARED_ACTIVATIONS),
+        Conflicts("critic_tensor_model_parallel_size", equals=1, when=True, because=SHARED_ACTIVATIONS),
+    ] = None
     """sequence_parallel of a separate critic. None: as the actor."""
     critic_pipeline_model_parallel_size: Annotated[Count | None, OF_SEPARATE_CRITIC] = None
     """pipeline_model_parallel_size of a separate critic. None: as the actor."""
@@ -234,7 +251,14 @@ class LearnerConfig(Section):
     """Pack the prompt of a group once for all its samples. auto: where possible and at least 5 % of the tokens are
     saved."""
     use_routing_replay: Annotated[
-        bool, Conflicts("use_rollout_routing_replay", because="the engine's routes are for all passes")
+        bool,
+        Conflicts("use_rollout_routing_replay", because="the engine's routes are for all passes"),
+        # Recomputing layers in the backward pass is a later pass, which replays the routes of the forward pass.
+        Conflicts(
+            "use_rollout_logprobs",
+            unless={"recompute_granularity": None, "recompute_activations": True},
+            because="the engine's log-probs replace the pass whose routes would be replayed",
+        ),
     ] = False
     """Record the expert routes of a mixture in the first pass over a rollout and replay them in later passes."""
     use_rollout_routing_replay: bool = False
@@ -246,11 +270,13 @@ class ParallelConfig(Section):
 
     tensor_model_parallel_size: Count = 1
     """Tensor parallelism: ranks that share every matrix."""
-    sequence_parallel: bool = False
+    sequence_parallel: Annotated[bool, Needs("tensor_model_parallel_size", because=SHARED_ACTIVATIONS)] = False
     """Sequence parallelism: tensor-parallel ranks also share the activations between matrices."""
     pipeline_model_parallel_size: Count = 1
     """Pipeline parallelism: ranks that share the stack of layers."""
-    num_virtual_stages_per_pipeline_rank: Count = 1
+    num_virtual_stages_per_pipeline_rank: Annotated[
+        Count, Needs("pipeline_model_parallel_size", because="stages of pipeline ranks are interleaved")
+    ] = 1
     """Virtual pipeline stages per rank (interleaved schedule). 1: not interleaved."""
     context_parallel_size: Count = 1
     """Context parallelism: ranks that share every sequence."""
@@ -287,7 +313,10 @@ class WeightsConfig(Section):
     """Publish every this many rollouts. 0: only before the first."""
     update_weight_buffer_size: Count = 512 * 1024**2
     """Bytes per bucket of weights; a larger tensor gets a bucket of its own."""
-    update_weight_transport: Literal["auto", "distributed", "tensor", "disk"] = "auto"
+    update_weight_transport: Annotated[
+        Literal["auto", "distributed", "tensor", "disk"],
+        Conflicts("actor_num_nodes", when="tensor", because="it shares the memory of one machine; disk reaches others"),
+    ] = "auto"
     """Transport of weights: broadcast, shared memory, or files.
 
     auto: distributed; with colocate tensor on one machine, and disk on several.

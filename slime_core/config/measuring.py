@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, PlainValidator, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Field, PlainValidator, ValidationError
 
 from slime_core.config.mistakes import nearest
 from slime_core.config.options import NO_ENGINES, Conflicts, Needs
 from slime_core.config.reward_sum import RewardSum
 from slime_core.config.section import (
-    TOLD,
     All,
     Count,
     CountOrZero,
@@ -24,12 +23,23 @@ from slime_core.config.section import (
     PositiveOrZero,
     Section,
     Share,
+    rejected,
 )
 from slime_core.config.serving import EngineGroup
 
 __all__ = ["EvalConfig", "EvalDataset", "dataset_of"]
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def _set_name(name: str) -> str:
+    if not re.fullmatch(r"[\w.+-][\w.+ -]*", name):
+        raise rejected(f"found the name {name!r}; metrics and files carry it: letters, digits, blanks and . _ + - only")
+    return name
+
+
+SetName = Annotated[Name, AfterValidator(_set_name)]
+"""Name of an evaluation set."""
 
 NOT_TAKEN = {
     "custom_rm_path": "a set names a component, rm_type; code by path is for the whole run, --custom-rm-path",
@@ -51,7 +61,7 @@ class EvalDataset(Section):
     Example: ``[[eval.eval_datasets]]`` with ``name = "aime"``, ``path = "aime.jsonl"``, ``temperature = 0.6``.
     """
 
-    name: Name
+    name: SetName
     """Name of the set in metrics."""
     path: Path
     """Prompt file; relative to the file that names it."""
@@ -101,13 +111,13 @@ def dataset_of(table: object) -> EvalDataset:
     """The set that a TOML table, or the text of one as a flag gives it, describes.
 
     Raises:
-        PydanticCustomError: it describes none; says everything that is wrong, of type ``TOLD``.
+        PydanticCustomError: it describes none; says everything that is wrong, of type ``REJECTED``.
     """
     if isinstance(table, EvalDataset):
         return table
     found = _parsed(table) if isinstance(table, str) else table
     if not isinstance(found, dict):
-        raise _told(f"found {table!r}; accepted: a table such as {{ name = 'aime', path = 'aime.jsonl' }}")
+        raise rejected(f"found {table!r}; accepted: a table such as {{ name = 'aime', path = 'aime.jsonl' }}")
     problems = [*_unknown(found), *_missing(found)]
     values = {key: value for key, value in found.items() if key in EvalDataset.model_fields}
     try:
@@ -116,7 +126,7 @@ def dataset_of(table: object) -> EvalDataset:
     except ValidationError as error:
         problems += [_problem(one, values) for one in error.errors() if one["type"] != "missing"]
     if problems:
-        raise _told(f"evaluation set {found.get('name', '(without a name)')}: {'; '.join(dict.fromkeys(problems))}")
+        raise rejected(f"evaluation set {found.get('name', '(without a name)')}: {'; '.join(dict.fromkeys(problems))}")
     return dataset
 
 
@@ -124,7 +134,7 @@ def _parsed(text: str) -> object:
     try:
         return tomllib.loads(f"it = {{ {text.strip().removeprefix('{').removesuffix('}')} }}")["it"]
     except tomllib.TOMLDecodeError as error:
-        raise _told(f"{text!r} is no TOML table ({error}); accepted: name = 'aime', path = 'aime.jsonl'") from None
+        raise rejected(f"{text!r} is no TOML table ({error}); accepted: name = 'aime', path = 'aime.jsonl'") from None
 
 
 def _unknown(table: dict[str, Any]) -> list[str]:
@@ -145,10 +155,6 @@ def _problem(error: Any, table: dict[str, Any]) -> str:
     return f"{key} = {json.dumps(table.get(key), default=str)}: {error['msg'][:1].lower()}{error['msg'][1:]}"
 
 
-def _told(text: str) -> PydanticCustomError:
-    return PydanticCustomError(TOLD, "{text}", {"text": text})
-
-
 EVALUATION_DATA = ("eval_prompt_data", "eval_datasets")
 NO_EVALUATION = Conflicts("skip_eval_before_train", unless="eval_interval", because="nothing would be evaluated")
 
@@ -157,7 +163,7 @@ class EvalConfig(Section):
     """Measuring on held-out prompts."""
 
     eval_prompt_data: Annotated[
-        tuple[tuple[Name, Path], ...], Conflicts(*NO_ENGINES, because="evaluations need engines")
+        tuple[tuple[SetName, Path], ...], Conflicts(*NO_ENGINES, because="evaluations need engines")
     ] = ()
     """Named evaluation sets: NAME FILE. Empty: only eval_datasets."""
     eval_datasets: Annotated[

@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from slime_core.config.options import Conflicts, Needs
 from slime_core.config.section import EngineSection
 from slime_core.config.tables import Row, megatron_rows
 
@@ -42,6 +43,7 @@ class MegatronFlag:
         home, field: which of Megatron's configs it sets, and what there.
         value: the only one that is accepted where it is fixed; what a switch sets where it is no switch's field.
         text: what it does, why it is fixed, or why it is refused.
+        conditions: what it needs and excludes.
     """
 
     name: str
@@ -52,7 +54,21 @@ class MegatronFlag:
     field: str = ""
     value: Any = None
     text: str = ""
+    conditions: tuple[Needs | Conflicts, ...] = ()
 
+
+OF_FULL = Needs("recompute_granularity", equals="full")
+_CONDITIONS: Mapping[str, tuple[Needs | Conflicts, ...]] = {
+    "recompute_granularity": (Needs("recompute_method", when="full"), Needs("recompute_num_layers", when="full")),
+    "recompute_method": (OF_FULL,),
+    "recompute_num_layers": (OF_FULL,),
+    "recompute_modules": (Needs("recompute_granularity", equals="selective", unless={"recompute_activations": True}),),
+    "recompute_activations": (
+        Conflicts("recompute_granularity", equals="full", when=True, because="it means selective"),
+    ),
+    "decoupled_min_lr": (Needs("decoupled_lr"),),
+}
+"""What these flags need and exclude. Megatron fails only when the model is built, or not at all."""
 
 _MODULES = ("core_attn", "mlp")
 """What can be recomputed in Megatron's local layers; layernorm needs TransformerEngine, the others a mixture or MLA."""
@@ -236,10 +252,20 @@ def _setting(fields: Mapping[str, Row]) -> Iterator[MegatronFlag]:
     for name, home, text in _SETS:
         row = fields[name]
         choices = _MODULES if name == "recompute_modules" else row.choices
-        yield MegatronFlag(name, "sets", row.type, choices=choices, home=home, field=name, text=text)
+        conditions = _CONDITIONS.get(name, ())
+        yield MegatronFlag(name, "sets", row.type, choices, home, field=name, text=text, conditions=conditions)
     text = "The same as recompute_granularity selective."
     field, home = "recompute_granularity", "transformer"
-    yield MegatronFlag("recompute_activations", "sets", "bool", home=home, field=field, value="selective", text=text)
+    yield MegatronFlag(
+        "recompute_activations",
+        "sets",
+        "bool",
+        home=home,
+        field=field,
+        value="selective",
+        text=text,
+        conditions=_CONDITIONS["recompute_activations"],
+    )
 
 
 def _script_names() -> list[str]:

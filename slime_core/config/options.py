@@ -118,7 +118,8 @@ class _Relation:
         settings: their names, of the same plugin, of the core, or with a flag of their own.
         equals: the value of theirs that counts; None: any other than the default.
         when: the only value of this setting for which it holds; None: any other than the default.
-        unless: another setting with which it does not hold, if that has another value than its default.
+        unless: other settings, any of which lifts the condition: name -> the value that counts, None for any other than
+            the default. A name alone is short for ``{name: None}``.
         because: the reason, for messages: ``engines and learner take turns on the same devices``.
         part: met where an option of a plugin provides it; see :class:`Provides`.
     """
@@ -126,7 +127,7 @@ class _Relation:
     settings: tuple[str, ...]
     equals: JsonValue
     when: JsonValue
-    unless: str
+    unless: tuple[tuple[str, JsonValue], ...]
     because: str
     part: Part | None
 
@@ -135,17 +136,18 @@ class _Relation:
         *settings: str,
         equals: JsonValue = None,
         when: JsonValue = None,
-        unless: str = "",
+        unless: str | Mapping[str, JsonValue] | None = None,
         because: str = "",
         part: Part | None = None,
     ) -> None:
         if not settings:
             raise ValueError(f"{type(self).__name__}() names no setting; leave it out, or name one")
+        lifted: Mapping[str, JsonValue] = {unless: None} if isinstance(unless, str) else unless or {}
         for name, value in {
             "settings": settings,
             "equals": equals,
             "when": when,
-            "unless": unless,
+            "unless": tuple(lifted.items()),
             "because": because,
             "part": part,
         }.items():
@@ -166,7 +168,7 @@ class Conflicts(_Relation):
     """Other settings of which none may be set too.
 
     Example: ``Conflicts("colocate", because="engines and learner take turns on the same devices")``,
-    ``Conflicts("parity_interval", equals=0)``.
+    ``Conflicts("parity_interval", equals=0)``, ``Conflicts("over_sampling_batch_size", unless={"max_staleness": 0})``.
     """
 
     __slots__ = ()

@@ -17,9 +17,8 @@ from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
-from pydantic_core import PydanticCustomError
 
-from slime_core.config.section import TOLD, Name
+from slime_core.config.section import Name, rejected
 
 __all__ = ["RewardSum", "RewardTerm", "reward_names", "reward_terms"]
 
@@ -74,7 +73,7 @@ def _written(found: Any) -> Any:
     wrong = [f"{name} = {weight!r}" for name, weight in found.items() if not _is_weight(weight)]
     if wrong or not found:
         shown = ", ".join(wrong) or "an empty table"
-        raise _told(f"found {shown}; accepted: a table of reward models and their weights, such as math = 0.7")
+        raise rejected(f"found {shown}; accepted: a table of reward models and their weights, such as math = 0.7")
     parts = [f"{Decimal(repr(weight)):+f}*{name}" for name, weight in found.items()]
     text = "".join(parts).removeprefix("+")
     try:
@@ -83,16 +82,12 @@ def _written(found: Any) -> Any:
         read = ()
     if [str(term) for term in read] != list(found):
         names = ", ".join(map(repr, found))
-        raise _told(f'found the parts {names}; accepted: NAME or "NAME:KEY", such as math = 0.7, "dapo:acc" = 0.3')
+        raise rejected(f'found the parts {names}; accepted: NAME or "NAME:KEY", such as math = 0.7, "dapo:acc" = 0.3')
     return text
 
 
 def _is_weight(found: object) -> bool:
     return isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
-
-
-def _told(text: str) -> PydanticCustomError:
-    return PydanticCustomError(TOLD, "{text}", {"text": text})
 
 
 RewardSum = Annotated[Name, BeforeValidator(_written)]

@@ -5,11 +5,14 @@ The sections ``[run]``, ``[model]``, ``[cluster]``, ``[checkpoint]``, ``[watch]`
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
+from pydantic import AfterValidator
+
 from slime_core.config.options import NO_ENGINES, Conflicts, Needs
-from slime_core.config.section import Count, CountOrZero, Name, Once, Positive, Section, Share
+from slime_core.config.section import Count, CountOrZero, Name, Once, Positive, Section, Share, rejected
 
 __all__ = ["CheckpointConfig", "ClusterConfig", "DebugConfig", "JobConfig", "ModelConfig", "WatchConfig"]
 
@@ -100,6 +103,38 @@ class WatchConfig(Section):
     """Seconds after which a wait ends the run."""
 
 
+PICKLES = (".pt", ".pth", ".pkl")
+
+
+def _template(*placeholders: str, pickle: str) -> AfterValidator:
+    """Accepts a path in which ``placeholders`` stand for numbers, and that is not named like a pickle.
+
+    Arguments:
+        pickle: what to write instead of a pickle; ``{stem}`` is the path without its suffix.
+    """
+
+    def check(path: Path) -> Path:
+        unknown = sorted(set(re.findall(r"\{[^{}]*\}", f"{path}")) - set(placeholders))
+        if unknown:
+            raise rejected(
+                f"found {path}, and {' and '.join(unknown)} stands for nothing; accepted: {' and '.join(placeholders)}"
+            )
+        if path.suffix in PICKLES:
+            raise rejected(f"found {path}, which is named like a pickle; {pickle.format(stem=path.with_suffix(''))}")
+        return path
+
+    return AfterValidator(check)
+
+
+WRITTEN_ROLLOUTS = _template("{rollout_id}", pickle="rollouts are written as JSON Lines: {stem}.jsonl")
+READ_ROLLOUTS = _template(
+    "{rollout_id}",
+    pickle="reading one of slime's would run the code in it; accepted: JSON Lines, as --save-debug-rollout-data "
+    "{stem}.jsonl writes them",
+)
+TRAIN_DATA = _template("{rollout_id}", "{rank}", pickle="it is written as safetensors: {stem}.safetensors")
+
+
 class DebugConfig(Section):
     """One half of the loop alone, and what crosses between the halves, on disk."""
 
@@ -109,16 +144,20 @@ class DebugConfig(Section):
     """Generate and reward, and train nothing: no learner is started."""
     debug_train_only: Annotated[bool, Needs("load_debug_rollout_data")] = False
     """Train on saved rollouts: no engine is started. Needs load_debug_rollout_data."""
-    save_debug_rollout_data: Annotated[Path | None, Conflicts(*NO_ENGINES, because="nothing is generated")] = None
+    save_debug_rollout_data: Annotated[
+        Annotated[Path, WRITTEN_ROLLOUTS] | None, Conflicts(*NO_ENGINES, because="nothing is generated")
+    ] = None
     """File for the samples of each rollout, JSON Lines; {rollout_id} stands for its number. None: not written."""
-    load_debug_rollout_data: Path | None = None
+    load_debug_rollout_data: Annotated[Path, READ_ROLLOUTS] | None = None
     """File with the samples of each rollout, as save_debug_rollout_data wrote it; means debug_train_only.
 
     None: rollouts are generated.
     """
     load_debug_rollout_data_subsample: Annotated[Share | None, Needs("load_debug_rollout_data")] = None
     """Share of each loaded rollout's prompt groups that is trained on. None: all."""
-    save_debug_train_data: Annotated[Path | None, Conflicts("debug_rollout_only", because="nothing is trained")] = None
+    save_debug_train_data: Annotated[
+        Annotated[Path, TRAIN_DATA] | None, Conflicts("debug_rollout_only", because="nothing is trained")
+    ] = None
     """File for what each learner rank trained, safetensors; {rollout_id} and {rank} stand for their numbers.
 
     None: not written.

@@ -2,14 +2,60 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
+from pydantic import AfterValidator, Field
+
 from slime_core.config.options import NO_ENGINES, ONE_HALF, Conflicts, Needs
 from slime_core.config.reward_sum import RewardSum
-from slime_core.config.section import All, Count, CountOrZero, Name, Positive, Section, Share
+from slime_core.config.section import All, Count, CountOrZero, Name, Positive, Section, Share, rejected
 
 __all__ = ["DataConfig", "RolloutConfig"]
+
+TwoOrMore = Annotated[int, Field(ge=2)]
+"""Tokens to choose from: of a single one the probability is 1, so nothing is learnt from it."""
+
+RESERVED_ARGUMENTS = frozenset(
+    {
+        *("conversation", "messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize"),
+        *("padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+        "tokenizer_kwargs",
+    }
+)
+"""Arguments of ``apply_chat_template`` in transformers that are no variables of a template."""
+
+
+def _template_arguments(text: str) -> str:
+    found = _object(text, example='{"enable_thinking": false}')
+    if taken := sorted(RESERVED_ARGUMENTS & found.keys()):
+        raise rejected(
+            f"found {text!r}, and {', '.join(taken)} are set for each prompt by the run; accepted: variables of the "
+            "template, such as enable_thinking"
+        )
+    return text
+
+
+def _multimodal_keys(text: str) -> str:
+    example = '{"image": "images"}'
+    if not all(isinstance(field, str) for field in _object(text, example=example).values()):
+        raise rejected(f"found {text!r}; accepted: a JSON object from kinds to the fields that hold them, as {example}")
+    return text
+
+
+def _object(text: str, *, example: str) -> dict[str, object]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise rejected(f"found {text!r}; accepted: a JSON object, as {example}")
+    return found
+
+
+TemplateArguments = Annotated[Name, AfterValidator(_template_arguments)]
+MultimodalKeys = Annotated[Name, AfterValidator(_multimodal_keys)]
 
 
 class RolloutConfig(Section):
@@ -28,9 +74,9 @@ class RolloutConfig(Section):
 
     The engine records the kept tokens of each position, and the learner's log-probs are over those only.
     """
-    rollout_top_k: All | Count = -1
+    rollout_top_k: All | TwoOrMore = -1
     """Keep the k likeliest tokens; log-probs as for rollout_top_p. -1: all."""
-    rollout_max_kept_tokens: Count = 64
+    rollout_max_kept_tokens: TwoOrMore = 64
     """Maximum tokens that rollout_top_p keeps where rollout_top_k is not set; the engine samples from no others.
 
     The engine returns that many per position, about 30 bytes each. Evaluations have no such bound.
@@ -41,7 +87,9 @@ class RolloutConfig(Section):
     """Texts that end a response. Empty: only the end-of-sequence token does."""
     rollout_stop_token_ids: tuple[CountOrZero, ...] = ()
     """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
-    rollout_source: Name | None = None
+    rollout_source: Annotated[
+        Name | None, Conflicts("load_debug_rollout_data", part="rollouts", because="that file holds the rollouts")
+    ] = None
     """Component (kind rollout_source) that makes whole rollouts. None: generate_function makes every group."""
     generate_function: Name = "single_turn"
     """Component (kind generate_function) that turns a prompt into a response."""
@@ -72,7 +120,14 @@ class RolloutConfig(Section):
     aborted and requeued, unless generation runs ahead (async_buffer_size).
     """
     partial_rollout: Annotated[
-        bool, Conflicts("max_staleness", equals=0, because="older weights began what is resumed")
+        bool,
+        Conflicts("max_staleness", equals=0, because="older weights sampled the first tokens of a resumed response"),
+        Needs(
+            "over_sampling_batch_size",
+            "async_buffer_size",
+            unless="generate_function",
+            because="otherwise no response is aborted",
+        ),
     ] = False
     """Resume aborted responses from the tokens that they have. False: restart them.
 
@@ -103,6 +158,11 @@ class RolloutConfig(Section):
         CountOrZero,
         Conflicts("colocate", because="engines and learner take turns on the same devices"),
         Conflicts("rollout_source", because="it makes whole rollouts when it is called"),
+        Conflicts(
+            "partial_rollout",
+            unless={"pause_generation_mode": "abort", "generate_function": None},
+            because="responses in flight continue when weights are published, and none is aborted",
+        ),
         Conflicts("debug_rollout_only", because="nothing is trained meanwhile"),
         Conflicts(*NO_ENGINES, because="nothing is generated"),
     ] = 0
@@ -161,11 +221,11 @@ class DataConfig(Section):
     """Field of a row with an object that becomes the sample's metadata; rows may lack it."""
     tool_key: Name | None = "tools"
     """Field of a row with a list of tools that the chat template shows the model; rows may lack it. None: no tools."""
-    multimodal_keys: Name | None = None
+    multimodal_keys: MultimodalKeys | None = None
     """Fields of a row with images and the like, as JSON: '{"image": "images"}'; the engine is sent them. None: none."""
     apply_chat_template: bool = False
     """Render prompts with the tokenizer's chat template; a text prompt becomes one user message."""
-    apply_chat_template_kwargs: Annotated[Name, Needs("apply_chat_template")] = "{}"
+    apply_chat_template_kwargs: Annotated[TemplateArguments, Needs("apply_chat_template")] = "{}"
     """Further arguments of the chat template, as JSON: '{"enable_thinking": false}'."""
     rollout_shuffle: bool = True
     """Shuffle the prompts anew each epoch, by the seed. False: file order."""

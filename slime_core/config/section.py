@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 __all__ = [
-    "TOLD",
+    "REJECTED",
     "All",
     "Count",
     "CountOrZero",
+    "Distinct",
     "EngineSection",
     "Fraction",
     "Name",
@@ -22,10 +25,17 @@ __all__ = [
     "Section",
     "Share",
     "Value",
+    "rejected",
 ]
 
-TOLD = "told"
-"""Type of a pydantic error whose message says all there is to say about a value: what was found, what is accepted."""
+REJECTED = "rejected"
+"""Type of a pydantic error whose message is complete: what was found, and what is accepted."""
+
+
+def rejected(text: str) -> PydanticCustomError:
+    """The error of a validator whose ``text`` says what was found and what is accepted."""
+    return PydanticCustomError(REJECTED, "{text}", {"text": text})
+
 
 Value = bool | int | float | str | tuple[int | float | str, ...]
 """What a flag of an engine can say."""
@@ -74,3 +84,14 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 All = Annotated[int, Field(ge=-1, le=-1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise rejected(f"found {', '.join(twice)} more than once; accepted: each name once")
+    return names
+
+
+Distinct = AfterValidator(_distinct)
+"""In the annotation of a tuple of names: refuses a name that is given twice."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import ItemsView, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from slime_core.config.options import Conflicts, Needs
-from slime_core.config.section import Count, Name, Positive, Section, Value
+from slime_core.config.section import Count, Distinct, Name, Positive, Section, Value, rejected
 
 __all__ = ["EngineConfig", "EngineGroup", "EngineModel", "RouterPolicy", "WorkerType"]
 
@@ -62,13 +64,38 @@ class EngineGroup(Section):
         return self.num_gpus // self.size
 
 
+LOG_NAMES = frozenset({"engine", "eval", "eval-engine", "router"})
+"""Log files of the run's other servers."""
+
+
+def _model_name(name: str) -> str:
+    if name in LOG_NAMES or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise PydanticCustomError(
+            "log_name",
+            "{text}",
+            {"text": "log files carry it: letters, digits, . _ - only, and none of " + ", ".join(sorted(LOG_NAMES))},
+        )
+    return name
+
+
+def _address(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isdigit() and 0 < int(port) < 65536) or "/" in text:
+        raise rejected(f"found {text!r}; accepted: HOST:PORT, as 10.0.0.7:30000")
+    return text
+
+
+Address = Annotated[Name, AfterValidator(_address)]
+"""An address as ``host:port``."""
+
+
 class EngineModel(Section):
     """An auxiliary model: served, never trained.
 
     Example: ``EngineModel(name="judge", model_path=Path("Qwen3-8B"), num_gpus=2, num_gpus_per_engine=2)``.
     """
 
-    name: Name
+    name: Annotated[Name, AfterValidator(_model_name)]
     """Name under which functions and reward models find it."""
     model_path: Path
     """Hugging Face folder with weights and tokenizer."""
@@ -123,7 +150,8 @@ class EngineConfig(Section):
     ] = None
     """Number of engines that only prefill; the others only decode. Needs GPUs. None: all do both."""
     rollout_external_engine_addrs: Annotated[
-        tuple[Name, ...],
+        tuple[Address, ...],
+        Distinct,
         Conflicts(
             "engine_groups",
             "prefill_num_servers",

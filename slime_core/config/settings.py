@@ -22,7 +22,7 @@ from slime_core.config.choices import KIND_NAMED_BY
 from slime_core.config.mistakes import nearest
 from slime_core.config.options import Flag, NamesPrompts
 from slime_core.config.schema import RunConfig
-from slime_core.config.section import TOLD, EngineSection, Once
+from slime_core.config.section import REJECTED, EngineSection, Once
 from slime_core.config.wording import accepted_words, is_table, placeholder_of
 
 __all__ = ["Contested", "Setting", "Unacceptable", "core_settings", "core_values", "plugin_settings"]
@@ -228,8 +228,8 @@ class Setting:
     def _unacceptable(self, found: str, error: ValidationError) -> Unacceptable:
         # What a validator of a plugin says stands in its ValueError.
         own = [str(one["ctx"]["error"]) for one in error.errors() if one["type"] == "value_error" and self.of_plugin]
-        told = "; ".join([*(one["msg"] for one in error.errors() if one["type"] == TOLD), *own])
-        return Unacceptable(told or f"found {found}; {self._accepted(error)}")
+        complete = "; ".join([*(one["msg"] for one in error.errors() if one["type"] == REJECTED), *own])
+        return Unacceptable(complete or f"found {found}; {self._accepted(error)}")
 
     def _accepted(self, error: ValidationError | None = None) -> str:
         words = self.accepts

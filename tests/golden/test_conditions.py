@@ -17,6 +17,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from slime_core.config.conditions import unmet
+from slime_core.config.engine_flags import engine_settings
 from slime_core.config.measuring import EvalDataset
 from slime_core.config.options import Conflicts, Needs
 from slime_core.config.serving import EngineGroup
@@ -29,6 +30,7 @@ TABLES: dict[str, Any] = {
     "engine_groups": (EngineGroup(num_gpus=1),),
     "eval_datasets": (EvalDataset(name="aime", path=Path("aime.jsonl")),),
     "eval_prompt_data": (("aime", Path("aime.jsonl")),),
+    "rollout_external_engine_addrs": ("10.0.0.7:30000",),
 }
 
 Case = tuple[str, int]
@@ -83,7 +85,8 @@ def verdicts(case: Case) -> tuple[list[str], list[list[str]]]:
     if isinstance(condition, Needs):
         return messages(case), [messages(case, **{name: value}) for name, value in given.items()]
     assert all(len(messages(case, **{name: value})) == 1 for name, value in given.items())
-    spared = [given | {condition.unless: other_value(SETTINGS[condition.unless])}] if condition.unless else []
+    lifting = [(name, value) for name, value in condition.unless if name in SETTINGS]
+    spared = [given | {name: other_value(SETTINGS[name]) if value is None else value} for name, value in lifting]
     return messages(case, **given), [messages(case, **others) for others in [{}, *spared]]
 
 
@@ -100,9 +103,10 @@ def test_no_other_message_is_stored() -> None:
 
 
 def test_conditions_name_settings_that_exist() -> None:
-    known = {*SETTINGS, *(point.name.replace("-", "_") for point in entry_points(group="slime.flags"))}
+    flags = (point.name.replace("-", "_") for point in entry_points(group="slime.flags"))
+    known = {*SETTINGS, *flags, *engine_settings("megatron")}
     found = [SETTINGS[name].info.metadata[place] for name, place in cases()]
-    assert {one for entry in found for one in (*entry.settings, entry.unless) if one} <= known
+    assert {name for entry in found for name in (*entry.settings, *dict(entry.unless))} <= known
 
 
 def test_a_condition_is_silent_where_one_of_its_settings_has_no_usable_value() -> None:

@@ -4,7 +4,6 @@ fit the checkpoint."""
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -13,7 +12,7 @@ from slime_core.config.engine_flags import Refusal, find_key, said
 from slime_core.config.megatron_flags import MegatronFlag, megatron_flags
 from slime_core.config.mistakes import nearest
 from slime_core.config.model_args import expected
-from slime_core.config.rules.layout import Rule
+from slime_core.config.rules import Rule
 from slime_core.config.schema import RunConfig
 from slime_core.config.section import Value
 from slime_core.config.serving import EngineGroup
@@ -21,10 +20,6 @@ from slime_core.config.sglang import rows_by_name, speculates
 
 __all__ = ["SERVING", "SERVING_OF_EVAL", "SERVING_OF_RUN"]
 
-
-FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-TAKEN = frozenset({"engine", "eval", "eval-engine", "router"})
-"""What the logs of other servers are called by."""
 
 CUT_OTHERWISE = frozenset({"enable_dp_attention", "dp_size", "attn_cp_size"})
 """SGLang's flags by which attention is not cut over all processes of an engine."""
@@ -64,15 +59,6 @@ def _models_have_names_of_their_own(config: RunConfig) -> Iterator[str]:
     counts = Counter(model.name for model in config.engine.engine_models)
     for name in (name for name, count in counts.items() if count > 1):
         yield f"engine_models: {counts[name]} models are named {name!r}; functions ask by the name, each needs its own"
-
-
-def _models_names_name_files(config: RunConfig) -> Iterator[str]:
-    for name in (model.name for model in config.engine.engine_models):
-        if not FILE_NAME.fullmatch(name) or name in TAKEN:
-            yield (
-                f"engine_models: name = {name!r}; logs are called by it: accepted are letters, digits, dot, - and _, a "
-                f"letter or digit first, and none of {', '.join(sorted(TAKEN))}"
-            )
 
 
 def _models_share_their_heads_evenly(config: RunConfig) -> Iterator[str]:
@@ -155,16 +141,6 @@ def _drafts_have_gpus(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _addresses_are_addresses(config: RunConfig) -> Iterator[str]:
-    found = config.engine.rollout_external_engine_addrs
-    for address in found:
-        host, colon, port = address.rpartition(":")
-        if not (host and colon and port.isdigit() and 0 < int(port) < 65536) or "/" in address:
-            yield f"rollout_external_engine_addrs: {address!r} is no host:port; accepted is 10.0.0.7:30000, for one"
-    for address in (one for one, count in Counter(found).items() if count > 1):
-        yield f"rollout_external_engine_addrs: {address} is named twice; name each engine once"
-
-
 def _others_engines_hold_others_weights(config: RunConfig) -> Iterator[str]:
     if config.engine.rollout_external_engine_addrs:
         yield (
@@ -217,11 +193,8 @@ def _all_groups(config: RunConfig) -> Iterator[tuple[str, EngineGroup]]:
 def _flags_of_engines_take_effect(config: RunConfig) -> Iterator[str]:
     given = dict(config.megatron.given)
     yield from _other_than_fixed(given)
-    yield from _sets_twice(given)
     yield from _other_than_the_model(given, config)
-    yield from _recomputes_nothing(given)
     yield from _recomputes_by_layers(given, config)
-    yield from _ends_what_begins_not(given)
     yield from _has_no_such_rate(given)
     yield from _copies_need_attention(dict(config.sglang.given))
 
@@ -251,25 +224,6 @@ def _other_than_the_model(given: Mapping[str, Value], config: RunConfig) -> Iter
                 f"megatron.{flag.name} = {said(value)}, but {folder / 'config.json'} {says}; the checkpoint decides, "
                 "so leave it out"
             )
-
-
-def _sets_twice(given: Mapping[str, Value]) -> Iterator[str]:
-    wanted = given.get("recompute_granularity")
-    if given.get("recompute_activations") and wanted not in (None, "selective"):
-        yield f"megatron.recompute_activations means selective, but recompute_granularity = {wanted}; leave one out"
-
-
-def _recomputes_nothing(given: Mapping[str, Value]) -> Iterator[str]:
-    """Megatron fails on these only when the model is built, or not at all."""
-    granularity = given.get("recompute_granularity") or ("selective" if given.get("recompute_activations") else None)
-    of_layers = {"recompute_method", "recompute_num_layers"}
-    if granularity == "full" and of_layers - given.keys():
-        missing = " and ".join(sorted(of_layers - given.keys()))
-        yield f"megatron.recompute_granularity = full also needs {missing}"
-    for name in sorted(given.keys() & of_layers if granularity != "full" else ()):
-        yield f"megatron.{name} has no effect without recompute_granularity = full"
-    if "recompute_modules" in given and granularity != "selective":
-        yield "megatron.recompute_modules has no effect without recompute_granularity = selective"
 
 
 def _recomputes_by_layers(given: Mapping[str, Value], config: RunConfig) -> Iterator[str]:
@@ -302,11 +256,6 @@ def _has_no_such_rate(given: Mapping[str, Value]) -> Iterator[str]:
             yield f"megatron.{name} = {rate}; accepted: a finite number of at least 0"
 
 
-def _ends_what_begins_not(given: Mapping[str, Value]) -> Iterator[str]:
-    if "decoupled_min_lr" in given and "decoupled_lr" not in given:
-        yield "megatron.decoupled_min_lr has no effect without decoupled_lr"
-
-
 def _copies_need_attention(given: Mapping[str, Value]) -> Iterator[str]:
     if given.get("dp_size", 1) != 1 and not given.get("enable_dp_attention"):
         size = given["dp_size"]
@@ -321,7 +270,6 @@ SERVING: tuple[Rule, ...] = (
     _models_fill_their_gpus,
     _models_are_there,
     _models_have_names_of_their_own,
-    _models_names_name_files,
     _models_share_their_heads_evenly,
     _overrides_are_flags,
     _prefill_meets_decode,
@@ -332,9 +280,6 @@ SERVING: tuple[Rule, ...] = (
     _flags_of_engines_take_effect,
 )
 
-SERVING_OF_RUN: tuple[Rule, ...] = (
-    _addresses_are_addresses,
-    _external_engines_have_flags_of_their_own,
-)
+SERVING_OF_RUN: tuple[Rule, ...] = (_external_engines_have_flags_of_their_own,)
 
 SERVING_OF_EVAL: tuple[Rule, ...] = (_others_engines_hold_others_weights,)

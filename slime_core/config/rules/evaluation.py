@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Iterator
 
 from slime_core.config.described import context_length, start_weights
 from slime_core.config.eval_sets import eval_sets
 from slime_core.config.mistakes import nearest
-from slime_core.config.rules.layout import Rule
+from slime_core.config.reward_sum import reward_terms
+from slime_core.config.rules import Rule
 from slime_core.config.schema import RunConfig
 
 __all__ = ["EVALUATION"]
-
-NAME = re.compile(r"[\w.+-][\w.+ -]*")
-"""Of a set: metrics and sample files carry it."""
-
-
-def _names_are_plain(config: RunConfig) -> Iterator[str]:
-    for name, _ in config.eval.files:
-        if not NAME.fullmatch(name):
-            yield (
-                f"evaluation set {name!r}: metrics and files are named after it; accepted: letters, digits, blanks and "
-                "any of . _ + -"
-            )
 
 
 def _sets_fit_the_model(config: RunConfig) -> Iterator[str]:
@@ -93,6 +82,12 @@ def _a_model_has_a_name_or_an_address(config: RunConfig) -> Iterator[str]:
             )
 
 
+def _eval_names_differ(config: RunConfig) -> Iterator[str]:
+    counts = Counter(name for name, _ in config.eval.files)
+    for name in (name for name, count in counts.items() if count > 1):
+        yield f"eval_prompt_data: {counts[name]} files are named {name!r}; metrics carry the name, each needs its own"
+
+
 def _engines_that_evaluate_fill_their_gpus(config: RunConfig) -> Iterator[str]:
     gpus, size = config.eval.eval_num_gpus, config.eval.eval_num_gpus_per_engine
     if gpus is None:
@@ -106,9 +101,19 @@ def _engines_that_evaluate_fill_their_gpus(config: RunConfig) -> Iterator[str]:
         )
 
 
-_SETS = "eval_prompt_data eval_datasets"
+def _reward_sums_can_be_read(config: RunConfig) -> Iterator[str]:
+    sums = {"rm_type": config.rollout.rm_type}
+    sums |= {f"evaluation set {one.name}: rm_type": one.rm_type or "" for one in config.eval.eval_datasets}
+    for where, written in sums.items():
+        try:
+            reward_terms(written)
+        except ValueError as error:
+            yield f"{where} = {error}"
+
+
 EVALUATION: tuple[Rule, ...] = (
-    _names_are_plain,
+    _eval_names_differ,
+    _reward_sums_can_be_read,
     _sets_fit_the_model,
     _lengths_agree,
     _choices_have_an_effect,

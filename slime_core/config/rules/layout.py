@@ -6,15 +6,14 @@ an engine, SGLang 0.5's; both would say so only after they have started.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from slime_core.config.described import EXPERTS, described, start_weights, whole_number
+from slime_core.config.rules import Rule
 from slime_core.config.schema import RunConfig
 
-__all__ = ["ENGINE_LAYOUT", "LEARNER_LAYOUT", "Rule"]
-
-Rule = Callable[[RunConfig], Iterator[str]]
+__all__ = ["ENGINE_LAYOUT", "LEARNER_LAYOUT", "RUN_LAYOUT"]
 
 KEY_VALUE_HEADS = "num_key_value_heads"
 
@@ -32,21 +31,6 @@ def _copies_fill_the_ranks(config: RunConfig) -> Iterator[str]:
             f"{sizes.context_parallel_size} = {sizes.model_size} ranks hold one copy of the model, but "
             f"actor_num_nodes x actor_num_gpus_per_node = {nodes} x {each} = {ranks} is no multiple of "
             f"{sizes.model_size}; give {sizes.model_size} ranks or a multiple, or smaller sizes"
-        )
-
-
-def _axes_are_there(config: RunConfig) -> Iterator[str]:
-    sizes = config.parallel
-    if sizes.sequence_parallel and sizes.tensor_model_parallel_size == 1:
-        yield (
-            "sequence_parallel shares activations between tensor-parallel ranks, and tensor_model_parallel_size = 1; "
-            "give it at least 2, or leave sequence_parallel out"
-        )
-    if sizes.num_virtual_stages_per_pipeline_rank > 1 and sizes.pipeline_model_parallel_size == 1:
-        stages = sizes.num_virtual_stages_per_pipeline_rank
-        yield (
-            f"num_virtual_stages_per_pipeline_rank = {stages} interleaves pipeline ranks, and "
-            "pipeline_model_parallel_size = 1; give it at least 2, or leave the virtual stages out"
         )
 
 
@@ -130,6 +114,16 @@ def _every_copy_has_samples(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _colocated_engines_have_devices(config: RunConfig) -> Iterator[str]:
+    engines, ranks = config.cluster.rollout_num_gpus, config.num_learner_ranks
+    if config.cluster.colocate and engines > ranks:
+        nodes, each = config.cluster.actor_num_nodes, config.cluster.actor_num_gpus_per_node
+        yield (
+            f"colocate: rollout_num_gpus = {engines} is more than the learner's devices, actor_num_nodes x "
+            f"actor_num_gpus_per_node = {nodes} x {each} = {ranks}, and engines sit on those; give at most {ranks}"
+        )
+
+
 def _uneven(config: RunConfig, setting: str, size: int, *even: str) -> Iterator[str]:
     """What of the model ``size`` tensor-parallel processes cannot share evenly."""
     folder = start_weights(config)
@@ -171,7 +165,6 @@ def _listed(numbers: list[int]) -> str:
 LEARNER_LAYOUT: tuple[Rule, ...] = (
     _copies_fill_the_ranks,
     _every_copy_has_samples,
-    _axes_are_there,
     _heads_and_vocabulary_divide,
     _every_chunk_has_a_layer,
     _experts_divide,
@@ -180,3 +173,5 @@ LEARNER_LAYOUT: tuple[Rule, ...] = (
 )
 
 ENGINE_LAYOUT: tuple[Rule, ...] = (_engine_heads_divide,)
+
+RUN_LAYOUT: tuple[Rule, ...] = (*LEARNER_LAYOUT, _colocated_engines_have_devices)

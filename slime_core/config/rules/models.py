@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slime_core.config.described import described, differences, routes_shape, start_weights
-from slime_core.config.rules.layout import LEARNER_LAYOUT, Rule
+from slime_core.config.flops import forward_flops
+from slime_core.config.rules import Rule
+from slime_core.config.rules.layout import LEARNER_LAYOUT
 from slime_core.config.schema import RunConfig
 
 __all__ = ["MODELS", "other_model", "recomputes"]
@@ -56,48 +58,6 @@ _ROLES: tuple[Rule, ...] = (
 )
 
 
-def _actor_has_rollouts_left(config: RunConfig) -> Iterator[str]:
-    alone, total = config.critic.num_critic_only_steps, config.rollout.num_rollout
-    if alone >= total > 0:
-        yield (
-            f"num_critic_only_steps = {alone} leaves the actor no rollout: num_rollout = {total}; give at most "
-            f"{total - 1}, or more rollouts"
-        )
-
-
-def _critic_rate_is_in_bounds(config: RunConfig) -> Iterator[str]:
-    rate, optimizer = config.critic.critic_lr, config.optimizer
-    for name, bound in {"min_lr": optimizer.min_lr, "lr_warmup_init": optimizer.lr_warmup_init}.items():
-        if rate is not None and rate < bound:
-            yield (
-                f"critic_lr = {rate:g} is below {name} = {bound:g}, which the critic's schedule shares with the "
-                f"actor's; raise critic_lr, or lower {name}"
-            )
-
-
-def _critic_warm_up_ends(config: RunConfig) -> Iterator[str]:
-    """The rules of the actor's schedule, for the warm-up that the critic has of its own."""
-    settings, warmup = config.optimizer, config.critic.critic_lr_warmup_iters
-    if warmup is None:
-        return
-    if settings.lr_decay_iters is not None and settings.lr_decay_iters <= warmup:
-        yield (
-            f"critic_lr_warmup_iters = {warmup} is not below lr_decay_iters = {settings.lr_decay_iters}, which the "
-            f"critic's schedule shares with the actor's; give at most {settings.lr_decay_iters - 1}, or raise "
-            "lr_decay_iters"
-        )
-        return
-    end = settings.lr_decay_iters or config.rollout.num_rollout * config.steps_per_rollout
-    last = settings.lr_wsd_decay_iters if settings.lr_decay_style == "WSD" else None
-    if last is not None and last > end - warmup:
-        name = "lr_decay_iters" if settings.lr_decay_iters else "num_rollout x steps a rollout"
-        yield (
-            f"lr_wsd_decay_iters = {last} is more than the critic's steps after warm-up: {name} - "
-            f"critic_lr_warmup_iters = {end} - {warmup} = {end - warmup}; give at most that, or lower "
-            "critic_lr_warmup_iters"
-        )
-
-
 def _critic_apart_fits_its_devices(config: RunConfig) -> Iterator[str]:
     """The rules of the learner's layout, for the critic's and in its words."""
     ranks = config.num_critic_ranks
@@ -134,9 +94,6 @@ _OWN_LAYOUT = (
 )
 
 _CRITIC: tuple[Rule, ...] = (
-    _actor_has_rollouts_left,
-    _critic_rate_is_in_bounds,
-    _critic_warm_up_ends,
     _critic_apart_fits_its_devices,
     _critic_is_the_same_model,
 )
@@ -165,15 +122,6 @@ def _routes_come_from_whole_engines(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _a_pass_before_training_records(config: RunConfig) -> Iterator[str]:
-    if config.learner.use_routing_replay and config.algorithm.use_rollout_logprobs and not recomputes(config):
-        yield (
-            "use_routing_replay takes the routes of the learner's pass before training, and use_rollout_logprobs has "
-            "the engine's log-probs in place of that pass, so there would be nothing to replay; leave one of the two "
-            "out"
-        )
-
-
 def recomputes(config: RunConfig) -> bool:
     """Whether the backward pass runs parts of the forward pass again, routers perhaps among them."""
     return bool(config.megatron.transformer.get("recompute_granularity"))
@@ -182,7 +130,18 @@ def recomputes(config: RunConfig) -> bool:
 _ROUTING: tuple[Rule, ...] = (
     _a_mixture_is_there,
     _routes_come_from_whole_engines,
-    _a_pass_before_training_records,
 )
 
-MODELS: tuple[Rule, ...] = (*_ROLES, *_CRITIC, *_ROUTING)
+
+def _work_can_be_counted(config: RunConfig) -> Iterator[str]:
+    folder = start_weights(config)
+    content = described(folder)
+    if not config.learner.balance_by_flops or content is None:
+        return
+    try:
+        forward_flops(content)
+    except ValueError as error:
+        yield f"balance_by_flops: {folder / 'config.json'} {error}; leave it out, and ranks are balanced by tokens"
+
+
+MODELS: tuple[Rule, ...] = (*_ROLES, *_CRITIC, *_ROUTING, _work_can_be_counted)

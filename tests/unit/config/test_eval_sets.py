@@ -193,7 +193,6 @@ def test_sets_are_given_in_one_place(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "line", "told"),
     [
-        ("name='a/b', path='aime.jsonl'", "", "evaluation set 'a/b': metrics and files are named after it; accepted: "),
         (
             "name='a', path='aime.jsonl', max_response_len=128",
             "",

@@ -12,7 +12,7 @@ from slime_core.config.reward_sum import RewardTerm, reward_names, reward_terms
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.errors import ConfigError
 
-SETS = {"run's": None, "one": "f1", "two": "0.7*math+0.3*f1", "twice": "1*math+2*math"}
+SETS = {"runs": None, "one": "f1", "two": "0.7*math+0.3*f1", "twice": "1*math+2*math"}
 
 
 @pytest.mark.parametrize(

@@ -102,9 +102,11 @@ def test_the_first_workflow_runs_as_written_and_equals_its_toml_twin(tmp_path: P
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(lambda text: text != "none")
 PATH = TEXT.map(lambda text: Path(os.path.abspath("/data/" + text.lstrip("/"))))
 
+NAME = st.from_regex(r"[A-Za-z0-9.+-][A-Za-z0-9.+ -]{0,9}", fullmatch=True).filter(lambda text: text != "none")
+
 DATASETS = st.builds(
     EvalDataset,
-    name=TEXT,
+    name=NAME,
     path=PATH,
     temperature=st.none() | st.floats(0, 2),
     top_k=st.none() | st.integers(1, 9),
@@ -112,6 +114,19 @@ DATASETS = st.builds(
     apply_chat_template=st.none() | st.booleans(),
     rm_type=st.none() | TEXT,
 )
+
+FILES = PATH.filter(lambda path: "{" not in str(path))
+CHECKED: dict[str, st.SearchStrategy[Any]] = {
+    "apply_chat_template_kwargs": st.sampled_from(["{}", '{"enable_thinking": false}']),
+    "corrections": st.lists(TEXT, max_size=3, unique=True).map(tuple),
+    "eval_prompt_data": st.lists(st.tuples(NAME, PATH), max_size=3).map(tuple),
+    "load_debug_rollout_data": st.none() | FILES,
+    "multimodal_keys": st.none() | st.just('{"image": "images"}'),
+    "rollout_external_engine_addrs": st.sampled_from([(), ("10.0.0.7:30000",), ("a:1", "b:2")]),
+    "save_debug_rollout_data": st.none() | FILES,
+    "save_debug_train_data": st.none() | FILES,
+}
+"""Values of settings that take only some texts."""
 
 UNDER_TEST = [
     setting
@@ -127,6 +142,8 @@ UNDER_TEST = [
 
 
 def values_of(setting: Setting) -> st.SearchStrategy[Any]:
+    if setting.key in CHECKED:
+        return CHECKED[setting.key]
     if any(isinstance(entry, InWords) for entry in setting.info.metadata):
         _, _, choices = setting.accepts.partition("one of ")
         return st.sampled_from([int(choice) for choice in choices.split(", ")]) if choices else st.integers(0, 10**9)

@@ -95,7 +95,11 @@ class CompatOptions(PluginOptions):
     ] = None
     """fn(args, rollout_id, data_source, evaluation=False): makes the samples of a rollout. None: the core does."""
     eval_function_path: Annotated[
-        FunctionPath | None, Flag("--eval-function-path", section=SECTION), NamesCode(), Provides("evaluation")
+        FunctionPath | None,
+        Flag("--eval-function-path", section=SECTION),
+        NamesCode(),
+        Provides("evaluation"),
+        Conflicts("debug_train_only", "load_debug_rollout_data", because="evaluations need engines"),
     ] = None
     """The same for evaluations. None: the core evaluates."""
     custom_generate_function_path: Annotated[

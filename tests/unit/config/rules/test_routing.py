@@ -48,8 +48,8 @@ def test_routes_that_no_pass_records_before_training_cannot_be_replayed(tmp_path
     (tmp_path / "config.json").write_text(json.dumps(config))
     line = f"--hf-checkpoint {tmp_path} --rollout-max-response-len 8 --use-routing-replay --use-rollout-logprobs"
     assert broken_rules(line) == [
-        "use_routing_replay takes the routes of the learner's pass before training, and use_rollout_logprobs has the "
-        "engine's log-probs in place of that pass, so there would be nothing to replay; leave one of the two out"
+        "use_routing_replay = true and use_rollout_logprobs = true exclude each other, because the engine's log-probs "
+        "replace the pass whose routes would be replayed. Leave --use-routing-replay or --use-rollout-logprobs out"
     ]
     # The backward pass is a later one where it runs layers again.
     assert (

@@ -1,4 +1,4 @@
-"""The rules of running one half of the loop alone, and of the files between the halves."""
+"""Rules of files and folders: what a run reads is there, what it writes can be written and replaces nothing else."""
 
 from __future__ import annotations
 
@@ -6,60 +6,98 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from slime_core.config.rules.layout import Rule
+from slime_core.config.described import described
+from slime_core.config.prompt_paths import unreadable
+from slime_core.config.rules import Rule
 from slime_core.config.schema import RunConfig
 
-__all__ = ["DEBUG", "unwritable"]
+__all__ = ["FILES", "FILES_OF_RUN"]
 
-FILES = {
-    "save_debug_rollout_data": ("{rollout_id}",),
-    "load_debug_rollout_data": ("{rollout_id}",),
-    "save_debug_train_data": ("{rollout_id}", "{rank}"),
-}
-"""Setting -> what may stand in its path for a number."""
-
-ENDINGS = {
-    "save_debug_rollout_data": "rollouts are written as JSON Lines; call it {stem}.jsonl",
-    "load_debug_rollout_data": (
-        "slime wrote those, and reading one would run whatever its writer put into it; "
-        "rollouts are read as JSON Lines, which --save-debug-rollout-data {stem}.jsonl writes"
-    ),
-    "save_debug_train_data": "what ranks train is written as safetensors; call it {stem}.safetensors",
-}
+ROLLOUT_FILES = ("save_debug_rollout_data", "load_debug_rollout_data", "save_debug_train_data")
+"""Settings that name a file for each rollout, with ``{rollout_id}`` for its number."""
 
 MARKS = {
     "save_debug_rollout_data": (b'{"format": "slime rollout"', 64),
     "save_debug_train_data": (b'"slime train data"', 2**20),
 }
+
 """Setting -> what stands in a file that it wrote (:mod:`slime_core.prompts.recorded`,
 :mod:`slime_core.learner.train_data`), and in how many of its first bytes."""
 
 PLACEHOLDER = r"\{\w+\}"
 
-PICKLES = (".pt", ".pth", ".pkl")
+
+def _eval_files_are_readable(config: RunConfig) -> Iterator[str]:
+    for name, path in config.eval.files:
+        yield from _unreadable(path, f"eval_prompt_data {name}")
 
 
-def _rollouts_have_one_source(config: RunConfig) -> Iterator[str]:
-    path, name = config.debug.load_debug_rollout_data, config.rollout.rollout_source
-    if path is not None and name is not None and not config.provided("rollouts"):
-        yield (
-            f"rollout_source = {name} has no effect with load_debug_rollout_data = {path}, which says where rollouts "
-            "are read; leave one of the two out"
-        )
+def _prompts_are_readable(config: RunConfig) -> Iterator[str]:
+    if config.data.prompt_data is not None and config.debug.generates:
+        yield from _unreadable(config.data.prompt_data, "prompt_data")
 
 
-def _placeholders_are_known(config: RunConfig) -> Iterator[str]:
-    for name, accepted in FILES.items():
-        path = dict(config.debug)[name]
-        found = set(re.findall(r"\{[^{}]*\}", f"{path}")) if path is not None else set()
-        for unknown in sorted(found - set(accepted)):
-            yield f"{name} = {path}: {unknown} stands for nothing; accepted: {' and '.join(accepted)}"
+def _checkpoint_is_a_model(config: RunConfig) -> Iterator[str]:
+    yield from _no_model(config.model.hf_checkpoint, "hf_checkpoint")
+
+
+def _reference_is_a_model(config: RunConfig) -> Iterator[str]:
+    yield from _no_model(config.model.ref_load, "ref_load")
+
+
+def _critic_is_a_model(config: RunConfig) -> Iterator[str]:
+    yield from _no_model(config.critic.critic_load, "critic_load")
+
+
+def _teacher_is_a_model(config: RunConfig) -> Iterator[str]:
+    yield from _no_model(config.algorithm.opd_teacher_load, "opd_teacher_load")
+
+
+def _load_exists(config: RunConfig) -> Iterator[str]:
+    folder = config.model.load
+    if folder is not None and not folder.is_dir():
+        yield f"load: {folder} is no folder; accepted: a run folder, or one of its checkpoints"
+
+
+def _output_is_writable(config: RunConfig) -> Iterator[str]:
+    yield from _unwritable(config.run.output_dir or Path.cwd() / "outputs", "output_dir")
+
+
+def _disk_folder_is_used(config: RunConfig) -> Iterator[str]:
+    folder = config.weights.update_weight_disk_dir
+    if folder is not None:
+        yield from _unwritable(folder, "update_weight_disk_dir")
+
+
+def _unreadable(path: Path, what: str) -> Iterator[str]:
+    yield from (f"{what}: {problem}" for problem in unreadable(path))
+
+
+def _no_model(folder: Path | None, what: str) -> Iterator[str]:
+    if folder is None:
+        return
+    accepted = "accepted: a Hugging Face folder on this machine (download a hub model first)"
+    if not (folder / "config.json").is_file():
+        found = "holds no config.json" if folder.is_dir() else "is no folder"
+        yield f"{what}: {folder} {found}; {accepted}"
+    elif (content := described(folder)) is None:
+        yield f"{what}: {folder / 'config.json'} is no JSON object; {accepted}"
+    elif not _names_an_architecture(content):
+        yield f"{what}: {folder / 'config.json'} names no architecture; {accepted}"
+
+
+def _names_an_architecture(found: dict[str, Any]) -> bool:
+    match found.get("architectures"):
+        case [str(), *_]:
+            return True
+    return False
 
 
 def _every_rollout_has_a_file(config: RunConfig) -> Iterator[str]:
     total = config.rollout.num_rollout
-    for name in FILES:
+    for name in ROLLOUT_FILES:
         path = dict(config.debug)[name]
         if path is not None and total > 1 and "{rollout_id}" not in f"{path}":
             one = " or give --num-rollout 1" if name == "load_debug_rollout_data" else ""
@@ -80,18 +118,11 @@ def _every_rank_has_a_file(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _nothing_is_pickled(config: RunConfig) -> Iterator[str]:
-    for name, ending in ENDINGS.items():
-        path = dict(config.debug)[name]
-        if path is not None and path.suffix in PICKLES:
-            yield f"{name} = {path} is named like a pickle: {ending.format(stem=path.with_suffix(''))}"
-
-
 def _files_can_be_written(config: RunConfig) -> Iterator[str]:
     for name in MARKS:
         path = dict(config.debug)[name]
         if path is not None and "{" not in f"{path.parent}":
-            yield from unwritable(path.parent, name)
+            yield from _unwritable(path.parent, name)
 
 
 def _nothing_else_is_replaced(config: RunConfig) -> Iterator[str]:
@@ -112,10 +143,6 @@ def _nothing_else_is_replaced(config: RunConfig) -> Iterator[str]:
                 "another file"
             )
         others[name] = path
-
-
-READ = ("prompt_data", "eval_prompt_data", "lock_file")
-"""Settings that name files which a run reads."""
 
 
 def _inputs(config: RunConfig) -> dict[str, Path]:
@@ -156,19 +183,7 @@ def _head(file: Path, size: int) -> bytes:
         return b""
 
 
-def _engines_are_there_to_be_evaluated(config: RunConfig) -> Iterator[str]:
-    if not config.debug.generates and (given := config.provided("evaluation")):
-        yield (
-            f"{_reads(config)} starts no engine, and {' '.join(given)} evaluates on engines; leave one of the two out"
-        )
-
-
-def _reads(config: RunConfig) -> str:
-    path = config.debug.load_debug_rollout_data
-    return "debug_train_only = true" if path is None else f"load_debug_rollout_data = {path}"
-
-
-def unwritable(folder: Path, what: str) -> Iterator[str]:
+def _unwritable(folder: Path, what: str) -> Iterator[str]:
     """Why ``folder``, named by setting ``what``, cannot be made or written into; nothing where it can."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     flag = "--" + what.replace("_", "-")
@@ -178,13 +193,15 @@ def unwritable(folder: Path, what: str) -> Iterator[str]:
         yield f"{what}: {nearest} is not writable, so {folder} cannot be written; choose another with {flag}"
 
 
-DEBUG: tuple[Rule, ...] = (
-    _rollouts_have_one_source,
-    _placeholders_are_known,
+FILES: tuple[Rule, ...] = (_eval_files_are_readable, _checkpoint_is_a_model, _load_exists, _output_is_writable)
+FILES_OF_RUN: tuple[Rule, ...] = (
+    _prompts_are_readable,
+    _reference_is_a_model,
+    _critic_is_a_model,
+    _teacher_is_a_model,
+    _disk_folder_is_used,
     _every_rollout_has_a_file,
     _every_rank_has_a_file,
-    _nothing_is_pickled,
     _files_can_be_written,
     _nothing_else_is_replaced,
-    _engines_are_there_to_be_evaluated,
 )

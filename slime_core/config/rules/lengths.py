@@ -1,0 +1,99 @@
+"""Rules of lengths: prompts, responses, and the context that the model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slime_core.config.described import context_length, start_weights
+from slime_core.config.rules import Rule
+from slime_core.config.schema import RunConfig
+
+__all__ = ["LENGTHS", "LENGTHS_OF_EVAL", "LENGTHS_OF_RUN"]
+
+
+def _responses_fit_the_context(config: RunConfig) -> Iterator[str]:
+    context = config.engine.sglang_context_length
+    longest = max(config.rollout.rollout_max_response_len, config.eval.eval_max_response_len or 0)
+    if context is not None and longest >= context:
+        yield (
+            f"sglang_context_length = {context} has no room for a prompt and a response of {longest} tokens; "
+            "raise it, or lower the longest response"
+        )
+
+
+def _context_fits_the_model(config: RunConfig) -> Iterator[str]:
+    asked, context = config.engine.sglang_context_length, context_length(start_weights(config))
+    if asked is not None and context is not None and asked > context:
+        yield (
+            f"sglang_context_length = {asked}, but the model reads at most max_position_embeddings = {context} tokens; "
+            f"give at most {context}, or leave it out"
+        )
+
+
+def _responses_fit_the_model(config: RunConfig) -> Iterator[str]:
+    yield from _too_long(config, "rollout_max_response_len", config.rollout.rollout_max_response_len)
+    yield from _too_long(config, "eval_max_response_len", config.eval.eval_max_response_len)
+
+
+def _evaluated_responses_fit_the_model(config: RunConfig) -> Iterator[str]:
+    if config.eval.eval_max_response_len is None:
+        yield from _too_long(config, "rollout_max_response_len", config.rollout.rollout_max_response_len)
+    yield from _too_long(config, "eval_max_response_len", config.eval.eval_max_response_len)
+
+
+def _too_long(config: RunConfig, name: str, longest: int | None) -> Iterator[str]:
+    context = context_length(start_weights(config))
+    if longest is not None and context is not None and longest >= context:
+        yield (
+            f"{name} = {longest}, but the model reads at most max_position_embeddings = {context} tokens, "
+            f"prompt and response together; give less than {context}"
+        )
+
+
+def _hard_budget_holds_the_longest(config: RunConfig) -> Iterator[str]:
+    settings, (context, name) = config.learner, _smallest_context(config)
+    if not settings.hard_token_budget:
+        return
+    longest, sum_ = _longest(config)
+    if longest is None:
+        yield (
+            "hard_token_budget = true, but nothing says how long a prompt may be; add --rollout-max-prompt-len, or "
+            "leave the hard budget out"
+        )
+        return
+    count = settings.micro_batch_size or 1
+    needed, budget = count * longest, settings.max_tokens_per_gpu * context
+    if needed > budget:
+        times = f"micro_batch_size = {count} x {sum_} = {needed}" if count > 1 else sum_
+        yield (
+            f"hard_token_budget: {times} tokens do not fit max_tokens_per_gpu x {name} = "
+            f"{settings.max_tokens_per_gpu} x {context} = {budget}; give max_tokens_per_gpu at least "
+            f"{-(-needed // context)}, or shorten prompts or responses"
+        )
+
+
+def _smallest_context(config: RunConfig) -> tuple[int, str]:
+    """Ranks that share a row, of the actor or of a critic apart, whichever has fewer; and the setting that says so."""
+    actor, name = config.parallel.context_parallel_size, "context_parallel_size"
+    critic = config.critic_parallel.context_parallel_size
+    return (critic, f"critic_{name}") if config.num_critic_ranks and critic < actor else (actor, name)
+
+
+def _longest(config: RunConfig) -> tuple[int | None, str]:
+    """Tokens of the longest sequence, and how that comes about: prompt and response, or what is read at most."""
+    prompt, response = config.data.rollout_max_prompt_len, config.rollout.rollout_max_response_len
+    found = {}
+    if prompt is not None:
+        total = f"rollout_max_prompt_len + rollout_max_response_len = {prompt} + {response} = {prompt + response}"
+        found[total] = prompt + response
+    if (asked := config.engine.sglang_context_length) is not None:
+        found[f"sglang_context_length = {asked}"] = asked
+    if (read := context_length(start_weights(config))) is not None:
+        found[f"max_position_embeddings = {read}"] = read
+    shortest = min(found, key=lambda name: found[name], default="")
+    return found.get(shortest), shortest
+
+
+LENGTHS: tuple[Rule, ...] = (_responses_fit_the_context, _context_fits_the_model)
+LENGTHS_OF_RUN: tuple[Rule, ...] = (_responses_fit_the_model, _hard_budget_holds_the_longest)
+LENGTHS_OF_EVAL: tuple[Rule, ...] = (_evaluated_responses_fit_the_model,)
