@@ -325,7 +325,9 @@ class _Reading:
         except Unacceptable as error:
             self.mistakes.append(Mistake(f"{setting.key}, which follows from {option.flag}: {error}", setting.key))
             return
-        if not one.replaces and origin.layer in ("file", "flag") and known not in (None, (), value):
+        if one.given == "keep" and known is not None and known != setting.default:
+            return
+        if one.given == "refuse" and origin.layer in ("file", "flag") and known not in (None, (), value):
             message = f"{option.flag} stands in for {setting.key}, and {origin} says {known}; accepted: one of the two"
             self.mistakes.append(Mistake(message, setting.key))
             return
@@ -339,21 +341,6 @@ class _Reading:
                 if isinstance(names, NamesCode):
                     for path in names.paths(self.values.get(key)):
                         yield NamedCode(setting.section, setting.name, setting.flag, path)
-
-    def select_components(self) -> None:
-        """Where a plugin's setting is given that selects a component, it takes the place of the core's default."""
-        for key, setting in self.settings.items():
-            if setting.selects is None or self.values.get(key, setting.default) == setting.default:
-                continue
-            by, component = setting.selects
-            chosen = self.values.get(by, self.settings[by].default)
-            if self.settings[by].is_sequence:
-                self.values[by] = (*(name for name in chosen if name != component), component)
-            elif chosen == self.settings[by].default:
-                self.values[by] = component
-            else:
-                continue
-            self.provenance[by] = self.provenance[key]
 
     def read_engines(self) -> None:
         """What a file of slime's says of engines stands in for the settings that say it here."""
@@ -444,7 +431,6 @@ def _read_layers(
     reading.mistakes += line.mistakes
     reading.read_flags(line)
     reading.read_eval_config()
-    reading.select_components()
     if derive is not None:
         reading.read_derived(options, derive)
     reading.fill_embedded()

@@ -1,7 +1,6 @@
 """What the annotation of a setting may say about it, besides what values it takes.
 
-    Flag        a flag without the plugin's name, the section of files in which the setting once stood, and the
-                component that the setting selects
+    Flag        a flag without the plugin's name, and the section of files in which the setting once stood
     NamesPrompts    its paths are prompt files
     UsedBy      the components that read the setting
     Needs       another setting without which this one has no effect
@@ -52,21 +51,15 @@ class Flag:
         name: as the command line spells it, ``--length-limit``.
         section: of files in which the setting stood before it belonged to the plugin, and is still read; None: none.
         value: what stands for the value in help, such as ``URL``; None: what its type says.
-        selects: ``KIND:NAME`` of a component of the plugin. A run that gives the setting another value than its default
-            uses that component where it would use the core's default one; a component that the user names stays. None:
-            the setting selects nothing.
     """
 
     name: str
     section: str | None = None
     value: str | None = None
-    selects: str | None = None
 
     def __post_init__(self) -> None:
         if not self.name.startswith("--") or "_" in self.name or "." in self.name or not self.name[2:]:
             raise ValueError(f"Flag({self.name!r}): accepted is a flag with dashes, such as --length-limit")
-        if self.selects is not None:
-            _require_component(self.name, self.selects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,17 +167,6 @@ class Conflicts(_Relation):
     __slots__ = ()
 
 
-def _require_component(flag: str, selects: str) -> None:
-    from slime_core.config.choices import KIND_NAMED_BY  # imports pydantic, which a list of plugins does without
-
-    kind, _, component = selects.partition(":")
-    if not component or kind not in KIND_NAMED_BY.values():
-        raise ValueError(
-            f"Flag({flag!r}, selects={selects!r}): accepted is a kind and a component, such as data_source:mine; kinds "
-            f"are {', '.join(sorted(KIND_NAMED_BY.values()))}"
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class NamesCode:
     """The setting names functions by path: ``file.py:function``, ``file.py``, ``package.module.function`` or
@@ -227,19 +209,25 @@ class DerivedSetting:
     """A setting of the core that follows from an option; hook ``slime_settings`` yields them.
 
     Example: ``DerivedSetting("rm_type", "custom_rm_path", option="custom_rm_path")``: where that option is set, the
-    component of the same name is the reward model.
+    component of the same name is the reward model. ``DerivedSetting("data_source", "streams", option="streaming_data",
+    given="keep")``: that option selects the data source, unless the run names another.
 
     Arguments:
         name: of the setting of the core.
         value: read like one of a preset.
         option: of the plugin, from which it follows; messages and records name it.
-        replaces: it may replace another value that a flag or a file gives. False: giving both is an error.
+        given: where the run has another value. ``refuse``: one of a flag or a file is an error, one of a preset is
+            replaced. ``keep``: one that is not the default stays. ``replace``: this one takes its place.
     """
 
     name: str
     value: JsonValue
     option: str
-    replaces: bool = False
+    given: Literal["refuse", "keep", "replace"] = "refuse"
+
+    def __post_init__(self) -> None:
+        if self.given not in ("refuse", "keep", "replace"):
+            raise ValueError(f"DerivedSetting({self.name!r}, given={self.given!r}): accepted: refuse, keep, replace")
 
 
 @dataclass(frozen=True, slots=True)

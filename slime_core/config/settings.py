@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from slime_core.config.choices import KIND_NAMED_BY
 from slime_core.config.mistakes import nearest
 from slime_core.config.options import Flag, NamesPrompts
 from slime_core.config.schema import RunConfig
@@ -90,14 +89,6 @@ class Setting:
     def old_section(self) -> str | None:
         """The section of files in which it stood before it belonged to a plugin; None: there is none."""
         return None if (own := self._own_flag) is None else own.section
-
-    @property
-    def selects(self) -> tuple[str, str] | None:
-        """The setting that names components of a kind, and the one that this setting selects; None: it selects none."""
-        if (own := self._own_flag) is None or own.selects is None:
-            return None
-        kind, _, component = own.selects.partition(":")
-        return next(by for by, named in KIND_NAMED_BY.items() if named == kind), component
 
     @property
     def names_prompts(self) -> bool:

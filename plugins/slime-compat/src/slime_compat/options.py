@@ -273,7 +273,7 @@ def selected(options: CompatOptions, settings: Mapping[str, JsonValue]) -> Itera
     for option in TRANSFORMS:
         if given[option]:
             names = [*(name for name in names if name != option), option]
-            yield DerivedSetting("sample_transforms", names, option=option, replaces=True)
+            yield DerivedSetting("sample_transforms", names, option=option, given="replace")
 
 
 def weight_transport(plan: RunPlan) -> JsonValue:

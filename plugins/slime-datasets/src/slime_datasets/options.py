@@ -14,8 +14,6 @@ __all__ = ["DatasetsOptions"]
 SECTION = "data"
 """The section of files in which the settings stood when they were the core's."""
 
-STREAMS = "data_source:streams"
-
 Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -26,15 +24,13 @@ class DatasetsOptions(PluginOptions):
 
     prompt_mix: Annotated[
         tuple[tuple[Path, Weight], ...],
-        Flag("--prompt-mix", section=SECTION, selects=STREAMS),
+        Flag("--prompt-mix", section=SECTION),
         NamesPrompts(),
         UsedBy("streams", "buffered"),
         Conflicts("prompt_data"),
     ] = ()
     """Several of what prompt_data takes, each with its weight: a.jsonl 0.7 b.parquet 0.3. Empty: prompt_data alone."""
-    streaming_data: Annotated[
-        bool, Flag("--streaming-data", section=SECTION, selects=STREAMS), UsedBy("streams", "buffered")
-    ] = False
+    streaming_data: Annotated[bool, Flag("--streaming-data", section=SECTION), UsedBy("streams", "buffered")] = False
     """Read prompts as they are needed: large files start at once and take no memory. False: hold them in memory."""
     shuffle_window: Annotated[
         Count | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from slime_core import Component, GenerateTraits, RunPlan, hookimpl
+from slime_core import Component, DerivedSetting, GenerateTraits, RunPlan, hookimpl
 from slime_core.errors import DataError
 from slime_core.prompts.tables import unreadable
 from slime_datasets.mixed import shares
@@ -60,6 +60,13 @@ def slime_register_generate_functions() -> Iterator[Component]:
 @hookimpl
 def slime_options() -> type[DatasetsOptions]:
     return DatasetsOptions
+
+
+@hookimpl
+def slime_settings(options: DatasetsOptions) -> Iterator[DerivedSetting]:
+    for option, is_set in (("prompt_mix", options.prompt_mix), ("streaming_data", options.streaming_data)):
+        if is_set:  # a data source that the run names stays: buffered reads them too
+            yield DerivedSetting("data_source", "streams", option=option, given="keep")
 
 
 @hookimpl
