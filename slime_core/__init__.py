@@ -12,6 +12,7 @@ from slime_core.config.options import (
     NamesCode,
     NamesPrompts,
     Needs,
+    Once,
     Provides,
     UsedBy,
 )
@@ -129,6 +130,7 @@ __all__ = [
     "NamesCode",
     "NamesPrompts",
     "Needs",
+    "Once",
     "Optimizer",
     "Place",
     "PluginOptions",

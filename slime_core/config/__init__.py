@@ -17,7 +17,7 @@ How it is read:
 
     settings    one value, from a flag or from TOML
     wording     what a setting accepts, in words
-    flags, document, eval_file, slime_engines    a command line, a TOML file, and files in slime's forms
+    flags, document, eval_file    a command line, a TOML file, and evaluation sets in slime's form
     load        lays them over each other
     conditions  what settings need and exclude, from their annotations
     check, rules    arithmetic on several settings, and whether files are there

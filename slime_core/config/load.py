@@ -27,7 +27,6 @@ from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import without_secrets
 from slime_core.config.section import EngineSection, Value
 from slime_core.config.settings import Contested, Setting, Unacceptable, core_settings, plugin_settings
-from slime_core.config.slime_engines import stand_ins
 from slime_core.errors import ConfigError
 from slime_core.types import JsonValue
 
@@ -222,10 +221,9 @@ def load(
     options = plugin_options or {}
     settings = {**core_settings(), **plugin_settings(options)}
     reading = _read_layers(argv, _Reading(settings, inactive=inactive or {}), presets or {}, options, derive)
-    reading.read_engines()
     reading.refuse_contested(presets or {})
     config, plugins = reading.build(options)
-    if check_rules and not reading.file_is_unreadable:
+    if check_rules and not reading.is_incomplete:
         of_plugins = {key: pair for key, pair in Resolved(config, plugins).values().items() if pair[0].of_plugin}
         reading.mistakes += check.mistakes(config, purpose=purpose, broken=reading.broken, of_plugins=of_plugins)
     if reading.mistakes:
@@ -241,7 +239,7 @@ class _Reading:
     values: dict[str, Any] = field(default_factory=dict)
     provenance: dict[str, Provenance] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
-    file_is_unreadable: bool = False
+    is_incomplete: bool = False
     inactive: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -308,6 +306,7 @@ class _Reading:
             derived = list(derive(made, given))
         except ConfigError as error:
             self.mistakes.append(Mistake(str(error)))
+            self.is_incomplete = True
             return
         for plugin, one in derived:
             option = self.settings.get(f"{plugin}.{one.option}")
@@ -341,17 +340,6 @@ class _Reading:
                 if isinstance(names, NamesCode):
                     for path in names.paths(self.values.get(key)):
                         yield NamedCode(setting.section, setting.name, setting.flag, path)
-
-    def read_engines(self) -> None:
-        """What a file of slime's says of engines stands in for the settings that say it here."""
-        try:
-            found = stand_ins(self.values)
-        except ConfigError as error:
-            self.mistakes += [Mistake(str(error), key) for key in ("sglang_config", "engine_groups", "engine_models")]
-            return
-        origin = self.provenance.get("sglang_config", DEFAULT)
-        self.values |= found
-        self.provenance |= dict.fromkeys(found.keys() - {"sglang_config"}, origin)
 
     def refuse_contested(self, presets: Presets) -> None:
         flags = {setting.flag: key for key, setting in self.settings.items()}
@@ -470,5 +458,5 @@ def _document(line: CommandLine, reading: _Reading) -> Document | None:
         return read_document(Path(line.config[0]))
     except ConfigError as error:
         reading.mistakes.append(Mistake(str(error)))
-        reading.file_is_unreadable = True
+        reading.is_incomplete = True
         return None

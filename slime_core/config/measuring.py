@@ -11,14 +11,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, PlainValidator, ValidationError
 
 from slime_core.config.mistakes import nearest
-from slime_core.config.options import NO_ENGINES, Conflicts, Needs
+from slime_core.config.options import NO_ENGINES, Conflicts, Needs, Once
 from slime_core.config.reward_sum import RewardSum
 from slime_core.config.section import (
     All,
     Count,
     CountOrZero,
     Name,
-    Once,
     Positive,
     PositiveOrZero,
     Section,

@@ -24,6 +24,6 @@ def model_url(models: Mapping[str, str], name: str, endpoint: str = "") -> str:
     if name not in models:
         raise ConfigError(
             f"Asked for the address of model {name!r}; the run serves {', '.join(sorted(models)) or 'none'} beside the "
-            "policy. Name it in a table [[engine.engine_models]] with its model_path, or in --sglang-config FILE."
+            "policy. Name it in a table [[engine.engine_models]] with its model_path."
         )
     return models[name].rstrip("/") + endpoint

@@ -6,6 +6,7 @@
     Needs       another setting without which this one has no effect
     Conflicts   another setting that excludes this one
     NamesCode   its value names functions by path
+    Once        the setting holds for one start
     Provides    what the plugin does in place of the core where the setting is set
 
 A condition speaks where its setting has another value than its default; the messages are made in one place
@@ -30,6 +31,7 @@ __all__ = [
     "NamesCode",
     "NamesPrompts",
     "Needs",
+    "Once",
     "Part",
     "PluginSettings",
     "Provides",
@@ -165,6 +167,12 @@ class Conflicts(_Relation):
     """
 
     __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """The setting holds for one start: ``config.toml`` has it as a comment only, so that a resume has to give a consent
+    again, and reads what followed from the setting rather than the file that it named."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from slime_core.config.options import NO_ENGINES, Conflicts, Needs
-from slime_core.config.section import Count, CountOrZero, Name, Once, Positive, Section, Share, rejected
+from slime_core.config.options import NO_ENGINES, Conflicts, Needs, Once
+from slime_core.config.section import Count, CountOrZero, Name, Positive, Section, Share, rejected
 
 __all__ = ["CheckpointConfig", "ClusterConfig", "DebugConfig", "JobConfig", "ModelConfig", "WatchConfig"]
 

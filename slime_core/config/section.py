@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -18,7 +17,6 @@ __all__ = [
     "EngineSection",
     "Fraction",
     "Name",
-    "Once",
     "PluginOptions",
     "Positive",
     "PositiveOrZero",
@@ -58,12 +56,6 @@ class PluginOptions(Section):
 
     Without ``Flag`` the flag is ``--PLUGIN.limit``; in files a setting stands in ``[PLUGIN]``.
     """
-
-
-@dataclass(frozen=True, slots=True)
-class Once:
-    """Stands in the annotation of a setting that is a consent to one start: a run does not write it down to be read
-    again, so that a later resume asks anew."""
 
 
 class EngineSection(Section):

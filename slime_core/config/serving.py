@@ -140,11 +140,6 @@ class EngineConfig(Section):
     A file has one table [[engine.engine_models]] a model: name, model_path, num_gpus, num_gpus_per_engine,
     is_embedding, dtype, overrides, engine_groups.
     """
-    sglang_config: Path | None = None
-    """YAML file with groups and models in slime's form; they are recorded as engine_groups and engine_models.
-
-    None: there is none.
-    """
     prefill_num_servers: Annotated[
         Count | None, Conflicts("engine_groups", because="each says which engines compute prompts only")
     ] = None

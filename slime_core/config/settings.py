@@ -19,9 +19,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from slime_core.config.mistakes import nearest
-from slime_core.config.options import Flag, NamesPrompts
+from slime_core.config.options import Flag, NamesPrompts, Once
 from slime_core.config.schema import RunConfig
-from slime_core.config.section import REJECTED, EngineSection, Once
+from slime_core.config.section import REJECTED, EngineSection
 from slime_core.config.wording import accepted_words, is_table, placeholder_of
 
 __all__ = ["Contested", "Setting", "Unacceptable", "core_settings", "core_values", "plugin_settings"]

@@ -47,6 +47,7 @@ OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "rollout-function-path",
             "rollout-sample-filter-path",
             "rollout-sample-hook-path",
+            "sglang-config",
             "spec",
         ),
     },

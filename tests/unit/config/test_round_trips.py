@@ -135,9 +135,7 @@ UNDER_TEST = [
         *engine_settings("megatron").values(),
         *engine_settings("sglang").values(),
     ]
-    if setting.key not in ("plugins", "sglang_config")  # the latter names a file, which is read, and is not recorded
-    and not setting.is_once
-    and InWords("JSON") not in setting.info.metadata
+    if setting.key != "plugins" and not setting.is_once and InWords("JSON") not in setting.info.metadata
 ]
 
 

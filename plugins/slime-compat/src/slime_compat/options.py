@@ -20,6 +20,7 @@ from slime_core import (
     FunctionSource,
     NamesCode,
     Needs,
+    Once,
     PluginOptions,
     Provides,
     RunPlan,
@@ -90,6 +91,11 @@ class CompatOptions(PluginOptions):
 
     custom_config_path: Annotated[Path | None, Flag("--custom-config-path", section=SECTION)] = None
     """YAML file whose entries the functions below find on their first argument, args. None: none."""
+    sglang_config: Annotated[Path | None, Flag("--sglang-config", section="engine"), Once()] = None
+    """YAML file with groups and models in slime's form; they are recorded as engine_groups and engine_models.
+
+    None: there is none.
+    """
     rollout_function_path: Annotated[
         FunctionPath | None, Flag("--rollout-function-path", section=SECTION), NamesCode(), Provides("rollouts")
     ] = None

@@ -124,7 +124,11 @@ def slime_options() -> type[CompatOptions]:
 
 @hookimpl
 def slime_settings(options: CompatOptions, settings: Mapping[str, JsonValue]) -> Iterator[DerivedSetting]:
-    return selected(options, settings)
+    yield from selected(options, settings)
+    if options.sglang_config is not None:
+        from slime_compat.engines import derived_engines
+
+        yield from derived_engines(options.sglang_config, settings)
 
 
 @hookimpl

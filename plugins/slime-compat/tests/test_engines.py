@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from slime_core.config.embedded import ARITHMETIC
-from slime_core.config.load import Resolved, load
+from slime_core.config.explain import to_toml
+from slime_core.config.load import Resolved
 from slime_core.errors import ConfigError
+from tests.function_paths import resolve
 
 MODEL = ARITHMETIC / "model"
 POLICY = """
@@ -30,7 +32,7 @@ def read(folder: Path, text: str, *line: str) -> Resolved:
     file = folder / "engines.yaml"
     file.write_text(text)
     flags = ["--advantage-estimator", "toy", "--hf-checkpoint", str(MODEL), "--sglang-config", str(file)]
-    return load([*flags, *line], check_rules=False)
+    return resolve([*flags, *line])[0]
 
 
 def test_groups_and_models_stand_in_for_the_file(tmp_path):
@@ -41,7 +43,7 @@ def test_groups_and_models_stand_in_for_the_file(tmp_path):
     (judge,) = config.engine.engine_models
     assert (judge.name, judge.model_path) == ("judge", tmp_path / "judge")
     assert [(group.num_engines, group.size) for group in config.beside_groups] == [(2, 1)]
-    assert (config.cluster.rollout_num_gpus, config.engine.sglang_config) == (5, None)
+    assert config.cluster.rollout_num_gpus == 5
     assert str(found.provenance["engine_groups"]) == "flag --sglang-config"
 
 
@@ -99,4 +101,23 @@ def test_engines_are_said_once(tmp_path):
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=f"--sglang-config {tmp_path}/none.yaml: cannot be read"):
-        load(["--advantage-estimator", "toy", "--sglang-config", str(tmp_path / "none.yaml")], check_rules=False)
+        resolve(["--advantage-estimator", "toy", "--sglang-config", str(tmp_path / "none.yaml")])
+
+
+def test_the_flag_activates_the_plugin_and_an_old_file_may_have_it_in_its_section(tmp_path):
+    (tmp_path / "engines.yaml").write_text(POLICY)
+    (tmp_path / "run.toml").write_text('[engine]\nsglang_config = "engines.yaml"\n')
+    found, active = resolve(["--config", str(tmp_path / "run.toml")])
+    assert "compat" in found.plugin_options
+    assert [need.plugin.name for need in active.by_need if "sglang_config" in need.why] == ["compat"]
+    assert found.config.cluster.rollout_num_gpus == 5
+
+
+def test_a_resume_reads_the_recorded_groups_and_not_the_file(tmp_path):
+    first = read(tmp_path, POLICY + JUDGE)
+    (tmp_path / "config.toml").write_text(to_toml(first))
+    (tmp_path / "engines.yaml").unlink()
+    again, _ = resolve(["--config", str(tmp_path / "config.toml")])
+    assert again.config.engine == first.config.engine
+    assert again.config.cluster == first.config.cluster
+    assert "compat" in again.plugin_options  # as in the manifest of the first start

@@ -1,4 +1,4 @@
-"""``--sglang-config FILE``: groups of engines and models beside the policy, in the YAML form that slime has for them.
+"""``--sglang-config FILE``: groups of engines and auxiliary models, in the YAML form that slime has for them.
 
     sglang:
       - name: actor                      # the first whose weights are updated is the policy
@@ -10,8 +10,7 @@
         update_weights: false
         server_groups: [{worker_type: regular, num_gpus: 2}]
 
-There, as in slime, ``rollout_num_gpus`` counts the GPUs of all models; what comes out of here counts the policy's
-apart.
+There, as in slime, ``rollout_num_gpus`` counts the GPUs of all models; the core's setting counts the policy's alone.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from slime_core.config.serving import EngineGroup, EngineModel
+from slime_core import DerivedSetting
 from slime_core.errors import ConfigError
+from slime_core.types import JsonValue
 
-__all__ = ["SlimeEngines", "read_slime_engines", "stand_ins"]
+__all__ = ["SlimeEngines", "derived_engines", "read_slime_engines"]
 
 GROUPS = ("server_groups", "engine_groups")
 SAY_THE_SAME = ("engine_groups", "engine_models", "prefill_num_servers", "rollout_external_engine_addrs")
@@ -38,25 +38,43 @@ NOT_BUILT = {
 
 @dataclass(frozen=True, slots=True)
 class SlimeEngines:
-    """What the file says: groups of the policy's engines, and models beside it."""
+    """What the file says, in the form of the core's settings.
 
-    groups: tuple[EngineGroup, ...]
-    models: tuple[EngineModel, ...]
+    Arguments:
+        groups: of the policy's engines, as ``engine_groups``.
+        models: auxiliary models, as ``engine_models``.
+        of_policy: GPUs of the policy's engines.
+        of_others: GPUs of the auxiliary models' engines.
+    """
+
+    groups: list[JsonValue]
+    models: list[JsonValue]
+    of_policy: int
+    of_others: int
 
     @property
-    def of_policy(self) -> int:
-        """GPUs of the policy's engines."""
-        return sum(group.num_gpus for group in self.groups)
-
-    @property
-    def beside(self) -> int:
-        """GPUs of all other models."""
-        return sum(group.num_gpus for model in self.models for group in model.groups)
+    def num_gpus(self) -> int:
+        """GPUs of all engines."""
+        return self.of_policy + self.of_others
 
     @property
     def sum(self) -> str:
         """Both, and what they add up to."""
-        return f"{self.of_policy} (policy) + {self.beside} (other models) = {self.of_policy + self.beside}"
+        return f"{self.of_policy} (policy) + {self.of_others} (other models) = {self.num_gpus}"
+
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class _ServerGroup(BaseModel):
+    """One of a model's ``server_groups``; see the setting ``engine_groups`` of the core."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_gpus: Count
+    num_gpus_per_engine: Count | None = None
+    worker_type: Literal["regular", "prefill", "decode"] = "regular"
+    overrides: dict[str, Any] = {}  # judged by the core
 
 
 def read_slime_engines(path: Path, *, policy: Path | None) -> SlimeEngines:
@@ -76,35 +94,40 @@ def read_slime_engines(path: Path, *, policy: Path | None) -> SlimeEngines:
             f"--sglang-config {path}: the weights of one model are updated, the policy's; found {found}. Say "
             "update_weights: true for that one and false for the others."
         )
-    others = tuple(model.beside() for model in listed if not model.is_updated)
-    return SlimeEngines(mine[0].groups(sized=True), others)
+    others = [model for model in listed if not model.is_updated]
+    groups = mine[0].groups(sized=True)
+    return SlimeEngines(
+        groups=[group.model_dump() for group in groups],
+        models=[model.auxiliary() for model in others],
+        of_policy=sum(group.num_gpus for group in groups),
+        of_others=sum(group.num_gpus for model in others for group in model.groups(sized=False)),
+    )
 
 
-def stand_ins(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``sglang_config`` among ``values`` says, as settings that stand in for it; empty: it is not there.
+def derived_engines(path: Path, settings: Mapping[str, JsonValue]) -> Iterator[DerivedSetting]:
+    """The settings of the core that stand in for ``sglang_config``.
+
+    Arguments:
+        settings: of the core, as far as the run gives them.
 
     Raises:
         ConfigError: the file is wrong, does not add up to ``rollout_num_gpus``, or another setting says the same.
     """
-    path = values.get("sglang_config")
-    if path is None:
-        return {}
-    twice = [name for name in SAY_THE_SAME if values.get(name)]
+    twice = [name for name in SAY_THE_SAME if settings.get(name)]
     if twice:
         raise ConfigError(f"--sglang-config {path} says what engines there are, and so does {twice[0]}; leave one out")
-    found = read_slime_engines(path, policy=values.get("hf_checkpoint"))
-    asked = values.get("rollout_num_gpus", found.of_policy + found.beside)
-    if asked != found.of_policy + found.beside:
+    policy = settings.get("hf_checkpoint")
+    found = read_slime_engines(path, policy=Path(policy) if isinstance(policy, str) else None)
+    given = settings.get("rollout_num_gpus", found.num_gpus)
+    if given != found.num_gpus:
         raise ConfigError(
-            f"--sglang-config {path}: its groups have {found.sum} GPUs, but rollout_num_gpus = {asked}, which counts "
+            f"--sglang-config {path}: its groups have {found.sum} GPUs, but rollout_num_gpus = {given}, which counts "
             "those of all its models; make the two equal"
         )
-    return {
-        "engine_groups": found.groups,
-        "engine_models": found.models,
-        "rollout_num_gpus": found.of_policy,
-        "sglang_config": None,
-    }
+    option = "sglang_config"
+    yield DerivedSetting("engine_groups", found.groups, option)
+    yield DerivedSetting("engine_models", found.models, option)
+    yield DerivedSetting("rollout_num_gpus", found.of_policy, option, given="replace")
 
 
 def _entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -142,7 +165,7 @@ class _Model:
                 f"trains are those of hf_checkpoint = {policy}; leave model_path out, or say update_weights: false"
             )
 
-    def groups(self, *, sized: bool) -> tuple[EngineGroup, ...]:
+    def groups(self, *, sized: bool) -> tuple[_ServerGroup, ...]:
         """The groups; ``sized``: with the model's ``num_gpus_per_engine`` where they have none of their own."""
         listed: Sequence[Any] = next((self._entry[name] for name in GROUPS if self._entry.get(name)), ())
         if not listed:
@@ -150,22 +173,24 @@ class _Model:
         given = {"num_gpus_per_engine": self._entry.get("num_gpus_per_engine")} if sized else {}
         return tuple(self._group(number, given | dict(group)) for number, group in enumerate(listed))
 
-    def beside(self) -> EngineModel:
-        """As a model beside the policy."""
+    def auxiliary(self) -> JsonValue:
+        """As one of the core's ``engine_models``."""
         if self._path is None:
             raise ConfigError(f"{self._where} ({self.name}): has no model_path, and the run names no --hf-checkpoint")
-        size = self._entry.get("num_gpus_per_engine")
-        return EngineModel(
-            name=self.name, model_path=self._path, num_gpus_per_engine=size, engine_groups=self.groups(sized=False)
-        )
+        return {
+            "name": self.name,
+            "model_path": str(self._path),
+            "num_gpus_per_engine": self._entry.get("num_gpus_per_engine"),
+            "engine_groups": [group.model_dump() for group in self.groups(sized=False)],
+        }
 
-    def _group(self, number: int, entry: Mapping[str, Any]) -> EngineGroup:
+    def _group(self, number: int, entry: Mapping[str, Any]) -> _ServerGroup:
         where = f"{self._where} ({self.name}), group {number}"
         kind = str(entry.get("worker_type", "regular"))
         if kind in NOT_BUILT:
             raise ConfigError(f"{where}: worker_type = {kind}: {NOT_BUILT[kind]}")
         try:
-            return EngineGroup.model_validate(dict(entry))
+            return _ServerGroup.model_validate(dict(entry))
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"]))
