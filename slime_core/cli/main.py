@@ -156,10 +156,12 @@ def _ledger(argv: list[str]) -> int:
 
 def _config(argv: list[str]) -> int:
     from slime_core.config.explain import explain, to_toml
+    from slime_core.plugins.claims import inactive_flags
 
     match argv:
         case ["explain", name, *flags] if not _asks_help([name]):
-            print(explain(name, _resolve_unchecked(flags)))
+            resolved, active = _resolve_unchecked(flags)
+            print(explain(name, resolved, inactive_flags(active.registry.plugins, is_given=False)))
         case ["show", *flags] if not _asks_help(flags):
             print(to_toml(_resolve(flags)[0]), end="")
         case _:
@@ -225,7 +227,7 @@ def _check_targets(resolved: Resolved, active: ActivePlugins, *, trains: bool) -
     check_targets(resolved.config, active.registry, trains=trains, architecture=None)
 
 
-def _resolve_unchecked(argv: Sequence[str]) -> Resolved:
+def _resolve_unchecked(argv: Sequence[str]) -> tuple[Resolved, ActivePlugins]:
     """For reading about settings: neither the rules between them nor a plugin for the model is needed."""
     from slime_core.cli import run
     from slime_core.config.load import load, peek
@@ -234,7 +236,7 @@ def _resolve_unchecked(argv: Sequence[str]) -> Resolved:
     argv = run.expand(argv)
     seen = peek(argv)
     active = activate(seen.plugins, choices=seen.choices, flags=seen.flags, without=seen.no_plugins)
-    return load(argv, **active.for_settings, check_rules=False)
+    return load(argv, **active.for_settings, check_rules=False), active
 
 
 def _asks_help(argv: Sequence[str]) -> bool:

@@ -17,7 +17,7 @@ from slime_core.config.engine_flags import (
     find_key,
     known_flags,
 )
-from slime_core.config.flags import CONFIG_FLAG
+from slime_core.config.flags import CONFIG_FLAG, of_inactive
 from slime_core.config.load import DEFAULT, Resolved
 from slime_core.config.megatron_flags import megatron_flags
 from slime_core.config.mistakes import nearest
@@ -67,17 +67,16 @@ def to_toml(resolved: Resolved) -> str:
     return "\n".join(lines) + "\n"
 
 
-def explain(name: str, resolved: Resolved) -> str:
+def explain(name: str, resolved: Resolved, inactive: Mapping[str, str] | None = None) -> str:
     """One setting: its value, where that came from, what it accepts and does.
 
     Arguments:
         name: as a key (``lr``, ``optimizer.lr``, ``grpo.std_normalization``, ``megatron.decoupled_lr``) or a flag
-            (``--lr``).
-
             (``--lr``), also the one that turns a switch off (``--no-save-hf``).
+        inactive: flag without dashes, or plugin in brackets -> what to say of it, for plugins that are not active.
 
     Raises:
-        ConfigError: there is no such setting; with the nearest, or why there is none.
+        ConfigError: there is no such setting; with the nearest, why there is none, or the plugin that has it.
     """
     values = resolved.values()
     names = {spelling: key for key, (setting, _) in values.items() for spelling in _spellings(setting)}
@@ -88,6 +87,8 @@ def explain(name: str, resolved: Resolved) -> str:
     switch = values.get(names.get(wanted.removeprefix("no_"), ""))
     if wanted not in names and switch is not None and switch[0].is_switch:
         return f"{name} is {switch[0].flag} false.\n{explain(switch[0].key, resolved)}"
+    if wanted not in names and (said := of_inactive(wanted.replace("_", "-"), inactive or {})):
+        raise ConfigError(f"{name}: {said}")
     setting = values[names[wanted]][0] if wanted in names else _of_engine(wanted, name, names)
     value = values[setting.key][1] if setting.key in values else "(not given)"
     rows = {

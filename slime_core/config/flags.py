@@ -18,7 +18,7 @@ from slime_core.config.engine_flags import Refusal, find_flag, known_flags
 from slime_core.config.mistakes import Mistake, nearest
 from slime_core.config.settings import Setting
 
-__all__ = ["CONFIG_FLAG", "CommandLine", "read_command_line"]
+__all__ = ["CONFIG_FLAG", "CommandLine", "read_command_line", "of_inactive"]
 
 CONFIG_FLAG = "--config"
 """Names the TOML file; the only flag that is no setting."""
@@ -69,14 +69,15 @@ def read_command_line(
             _take(by_flag[flag], words, line)
         elif flag in switches:
             _switch_off(switches[flag], flag, words, line)
-        elif said := _of_inactive(flag, inactive or {}):
+        elif said := of_inactive(flag, inactive or {}):
             line.blame(f"{flag}: {said}")
         else:
             _take_foreign(flag, words, line, by_flag)
     return line
 
 
-def _of_inactive(flag: str, inactive: Mapping[str, str]) -> str | None:
+def of_inactive(flag: str, inactive: Mapping[str, str]) -> str | None:
+    """What ``inactive`` says of a flag, or of one that turns a switch off; see :func:`read_command_line`."""
     name = flag.removeprefix("--")
     plugin, dot, _ = name.partition(".")
     return inactive.get(f"[{plugin}]" if dot else name) or inactive.get(name.removeprefix("no-"))

@@ -117,9 +117,16 @@ def _flag_claims(declared: Declared) -> list[Claim]:
     return [claim for name in names for claim in claimants(name, declared, group=FLAG_GROUP)]
 
 
-def inactive_flags(active: Collection[PluginIdentity], declared: Declared | None = None) -> dict[str, str]:
+def inactive_flags(
+    active: Collection[PluginIdentity], declared: Declared | None = None, *, is_given: bool = True
+) -> dict[str, str]:
     """What to say of the settings of plugins that are not ``active``: flag without dashes, or ``[plugin]`` for a table
-    of that name -> the plugin, its distribution, and what activates it."""
+    of that name -> the plugin, its distribution, and what activates it.
+
+    Arguments:
+        is_given: the settings are given, so that a component of the plugin activates it, or the run leaves them out;
+            False: a user reads about them.
+    """
     declared = declared or scan()
     found = {}
     for distribution, groups in OUR_DISTRIBUTIONS.items():
@@ -128,7 +135,8 @@ def inactive_flags(active: Collection[PluginIdentity], declared: Declared | None
     for plugin in installed(declared):
         claims = claims_for(plugin, declared)
         if plugin not in active and claims:
-            said = f"{plugin}, which is not active; {_how_to_activate(plugin, claims)}"
+            step = _how_to_activate(plugin, claims) if is_given else f"add --plugin {plugin.name}"
+            said = f"{plugin}, which is not active; {step}"
             found[f"[{plugin.name}]"] = f"settings of {said}"
             found |= {claim.name: f"a setting of {said}" for claim in claims.get(FLAG_GROUP, ())}
     for plugin in active:

@@ -69,6 +69,17 @@ def test_a_setting_is_explained_with_related_flags(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.startswith("algorithm.advantage_estimator = grpo\n  from     preset of plugin grpo")
 
 
+@pytest.mark.parametrize("name", ["tis_clip", "--tis-clip", "offpolicy.tis_clip"])
+def test_a_setting_of_a_plugin_that_is_not_active_is_explained_once_the_plugin_is_named(name, capsys):
+    assert main(["config", "explain", name]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"slime: {name}: ")
+    assert "of plugin 'offpolicy' (slime-offpolicy" in said
+    assert said.endswith("which is not active; add --plugin offpolicy\n")
+    assert main(["config", "explain", name, "--plugin", "offpolicy"]) == 0
+    assert capsys.readouterr().out.startswith("offpolicy.tis_clip = 2\n")
+
+
 @pytest.mark.parametrize("words", [[], ["explain"], ["erase"]])
 def test_config_without_a_known_verb_says_what_it_takes(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", *words]) == 2
