@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from slime_core import RunView
-from slime_core.prompts.held import Held
-from slime_core.prompts.prompts import NumberedPrompts, requested
+from slime_core.prompts.numbered import Held, NumberedPrompts, requested
 
 __all__ = ["PromptFiles"]
 

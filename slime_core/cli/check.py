@@ -18,7 +18,7 @@ from slime_core.cli.run import options_of, resumed, written
 from slime_core.errors import ConfigError, PlacementError
 from slime_core.plugins.manifest import listed
 from slime_core.plugins.selection import check_targets, has_critic, selected
-from slime_core.prompts.bad_rows import BadRows
+from slime_core.prompts.left_out import BadRows
 from slime_core.runtime.machine import free_resources
 
 if TYPE_CHECKING:

@@ -22,14 +22,11 @@ from slime_core.config.schema import RunConfig
 from slime_core.plugins.component import DataTraits, GenerateTraits, Kind
 from slime_core.plugins.construction import PromptFormats, refusals, run_view, screened
 from slime_core.plugins.selection import has_critic
-from slime_core.prompts.named import offered_to_rows
 from slime_core.prompts.processing import has_processor
-from slime_core.prompts.recorded import RolloutFiles
 from slime_core.prompts.requests import reading_of, template_arguments, training_request
-from slime_core.prompts.row_checks import check_of, mistakes_of_plugins
-from slime_core.prompts.row_sampling import drawn
+from slime_core.prompts.row_checks import RowChecks
 from slime_core.prompts.screen import Room, screen
-from slime_core.prompts.screen_rollouts import screen_rollouts
+from slime_core.rollout.rollout_files import RolloutFiles, screen_rollouts
 from slime_core.runtime.machine import Machine, free_resources
 
 if TYPE_CHECKING:
@@ -215,8 +212,8 @@ def _screen_training(
     config: RunConfig, registry: Registry, formats: PromptFormats, options: Mapping[str, object]
 ) -> list[str]:
     """Look through what the run's data source reads; returns what is wrong with rows that will be left out."""
-    data, rows = config.data, reading_of(config.data, formats)
-    offered, mistakes = offered_to_rows(config, registry, options), mistakes_of_plugins(config, registry, options)
+    data, checks = config.data, RowChecks.of(config, registry, trains=True, options=options)
+    rows = replace(reading_of(config.data, formats), filter=checks)
     room = _room(
         config,
         registry,
@@ -230,9 +227,6 @@ def _screen_training(
             rows,
             room=room,
             setting=setting,
-            offered=offered,
-            drawn=drawn(config),
-            mistakes=mistakes,
             skips_bad=data.on_bad_data == "skip",
             share=share,
         )
@@ -244,7 +238,7 @@ def _screen_training(
     request = training_request(
         config,
         data.prompt_data or ARITHMETIC / "data" / "train.jsonl",
-        check_of(config, registry, trains=True, options=options),
+        checks,
         formats,
         vocab_size=whole_number(start_weights(config), "vocab_size"),
     )
@@ -255,16 +249,14 @@ def _screen_evaluations(
     config: RunConfig, registry: Registry, formats: PromptFormats, options: Mapping[str, object]
 ) -> None:
     embedded = config.model.hf_checkpoint is None
-    offered, mistakes = offered_to_rows(config, registry, options), mistakes_of_plugins(config, registry, options)
-    rows = replace(reading_of(config.data, formats), multimodal_keys=())
+    checks = RowChecks.of(config, registry, trains=False, options=options)
+    rows = replace(reading_of(config.data, formats), multimodal_keys=(), filter=checks)
     for one in eval_sets(config):
         # Ours, for our model: looked through by the tests.
         if not (embedded and one.path.is_relative_to(ARITHMETIC)):
             rows = replace(rows, input_key=one.input_key, label_key=one.label_key, metadata_key=one.metadata_key)
             room = _room_of(one, config, registry)
-            screen(
-                one.path, rows, room=room, setting=f"eval_prompt_data {one.name}", offered=offered, mistakes=mistakes
-            )
+            screen(one.path, rows, room=room, setting=f"eval_prompt_data {one.name}")
 
 
 def _room_of(one: EvalSet, config: RunConfig, registry: Registry) -> Room | None:

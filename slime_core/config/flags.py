@@ -18,7 +18,7 @@ from slime_core.config.engine_flags import Refusal, find_flag, known_flags
 from slime_core.config.mistakes import Mistake, nearest
 from slime_core.config.settings import Setting
 
-__all__ = ["CONFIG_FLAG", "CommandLine", "read_command_line", "of_inactive"]
+__all__ = ["CONFIG_FLAG", "CommandLine", "of_inactive", "read_command_line"]
 
 CONFIG_FLAG = "--config"
 """Names the TOML file; the only flag that is no setting."""

@@ -7,10 +7,10 @@ import base64
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import cast
 
 from slime_core.errors import DataError
-from slime_core.types import Sample
+from slime_core.types import JsonValue, Sample
 
 __all__ = ["fields_of", "input_of", "label_of", "label_text", "message_of", "without_gaps"]
 
@@ -18,7 +18,7 @@ MOST_FIELDS, MOST_LETTERS = 12, 40
 """Of a row that are shown, and of the name of one."""
 
 
-def without_gaps(value: Any) -> Any:
+def without_gaps(value: JsonValue) -> JsonValue:
     """``value`` with no null under a key of an object in it, at any depth: what is missing is not there.
 
     Example: ``[{"type": "text", "image": None}]`` is ``[{"type": "text"}]``; a template that looks for images by
@@ -29,9 +29,10 @@ def without_gaps(value: Any) -> Any:
     return [without_gaps(one) for one in value] if isinstance(value, list) else value
 
 
-def message_of(message: dict[str, Any]) -> dict[str, Any]:
+def message_of(message: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """A chat message of a column, without gaps; its ``content`` is there, and may be null."""
-    return {**without_gaps(message), "content": without_gaps(message["content"])}
+    kept = {key: without_gaps(one) for key, one in message.items() if one is not None}
+    return {**kept, "content": without_gaps(message["content"])}
 
 
 def label_of(value: object) -> str | None:
@@ -67,14 +68,14 @@ def label_text(sample: Sample, reward: str) -> str:
     return str(sample.label).strip()
 
 
-def input_of(value: Any) -> Any:
+def input_of(value: object) -> JsonValue:
     """An image and the like as a request can carry it: bytes, and what the datasets library writes for an image
     (``{"bytes": ..., "path": ...}``), as base 64; the path where there are no bytes. Lists, one by one."""
     if isinstance(value, list):
         return [input_of(one) for one in value]
     if isinstance(value, Mapping) and value.keys() == {"bytes", "path"}:
         value = value["path"] if value["bytes"] is None else value["bytes"]
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else cast("JsonValue", value)
 
 
 def fields_of(row: Mapping[str, object]) -> str:

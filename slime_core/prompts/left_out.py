@@ -1,30 +1,112 @@
-"""Rows that are left out of a stream: which, why, and who is told."""
+"""Rows that are left out: which, why, how many, and what users and log files see of them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptRequest
-from slime_core.prompts.rows import PromptRow, Reading
+from slime_core.prompts.rows import PromptRow
 
-__all__ = ["BAD", "EMPTY", "TOO_LONG", "kept", "nothing_left", "reading_of", "tell"]
+__all__ = ["BAD", "EMPTY", "MOST_SAID", "TOO_LONG", "BadRows", "LeftOut", "kept", "nothing_left", "tell"]
 
 TOO_LONG, BAD, EMPTY = "too_long", "bad", "empty"
-"""Why rows are left out; nobody is told of empty lines."""
+"""Why rows are left out; empty lines are not counted."""
 
 
-def reading_of(request: PromptRequest) -> Reading:
-    """How its rows are read."""
-    return Reading(
-        input_key=request.input_key,
-        label_key=request.label_key,
-        metadata_key=request.metadata_key,
-        tool_key=request.tool_key,
-        multimodal_keys=request.multimodal_keys,
-        formats=request.formats,
-        checks=request.checks,
-    )
+MOST_SAID = 3
+"""At once, of those that nobody was told of."""
+
+MOST_WRITTEN = 1000
+MOST_LETTERS = 500
+"""Of the text of one; the beginning says where it stands."""
+
+
+SAID = {
+    TOO_LONG: "prompts are longer than --rollout-max-prompt-len and are left out",
+    BAD: "rows of the prompt files, or groups of --buffer-data, cannot be read and are left out (--on-bad-data skip)",
+}
+
+
+class BadRows:
+    """What is wrong with rows, each once: a resumed run finds again what it found before.
+
+    Arguments:
+        path: receives a line for each of the first 1,000; what stands there is of an earlier start. None: nothing is
+            written.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        known = path is not None and path.is_file()
+        self._known = dict.fromkeys(
+            path.read_text(encoding="utf-8", errors="replace").splitlines() if path and known else ()
+        )
+        self._new: list[str] = []
+        self._num_new = 0
+
+    def add(self, mistake: str) -> None:
+        """One more; ``mistake`` begins with file and line."""
+        text = " ".join(mistake.split())[:MOST_LETTERS]
+        self._num_new += 1
+        if len(self._new) < MOST_SAID:
+            self._new.append(text)
+        if text not in self._known and len(self._known) < MOST_WRITTEN:
+            self._known[text] = None
+            self._write(text)
+
+    def news(self) -> list[str]:
+        """The first few since this was last asked, and where the others are to be found."""
+        said, more = self._new, self._num_new - len(self._new)
+        self._new, self._num_new = [], 0
+        there = "" if self._path is None else f"; the first {MOST_WRITTEN:,} of all stand in {self._path}"
+        return [*said, *([f"and {more} more{there}"] if more else [])]
+
+    def _write(self, text: str) -> None:
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"{text}\n")
+
+
+class LeftOut:
+    """Counts what is left out of the prompts of a run, for metrics and people.
+
+    Arguments:
+        bad_rows: receives what is wrong with rows that cannot be read; None: nothing does.
+    """
+
+    def __init__(self, bad_rows: Path | None = None) -> None:
+        self._bad_rows = BadRows(bad_rows)
+        self._counts: Counter[str] = Counter()
+        self._told: dict[str, int] = {}
+
+    def count_left_out(self, reason: str, count: int) -> None:
+        """So many rows more were left out."""
+        self._counts[reason] += count
+
+    def report_bad_row(self, mistake: str) -> None:
+        """What is wrong with a row that cannot be read, file and line first."""
+        self._bad_rows.add(mistake)
+
+    def count(self, reason: str) -> int:
+        """Rows that were left out for ``reason``."""
+        return self._counts[reason]
+
+    def metrics(self) -> dict[str, float]:
+        """``data/left_out/REASON`` -> rows so far, each once however often its epoch comes round."""
+        return {f"data/left_out/{reason}": float(count) for reason, count in sorted(self._counts.items())}
+
+    def news(self) -> list[str]:
+        """What a person should read, of reasons that have more than twice the rows that were said last."""
+        new = [reason for reason, count in sorted(self._counts.items()) if count > 2 * self._told.get(reason, 0)]
+        self._told |= {reason: self._counts[reason] for reason in new}
+        return ["\n  ".join([self._said(reason), *(self._bad_rows.news() if reason == BAD else [])]) for reason in new]
+
+    def _said(self, reason: str) -> str:
+        return f"{self._counts[reason]} {SAID.get(reason, f'rows are left out: {reason}')}"
 
 
 def kept(request: PromptRequest, rows: Sequence[PromptRow], places: Sequence[str]) -> Sequence[bool]:
@@ -36,12 +118,10 @@ def kept(request: PromptRequest, rows: Sequence[PromptRow], places: Sequence[str
     Raises:
         DataError: one of them cannot be turned into tokens; says which.
     """
-    if request.keeps is None or not rows:
-        return [True] * len(rows)
-    if request.keeps_many is None:
-        return [request.keeps(row.prompt) for row in rows]
+    if not rows:
+        return []
     try:
-        return request.keeps_many([(row.prompt, row.tools) for row in rows])
+        return request.filter.select([(row.prompt, row.tools) for row in rows])
     except DataError as problem:
         if len(rows) == 1:
             raise DataError(f"{places[0]}: {problem}") from None
@@ -57,9 +137,9 @@ def tell(request: PromptRequest, reason: str, count: int, mistakes: Sequence[str
         mistakes: what is wrong with them, each with file and line.
     """
     if reason != EMPTY and count:
-        request.tell(reason, count)
+        request.filter.count_left_out(reason, count)
         for mistake in mistakes:
-            request.explain(mistake)
+            request.filter.report_bad_row(mistake)
 
 
 def nothing_left(request: PromptRequest, rows: int, *, bad: int) -> DataError:

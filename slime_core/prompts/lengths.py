@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -81,27 +81,19 @@ class ShortEnough:
     """Says of prompts whether they have at most ``longest`` tokens.
 
     Arguments:
-        count: the tokens of one prompt, in this process.
-        lengths: the same of many, in others; None: this process counts them too.
+        encoder: counts in this process.
+        lengths: counts in others; None: this process counts all of them.
     """
 
-    def __init__(
-        self,
-        longest: int,
-        *,
-        count: Callable[[Prompt, list[JsonValue] | None], int],
-        lengths: PromptLengths | None = None,
-    ) -> None:
-        self._longest, self._count, self._lengths = longest, count, lengths
+    def __init__(self, longest: int, encoder: PromptEncoder, *, lengths: PromptLengths | None = None) -> None:
+        self._longest = longest
+        self._encoder = encoder
+        self._lengths = lengths
 
-    def __call__(self, prompt: Prompt) -> bool:
-        """Of one prompt without tools."""
-        return self._count(prompt, None) <= self._longest
-
-    def many(self, asked: Sequence[Asked]) -> list[bool]:
+    def select(self, asked: Sequence[Asked]) -> list[bool]:
         """Of prompts with their tools, in order."""
         if self._lengths is None:
-            return [self._count(*one) <= self._longest for one in asked]
+            return [len(self._encoder.encode(prompt, tools=tools)) <= self._longest for prompt, tools in asked]
         return [count <= self._longest for count in self._lengths(asked)]
 
 

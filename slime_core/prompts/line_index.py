@@ -1,4 +1,5 @@
 """Where the lines of a file begin: every 64th, as far as the file was read, or all of it from an index that is kept.
+Also that files stay as they were found (``Sizes``).
 
 The index of a 10 GB file of 1 KB lines takes 1.3 MB. It is made once, as fast as the disk reads, and kept in the user's
 cache folder under the file's path, size, time of change and a digest of its beginning and end, so that a file that was
@@ -11,12 +12,14 @@ import hashlib
 import os
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from slime_core.errors import DataError
 from slime_core.track.record import write_atomically
 
-__all__ = ["EVERY", "LineIndex", "cache_folder", "indexed", "key_of", "stamp_of"]
+__all__ = ["EVERY", "LineIndex", "Sizes", "cache_folder", "indexed", "key_of", "stamp_of"]
 
 EVERY = 64
 """Lines from one known beginning to the next; so many are read at most to come to a line between."""
@@ -138,3 +141,38 @@ def _made(path: Path) -> LineIndex:
         index.forget_last()
     index.extend(lines + (offset > last), offset, is_end=True)
     return index
+
+
+class Sizes:
+    """How many bytes files had when they were opened.
+
+    Rows of a file that changes have no numbers, no resumed run would find its place in it, and what is mapped into
+    memory and then cut ends the process that touches it.
+
+    Raises:
+        OSError: a file is not there.
+    """
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._sizes = {file: file.stat().st_size for file in files}
+
+    def check(self) -> None:
+        """Returns if they have as many now, or are gone: what is open can still be read.
+
+        Raises:
+            DataError: one has become longer or shorter.
+        """
+        for file, before in self._sizes.items():
+            now = _size_of(file, before)
+            if now != before:
+                raise DataError(
+                    f"{file} had {before:,} bytes when this run opened it, and has {now:,} now. Put it back as it was "
+                    "and resume from the last checkpoint; write further rows to another file"
+                )
+
+
+def _size_of(file: Path, before: int) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return before

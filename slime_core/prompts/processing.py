@@ -15,13 +15,16 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import DataError
 from slime_core.plugins.boundary import boundary
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.rows import Prompt
 from slime_core.types import JsonValue
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["InputProcessor", "Processed", "has_processor"]
 
@@ -42,7 +45,7 @@ class Processed:
     """
 
     ids: list[int]
-    inputs: dict[str, Any]
+    inputs: dict[str, torch.Tensor]
 
 
 def has_processor(folder: Path) -> bool:

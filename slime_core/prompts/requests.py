@@ -3,61 +3,50 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slime_core.config.sampling import DataConfig
 from slime_core.config.schema import RunConfig
-from slime_core.plugins.contracts import PromptFormat, PromptRequest
-from slime_core.prompts.bad_rows import BadRows
+from slime_core.plugins.contracts import PromptFilter, PromptFormat, PromptRequest
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.left_out import BAD, TOO_LONG
+from slime_core.prompts.left_out import LeftOut
 from slime_core.prompts.lengths import Counting, PromptLengths, ShortEnough
-from slime_core.prompts.row_checks import RowCheck
 from slime_core.prompts.rows import Prompt, Reading
 from slime_core.types import JsonValue
 
-__all__ = ["LeftOut", "reading_of", "short_enough", "template_arguments", "training_request"]
-
-SAID = {
-    TOO_LONG: "prompts are longer than --rollout-max-prompt-len and are left out",
-    BAD: "rows of the prompt files, or groups of --buffer-data, cannot be read and are left out (--on-bad-data skip)",
-}
+__all__ = ["RunFilter", "reading_of", "short_enough", "template_arguments", "training_request"]
 
 
-class LeftOut:
-    """Counts what is left out of the prompts of a run, for metrics and people.
+class RunFilter(PromptFilter):
+    """Which prompts a run uses, for training or in an evaluation.
 
     Arguments:
-        bad_rows: receives what is wrong with rows that cannot be read; None: nothing does.
+        left_out: counts the others.
+        checks: of what rows ask for.
+        short: says which prompts are short enough; None: all are.
     """
 
-    def __init__(self, bad_rows: Path | None = None) -> None:
-        self._bad_rows = BadRows(bad_rows)
-        self._counts: Counter[str] = Counter()
-        self._told: dict[str, int] = {}
+    def __init__(self, left_out: LeftOut, checks: PromptFilter | None = None, short: ShortEnough | None = None) -> None:
+        self._left_out = left_out
+        self._checks = checks or PromptFilter()
+        self._short = short
 
-    def tell(self, reason: str, count: int) -> None:
-        """So many rows more were left out."""
-        self._counts[reason] += count
+    def check(self, metadata: Mapping[str, JsonValue], where: str) -> None:
+        """See :class:`~slime_core.PromptFilter`."""
+        self._checks.check(metadata, where)
 
-    def explain(self, mistake: str) -> None:
-        """What is wrong with a row that cannot be read, file and line first."""
-        self._bad_rows.add(mistake)
+    def select(self, prompts: Sequence[tuple[Prompt, list[JsonValue] | None]]) -> Sequence[bool]:
+        """See :class:`~slime_core.PromptFilter`."""
+        return self._checks.select(prompts) if self._short is None else self._short.select(prompts)
 
-    def metrics(self) -> dict[str, float]:
-        """``data/left_out/REASON`` -> rows so far, each once however often its epoch comes round."""
-        return {f"data/left_out/{reason}": float(count) for reason, count in sorted(self._counts.items())}
+    def count_left_out(self, reason: str, count: int) -> None:
+        """See :class:`~slime_core.PromptFilter`."""
+        self._left_out.count_left_out(reason, count)
 
-    def news(self) -> list[str]:
-        """What a person should read, of reasons that have more than twice the rows that were said last."""
-        new = [reason for reason, count in sorted(self._counts.items()) if count > 2 * self._told.get(reason, 0)]
-        self._told |= {reason: self._counts[reason] for reason in new}
-        return ["\n  ".join([self._said(reason), *(self._bad_rows.news() if reason == BAD else [])]) for reason in new]
-
-    def _said(self, reason: str) -> str:
-        return f"{self._counts[reason]} {SAID.get(reason, f'rows are left out: {reason}')}"
+    def report_bad_row(self, mistake: str) -> None:
+        """See :class:`~slime_core.PromptFilter`."""
+        self._left_out.report_bad_row(mistake)
 
 
 def reading_of(data: DataConfig, formats: Mapping[str, PromptFormat]) -> Reading:
@@ -80,16 +69,16 @@ def template_arguments(data: DataConfig) -> dict[str, JsonValue]:
 def training_request(
     config: RunConfig,
     path: Path,
-    checks: RowCheck,
+    filter: PromptFilter,
     formats: Mapping[str, PromptFormat],
     *,
     vocab_size: int | None = None,
 ) -> PromptRequest:
-    """What the run's data source is asked for, before anything can count tokens.
+    """What the run's data source is asked for, for training.
 
     Arguments:
         path: of the prompts.
-        checks: refuses rows that ask for what the run cannot do.
+        filter: which prompts the run uses.
         formats: name -> how prompt files are read, besides JSON Lines.
         vocab_size: ids that the model has; None: not known.
     """
@@ -107,7 +96,7 @@ def training_request(
         skips_bad=data.on_bad_data == "skip",
         formats=formats,
         vocab_size=vocab_size,
-        checks=checks,
+        filter=filter,
     )
 
 
@@ -116,13 +105,9 @@ def short_enough(config: RunConfig, encoder: PromptEncoder) -> ShortEnough | Non
     longest = config.data.rollout_max_prompt_len
     if longest is None:
         return None
-
-    def count(prompt: Prompt, tools: list[JsonValue] | None) -> int:
-        return len(encoder.encode(prompt, tools=tools))
-
     workers = config.data.num_data_workers
     lengths = PromptLengths(_counting(config, encoder.folder), num_workers=workers) if workers else None
-    return ShortEnough(longest, count=count, lengths=lengths)
+    return ShortEnough(longest, encoder, lengths=lengths)
 
 
 def _counting(config: RunConfig, folder: Path) -> Counting:

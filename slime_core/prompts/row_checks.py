@@ -1,55 +1,134 @@
-"""What a row asks for is looked at where it is read, so that ``on_bad_data`` decides about it, wherever it stands."""
+"""What a row of a prompt file may ask for: the generate function and the reward model of its samples, and sampling.
+
+A row is looked at where it is read, so that ``on_bad_data`` decides about it, wherever it stands.
+
+``{"prompt": "2+2", "label": "4", "metadata": {"rm_type": "exact_match", "generate_function": "single_turn"}}``
+
+    generate_function, rm_type   the name of a component of a plugin that the run has named
+    reward_key                   which of the named numbers of its reward model counts
+
+It is never a path to code, so that data cannot make a run execute what the run did not ask for. What else a row may
+say, plugins check (``slime_check_row``). A row without a name, or with null or an empty text, takes what the run's
+settings name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from slime_core.config.reward_sum import reward_names
 from slime_core.config.schema import RunConfig
 from slime_core.errors import DataError
 from slime_core.plugins import hooks
 from slime_core.plugins.activation import Registry
 from slime_core.plugins.boundary import boundary
+from slime_core.plugins.claims import how_to_get
+from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import run_plan
-from slime_core.prompts.named import Offered, offered_to_rows, refuse_unknown
+from slime_core.plugins.contracts import PromptFilter
+from slime_core.plugins.discovery import nearest
+from slime_core.plugins.selection import missing_setting
 from slime_core.prompts.row_sampling import Drawn, drawn, refuse_unusable
-from slime_core.types import JsonValue
+from slime_core.types import REWARD_KEY, JsonValue
 
-__all__ = ["RowCheck", "RowMistakes", "check_of", "mistakes_of_plugins", "row_check"]
+__all__ = [
+    "GENERATE_FUNCTION",
+    "REWARD_MODEL",
+    "Offered",
+    "RowChecks",
+    "RowMistakes",
+    "mistakes_of_plugins",
+    "offered_to_rows",
+    "refuse_unknown",
+]
 
-RowCheck = Callable[[Mapping[str, JsonValue], str], None]
-"""Called with a row's metadata and where it stands; raises a DataError where the run cannot do what it asks for."""
+GENERATE_FUNCTION = "generate_function"
+REWARD_MODEL = "rm_type"
+"""Keys of a row's metadata."""
+
+KINDS = {GENERATE_FUNCTION: Kind.GENERATE_FUNCTION, REWARD_MODEL: Kind.REWARD_MODEL}
+
+Offered = Mapping[str, Mapping[str, str]]
+"""Key of a row's metadata -> the names it may hold, each with the setting that it needs and the run does not give, or
+nothing."""
+
 
 RowMistakes = Callable[[Mapping[str, JsonValue]], Iterator[str]]
 """What is wrong with a row's metadata."""
 
 
-def row_check(offered: Offered, drawn: Drawn | None, mistakes: RowMistakes | None = None) -> RowCheck:
-    """The check of rows that may name what is ``offered``, and change nothing of what is ``drawn``.
+class RowChecks(PromptFilter):
+    """Refuses rows that ask for what the run cannot do; selects all others.
 
     Arguments:
+        offered: what rows may name.
+        drawn: of a run that trains on them, what rows may not change; None: they are only measured.
         mistakes: what else is wrong with a row; None: nothing is.
     """
 
-    def check(metadata: Mapping[str, JsonValue], where: str) -> None:
-        refuse_unknown(metadata, offered, where=where)
-        refuse_unusable(metadata, drawn=drawn, where=where)
-        if mistakes is not None and (found := next(mistakes(metadata), None)) is not None:
+    def __init__(
+        self, offered: Offered | None = None, drawn: Drawn | None = None, mistakes: RowMistakes | None = None
+    ) -> None:
+        self._offered: Offered = offered or {}
+        self._drawn = drawn
+        self._mistakes = mistakes
+
+    @classmethod
+    def of(
+        cls, config: RunConfig, registry: Registry, *, trains: bool, options: Mapping[str, object] | None = None
+    ) -> RowChecks:
+        """The checks of the rows of a run.
+
+        Arguments:
+            trains: False: they are only measured.
+            options: plugin name -> its options object; of a plugin that is not there, the defaults.
+        """
+        offered = offered_to_rows(config, registry, options)
+        return cls(offered, drawn(config) if trains else None, mistakes_of_plugins(config, registry, options))
+
+    def check(self, metadata: Mapping[str, JsonValue], where: str) -> None:
+        """See :class:`~slime_core.PromptFilter`."""
+        refuse_unknown(metadata, self._offered, where=where)
+        refuse_unusable(metadata, drawn=self._drawn, where=where)
+        if self._mistakes is not None and (found := next(self._mistakes(metadata), None)) is not None:
             raise DataError(f"{where}: {found}")
 
-    return check
 
-
-def check_of(
-    config: RunConfig, registry: Registry, *, trains: bool, options: Mapping[str, object] | None = None
-) -> RowCheck:
-    """The check of the rows of a run.
+def offered_to_rows(
+    config: RunConfig, registry: Registry, options: Mapping[str, object] | None = None
+) -> dict[str, dict[str, str]]:
+    """What rows may name; as in slime, they have no say in the reward where a plugin scores every sample.
 
     Arguments:
-        trains: False: they are only measured.
         options: plugin name -> its options object; of a plugin that is not there, the defaults.
     """
-    offered = offered_to_rows(config, registry, options)
-    return row_check(offered, drawn(config) if trains else None, mistakes_of_plugins(config, registry, options))
+    found = {GENERATE_FUNCTION: dict.fromkeys(registry.names(Kind.GENERATE_FUNCTION), "")}
+    if not config.provided("reward_model"):
+        names = registry.names(Kind.REWARD_MODEL)
+        kind = Kind.REWARD_MODEL
+        found[REWARD_MODEL] = {name: missing_setting(kind, name, config, registry, options) or "" for name in names}
+    return found
+
+
+def refuse_unknown(metadata: Mapping[str, JsonValue], offered: Offered, *, where: str) -> None:
+    """Returns if what ``metadata`` names can be had.
+
+    Arguments:
+        where: the row, for the message.
+
+    Raises:
+        DataError: no active plugin offers it; says what it may be.
+    """
+    for key, names in offered.items():
+        name = metadata.get(key)
+        if name:
+            _refuse_name(key, name, names, where=where)
+    reward_key = metadata.get(REWARD_KEY)
+    if offered and reward_key and not isinstance(reward_key, str):
+        raise DataError(
+            f"{where}: metadata {REWARD_KEY} = {reward_key!r:.100} is no name; accepted is the name of one of the "
+            "numbers that the row's reward model gives"
+        )
 
 
 def mistakes_of_plugins(
@@ -69,3 +148,32 @@ def mistakes_of_plugins(
             yield from found
 
     return mistakes
+
+
+def _refuse_name(key: str, name: JsonValue, names: Mapping[str, str], *, where: str) -> None:
+    kind = KINDS[key]
+    parts = _parts(name, kind)
+    if not all(part in names for part in parts):
+        found = f"{where}: metadata {key} = {name!r} names no {kind.words} of the run's plugins"
+        close = nearest(name, names) if isinstance(name, str) else ""
+        missing = next(part for part in parts if part not in names)
+        known = how_to_get(kind, missing)
+        step = f"{known}; rows do not activate plugins" if known else "name the plugin that has it with --plugin NAME"
+        raise DataError(
+            f"{found}{close}. They offer: {', '.join(names)}.\n"
+            f"Correct the row, or {step}. Rows name components; a path to code is given as a flag."
+        )
+    lacking = next(((part, names[part]) for part in parts if names[part]), None)
+    if lacking is not None:
+        part, setting = lacking
+        raise DataError(
+            f"{where}: metadata {key} = {name!r}: {kind.words} {part!r} needs {setting}, which the run does not give. "
+            f"Add --{setting.replace('_', '-')}, or correct the row."
+        )
+
+
+def _parts(name: JsonValue, kind: Kind) -> tuple[str, ...]:
+    """The components that a row names: a weighted sum has several. What is no text is no name."""
+    if not isinstance(name, str):
+        return (repr(name),)
+    return reward_names(name) if kind is Kind.REWARD_MODEL else (name,)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from slime_core.config.prompt_paths import PromptPath
 from slime_core.errors import DataError
-from slime_core.plugins.contracts import PromptFormat, RawRow
+from slime_core.plugins.contracts import PromptFilter, PromptFormat, PromptRequest, RawRow
 from slime_core.prompts.cells import fields_of, input_of, label_of, message_of, without_gaps
 from slime_core.prompts.tables import Joined, open_rows
 from slime_core.types import JsonValue
@@ -47,7 +47,7 @@ class Reading:
         tool_key: None: rows have no tools.
         multimodal_keys: name of a kind of input, such as ``image`` -> field of a row.
         formats: name -> how its files are read, besides JSON Lines.
-        checks: called with a row's metadata and where it stands; raises a DataError, as of a row that cannot be read.
+        filter: checks what each row asks for.
     """
 
     input_key: str = "prompt"
@@ -56,7 +56,20 @@ class Reading:
     tool_key: str | None = None
     multimodal_keys: tuple[tuple[str, str], ...] = ()
     formats: Mapping[str, PromptFormat] = field(default_factory=dict)
-    checks: Callable[[Mapping[str, JsonValue], str], None] | None = None
+    filter: PromptFilter = field(default_factory=PromptFilter)
+
+    @classmethod
+    def of(cls, request: PromptRequest) -> Reading:
+        """How the rows of a request are read."""
+        return cls(
+            input_key=request.input_key,
+            label_key=request.label_key,
+            metadata_key=request.metadata_key,
+            tool_key=request.tool_key,
+            multimodal_keys=request.multimodal_keys,
+            formats=request.formats,
+            filter=request.filter,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +172,7 @@ def prompt_of(raw: RawRow, reading: Reading) -> PromptRow:
     metadata = _metadata(raw, row, reading.metadata_key)
     tools = _tools(raw, row, reading.tool_key)
     metadata = metadata if tools is None else {**metadata, TOOLS: tools}
-    if reading.checks is not None:
-        reading.checks(metadata, raw.place)
+    reading.filter.check(metadata, raw.place)
     return PromptRow(prompt, _label(raw, row, reading.label_key), metadata, _inputs(raw, row, reading))
 
 
@@ -284,7 +296,7 @@ def _tools(raw: RawRow, row: dict[str, Any], key: str | None) -> list[Any] | Non
             f"{raw.place}: field {key!r} is no list of tools, which are objects, as JSON or as its text (--tool-key): "
             f"found {json.dumps(row[str(key)], default=str)[:80]}"
         )
-    return (tools if isinstance(raw.content, bytes) else without_gaps(tools)) or None
+    return (tools if isinstance(raw.content, bytes) else list(map(without_gaps, tools or ()))) or None
 
 
 def _inputs(raw: RawRow, row: dict[str, Any], reading: Reading) -> dict[str, Any] | None:

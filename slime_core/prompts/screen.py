@@ -15,9 +15,8 @@ from typing import Any, cast
 
 from slime_core.errors import DataError
 from slime_core.plugins.boundary import boundary
-from slime_core.prompts.named import GENERATE_FUNCTION, Offered
-from slime_core.prompts.row_checks import RowMistakes, row_check
-from slime_core.prompts.row_sampling import SAMPLING_PARAMS, Drawn, own_sampling
+from slime_core.prompts.row_checks import GENERATE_FUNCTION
+from slime_core.prompts.row_sampling import SAMPLING_PARAMS, own_sampling
 from slime_core.prompts.rows import Prompt, PromptRow, Reading, numbered_prompts, size_of
 from slime_core.types import JsonValue
 
@@ -70,22 +69,16 @@ def screen(
     *,
     room: Room | None,
     setting: str,
-    offered: Offered | None = None,
-    drawn: Drawn | None = None,
-    mistakes: RowMistakes | None = None,
     skips_bad: bool = False,
     share: float = 1.0,
 ) -> list[str]:
     """Returns if nothing wrong was found in the prompts of ``path``.
 
     Arguments:
-        reading: how rows are read.
+        reading: how rows are read and checked.
         room: how long prompts may be; None: that is not known. It is of the run's generate function: rows that name
             their own have no limit here.
         setting: which setting named the file.
-        offered: what rows may name for themselves; None: what they name is not looked at.
-        drawn: of a run that trains on them, what rows may not change; None: they are only measured.
-        mistakes: what else is wrong with a row; None: nothing is.
         skips_bad: rows that cannot be read, or ask for what the run cannot do, are left out of the run.
         share: of the bytes that are looked at otherwise.
 
@@ -98,7 +91,6 @@ def screen(
     """
     most = int(share * MOST_BYTES)
     bad: list[str] = []
-    reading = replace(reading, checks=row_check(offered or {}, drawn, mistakes))
     found = list(numbered_prompts(path, reading, most_bytes=most, bad=bad if skips_bad else None))
     if not found:
         raise DataError(f"{path}: none of the {len(bad)} rows that were looked at can be read, the first one: {bad[0]}")

@@ -21,8 +21,7 @@ from typing import cast
 from slime_core.config.prompt_paths import PromptPath, format_of, unreadable
 from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptFormat, PromptTable, RawRow, RunView
-from slime_core.prompts.line_index import EVERY, LineIndex, indexed, stamp_of
-from slime_core.prompts.sizes import Sizes
+from slime_core.prompts.line_index import EVERY, LineIndex, Sizes, indexed, stamp_of
 from slime_core.types import JsonValue
 
 __all__ = ["Joined", "JsonLines", "LineTable", "open_rows", "unreadable"]

@@ -7,6 +7,7 @@ In the order in which a prompt group passes through them:
     sampler_components.py     settings of a sampler; tokenizer, client and components that are made from them
     components.py             makes components by name, chooses them by row, attributes their errors
     group_source.py           where the groups of a rollout come from: one Protocol; plugins' sources, saved files
+    rollout_files.py          rollouts on disk: written, looked through before a run, read to be trained again
     group_scheduler.py        the default source: groups in flight, for this rollout and later ones, within the bounds
                               of the async policy
     requeue.py                staleness; aborted groups: requeued, resumed or reset, saved in checkpoints

@@ -38,9 +38,16 @@ from slime_core.plugins.contracts import DataSource, GroupedRewards, RolloutSour
 from slime_core.plugins.discovery import CORE, PluginIdentity
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.named import GENERATE_FUNCTION, REWARD_MODEL, Offered, offered_to_rows, refuse_unknown
-from slime_core.prompts.requests import LeftOut, short_enough, training_request
-from slime_core.prompts.row_checks import RowCheck, check_of
+from slime_core.prompts.left_out import LeftOut
+from slime_core.prompts.requests import RunFilter, short_enough, training_request
+from slime_core.prompts.row_checks import (
+    GENERATE_FUNCTION,
+    REWARD_MODEL,
+    Offered,
+    RowChecks,
+    offered_to_rows,
+    refuse_unknown,
+)
 from slime_core.types import PromptGroup, Sample
 
 __all__ = [
@@ -434,21 +441,15 @@ class ComponentFactory:
             )
         return advantages_B
 
-    def checks(self, *, trains: bool) -> RowCheck:
+    def checks(self, *, trains: bool) -> RowChecks:
         """Refuses rows that need what the run does not support."""
-        return check_of(self._config, self._registry, trains=trains, options=self._options)
+        return RowChecks.of(self._config, self._registry, trains=trains, options=self._options)
 
     def prompts(self, path: Path, encoder: PromptEncoder) -> CheckedDataSource:
         """The data source of the training prompts."""
         name = self._config.data.data_source
-        checks, short = self.checks(trains=True), short_enough(self._config, encoder)
-        request = replace(
-            training_request(self._config, path, checks, self.formats, vocab_size=encoder.vocab_size),
-            keeps=short,
-            keeps_many=None if short is None else short.many,
-            tell=self.left_out.tell,
-            explain=self.left_out.explain,
-        )
+        chosen = RunFilter(self.left_out, self.checks(trains=True), short_enough(self._config, encoder))
+        request = training_request(self._config, path, chosen, self.formats, vocab_size=encoder.vocab_size)
         run = replace(self._run, prompts=request)
         source = construct(self._registry, Kind.DATA_SOURCE, name, self._options, run)
         return CheckedDataSource(source, name=name, plugin=self._registry.owner(Kind.DATA_SOURCE, name))

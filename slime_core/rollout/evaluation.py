@@ -15,7 +15,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.config.mistakes import nearest
@@ -25,10 +24,12 @@ from slime_core.generation import GenerateContext
 from slime_core.plugins.contracts import DataSource, EvalSamples, PromptFormat, PromptRequest
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.held import Held
-from slime_core.prompts.prompts import NumberedPrompts
-from slime_core.prompts.row_checks import RowCheck
-from slime_core.prompts.rows import Prompt, tools_of
+from slime_core.prompts.left_out import TOO_LONG, LeftOut
+from slime_core.prompts.lengths import ShortEnough
+from slime_core.prompts.numbered import Held, NumberedPrompts
+from slime_core.prompts.requests import RunFilter
+from slime_core.prompts.row_checks import RowChecks
+from slime_core.prompts.rows import tools_of
 from slime_core.rollout.components import run_all
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.group_generator import GroupGenerator, eval_sampling
@@ -58,7 +59,7 @@ class EvalComponents:
     make_collector: Callable[[EvalSet], GroupGenerator]
     hooks: LifecycleHooks
     writer: SampleWriter
-    checks: RowCheck
+    checks: RowChecks
     models: Mapping[str, str] = field(default_factory=dict)
     formats: Mapping[str, PromptFormat] = field(default_factory=dict)
 
@@ -156,15 +157,8 @@ class Evaluation:
 
     def _load(self, one: EvalSet) -> _LoadedSet:
         encoder = self._components.make_encoder(one.apply_chat_template)
-        kept: list[bool] = []
-
-        def keeps(prompt: Prompt, tools: list[Any] | None = None) -> bool:
-            kept.append(len(encoder.encode(prompt, tools=tools)) <= (one.longest_prompt or 0))
-            return kept[-1]
-
-        def keeps_many(rows: Sequence[tuple[Prompt, list[Any] | None]]) -> list[bool]:
-            return [keeps(*each) for each in rows]
-
+        left_out = LeftOut()
+        short = None if one.longest_prompt is None else ShortEnough(one.longest_prompt, encoder)
         request = PromptRequest(
             path=one.path,
             input_key=one.input_key,
@@ -173,10 +167,8 @@ class Evaluation:
             tool_key=self._config.data.tool_key,
             n_samples_per_prompt=one.n_samples,
             shuffle=False,
-            keeps=None if one.longest_prompt is None else keeps,
-            keeps_many=None if one.longest_prompt is None else keeps_many,
             formats=self._components.formats,
-            checks=self._components.checks,
+            filter=RunFilter(left_out, self._components.checks, short),
         )
         source = NumberedPrompts(Held(request), request)
         groups = source.next_groups(len(source))
@@ -185,7 +177,7 @@ class Evaluation:
             one,
             groups,
             limits,
-            kept.count(False),
+            left_out.count(TOO_LONG),
             encoder,
             self._components.make_collector(one),
             self._make_client(one),

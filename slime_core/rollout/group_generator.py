@@ -4,8 +4,8 @@
     GroupGenerator   generates and rewards whole groups, with retries
     GroupAttempt     calls the generate function, the hooks and the reward model for the samples of one group
 
-A row may name its own generate function and reward model (:mod:`slime_core.prompts.named`). A reward model that takes
-one sample scores it as soon as it is generated; one that takes groups waits for the whole group, retries included.
+A row may name its own generate function and reward model (:mod:`slime_core.prompts.row_checks`). A reward model that
+takes one sample scores it as soon as it is generated; one that takes groups waits for the whole group, with retries.
 
 A failure of the engines fails the samples of that call only. Any other exception of a generate function ends the run,
 because it is a bug of its plugin.

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 from slime_core.errors import PluginError
 from slime_core.plugins.contracts import DataSource, RolloutSource
 from slime_core.plugins.discovery import PluginIdentity
-from slime_core.prompts.recorded import RolloutFiles
 from slime_core.rollout.components import component_boundary
 from slime_core.rollout.rollout_batch import RolloutBatch
+from slime_core.rollout.rollout_files import RolloutFiles
 from slime_core.track.ledger import PendingGroups
 from slime_core.types import PromptGroup
 

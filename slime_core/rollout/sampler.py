@@ -21,7 +21,6 @@ from slime_core.plugins.activation import Registry
 from slime_core.plugins.contracts import Place, SamplerInfo, TrainSamples
 from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
 from slime_core.plugins.manifest import Manifest
-from slime_core.prompts.recorded import Recorded, RolloutFiles, write_rollout
 from slime_core.rollout.components import RewardsAsAdvantages, Transforms, refuse_unusable
 from slime_core.rollout.engines.client import spec_metrics
 from slime_core.rollout.evaluation import pass_rates
@@ -30,6 +29,7 @@ from slime_core.rollout.group_scheduler import LiveRollouts
 from slime_core.rollout.group_source import GroupSource, PluginRollouts, RecordedRollouts
 from slime_core.rollout.requeue import RequeueBuffer, Staleness, held_groups
 from slime_core.rollout.rollout_batch import CollectedGroups, RolloutBatch, describe_failures
+from slime_core.rollout.rollout_files import Recorded, RolloutFiles, write_rollout
 from slime_core.rollout.sampler_components import SamplerComponents, SamplerSettings
 from slime_core.rollout.shards import BatchPlan, batch_metrics, grouped_rewards, loss_masks, make_shards
 from slime_core.track.ledger import LEDGER, PendingGroups, PromptLedger

@@ -75,7 +75,7 @@ class Sample:
         multimodal_inputs: kind of input, such as ``image`` -> what the data holds of it, for the engine.
         multimodal_train_inputs: for the model that is trained: name -> array or tensor, see :mod:`slime_core.opaque`.
         metadata: the data row's own fields; ``generate_function`` and ``rm_type`` name components of the run's plugins
-            for this row, ``reward_key`` one of the named rewards, see :mod:`slime_core.prompts.named`.
+            for this row, ``reward_key`` one of the named rewards, see :mod:`slime_core.prompts.row_checks`.
         generate_function_path: slime's name for the former, which goes before it; a component's name, never a path.
         weight_versions: the versions of the weights that produced the response, oldest first.
         weight_spans: which of them sampled which tokens of the response, ``(version, start, end)`` with ``end``

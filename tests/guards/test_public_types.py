@@ -18,10 +18,10 @@ from slime_core.generation import GenerateContext, ProcessedPrompt, SamplingPara
 from slime_core.modeling.layout import ParallelLayout
 
 PROMPTS = (
-    *("bad_rows", "chat", "held", "left_out", "lengths", "line_index", "named", "prompts", "recorded"),
-    *("requests", "row_checks", "row_sampling", "rows", "screen", "screen_rollouts", "sizes", "stream", "tables"),
+    *("cells", "chat", "left_out", "lengths", "line_index", "numbered", "processing", "requests", "row_checks"),
+    *("row_sampling", "rows", "screen", "tables"),
 )
-"""Modules of the prompts room without ``Any``; not yet ``cells`` and ``processing``."""
+"""Modules of the prompts room."""
 
 ROOMS = (
     *("slime_core", "slime_core.plugins.contracts", "slime_core.plugins.hooks"),

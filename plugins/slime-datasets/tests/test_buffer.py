@@ -14,7 +14,9 @@ from slime_core.config.embedded import ARITHMETIC
 from slime_core.errors import CheckpointError, DataError
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.row_checks import row_check
+from slime_core.prompts.left_out import LeftOut
+from slime_core.prompts.requests import RunFilter
+from slime_core.prompts.row_checks import RowChecks
 from slime_core.rollout.requeue import reset_sample
 from slime_core.types import LogProbs, SpecInfo, Status, TokenIds
 from slime_datasets.arrivals import screen_arrivals
@@ -234,15 +236,11 @@ def test_a_trajectory_that_could_not_be_trained_is_named_by_file_and_line(make, 
     write(tmp_path / "inbox" / "a.jsonl", "", {**GOOD, **changed})
     with pytest.raises(DataError, match=rf"a\.jsonl, line 2: {found}"):
         make(vocab_size=20).next_groups(1)
-    told: list[Any] = []
-    skipping = make(
-        skips_bad=True,
-        vocab_size=20,
-        tell=lambda *said: told.append(said),
-        explain=lambda mistake: told.append(mistake.partition(": ")[0]),
-    )
+    left_out = LeftOut()
+    skipping = make(skips_bad=True, vocab_size=20, filter=RunFilter(left_out))
     assert prompts(skipping.next_groups(1)) == ["p0"]
-    assert told == [("bad", 1), f"{tmp_path}/inbox/a.jsonl, line 2"]
+    assert left_out.metrics() == {"data/left_out/bad": 1.0}
+    assert f"\n  {tmp_path}/inbox/a.jsonl, line 2: " in left_out.news()[0]
 
 
 @pytest.mark.parametrize("name", ["tokens", "response_length", "rollout_log_probs", "status"])
@@ -330,7 +328,7 @@ def test_trajectories_are_looked_through_before_anything_starts(tmp_path):
         screen_arrivals(tmp_path / "a.jsonl", Fit(size=2))
     write(tmp_path / "c.jsonl", {**GOOD, "metadata": {"rm_type": "lenght"}})
     with pytest.raises(DataError, match=r"c\.jsonl, line 1: metadata rm_type = 'lenght' names no reward model of the"):
-        screen_arrivals(tmp_path / "c.jsonl", Fit(checks=row_check({"rm_type": {"length": ""}}, None)))
+        screen_arrivals(tmp_path / "c.jsonl", Fit(filter=RowChecks({"rm_type": {"length": ""}})))
 
 
 async def test_a_trajectory_is_trained_as_it_came(make, tmp_path):

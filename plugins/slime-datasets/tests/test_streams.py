@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slime_core import PromptRequest, RunView
+from slime_core import PromptFilter, PromptRequest, RunView
 from slime_core.errors import CheckpointError, DataError
 from slime_datasets.mixed import shares, spread
 from slime_datasets.options import DatasetsOptions
@@ -59,6 +59,19 @@ def fits(prompt: Any) -> bool:
     return not str(prompt).endswith("13")
 
 
+class Fits(PromptFilter):
+    """Leaves out what does not fit, and counts it in ``told``."""
+
+    def __init__(self, told: Counter[str] | None = None) -> None:
+        self._told = Counter[str]() if told is None else told
+
+    def select(self, prompts: Any) -> list[bool]:
+        return [fits(prompt) for prompt, _ in prompts]
+
+    def count_left_out(self, reason: str, count: int) -> None:
+        self._told[reason] += count
+
+
 # --- Orders -----------------------------------------------------------------------------------------------------------
 
 
@@ -95,7 +108,7 @@ def test_windows_shuffle_neighbours_only():
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_every_prompt_that_is_kept_comes_once_an_epoch_and_the_others_are_counted_once(messy, order):
     told: Counter[str] = Counter()
-    prompts = source(messy, skips_bad=True, keeps=fits, tell=lambda why, n: told.update({why: n}), **order)
+    prompts = source(messy, skips_bad=True, filter=Fits(told), **order)
     epochs = [drawn(prompts, 693) for _ in range(3)]
     assert all(sorted(epoch) == sorted(f"p{n}" for n in range(700) if n % 100 != 13) for epoch in epochs)
     assert told == {"too_long": 7, "bad": 7}
@@ -106,13 +119,13 @@ def test_every_prompt_that_is_kept_comes_once_an_epoch_and_the_others_are_counte
 @pytest.mark.parametrize("taken", [0, 5, 500, 693, 1500])
 def test_a_restored_stream_continues_with_the_same_prompts(messy, order, taken):
     told: Counter[str] = Counter()
-    request = {"skips_bad": True, "keeps": fits, "n_samples_per_prompt": 2, **order}
+    request = {"skips_bad": True, "filter": Fits(), "n_samples_per_prompt": 2, **order}
     prompts = source(messy, **request)
     prompts.next_groups(taken)
     prompts.put_back(prompts.next_groups(9)[3:6])
     state = json.loads(json.dumps(prompts.state()))
     assert len(json.dumps(state)) < 2000
-    resumed = source(messy, **request, tell=lambda why, n: told.update({why: n}))
+    resumed = source(messy, **{**request, "filter": Fits(told)})
     resumed.restore(state)
     assert resumed.next_groups(900) == prompts.next_groups(900)
     assert told == {"too_long": 7, "bad": 7}
@@ -120,7 +133,7 @@ def test_a_restored_stream_continues_with_the_same_prompts(messy, order, taken):
 
 @pytest.mark.parametrize("order", ORDERS[1:4], ids=str)
 def test_how_prompts_are_requested_does_not_change_a_stream(messy, order):
-    whole, parts = (source(messy, skips_bad=True, keeps=fits, **order) for _ in range(2))
+    whole, parts = (source(messy, skips_bad=True, filter=Fits(), **order) for _ in range(2))
     assert drawn(whole, 1000) == [prompt for n in (3, 500, 1, 496) for prompt in drawn(parts, n)]
 
 
@@ -178,12 +191,12 @@ def test_where_nothing_is_left_the_error_says_why(tmp_path, order):
     path = tmp_path / "long.jsonl"
     path.write_text('{"prompt": "13"}\n{"prompt": "113"}')
     with pytest.raises(DataError, match=r"all 2 prompts are longer than --rollout-max-prompt-len; raise it"):
-        source(path, keeps=fits, **order).next_groups(1)
+        source(path, filter=Fits(), **order).next_groups(1)
     path.write_text('{"prompt": "13"}\njunk')
     with pytest.raises(
         DataError, match=r"no prompt is left; 1 rows cannot be read \(--on-bad-data fail shows the first\)"
     ):
-        source(path, keeps=fits, skips_bad=True, **order).next_groups(1)
+        source(path, filter=Fits(), skips_bad=True, **order).next_groups(1)
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
@@ -191,13 +204,14 @@ def test_a_prompt_that_cannot_be_counted_is_named(tmp_path, order):
     path = tmp_path / "odd.jsonl"
     path.write_text('{"prompt": "a"}\n{"prompt": "odd"}\n')
 
-    def many(rows: Any) -> list[bool]:
-        if any(prompt == "odd" for prompt, _ in rows):
-            raise DataError("roles must take turns")
-        return [True] * len(rows)
+    class Odd(PromptFilter):
+        def select(self, prompts: Any) -> list[bool]:
+            if any(prompt == "odd" for prompt, _ in prompts):
+                raise DataError("roles must take turns")
+            return [True] * len(prompts)
 
     with pytest.raises(DataError, match=r"odd\.jsonl, line 2: roles must take turns"):
-        source(path, keeps=fits, keeps_many=many, **order).next_groups(2)
+        source(path, filter=Odd(), **order).next_groups(2)
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
@@ -239,7 +253,7 @@ def test_weights_become_whole_shares_spread_evenly():
 def test_a_mix_gives_each_source_its_share_and_continues_where_it_stood(tmp_path, messy, order):
     few = tmp_path / "few.jsonl"
     few.write_text("".join(f'{{"prompt": "f{n}"}}\n' for n in range(11)))
-    request = {"prompt_mix": ((messy, 0.75), (few, 0.25)), "skips_bad": True, "keeps": fits, **order}
+    request = {"prompt_mix": ((messy, 0.75), (few, 0.25)), "skips_bad": True, "filter": Fits(), **order}
     prompts = source(messy, **request)
     found = drawn(prompts, 88)
     assert all(sum(prompt.startswith("f") for prompt in found[start : start + 4]) == 1 for start in range(0, 88, 4))

@@ -11,12 +11,15 @@ SOURCE = """
 import itertools
 from dataclasses import replace
 from slime_core import Component, hookimpl
-from slime_core.prompts.held import Held
 
 class PromptFiles(NumberedPrompts):
     def __init__(self, options, run):
         request = requested(run)
         super().__init__(Held(request), request)
+
+    @classmethod
+    def screen(cls, options, run, prompts):
+        return [*prompts(requested(run).path, setting="prompt_data")]
 
 @hookimpl
 def slime_register_data_sources():
@@ -25,6 +28,7 @@ def slime_register_data_sources():
 SEEDS = itertools.count()
 """
 STATE = 'return {"next": self._next, "returned": list(self._returned), **self._order_comes_from, **place}'
+SCREEN = 'return [*prompts(requested(run).path, setting="prompt_data")]'
 RESTORED = 'self._next, self._returned = cast(int, state["next"]), list(cast(list[int], state["returned"]))'
 PUT_BACK = "self._returned.extend([_number(group) for group in groups])"
 SOURCES = {
@@ -88,6 +92,24 @@ SOURCES = {
         STATE.replace("list(self._returned)", "set(self._returned)"),
         "it_resumes_the_same_stream",
         "which JSON cannot hold",
+    ),
+    "says nothing of rows that it leaves out": (
+        SCREEN,
+        SCREEN.replace("return ", "") + "\n        return []",
+        "screening_reports_every_row_that_the_run_will_leave_out",
+        "users would not see it",
+    ),
+    "goes on after what ends the run": (
+        SCREEN,
+        f"try:\n            {SCREEN}\n        except Exception:\n            return []",
+        "screening_passes_on_what_ends_the_run",
+        "let it pass",
+    ),
+    "changes what it looks at": (
+        SCREEN,
+        'requested(run).path.write_text(\'{"prompt": "a", "label": "b"}\\n\')\n        ' + SCREEN,
+        "screening_leaves_the_stream_as_it_is",
+        "hands out other prompts",
     ),
     "a state that goes on": (
         STATE,
@@ -155,7 +177,7 @@ TRACKERS = {
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_broken_source_is_caught_by_the_property_that_names_it(name, first_party, broken, violation):
     old, new, prop, words = SOURCES[name]
-    source = broken(first_party("slime_core/prompts/prompts.py", SOURCE), old, new)
+    source = broken(first_party("slime_core/prompts/numbered.py", SOURCE), old, new)
     assert words in violation(DataSourceSuite, source, prop)
 
 

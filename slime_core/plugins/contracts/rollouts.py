@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -19,6 +19,7 @@ __all__ = [
     "GenerateFunction",
     "GroupGenerateFunction",
     "GroupTransform",
+    "PromptFilter",
     "PromptRequest",
     "PromptScreen",
     "RewardModel",
@@ -69,9 +70,39 @@ class GroupGenerateFunction(Protocol):
         ...
 
 
-def _nobody(*said: object) -> None:
-    """Nobody is told."""
-    del said
+class PromptFilter:
+    """Which prompts a run uses; counts the others. This one, for tests and the like, uses all of them.
+
+    A data source checks each row, selects among the prompts that it read, and reports what it leaves out.
+    """
+
+    def check(self, metadata: Mapping[str, JsonValue], where: str) -> None:
+        """Returns if the run can do what a row asks for; a row that is refused is one that cannot be read.
+
+        Arguments:
+            metadata: of the row.
+            where: file and line, for the message.
+
+        Raises:
+            DataError: the row names a component that the run does not have, or sampling that it cannot train on.
+        """
+        del metadata, where
+
+    def select(self, prompts: Sequence[tuple[Prompt, list[JsonValue] | None]]) -> Sequence[bool]:
+        """Which of many prompts, each with its tools, are short enough; on several processes where the run has them.
+
+        Raises:
+            DataError: one of them cannot be turned into tokens.
+        """
+        return [True] * len(prompts)
+
+    def count_left_out(self, reason: str, count: int) -> None:
+        """So many rows more are left out: for ``too_long``, ``bad``, or a reason of the data source."""
+        del reason, count
+
+    def report_bad_row(self, mistake: str) -> None:
+        """What is wrong with a row that is left out because it cannot be read, file and line first."""
+        del mistake
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +114,11 @@ class PromptRequest:
         input_key, label_key, metadata_key, tool_key: fields of a row.
         n_samples_per_prompt: samples of a group.
         shuffle: a new order each epoch, by ``seed``; False: file order.
-        keeps: prompts it says no to are left out; None: all are kept.
-        keeps_many: the same for many prompts at once, each with its tools, on several processes where the run has them;
-            None: ask ``keeps``.
         multimodal_keys: pairs of a kind of input, such as ``image``, and the field of a row that holds it.
         skips_bad: leave rows out that cannot be read; False: they are an error.
         vocab_size: ids that the model has; None: not known.
         formats: name -> how prompt files of the format are read; a file of none of them is read as JSON Lines.
-        tell: called with a reason and a number of rows that were left out for it.
-        explain: called with what is wrong with a row that is left out because it cannot be read, file and line first.
-        checks: called with a row's metadata and where it stands; raises a DataError where the row asks for what the run
-            cannot do. Such a row is one that cannot be read. None: every row is good.
+        filter: which prompts the run uses; see :class:`PromptFilter`.
     """
 
     path: Path
@@ -103,16 +128,12 @@ class PromptRequest:
     n_samples_per_prompt: int = 1
     shuffle: bool = True
     seed: int = 0
-    keeps: Callable[[Prompt], bool] | None = None
     tool_key: str | None = None
-    keeps_many: Callable[[Sequence[tuple[Prompt, list[JsonValue] | None]]], Sequence[bool]] | None = None
     multimodal_keys: tuple[tuple[str, str], ...] = ()
     skips_bad: bool = False
     formats: Mapping[str, PromptFormat] = field(default_factory=dict)
     vocab_size: int | None = None
-    tell: Callable[[str, int], None] = _nobody
-    explain: Callable[[str], None] = _nobody
-    checks: Callable[[Mapping[str, JsonValue], str], None] | None = None
+    filter: PromptFilter = field(default_factory=PromptFilter)
 
 
 class DataSource(Protocol):

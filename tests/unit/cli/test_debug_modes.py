@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.cli.main import main
-from slime_core.prompts.recorded import Recorded, write_rollout
+from slime_core.rollout.rollout_files import Recorded, write_rollout
 from slime_core.types import Sample, Status
 
 TRAINED = Sample(

@@ -12,10 +12,9 @@ import pytest
 from slime_core import PromptRequest, RunView
 from slime_core.builtin.prompts import PromptFiles
 from slime_core.errors import DataError
-from slime_core.prompts.bad_rows import BadRows
-from slime_core.prompts.named import refuse_unknown
-from slime_core.prompts.requests import LeftOut
-from slime_core.prompts.row_checks import row_check
+from slime_core.prompts.left_out import BadRows, LeftOut
+from slime_core.prompts.requests import RunFilter
+from slime_core.prompts.row_checks import RowChecks, refuse_unknown
 
 
 def test_a_few_are_said_and_the_file_holds_the_first_thousand_once(tmp_path: Path) -> None:
@@ -46,7 +45,7 @@ def test_every_row_that_is_skipped_is_explained_once_with_file_and_line(tmp_path
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a"}\njunk\n\n{"prompt": ""}\n{"prompt": "b"}\n')
     left_out = LeftOut(tmp_path / "bad-rows.log")
-    request = PromptRequest(path, label_key=None, skips_bad=True, tell=left_out.tell, explain=left_out.explain)
+    request = PromptRequest(path, label_key=None, skips_bad=True, filter=RunFilter(left_out))
     found = [group[0].prompt for group in PromptFiles(None, RunView(prompts=request)).next_groups(6)]
     assert sorted(found) == ["a", "a", "a", "b", "b", "b"]
     assert sorted((tmp_path / "bad-rows.log").read_text().splitlines()) == [
@@ -87,8 +86,8 @@ def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
     rows = [*[good] * 60, {"prompt": "b", "metadata": metadata}]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     left_out = LeftOut(tmp_path / "bad-rows.log")
-    checks = row_check(OFFERED, {"temperature": 1.0}, mistakes)
-    request = PromptRequest(path, label_key=None, tell=left_out.tell, explain=left_out.explain, checks=checks)
+    checks = RowChecks(OFFERED, {"temperature": 1.0}, mistakes)
+    request = PromptRequest(path, label_key=None, filter=RunFilter(left_out, checks))
     with pytest.raises(DataError, match=f"^{re.escape(f'{path}, line 61: {told}')}"):
         PromptFiles(None, RunView(prompts=request)).next_groups(61)
     skipping = PromptFiles(None, RunView(prompts=replace(request, skips_bad=True))).next_groups(61)

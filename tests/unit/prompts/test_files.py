@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slime_core import PromptRequest, RunView
+from slime_core import PromptFilter, PromptRequest, RunView
 from slime_core.builtin.prompts import PromptFiles
 from slime_core.config.prompt_paths import PromptPath
 from slime_core.errors import DataError
@@ -25,20 +25,17 @@ def source(path: Path, **request: Any) -> PromptFiles:
     return PromptFiles(None, RunView(prompts=PromptRequest(path, **{"label_key": None, **request})))
 
 
-def fits(prompt: Any) -> bool:
-    return not str(prompt).endswith("13")
-
-
 def test_many_prompts_are_asked_about_at_once_with_their_tools(tmp_path):
     path = tmp_path / "tools.jsonl"
     path.write_text('{"prompt": "a", "tools": [{"name": "t"}]}\n{"prompt": "b", "tools": "[{}]"}\n{"prompt": "c"}\n')
     asked: list[Any] = []
 
-    def many(rows: Any) -> list[bool]:
-        asked.extend(rows)
-        return [prompt != "b" for prompt, _ in rows]
+    class Selecting(PromptFilter):
+        def select(self, prompts: Any) -> list[bool]:
+            asked.extend(prompts)
+            return [prompt != "b" for prompt, _ in prompts]
 
-    prompts = source(path, shuffle=False, tool_key="tools", keeps=fits, keeps_many=many)
+    prompts = source(path, shuffle=False, tool_key="tools", filter=Selecting())
     assert asked == [("a", [{"name": "t"}]), ("b", [{}]), ("c", None)]
     (first,), (second,) = prompts.next_groups(2)
     assert (first.metadata, second.metadata) == ({"tools": [{"name": "t"}]}, {})

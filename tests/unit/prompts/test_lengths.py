@@ -12,8 +12,8 @@ import pytest
 
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.errors import DataError, RunError
+from slime_core.prompts.left_out import LeftOut
 from slime_core.prompts.lengths import CHUNK, Counting, PromptLengths, ShortEnough
-from slime_core.prompts.requests import LeftOut
 
 COUNTING = Counting(folder=str(ARITHMETIC / "model"), apply_chat_template=False)
 
@@ -57,19 +57,22 @@ def test_a_process_ends_with_its_input():
 
 
 def test_prompts_are_short_enough_up_to_the_bound():
-    short = ShortEnough(2, count=lambda prompt, tools: len(prompt) + len(tools or ()))
-    assert (short("ab"), short("abc")) == (True, False)
-    assert short.many([("ab", None), ("ab", [{}]), ("a", [{}])]) == [True, False, True]
+    class Letters:
+        def encode(self, prompt, *, tools):
+            return [0] * (len(prompt) + len(tools or ()))
+
+    short = ShortEnough(2, Letters())
+    assert short.select([("ab", None), ("abc", None), ("ab", [{}]), ("a", [{}])]) == [True, False, False, True]
 
 
 def test_what_is_left_out_is_counted_and_said_when_it_has_doubled():
     left_out = LeftOut()
-    left_out.tell("too_long", 3)
+    left_out.count_left_out("too_long", 3)
     assert left_out.news() == ["3 prompts are longer than --rollout-max-prompt-len and are left out"]
-    left_out.tell("too_long", 3)
+    left_out.count_left_out("too_long", 3)
     assert left_out.news() == []
-    left_out.tell("too_long", 1)
-    left_out.tell("bad", 1)
+    left_out.count_left_out("too_long", 1)
+    left_out.count_left_out("bad", 1)
     assert left_out.news() == [
         "1 rows of the prompt files, or groups of --buffer-data, cannot be read and are left out (--on-bad-data skip)",
         "7 prompts are longer than --rollout-max-prompt-len and are left out",

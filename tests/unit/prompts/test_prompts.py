@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core import PromptRequest, RunView, Sample
+from slime_core import PromptFilter, PromptRequest, RunView, Sample
 from slime_core.builtin.prompts import PromptFiles
 from slime_core.errors import CheckpointError, DataError, RunError
 
@@ -16,6 +16,11 @@ def file(tmp_path: Path) -> Path:
     rows = [{"prompt": f"p{number}", "label": str(number), "metadata": {"n": number}} for number in range(7)]
     path.write_text("\n".join(map(json.dumps, rows)))
     return path
+
+
+class WithoutP3(PromptFilter):
+    def select(self, prompts):
+        return [prompt != "p3" for prompt, _ in prompts]
 
 
 def source(file: Path, **request) -> PromptFiles:
@@ -127,7 +132,7 @@ def test_a_state_does_not_change_after_it_was_taken(file):
         ({"seed": 2}, "seed was 1, is 2"),
         ({"shuffle": False}, "shuffle was True, is False"),
         ({"n_samples_per_prompt": 4}, "n_samples_per_prompt was 1, is 4"),
-        ({"keeps": lambda prompt: prompt != "p3"}, "prompts was 7, is 6; digest was "),
+        ({"filter": WithoutP3()}, "prompts was 7, is 6; digest was "),
         ({"label_key": None}, "digest was "),
     ],
 )

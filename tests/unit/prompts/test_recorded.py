@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from slime_core.errors import DataError, RunError
-from slime_core.prompts.recorded import Recorded, RolloutFiles, read_rollout, write_rollout
-from slime_core.prompts.screen_rollouts import screen_rollouts
+from slime_core.rollout.rollout_files import Recorded, RolloutFiles, read_rollout, screen_rollouts, write_rollout
 from slime_core.types import Sample, Status
 
 

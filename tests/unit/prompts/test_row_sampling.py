@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slime_core.errors import DataError
+from slime_core.prompts.row_checks import RowChecks
 from slime_core.prompts.row_sampling import own_sampling
 from slime_core.prompts.screen import Reading, screen
 
@@ -79,6 +81,6 @@ def test_prompt_files_are_looked_through_before_anything_starts(tmp_path: Path) 
     path, reading = tmp_path / "x.jsonl", Reading(input_key="prompt", label_key=None, metadata_key="metadata")
     rows = [{"prompt": "1"}, {"prompt": "2", "metadata": {"sampling_params": {"temperature": 0.5}}}]
     path.write_text("\n".join(map(json.dumps, rows)))
-    screen(path, reading, room=None, setting="eval_prompt_data x")
+    screen(path, replace(reading, filter=RowChecks()), room=None, setting="eval_prompt_data x")
     with pytest.raises(DataError, match=r"x\.jsonl, line 2: metadata sampling_params: temperature = 0\.5 cannot be"):
-        screen(path, reading, room=None, setting="prompt_data", drawn=DRAWN)
+        screen(path, replace(reading, filter=RowChecks(drawn=DRAWN)), room=None, setting="prompt_data")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from slime_core.config.embedded import ARITHMETIC
 from slime_core.errors import DataError
 from slime_core.prompts import screen as room_of_screen
 from slime_core.prompts.chat import PromptEncoder
+from slime_core.prompts.row_checks import RowChecks
 from slime_core.prompts.rows import Reading
 from slime_core.prompts.screen import Room, screen
 
@@ -174,7 +176,7 @@ OFFERED = {
 def name(folder: Path, *rows: dict[str, Any], offered: Any = OFFERED) -> None:
     path = folder / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": "1" * 4, "metadata": row}) + "\n" for row in rows))
-    screen(path, READING, room=room(), setting="prompt_data", offered=offered)
+    screen(path, replace(READING, filter=RowChecks(offered)), room=room(), setting="prompt_data")
 
 
 def test_rows_may_name_what_the_plugins_of_the_run_offer(tmp_path: Path) -> None:
@@ -210,7 +212,9 @@ def test_a_name_that_no_plugin_offers_is_refused_with_file_and_line(tmp_path: Pa
 def test_rows_with_names_that_no_plugin_offers_may_be_left_out(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "1"}\n{"prompt": "2", "metadata": {"rm_type": "lenght"}}\n')
-    (said,) = screen(path, READING, room=None, setting="prompt_data", offered=OFFERED, skips_bad=True)
+    (said,) = screen(
+        path, replace(READING, filter=RowChecks(OFFERED)), room=None, setting="prompt_data", skips_bad=True
+    )
     assert said.startswith(f"{path}, line 2: metadata rm_type = 'lenght' names no reward model")
 
 
@@ -218,4 +222,4 @@ def test_rows_with_a_generate_function_of_their_own_have_no_limit_of_length(tmp_
     path = tmp_path / "prompts.jsonl"
     row = {"prompt": "1" * 50, "metadata": {"generate_function": "single_turn"}}
     path.write_text(json.dumps(row) + "\n")
-    screen(path, READING, room=room(), setting="prompt_data", offered=OFFERED)
+    screen(path, replace(READING, filter=RowChecks(OFFERED)), room=room(), setting="prompt_data")

@@ -19,8 +19,7 @@ from slime_compat.forms import rollout_forms
 from slime_compat.options import PathOptions
 from slime_core import DataSource, PromptRequest, RunView
 from slime_core.errors import PluginError
-from slime_core.prompts.held import Held
-from slime_core.prompts.prompts import NumberedPrompts, requested
+from slime_core.prompts.numbered import Held, NumberedPrompts, requested
 from slime_core.types import PromptGroup, Sample
 
 __all__ = ["BufferedDataSource", "BufferedSource", "PathSource", "SourceView"]

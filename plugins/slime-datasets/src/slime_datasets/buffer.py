@@ -9,7 +9,7 @@ from typing import Any
 
 from slime_core import PromptScreen, RunView
 from slime_core.errors import CheckpointError
-from slime_core.prompts.prompts import requested
+from slime_core.prompts.numbered import requested
 from slime_core.types import PromptGroup, Sample
 from slime_datasets.arrivals import Arrivals, screen_arrivals
 from slime_datasets.options import DatasetsOptions

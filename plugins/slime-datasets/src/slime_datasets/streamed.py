@@ -13,8 +13,8 @@ from typing import Any
 
 from slime_core import PromptRequest
 from slime_core.errors import DataError
-from slime_core.prompts.left_out import BAD, EMPTY, TOO_LONG, kept, nothing_left, reading_of, tell
-from slime_core.prompts.rows import PromptRow, no_rows, prompt_of
+from slime_core.prompts.left_out import BAD, EMPTY, TOO_LONG, kept, nothing_left, tell
+from slime_core.prompts.rows import PromptRow, Reading, no_rows, prompt_of
 from slime_core.prompts.tables import open_rows
 from slime_datasets.orders import Feistel, Windows
 
@@ -36,7 +36,7 @@ class Streamed:
     """
 
     def __init__(self, request: PromptRequest, *, window: int | None = None) -> None:
-        self._request, self._reading, self._window = request, reading_of(request), window
+        self._request, self._reading, self._window = request, Reading.of(request), window
         self._rows = open_rows(request.path, request.formats, window=window if request.shuffle else 0)
         self._size = self._rows.total() if request.shuffle and window is None else None
         self._seen = 0

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slime_core import PromptRequest, PromptScreen, RunView
-from slime_core.prompts.held import Held
-from slime_core.prompts.prompts import NumberedPrompts, requested
-from slime_core.prompts.stream import Stream
+from slime_core.prompts.numbered import Held, NumberedPrompts, Stream, requested
 from slime_datasets.mixed import Mixed
 from slime_datasets.options import DatasetsOptions
 from slime_datasets.streamed import Streamed

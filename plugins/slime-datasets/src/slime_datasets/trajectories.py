@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from slime_core import PromptRequest, RawRow, RunView
+from slime_core import PromptFilter, PromptRequest, RawRow, RunView
 from slime_core.errors import DataError
 from slime_core.prompts.cells import fields_of
-from slime_core.prompts.named import GENERATE_FUNCTION
+from slime_core.prompts.row_checks import GENERATE_FUNCTION
 from slime_core.prompts.row_sampling import SAMPLING_PARAMS
 from slime_core.prompts.rows import content_of, is_chat
-from slime_core.types import JsonValue, LogProbs, Mask, PromptGroup, Sample, SpecInfo, Status, TokenIds
+from slime_core.types import LogProbs, Mask, PromptGroup, Sample, SpecInfo, Status, TokenIds
 
 __all__ = ["GIVEN", "Fit", "read_trajectories"]
 
@@ -42,20 +42,19 @@ class Fit:
         size: samples of a group.
         vocab_size: ids that the model has; None: not known.
         reward_key: which of several rewards counts.
-        checks: called with a trajectory's metadata and where it stands; raises a DataError where it names what the run
-            does not have. None: it is not called.
+        filter: checks what a trajectory's metadata name.
     """
 
     size: int = 1
     vocab_size: int | None = None
     reward_key: str | None = None
-    checks: Callable[[Mapping[str, JsonValue], str], None] | None = None
+    filter: PromptFilter = field(default_factory=PromptFilter)
 
     @classmethod
     def of(cls, request: PromptRequest, run: RunView) -> Fit:
         """What those of a run have to fit."""
         size, vocab_size = request.n_samples_per_prompt, request.vocab_size
-        return cls(size=size, vocab_size=vocab_size, reward_key=run.reward_key, checks=request.checks)
+        return cls(size=size, vocab_size=vocab_size, reward_key=run.reward_key, filter=request.filter)
 
 
 def read_trajectories(lines: Sequence[RawRow], fit: Fit) -> PromptGroup:
@@ -87,9 +86,8 @@ def _sample(raw: RawRow, fit: Fit) -> Sample:
         raise DataError(f"{raw.place}: {wrong}")
     # How it was made is over; who rewards it is asked where it has no reward.
     metadata = {key: value for key, value in sample.metadata.items() if key != GENERATE_FUNCTION}
-    if fit.checks is not None:
-        # The response is there already, so it no longer matters how its row asked for it.
-        fit.checks({key: value for key, value in metadata.items() if key != SAMPLING_PARAMS}, raw.place)
+    # The response is there already, so it no longer matters how its row asked for it.
+    fit.filter.check({key: value for key, value in metadata.items() if key != SAMPLING_PARAMS}, raw.place)
     given = {**(sample.train_metadata or {}), GIVEN: [sample.status.value, sample.reward]}
     return replace(
         sample,

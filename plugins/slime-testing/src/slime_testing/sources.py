@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from slime_core import Kind, PromptRequest
+from slime_core import Kind, PromptRequest, PromptScreen, RunView
+from slime_core.errors import DataError
 from slime_core.types import PromptGroup, Status
 from slime_testing.subject import default_run
 from slime_testing.suite import ComponentSuite, given, require
@@ -112,15 +114,69 @@ class DataSourceSuite(ComponentSuite):
                 found += _drain(asked, [n])
         _require_same(found, wanted, "two sources of one request differ, or asking for the state moves the stream.")
 
+    def test_screening_reports_every_row_that_the_run_will_leave_out(self) -> None:
+        if (screen := self._screen()) is None:
+            return
+        seen: list[str] = []
+
+        def one_bad_row(path: Path, *, setting: str, share: float = 1.0) -> list[str]:
+            require(0 < share <= 1, f"share = {share}; accepted is a part of what is looked at otherwise")
+            seen.append(f"{path}, line 2: found by the core in {setting}")
+            return seen[-1:]
+
+        with self._run() as run:
+            found = screen(run, one_bad_row)
+        said = list(found) if isinstance(found, list | tuple) else [None]
+        require(all(isinstance(one, str) for one in said), f"screen() returned {found!r:.100}; messages are wanted")
+        lost = [mistake for mistake in seen if said.count(mistake) != seen.count(mistake)]
+        require(not lost, f"prompts() found {lost[:1]}, and screen() returned {said[:3]}: users would not see it.")
+
+    def test_screening_passes_on_what_ends_the_run(self) -> None:
+        if (screen := self._screen()) is None:
+            return
+        asked: list[str] = []
+
+        def refuses(path: Path, *, setting: str, share: float = 1.0) -> list[str]:
+            del share
+            asked.append(setting)
+            raise DataError(f"{path}, line 1: a prompt that is too long")
+
+        with self._run() as run:
+            try:
+                found: object = screen(run, refuses)
+            except DataError as error:
+                found = error
+        passed = isinstance(found, DataError) or not asked
+        require(passed, f"prompts() raised a DataError, and screen() returned {found!r:.100}; let it pass.")
+
+    def test_screening_leaves_the_stream_as_it_is(self) -> None:
+        if (screen := self._screen()) is None:
+            return
+        with self._run() as run, self._source() as source:
+            wanted = _drain(source, [3, 9])
+            screen(run, lambda path, *, setting, share=1.0: [])
+            found = _drain(self.make(run), [3, 9])
+        _require_same(found, wanted, "after screen(), a new source of the same request hands out other prompts.")
+
+    def _screen(self) -> Callable[[RunView, PromptScreen], object] | None:
+        """What looks through the files before a run (``ScreenedDataSource``, optional); None: there is none."""
+        subject = self.subject()
+        own = getattr(subject.target, "screen", None)
+        return None if own is None else partial(own, subject.options)
+
     @contextmanager
     def _source(self, of_a_prompt: int = 2) -> Iterator[Any]:
+        with self._run(of_a_prompt) as run:
+            yield self.make(run)
+
+    @contextmanager
+    def _run(self, of_a_prompt: int = 2) -> Iterator[RunView]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "prompts.jsonl")
             path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
             # The same name in every source: a source may hold its place against the file that it was given.
             request = PromptRequest(path, n_samples_per_prompt=of_a_prompt, seed=5)
-            run = replace(default_run(self.subject()), seed=5, n_samples_per_prompt=of_a_prompt, prompts=request)
-            yield self.make(run)
+            yield replace(default_run(self.subject()), seed=5, n_samples_per_prompt=of_a_prompt, prompts=request)
 
 
 def _drain(source: Any, sizes: Sequence[int]) -> list[Any]:

@@ -74,7 +74,7 @@ def test_both_halves_are_not_saved_to_one_file(tmp_path) -> None:
 
 
 def test_only_what_slime_saved_is_replaced(tmp_path) -> None:
-    from slime_core.prompts.recorded import Recorded, write_rollout
+    from slime_core.rollout.rollout_files import Recorded, write_rollout
 
     line = f"--save-debug-rollout-data {tmp_path}/r-{{rollout_id}}.jsonl"
     write_rollout(tmp_path / "r-0.jsonl", Recorded(0, 1.0, []))
