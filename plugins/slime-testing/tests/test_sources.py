@@ -66,25 +66,25 @@ SOURCES = {
     "groups of one": (
         "for i in range(size)",
         "for i in range(1)",
-        "groups_are_of_the_size_that_was_asked_for",
+        "groups_have_the_requested_size",
         "samples were asked for",
     ),
     "too few groups": (
         "return [self._group(number) for number in [*again, *fresh]]",
         "return [self._group(number) for number in [*again, *fresh]][:2]",
-        "groups_are_of_the_size_that_was_asked_for",
+        "groups_have_the_requested_size",
         "next_groups(3) returned 2 groups",
     ),
     "one index for a group": (
         "index=number * size + i",
         "index=number",
-        "samples_are_pending_and_told_apart_by_their_numbers",
+        "samples_are_pending_and_distinguished_by_their_numbers",
         "two samples share an index",
     ),
     "group numbers of an epoch": (
         "group_index=number",
         "group_index=number % 7",
-        "samples_are_pending_and_told_apart_by_their_numbers",
+        "samples_are_pending_and_distinguished_by_their_numbers",
         "two groups share a group_index",
     ),
     "a state that JSON cannot hold": (
