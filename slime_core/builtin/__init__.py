@@ -3,7 +3,7 @@
     plugin      the hooks
     advantages, losses         what is made of rewards and log-probabilities
     prompts     the data source of prompt files
-    single_turn, from_label    generate functions: one response, and the label as the response
+    responses   generate functions: one response, and the label as the response
     rewards     equal to the label, a coin, nothing
     arithmetic  the embedded model, its task and its prompts
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from slime_core import LossOutput, LossTerms, RunView
-from slime_core.ops.policy import clipped_surrogate
+from slime_core.ops.losses import clipped_surrogate
 
 __all__ = ["Clipped", "NegativeLogLikelihood"]
 
 
 class Clipped:
-    """The clipped surrogate of PPO with token-level ratios; see :func:`slime_core.ops.policy.clipped_surrogate`.
+    """The clipped surrogate of PPO with token-level ratios; see :func:`slime_core.ops.losses.clipped_surrogate`.
 
     Metrics a token: ``ratio``, ``clip_fraction``, ``dual_clip_fraction``, and ``ppo_kl``, the k1 estimate of how far
     the actor has moved from the one before this rollout's first step.

@@ -69,13 +69,13 @@ def slime_register_policy_losses() -> Iterator[Component]:
 def slime_register_generate_functions() -> Iterator[Component]:
     yield Component(
         "single_turn",
-        target="slime_core.builtin.single_turn:SingleTurn",
+        target="slime_core.builtin.responses:SingleTurn",
         traits=GenerateTraits(scope="group", sends_prompts_whole=True, resumes=True),
         summary="One response to each prompt",
     )
     yield Component(
         "from_label",
-        target="slime_core.builtin.from_label:FromLabel",
+        target="slime_core.builtin.responses:FromLabel",
         traits=GenerateTraits(scope="group", sends_prompts_whole=True, samples_from_engine=False),
         summary="The label of each prompt as its response, for supervised fine-tuning; engines answer evaluations",
     )

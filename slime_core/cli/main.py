@@ -261,8 +261,8 @@ def _options_in_spite_of_all(peek: Peek, topic: Sequence[str]) -> dict[str, type
     """The options classes of the plugins that load, that of ``topic`` among them; what is wrong with the others is
     printed."""
     from slime_core.plugins.activation import activate
+    from slime_core.plugins.claims import Withheld
     from slime_core.plugins.discovery import installed, resolve
-    from slime_core.plugins.requirements import Withheld
 
     options: dict[str, type[BaseModel]] = {}
     asked = [plugin.name for plugin in installed() if plugin.name in topic]

@@ -2,8 +2,8 @@
 
     accelerator.py   which device this process computes on
     cuda.py          what ``torch.cuda`` means to them
-    gloo.py          collectives over parts of unequal size
-    megatron.py      ``install()``: an import hook for Megatron-core and mbridge, in the process that trains
+    megatron.py      ``install()``: an import hook for Megatron-core and mbridge, in the process that trains;
+                     collectives over parts of unequal size
     sglang.py        environment and arguments of an inference server that runs on a CPU
     serve.py         such a server, started by hand for runs to find
     stand_ins/       packages that only such a server sees, through its PYTHONPATH

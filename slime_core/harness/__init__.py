@@ -1,34 +1,32 @@
 """PUBLIC. What test kits stand on: slime-testing, and anybody's own tests.
 
     plugins        activate a plugin as a run does: its components, options and hooks; again in another process
-    runs           what a component is made with, without a run
-    lifecycle      what lifecycle hooks are handed, without a run
     fake_engine    an inference server without a model, with the endpoints, refusals and pauses of SGLang
     fake_server    the HTTP server that it is made of, with faults on demand
     engines        a real SGLang server, and the client by which a run asks engines, fake or real
-    megatron       Megatron in the process of a test
-    micro_batches  a small shard and its micro-batches, as hooks on learner ranks are handed them
+    megatron       Megatron in the process of a test; a small shard and its micro-batches, as hooks on ranks get them
     learner        one optimizer step on given samples, on real learner ranks
 
-The names below are imported from here; ``engines``, ``fake_engine``, ``fake_server``, ``megatron``, ``micro_batches``
-and ``learner`` by their modules, because they load aiohttp, numpy or torch. Tests hold the fake engine to the real one.
+The names below are imported from here; ``engines``, ``fake_engine``, ``fake_server``, ``megatron`` and ``learner`` by
+their modules, because they load aiohttp, numpy or torch. Tests hold the fake engine to the real one.
 
 Besides, of the core: ``installed`` and ``find_plugin`` (installed plugins, and what ``--plugin NAME`` means),
 ``check_bounds`` and ``bound_mistakes`` (versions that a plugin accepts), ``editable_source``, ``boundary`` (a plugin's
 failure as a PluginError that names it), ``LIFECYCLE_HOOKS`` with ``STATE`` and ``RESTORE``, ``LifecycleHooks``.
 """
 
-from slime_core.harness.lifecycle import learner_info, run_info
 from slime_core.harness.plugins import (
     ActivePlugin,
     activate,
     check_hooks,
     core_sections,
+    default_run_view,
     hook_parameters,
     import_plugin,
+    learner_info,
     only_core_installed,
+    run_info,
 )
-from slime_core.harness.runs import default_run_view
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.bounds import bound_mistakes, check_bounds
 from slime_core.plugins.content_hash import editable_source

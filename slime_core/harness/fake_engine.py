@@ -77,7 +77,8 @@ class FakeEngine(FakeServer):
         self.info: dict[str, Any] = {}
         self.meta: dict[str, Any] = {}
         self.bodies: list[dict[str, Any]] = []
-        self._vocab_size, self._context_length = vocab_size, context_length
+        self._vocab_size = vocab_size
+        self._context_length = context_length
         self._in_flight = 0
         self._keeps_running = False
         self._version = version
@@ -211,7 +212,8 @@ class FakeEngine(FakeServer):
             return _refusal("a weight-update session is already open")
         if "weights" in self.released:
             return _refusal(NO_MEMORY)
-        self._updating, self.loaded = True, []
+        self._updating = True
+        self.loaded = []
         return _success()
 
     async def _end(self, _: dict[str, Any]) -> Answer:

@@ -1,9 +1,11 @@
-"""A plugin under test, activated as in a run that names it and nothing else.
+"""A plugin under test, activated as in a run that names it alone; and what its components and hooks are given.
 
     activate       the plugin together with ``core``; a PluginError where a run would refuse it
     ActivePlugin   what it offers, its options, its hooks; its JSON activates the same code in another process
     import_plugin, check_hooks    the first two steps of ``activate`` alone, for kits that report on each step
     only_core_installed           a block in which no installed plugin but ``core`` is found
+    default_run_view              the run of a component under test: the built-in model, every setting at its default
+    run_info, learner_info        what lifecycle hooks are given, without a run
 
 Everything here raises what a run would raise, with the same messages.
 """
@@ -14,18 +16,21 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from pydantic import BaseModel
 
+from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import RunConfig
+from slime_core.config.settings import core_values
 from slime_core.errors import PluginError
-from slime_core.harness.runs import default_run_view
 from slime_core.plugins import discovery, hooks
 from slime_core.plugins.claims import broken_claims, unclaimed
 from slime_core.plugins.component import Component, Kind
-from slime_core.plugins.construction import construct, refusals
-from slime_core.plugins.contracts import Place, RunView
+from slime_core.plugins.construction import construct, refusals, run_view
+from slime_core.plugins.contracts import LearnerInfo, Optimizer, Place, RunInfo, RunView
 from slime_core.plugins.declared import Declared
 from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, resolve
 from slime_core.plugins.hooks import LIFECYCLE_HOOKS
@@ -35,15 +40,53 @@ from slime_core.plugins.manifest import Manifest, attach, record, source_of
 from slime_core.plugins.registry import Registry, register
 from slime_core.plugins.validation import check_hooks as check_hooks_of
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = [
     "ActivePlugin",
     "activate",
     "check_hooks",
     "core_sections",
+    "default_run_view",
     "hook_parameters",
     "import_plugin",
+    "learner_info",
     "only_core_installed",
+    "run_info",
 ]
+
+
+def default_run_view(options: Mapping[str, BaseModel] | None = None) -> RunView:
+    """What a component is made with in a run of the built-in model with every setting at its default.
+
+    Arguments:
+        options: plugin name -> its options object, for ``settings``.
+    """
+    return run_view(RunConfig(), options, model_folder=ARITHMETIC / "model")
+
+
+def run_info(folder: Path, *, step: int = 0, num_rollout: int = 2) -> RunInfo:
+    """What ``slime_run_start`` and ``slime_run_end`` get.
+
+    Arguments:
+        folder: of the run; has to exist.
+        step: training steps done when it started.
+        num_rollout: training steps that it will have done at its end.
+    """
+    return RunInfo(folder, core_values(RunConfig()), step=step, num_rollout=num_rollout)
+
+
+def learner_info(
+    rank: int, world_size: int, *, model: Sequence[torch.nn.Module] = (), optimizer: Optimizer | None = None
+) -> LearnerInfo:
+    """What the hooks of learner rank ``rank`` of ``world_size`` get.
+
+    Arguments:
+        model: the chunks of the model on this rank; empty: it is not built yet.
+        optimizer: None: it is not built yet.
+    """
+    return LearnerInfo(rank, world_size, core_values(RunConfig()), model=tuple(model), optimizer=optimizer)
 
 
 @dataclass(frozen=True, slots=True)

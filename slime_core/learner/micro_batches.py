@@ -27,11 +27,10 @@ import numpy as np
 import torch
 
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.modeling.shares import zigzag
+from slime_core.modeling.rows import zigzag
 from slime_core.opaque import Opaque, part
-from slime_core.ops.kept import KeptTokens
-from slime_core.ops.packing import pack, row_budget
-from slime_core.ops.prompts import same_prompts
+from slime_core.ops.log_probs import KeptTokens
+from slime_core.ops.packing import pack, row_budget, same_prompts
 from slime_core.types import StepPlan, TrainBatch
 
 __all__ = ["MicroBatch", "RowInputs", "SharedPrompts", "idle_micro_batch", "make_micro_batches"]

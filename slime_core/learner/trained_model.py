@@ -35,7 +35,7 @@ from slime_core.plugins.boundary import boundary
 from slime_core.types import TrainBatch
 
 if TYPE_CHECKING:
-    from slime_core.modeling.router import KeepingRouter
+    from slime_core.modeling.layers import KeepingRouter
 
 __all__ = [
     "ACTOR",
@@ -435,7 +435,7 @@ class RoutingReplay:
 def _routers(chunks: Sequence[torch.nn.Module]) -> list[KeepingRouter]:
     from megatron.core.transformer.moe.router import Router
 
-    from slime_core.modeling.router import KeepingRouter
+    from slime_core.modeling.layers import KeepingRouter
 
     routers = [part for chunk in chunks for part in chunk.modules() if isinstance(part, Router)]
     keeping = [router for router in routers if isinstance(router, KeepingRouter)]

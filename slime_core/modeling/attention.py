@@ -17,7 +17,7 @@ its length (:211). So the layer looks the entries up by position and hands them 
 itself cuts to what a context-parallel rank holds. Multi-latent attention asks for its own table and keeps Megatron's
 path.
 
-Under context parallelism a rank holds two stretches of the row (:mod:`slime_core.modeling.shares`). Most of its
+Under context parallelism a rank holds two stretches of the row (:mod:`slime_core.modeling.rows`). Most of its
 tokens belong to sequences that start there, and are computed as above. Only the sequences that enter a stretch from
 before need keys and values of other ranks; those are gathered, and their gradients go back by a reduce-scatter. The
 sums of softmax are never split, so that the result is that of one rank up to the order of additions.
@@ -45,8 +45,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch.nn.functional import scaled_dot_product_attention
 
 from slime_core.errors import ConfigError
-from slime_core.modeling.rows import Packing
-from slime_core.modeling.shares import Share
+from slime_core.modeling.rows import Packing, Share
 
 __all__ = ["PackedAttention", "PackedRow", "PackedSelfAttention"]
 

@@ -11,8 +11,13 @@ terms of ``H`` are at least 0, so nothing cancels, and ``m`` is never added to `
 away. A rank that holds part of the vocabulary has its own ``m``, ``S`` and ``E``; all ranks exchange them once, for all
 rows, and add them up in the same order.
 
-Where a token was sampled from a part of the vocabulary only (:mod:`slime_core.ops.kept`), ``m`` and ``S`` of its log p
-are those of the logits in its set; ``H`` stays that of the whole vocabulary.
+Truncated sampling (top-p, top-k) samples a token from a set ``K`` of the vocabulary:
+
+    log q_t = z_t - log sum_{v in K} exp(z_v)          d log q_t / d z_v = [v = t] - [v in K] q_v
+
+A :class:`KeptTokens` mask records the sets. Later log-probabilities of the tokens use the same sets, so old and new
+distributions have the same support and their ratio is an importance ratio (DeepSeek-V3.2, 2512.02556, section 3.1,
+"keep sampling mask"). ``H`` stays that of the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -25,9 +30,40 @@ import torch
 import torch.distributed as dist
 
 from slime_core.errors import RunError
-from slime_core.ops.kept import KeptTokens
 
-__all__ = ["log_probs_and_entropy"]
+__all__ = [
+    "KeptTokens",
+    "log_probs_and_entropy",
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptTokens:
+    """The sets of u places, one after the other.
+
+    Example, of three tokens, the first sampled from 7 and 2, the second from all, the third from 5 alone: ``ids_S = [7,
+    2, 5]``, ``counts_U = [2, 0, 1]``.
+
+    Arguments:
+        ids_S: int64 [s], numbers in the whole vocabulary; no set holds one twice.
+        counts_U: int64 [u], size of each set; 0: the whole vocabulary.
+    """
+
+    ids_S: torch.Tensor
+    counts_U: torch.Tensor
+
+    @property
+    def cut_U(self) -> torch.Tensor:
+        """Bool [u]: places where something is left out."""
+        return self.counts_U > 0
+
+    def entries(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The ids of the sets at ``places``, int64 [n], set after set, and at which of ``places`` each of them is."""
+        counts = self.counts_U[places]
+        firsts = self.counts_U.cumsum(0)[places] - counts
+        of_n = torch.repeat_interleave(torch.arange(len(places), device=places.device), counts)
+        ordinals_n = torch.arange(len(of_n), device=places.device) - (counts.cumsum(0) - counts)[of_n]
+        return self.ids_S[firsts[of_n] + ordinals_n], of_n
 
 
 def log_probs_and_entropy(

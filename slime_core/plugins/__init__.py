@@ -8,8 +8,8 @@ What a plugin declares and implements:
 
 From metadata to a registry:
 
-    declared, discovery, requirements, bounds    installed metadata, read without importing a plugin
-    claims, distributions    which plugin has what a run names; which of ours to install
+    declared, discovery, bounds    installed metadata, read without importing a plugin
+    claims      the plugins that a run needs without naming them; which plugin has what a run names
     activation  which plugins a run needs, loaded together
     boundary    turns a plugin's failure into our error, with the plugin's name in it
     loading     imports a plugin, a target, or a function that an option names by path

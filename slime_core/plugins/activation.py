@@ -12,14 +12,21 @@ from slime_core.config.choices import Choice, NamedCode
 from slime_core.config.load import Derive
 from slime_core.errors import PluginError
 from slime_core.plugins.bounds import check_bounds
-from slime_core.plugins.claims import claimed_by, flag_needs, inactive_flags
+from slime_core.plugins.claims import (
+    Need,
+    Withheld,
+    architecture_source,
+    claimed_by,
+    flag_needs,
+    inactive_flags,
+    with_required,
+)
 from slime_core.plugins.component import Kind
 from slime_core.plugins.declared import scan
 from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source, resolve
 from slime_core.plugins.loading import FunctionSource, find_function
 from slime_core.plugins.manifest import Manifest, record
 from slime_core.plugins.registry import Registry, register
-from slime_core.plugins.requirements import Need, Withheld, architecture_source, with_required
 
 __all__ = [
     "ActivePlugins",

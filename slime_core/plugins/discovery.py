@@ -26,9 +26,9 @@ from slime_core.plugins.declared import (
     Declaration,
     Declared,
     canonical,
+    distribution_of,
     scan,
 )
-from slime_core.plugins.distributions import distribution_of
 
 __all__ = [
     "ARCHITECTURE_GROUP",

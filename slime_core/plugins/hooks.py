@@ -22,11 +22,9 @@ import pluggy
 
 from slime_core.config.options import DerivedSetting
 from slime_core.plugins.component import Component, Kind
-from slime_core.plugins.contracts.learning import LossParts, MicroBatch
-from slime_core.plugins.contracts.lifecycle import EvalSamples, LearnerInfo, Place, RunInfo, SamplerInfo, TrainStep
-from slime_core.plugins.contracts.models import ModelSpec
+from slime_core.plugins.contracts.learning import LossParts, MicroBatch, ModelSpec
 from slime_core.plugins.contracts.rollouts import DataSource, TrainSamples
-from slime_core.plugins.contracts.run import RunPlan
+from slime_core.plugins.contracts.run import EvalSamples, LearnerInfo, Place, RunInfo, RunPlan, SamplerInfo, TrainStep
 from slime_core.types import JsonValue, PromptGroup, Sample, TrainBatch
 
 if TYPE_CHECKING:

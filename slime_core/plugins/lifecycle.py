@@ -71,7 +71,8 @@ class Failures:
     def take(self) -> Failures:
         """Everything recorded so far; nothing of it is left here."""
         taken = Failures(self.counts, self.warnings)
-        self.counts, self.warnings = Counter(), []
+        self.counts = Counter()
+        self.warnings = []
         return taken
 
 
@@ -106,7 +107,8 @@ class LifecycleHooks:
     def __init__(
         self, registry: Registry, *, place: Place, options: Mapping[str, Any], where: str | None = None
     ) -> None:
-        self._place, self._where = place, where or f"the {place}"
+        self._place = place
+        self._where = where or f"the {place}"
         self.failures = Failures()
         self._frozen = {
             hook: tuple(_Called(one, options.get(one.plugin.name)) for one in registry.lifecycle[hook])

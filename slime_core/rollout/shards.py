@@ -25,8 +25,16 @@ from slime_core.config.flops import ForwardFlops, forward_flops
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, RunError
 from slime_core.opaque import Array, Opaque, array_of, column
-from slime_core.ops.packing import balance, pack, pack_by_count, row_budget, split_steps
-from slime_core.ops.prompts import LEAST_SAVED, Prompts, same_prompts
+from slime_core.ops.packing import (
+    LEAST_SAVED,
+    Prompts,
+    balance,
+    pack,
+    pack_by_count,
+    row_budget,
+    same_prompts,
+    split_steps,
+)
 from slime_core.plugins.contracts import GroupedRewards
 from slime_core.rollout.requeue import version_number
 from slime_core.types import Sample, StepPlan, TrainBatch

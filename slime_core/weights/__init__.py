@@ -1,10 +1,8 @@
 """Sends weights from the learner to the engines by name, in buckets, checked before and after.
 
     publisher       one publication from pause to resume
-    specs           name, dtype and shape of every weight, compared with what an engine expects
-    bucket          weights that are sent together, as bytes in the server's format
-    transport       the Protocol of transports, and the broadcast over a process group (update_group)
-    tensor, disk    transports through shared memory and through files
+    specs           name, dtype and shape of every weight, compared with what an engine expects; buckets
+    transports      how buckets reach the engines: a process group (update_group), shared memory, files
     engine_control  control calls to the servers over HTTP
     update_group    the process group of learner rank 0 and all engines
     export          full weights as a Hugging Face folder, for disk and for checkpoints

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 from slime_core.errors import WeightSyncError
-from slime_core.weights.bucket import Bucket
+from slime_core.weights.specs import Bucket
 
 __all__ = ["EngineChecksums", "EngineControl", "PauseMode", "Sending"]
 

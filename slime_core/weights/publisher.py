@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_core.errors import NonFiniteError, WeightSyncError
-from slime_core.weights.bucket import Bucket, plan_buckets, spec_of
 from slime_core.weights.checksums import SentWeights, require_agreement, require_restored, require_spoiled
-from slime_core.weights.disk import DiskTransport
 from slime_core.weights.engine_control import EngineControl, PauseMode
-from slime_core.weights.specs import expected_specs, is_tied, num_kv_heads, require_matching_specs
-from slime_core.weights.tensor import TensorTransport
-from slime_core.weights.transport import DistributedTransport, Transport, TransportName
+from slime_core.weights.specs import (
+    Bucket,
+    expected_specs,
+    is_tied,
+    num_kv_heads,
+    plan_buckets,
+    require_matching_specs,
+    spec_of,
+)
+from slime_core.weights.transports import DiskTransport, DistributedTransport, TensorTransport, Transport, TransportName
 from slime_core.weights.update_group import Backend, join_update_group
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.weights import export
 from slime_core.weights.publisher import Publisher, PublisherSettings
-from slime_core.weights.transport import TransportName
+from slime_core.weights.transports import TransportName
 
 EMBEDDED = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
 WIDTHS = (1, 2)

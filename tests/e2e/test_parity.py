@@ -14,7 +14,7 @@ MISTAKEN = '''
 from dataclasses import replace
 
 from slime_core import Component, GenerateTraits, hookimpl
-from slime_core.builtin.single_turn import SingleTurn
+from slime_core.builtin.responses import SingleTurn
 
 
 @hookimpl

@@ -22,10 +22,10 @@ from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.router import Router, RouterSettings
 from slime_core.rollout.engines.server import free_ports
-from slime_core.weights.bucket import Bucket
 from slime_core.weights.checksums import SentWeights, require_agreement
 from slime_core.weights.engine_control import EngineControl
 from slime_core.weights.publisher import Publisher, PublisherSettings
+from slime_core.weights.specs import Bucket
 from tests.processes import children
 
 PROMPT = [3, 8, 12, 15, 9, 10, 4]

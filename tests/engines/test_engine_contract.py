@@ -18,9 +18,8 @@ from slime_core.generation.trajectory import until_stop
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.weights.bucket import Bucket
 from slime_core.weights.engine_control import EngineControl, call
-from slime_core.weights.specs import WeightSpec
+from slime_core.weights.specs import Bucket, WeightSpec
 
 MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
 BUCKET = Bucket((WeightSpec("model.norm.weight", "float32", (64,)),))

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from slime_core.cpu.gloo import all_gather_parts, reduce_scatter_parts
+from slime_core.cpu.megatron import all_gather_parts, reduce_scatter_parts
 
 SIZES = ((1, 3), (4, 0), (0, 0), (2, 2))
 """Rows of the two ranks, of one collective after another."""

@@ -14,8 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from slime_core.ops.kept import KeptTokens
-from slime_core.ops.log_probs import log_probs_and_entropy
+from slime_core.ops.log_probs import KeptTokens, log_probs_and_entropy
 
 ROWS, TARGETS = torch.tensor([0, 1, 3, 3]), torch.tensor([4, 11, 0, 6])
 SLOPES, BENDS, TEMPERATURE = torch.tensor([1.0, -2.0, 0.5, 3.0]), torch.tensor([0.1, 1.0, -1.0, 0.5]), 0.7

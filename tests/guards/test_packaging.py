@@ -20,9 +20,9 @@ from slime_core.plugins.declared import (
     FLAG_GROUP,
     FORMAT_GROUP,
     KIND_GROUPS,
+    OUR_DISTRIBUTIONS,
     PLUGIN_GROUP,
 )
-from slime_core.plugins.distributions import OUR_DISTRIBUTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = "slime-rl"

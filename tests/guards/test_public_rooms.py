@@ -81,7 +81,7 @@ def test_every_plugin_is_looked_at() -> None:
         ('Component("x", target="slime_core.rollout.buffered:Buffered")', ["slime_core.rollout.buffered"]),
         (":class:`slime_core.plugins.contracts.RunView`", ["slime_core.plugins.contracts.RunView"]),
         ("target='slime_core.builtin.losses:Sft'", ["slime_core.builtin.losses"]),
-        ("from slime_core.ops.kl import k3; slime_core.Sample; slime_core.types.JsonValue; slime_core/rollout", []),
+        ("from slime_core.ops.losses import k3; slime_core.Sample; slime_core.types.JsonValue; slime_core/rollout", []),
     ],
 )
 def test_what_is_private_is_found(text: str, names: list[str]) -> None:

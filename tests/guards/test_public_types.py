@@ -27,7 +27,7 @@ ROOMS = (
     *("slime_core", "slime_core.plugins.contracts", "slime_core.plugins.hooks"),
     *("slime_core.generation", "slime_core.modeling", "slime_core.services", "slime_core.types"),
     *(f"slime_core.prompts.{name}" for name in PROMPTS),
-    *(f"slime_core.harness.{name}" for name in ("engines", "learner", "lifecycle", "megatron", "plugins", "runs")),
+    *(f"slime_core.harness.{name}" for name in ("engines", "learner", "megatron", "plugins")),
 )
 
 FOR_CHECKERS: Mapping[str, object] = {

@@ -65,7 +65,7 @@ def test_gspo_of_advantages_that_differ_moves_each_token_by_its_own():
 
 
 def test_gspo_of_equal_advantages_has_the_gradient_of_the_ratio_of_whole_responses():
-    from slime_core.ops.policy import clipped_surrogate
+    from slime_core.ops.losses import clipped_surrogate
 
     generator = torch.Generator().manual_seed(0)
     now, old = (torch.randn(2, 12, generator=generator, dtype=torch.float64) * 0.1).tolist()

@@ -25,7 +25,7 @@ from slime_core.learner.metric_sums import MetricSums
 from slime_core.learner.micro_batches import MicroBatch
 from slime_core.learner.settings import LearnerSettings
 from slime_core.learner.trained_model import TrainedModel, build_chunks, forward_backward, forward_only
-from slime_core.ops.values import clipped_value_loss
+from slime_core.ops.losses import clipped_value_loss
 
 __all__ = ["Critic", "ValueHead", "critic_optimizer", "replace_output_layer"]
 

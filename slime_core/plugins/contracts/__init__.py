@@ -15,28 +15,22 @@ from slime_core.plugins.contracts.advantages import (
     TokenAdvantages,
 )
 from slime_core.plugins.contracts.formats import PromptFormat, PromptTable, RawRow
-from slime_core.plugins.contracts.learning import LogitsLoss, LossCorrection, LossParts, LossReducer, MicroBatch
-from slime_core.plugins.contracts.lifecycle import (
-    EvalSamples,
-    LearnerInfo,
-    Optimizer,
-    Place,
-    RunInfo,
-    SamplerInfo,
-    Schedule,
-    TrainStep,
-)
-from slime_core.plugins.contracts.losses import (
+from slime_core.plugins.contracts.learning import (
     Correction,
     CorrectionOutput,
     CorrectionTerms,
+    LogitsLoss,
+    LossCorrection,
     LossOutput,
+    LossParts,
+    LossReducer,
     LossSettings,
     LossTerms,
+    MicroBatch,
+    ModelSpec,
     PolicyLoss,
     Segments,
 )
-from slime_core.plugins.contracts.models import ModelSpec
 from slime_core.plugins.contracts.rollouts import (
     DataSource,
     GenerateFunction,
@@ -53,8 +47,21 @@ from slime_core.plugins.contracts.rollouts import (
     TrainSamples,
     Transformed,
 )
-from slime_core.plugins.contracts.run import RunPlan, RunView, Tokenizer
-from slime_core.plugins.contracts.trackers import SampleTracker, Tracker
+from slime_core.plugins.contracts.run import (
+    EvalSamples,
+    LearnerInfo,
+    Optimizer,
+    Place,
+    RunInfo,
+    RunPlan,
+    RunView,
+    SamplerInfo,
+    SampleTracker,
+    Schedule,
+    Tokenizer,
+    Tracker,
+    TrainStep,
+)
 
 __all__ = [
     "AdvantageEstimator",

@@ -1,24 +1,49 @@
-"""What every component is given about its run, besides its plugin's options.
+"""What components and hooks are given about their run, and what trackers do with it.
 
-RunPlan   what is known before anything starts; checks of settings get it
-RunView   the plan, and what exists once processes start; every component is made with it
+RunPlan      what is known before anything starts; checks of settings get it
+RunView      the plan, and what exists once processes start; every component is made with it
+RunInfo, SamplerInfo, LearnerInfo, TrainStep, EvalSamples    what lifecycle hooks get
+Tracker      sends metrics somewhere
+SampleTracker    a tracker that also takes samples
+
+Importing this loads no torch and no Megatron.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, Protocol, Self, cast
+from typing import TYPE_CHECKING, Literal, Protocol, Self, cast, runtime_checkable
 
 from slime_core.errors import ConfigError
 from slime_core.plugins.contracts.rollouts import PromptRequest
-from slime_core.types import JsonValue
+from slime_core.types import JsonValue, Sample, SampleRecord
 
-__all__ = ["Device", "RunPlan", "RunView", "Tokenizer"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "Device",
+    "EvalSamples",
+    "LearnerInfo",
+    "Optimizer",
+    "Place",
+    "RunInfo",
+    "RunPlan",
+    "RunView",
+    "SampleTracker",
+    "SamplerInfo",
+    "Schedule",
+    "Tokenizer",
+    "Tracker",
+    "TrainStep",
+]
+
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -158,3 +183,157 @@ def _plain(value: object) -> JsonValue:
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+class Place(StrEnum):
+    """Where a hook is called: the driver, the sampler's process, or every rank of the learner."""
+
+    DRIVER = "driver"
+    SAMPLER = "sampler"
+    RANK = "rank"
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """The run, as the driver knows it.
+
+    Arguments:
+        folder: of the run.
+        settings: setting name -> value of every setting of the core.
+        step: steps done when it started: 0, or what it resumed from.
+        num_rollout: steps it will have done at its end.
+    """
+
+    folder: Path
+    settings: Mapping[str, JsonValue]
+    step: int = 0
+    num_rollout: int = 0
+
+
+class Optimizer(Protocol):
+    """What a hook may read of Megatron's optimizer (``megatron.core.optimizer.MegatronOptimizer``)."""
+
+    @property
+    def param_groups(self) -> list[dict[str, object]]:
+        """Parameters with their settings, such as ``lr``, as torch's optimizers hold them."""
+        ...
+
+    def state_dict(self) -> Mapping[str, object]:
+        """The optimizer's state."""
+        ...
+
+
+class Schedule(Protocol):
+    """What a hook may read of Megatron's ``OptimizerParamScheduler``."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that it has counted."""
+        ...
+
+    def state_dict(self) -> Mapping[str, object]:
+        """The schedule's state."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerInfo:
+    """The process that makes rollouts, or evaluations.
+
+    Arguments:
+        router_url: where generation requests go; empty: no engine is started.
+        model_urls: name -> URL of every model that is served beside the policy.
+        trains: its rollouts are trained; False: it only evaluates.
+    """
+
+    router_url: str
+    model_urls: Mapping[str, str] = field(default_factory=dict)
+    trains: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSamples:
+    """What was measured on one evaluation set; entry i of each list belongs to sample i.
+
+    Arguments:
+        rewards: those that count, one number a sample.
+        truncated: whether the response was cut at its longest.
+    """
+
+    samples: list[Sample]
+    rewards: list[float]
+    truncated: list[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerInfo:
+    """One learner rank.
+
+    Arguments:
+        rank, world_size: of the process among the learner's.
+        settings: setting name -> value of every setting of the core.
+        model: the chunks of the model that the rank holds; empty before they are built.
+        optimizer, schedule: Megatron's; None before they are built.
+    """
+
+    rank: int
+    world_size: int
+    settings: Mapping[str, JsonValue]
+    model: Sequence[torch.nn.Module] = ()
+    optimizer: Optimizer | None = None
+    schedule: Schedule | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStep:
+    """One optimizer step.
+
+    Arguments:
+        rollout: number of the rollout.
+        step: number of the step within the rollout, from 0.
+        learner: the rank that takes it.
+        metrics: the step's metrics, once it is done; empty before. ``loss``, ``grad_norm``, ``lr`` and the
+            other names of a run's metrics, without their ``train/``.
+    """
+
+    rollout: int
+    step: int
+    learner: LearnerInfo
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Tracker(Protocol):
+    """Sends metrics somewhere: an observer, whose failure never ends a run; after three it is called no more."""
+
+    def start(self, run: RunView) -> None:
+        """The run begins, or resumes (``run.resumed_step``); its folder exists. Called once, before any metrics."""
+        ...
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record metrics of one step.
+
+        Steps rise, but for an evaluation that went on beside training: it is logged when it has ended, under the step
+        that it measured.
+        """
+        ...
+
+    def close(self, error: BaseException | None) -> None:
+        """Flush and let go; called once, also when the run failed.
+
+        Arguments:
+            error: what ended the run; None: it reached its last rollout.
+        """
+        ...
+
+
+@runtime_checkable
+class SampleTracker(Tracker, Protocol):
+    """A tracker that also sees the samples; the driver reads them only for a tracker that has this method."""
+
+    def samples(self, kind: Literal["train", "eval"], step: int, rows: Iterable[SampleRecord]) -> None:
+        """The samples of one rollout or of one evaluation, as the run wrote them down.
+
+        Called after :meth:`log` of the same step, or when an evaluation of the weights of ``step`` has ended. The rows
+        are read from disk one at a time while they are iterated; an evaluation has those of all its sets.
+        """
+        ...

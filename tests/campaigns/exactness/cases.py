@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from slime_core.config.schema import AlgorithmConfig, ClusterConfig, ModelConfig, OptimizerConfig, RunConfig
-from slime_core.ops.policy import clipped_surrogate
+from slime_core.ops.losses import clipped_surrogate
 from slime_core.plugins.contracts import (
     CorrectionOutput,
     CorrectionTerms,

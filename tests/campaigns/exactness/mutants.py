@@ -63,7 +63,7 @@ def _dropped_rank() -> None:
 
 
 def _norms_not_reduced() -> None:
-    from slime_core.modeling.norm import RMSNorm
+    from slime_core.modeling.layers import RMSNorm
 
     build = RMSNorm.__init__
 

@@ -8,7 +8,7 @@ import pytest
 
 from slime_core import LearnerInfo, LossParts, Place
 from slime_core.errors import PluginError
-from slime_core.harness.micro_batches import small_shard
+from slime_core.harness.megatron import small_shard
 from slime_core.learner.components import loss_parts
 from slime_core.plugins.activation import activate
 from slime_core.plugins.lifecycle import LifecycleHooks

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from slime_core.modeling.shares import Share, zigzag
+from slime_core.modeling.rows import Share, zigzag
 
 
 def test_a_rank_takes_an_early_and_a_late_chunk():

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from slime_core.ops.kl import approximate_kl
+from slime_core.ops.losses import approximate_kl
 
 HALF, QUARTER = math.log(0.5), math.log(0.25)
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from slime_core.ops.policy import clipped_surrogate
+from slime_core.ops.losses import clipped_surrogate
 
 
 def surrogate(ratios, advantages, **settings):

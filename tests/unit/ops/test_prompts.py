@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slime_core.ops.prompts import Prompts, same_prompts
+from slime_core.ops.packing import Prompts, same_prompts
 
 
 def prompts(*samples: tuple[int, int, int]) -> Prompts:

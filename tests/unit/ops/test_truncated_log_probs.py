@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from slime_core.ops.kept import KeptTokens
-from slime_core.ops.log_probs import log_probs_and_entropy
+from slime_core.ops.log_probs import KeptTokens, log_probs_and_entropy
 
 ROWS, TARGETS = torch.tensor([0, 1, 3, 3, 5]), torch.tensor([4, 10, 0, 6, 2])
 SETS = [[4, 1], [10], [0, 2, 3, 7], [], [6, 2]]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slime_core.ops.values import clipped_value_loss
+from slime_core.ops.losses import clipped_value_loss
 
 
 def loss(values, old, returns, clip=0.2):

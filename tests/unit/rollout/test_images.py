@@ -16,8 +16,7 @@ import torch
 from PIL import Image
 
 from slime_core import RunView
-from slime_core.builtin.from_label import FromLabel
-from slime_core.builtin.single_turn import SingleTurn
+from slime_core.builtin.responses import FromLabel, SingleTurn
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.errors import DataError, RunError
 from slime_core.generation import GenerateContext, Generation, SamplingParams

@@ -17,7 +17,7 @@ import pytest
 
 from slime_core import RunView
 from slime_core.builtin.prompts import PromptFiles
-from slime_core.builtin.single_turn import SingleTurn
+from slime_core.builtin.responses import SingleTurn
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.plugins.contracts import PromptRequest

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from slime_core import RunView
-from slime_core.builtin.from_label import FromLabel
+from slime_core.builtin.responses import FromLabel
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.errors import DataError
 from slime_core.generation import GenerateContext, Generation, SamplingParams

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from slime_core import RunView
-from slime_core.builtin.single_turn import SingleTurn
+from slime_core.builtin.responses import SingleTurn
 from slime_core.generation import GenerateContext, Generation, Kept, SamplingParams
 from slime_core.generation.trajectory import until_stop
 from slime_core.harness.fake_engine import FakeEngine

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slime_core import RunView
-from slime_core.builtin.single_turn import SingleTurn
+from slime_core.builtin.responses import SingleTurn
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.rollout.components import RoutedComponent

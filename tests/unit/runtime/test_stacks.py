@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from slime_core.runtime.stacks import task_stacks, thread_stacks
+from slime_core.runtime.actors import task_stacks, thread_stacks
 
 
 def shown(stacks: Callable[[], str], words: str) -> str:

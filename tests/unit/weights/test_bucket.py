@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_core.weights.bucket import Bucket, checksum, flatten, plan_buckets, spec_of
-from slime_core.weights.specs import WeightSpec
+from slime_core.weights.specs import Bucket, WeightSpec, checksum, flatten, plan_buckets, spec_of
 
 
 def spec(name: str, size: int, dtype: str = "float32") -> WeightSpec:

@@ -14,10 +14,9 @@ from safetensors.torch import load_file
 
 from slime_core.errors import WeightSyncError
 from slime_core.harness.fake_engine import FakeEngine
-from slime_core.weights.bucket import Bucket
-from slime_core.weights.disk import DiskTransport
 from slime_core.weights.engine_control import EngineControl
-from slime_core.weights.specs import WeightSpec
+from slime_core.weights.specs import Bucket, WeightSpec
+from slime_core.weights.transports import DiskTransport
 
 TEMPLATE = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
 BUCKETS = [Bucket((WeightSpec(name, "float32", (4096,)),)) for name in ("norm", "gate")]

@@ -13,9 +13,8 @@ from slime_core.errors import EngineError, WeightSyncError
 from slime_core.generation import SamplingParams
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.weights.bucket import Bucket
 from slime_core.weights.engine_control import EngineControl, PauseMode, call
-from slime_core.weights.specs import WeightSpec
+from slime_core.weights.specs import Bucket, WeightSpec
 from tests.http_service import HttpService
 
 BUCKET = Bucket((WeightSpec("norm", "float32", (4,)),))

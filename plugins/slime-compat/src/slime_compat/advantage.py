@@ -12,7 +12,7 @@ from slime_compat.options import PathOptions
 from slime_compat.training import TRAINING_FORMS
 from slime_core import Reductions, ResponseTokens, RunView, TokenAdvantages, boundary
 from slime_core.errors import PluginError
-from slime_core.ops.kl import approximate_kl
+from slime_core.ops.losses import approximate_kl
 
 __all__ = ["CustomAdvantage"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slime_core import LossOutput, LossTerms, RunView
-from slime_core.ops.policy import LARGEST_LOG_RATIO, check_clip, clipped_surrogate
+from slime_core.ops.losses import LARGEST_LOG_RATIO, check_clip, clipped_surrogate
 from slime_grpo.options import GrpoOptions
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from slime_core import CorrectionOutput, CorrectionTerms, RunView
-from slime_core.ops.policy import LARGEST_LOG_RATIO
+from slime_core.ops.losses import LARGEST_LOG_RATIO
 from slime_offpolicy.options import OffPolicyOptions
 from slime_offpolicy.tokens import engine_log_ratio, require_bounds, require_one_shape
 

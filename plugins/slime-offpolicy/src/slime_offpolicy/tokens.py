@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from slime_core import CorrectionOutput, CorrectionTerms, RunView
-from slime_core.ops.policy import LARGEST_LOG_RATIO
+from slime_core.ops.losses import LARGEST_LOG_RATIO
 from slime_offpolicy.options import OffPolicyOptions
 
 __all__ = ["IcePop", "TruncatedImportanceSampling", "engine_log_ratio", "require_bounds", "require_one_shape"]

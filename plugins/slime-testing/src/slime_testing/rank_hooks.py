@@ -23,7 +23,7 @@ import torch.distributed as dist
 from slime_core import Place, TrainStep
 from slime_core.errors import SlimeError
 from slime_core.harness import RESTORE, STATE, ActivePlugin, LifecycleHooks, learner_info
-from slime_core.harness.micro_batches import small_shard
+from slime_core.harness.megatron import small_shard
 from slime_core.modeling import ParallelLayout
 from slime_core.types import JsonValue
 from slime_testing.ranks import not_back
@@ -75,7 +75,9 @@ class Rank:
     """Calls the hooks in the order of a run, in step with the other rank."""
 
     def __init__(self, hooks: LifecycleHooks, store: Any, rank: int) -> None:
-        self._hooks, self._store, self._rank = hooks, store, rank
+        self._hooks = hooks
+        self._store = store
+        self._rank = rank
 
     def live(self) -> None:
         """Two rollouts of one optimizer step each, and back to the checkpoint between them."""

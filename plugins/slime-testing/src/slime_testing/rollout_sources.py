@@ -114,7 +114,9 @@ class _Prompts(DataSource):
     """Endless pending samples; ``open`` holds the groups that were taken and not put back."""
 
     def __init__(self, size: int) -> None:
-        self._size, self._next, self.open = size, 0, set[int]()
+        self._size = size
+        self._next = 0
+        self.open = set[int]()
         self._returned: list[PromptGroup] = []
 
     def next_groups(self, n: int) -> list[PromptGroup]:
@@ -153,7 +155,9 @@ class _Batch:
     """
 
     def __init__(self, rollout: int, prompts: _Prompts, engine: FakeEngine) -> None:
-        self.rollout, self.prompts, self.wanted = rollout, prompts, WANTED
+        self.rollout = rollout
+        self.prompts = prompts
+        self.wanted = WANTED
         self.groups: list[PromptGroup] = []
         self._engine = engine
         self._context: GenerateContext | None = None

@@ -274,7 +274,9 @@ class _Rank:
     """The reductions of one of several ranks."""
 
     def __init__(self, meeting: _Meeting, rank: int) -> None:
-        self._meeting, self._rank, self._number = meeting, rank, -1
+        self._meeting = meeting
+        self._rank = rank
+        self._number = -1
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         self._number += 1

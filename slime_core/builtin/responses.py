@@ -1,4 +1,4 @@
-"""The generate function ``from_label``: the response is the prompt's label, for supervised fine-tuning."""
+"""The generate functions of the core: one response to each sample, and the label as the response."""
 
 from __future__ import annotations
 
@@ -7,7 +7,23 @@ from slime_core.errors import DataError
 from slime_core.generation import GenerateContext, SamplingParams, generate_group
 from slime_core.types import PromptGroup, Sample, Status
 
-__all__ = ["FromLabel"]
+__all__ = [
+    "FromLabel",
+    "SingleTurn",
+]
+
+
+class SingleTurn:
+    """One request a prompt group: all its samples continue the same prompt ids. An aborted response resumes with a
+    request of its own, from its tokens.
+    """
+
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
+
+    async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
+        """The same samples, finished; raises as :func:`~slime_core.generation.generate_group` does."""
+        return await generate_group(context, samples, sampling)
 
 
 class FromLabel:

@@ -1,6 +1,6 @@
-"""Megatron's router of a mixture of experts, with a place for the choice; stands in every layer spec of ours.
+"""Layers that our Megatron layer specs use: the norm, and the router of a mixture of experts.
 
-What is chosen for a token can be recorded and replayed, see :mod:`slime_core.learner.trained_model`.
+The router can record and replay which experts it chose for a token, see :mod:`slime_core.learner.trained_model`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,36 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.moe.router import TopKRouter
 
-__all__ = ["KeepingRouter"]
+__all__ = [
+    "KeepingRouter",
+    "RMSNorm",
+]
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """torch's RMSNorm as a module of Megatron's layer spec; its weight is marked for sequence parallelism.
+
+    Megatron's own wrapper (transformer/torch_norm.py:32) refuses sequence parallelism. All that it takes is the mark,
+    by which the gradients of the weight are summed over the tensor-parallel ranks
+    (distributed/finalize_model_grads.py:354).
+
+    Arguments:
+        config: Megatron's TransformerConfig.
+        hidden_size: size of the last dimension.
+        eps: added to the mean square.
+
+    Raises:
+        ValueError: the config asks for another norm, or for zero-centred weights.
+    """
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
+        if config.normalization != "RMSNorm" or config.layernorm_zero_centered_gamma:
+            raise ValueError(
+                f"normalization {config.normalization!r} (zero-centred: {config.layernorm_zero_centered_gamma}) was "
+                "asked for; only a plain RMSNorm is built here; give another norm through the layer spec"
+            )
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
 
 class Routed(Protocol):
@@ -52,7 +81,9 @@ class _Choice:
         self._calls = [0, 0]
 
     def begin(self, layer: int, micro_batches: Sequence[Routed]) -> None:
-        self._layer, self._micro_batches, self._calls = layer, micro_batches, [0, 0]
+        self._layer = layer
+        self._micro_batches = micro_batches
+        self._calls = [0, 0]
 
     def end(self) -> None:
         self._micro_batches = None

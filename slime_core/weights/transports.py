@@ -1,0 +1,388 @@
+"""Three ways in which the bytes of a publication reach the engines.
+
+    DistributedTransport   one broadcast a bucket over a process group of learner rank 0 and all engines
+    TensorTransport        one block of shared memory a bucket, on the learner's own machine
+    DiskTransport          a Hugging Face folder for each version, which the engines read
+
+A transport carries weights that :class:`~slime_core.weights.publisher.Publisher` has compared with the plan, in the
+planned buckets. After :meth:`Transport.end` all engines report the version and have flushed the cache of earlier
+weights; checksums then prove what they hold, for every transport.
+
+**Shared memory.** A server takes, for each of its processes, a pickle of one flat tensor and a list of what lies where
+in it (sglang 0.5.23, srt/model_executor/model_runner_components/weight_updater.py,
+``_update_weights_from_flattened_bucket``). Of the tensor the pickle holds a handle only; its bytes are in shared
+memory:
+
+    on a CPU    a file in /dev/shm; torch starts a helper for it, ``torch_shm_manager``, which ends after the last
+                process that it served.
+    on GPUs     a CUDA IPC handle for an engine's process on a GPU that this process sees too; all others read the file
+                in /dev/shm, which is right on every machine, and slower.
+
+Trust: the learner only writes pickles, it reads none. A server unpickles what it receives, from a list of allowed names
+(srt/utils/common.py, ``SafeUnpickler``), so a client that reaches its port decides what it loads: servers listen on
+loopback unless other nodes have to reach them. Nothing of sglang is imported here: the list's entries are plain
+namespaces, which are allowed and have the attributes that the server reads.
+
+**Files.** The slowest transport; it needs a folder that learner and engines share, but no network between the processes
+and no extra memory. Each version is written under a draft name and renamed, so an engine never reads an incomplete one.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+from urllib.parse import urlsplit
+
+from slime_core.errors import WeightSyncError
+from slime_core.weights.engine_control import EngineControl
+from slime_core.weights.export import HuggingFaceFolder
+from slime_core.weights.specs import Bucket, flatten
+from slime_core.weights.update_group import UpdateGroup
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "DiskTransport",
+    "DistributedTransport",
+    "TensorTransport",
+    "Transport",
+    "TransportName",
+]
+
+
+TransportName = Literal["distributed", "tensor", "disk"]
+
+
+class Transport(Protocol):
+    """Carries publications to all engines; used by the learner's first rank only, one publication at a time."""
+
+    def begin(self, version: str) -> None:
+        """Start a publication of ``version``; the engines are paused."""
+
+    def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
+        """Send ``tensors``, the weights of ``bucket`` in its order; the caller may change them afterwards.
+
+        Arguments:
+            last: no bucket follows.
+
+        Raises:
+            WeightSyncError: an engine refused or died, or the bytes cannot be carried.
+        """
+
+    def end(self) -> None:
+        """Finish: every engine holds the weights, reports the version and has flushed its cache.
+
+        Raises:
+            WeightSyncError: an engine refused or died, or the bytes cannot be carried.
+        """
+
+    def close(self) -> None:
+        """Release everything, on this side and on the engines'."""
+
+
+class DistributedTransport:
+    """Weights travel by broadcast: over any network, to engines on devices of their own.
+
+    Arguments:
+        control: the engines.
+        group: spans this process and all of them; closed with the transport.
+    """
+
+    def __init__(self, control: EngineControl, group: UpdateGroup) -> None:
+        self._control = control
+        self._group = group
+        self._version = ""
+
+    def begin(self, version: str) -> None:
+        """See the protocol."""
+        self._version = version
+        self._control.begin_update()
+
+    def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
+        """See the protocol."""
+        self._control.update_from_distributed(
+            bucket,
+            group=self._group.name,
+            send=partial(self._group.broadcast, flatten(tensors)),
+            version=self._version if last else None,
+            flush_cache=last,
+        )
+
+    def end(self) -> None:
+        """See the protocol."""
+        self._control.end_update()
+
+    def close(self) -> None:
+        """See the protocol."""
+        self._group.close()
+
+
+SHARED = Path("/dev/shm")
+
+DEVICE_ARGUMENT = 6
+"""Position of the device's index in a pickled CUDA tensor; a server also takes a GPU's UUID there, because its numbers
+may be others than ours (srt/utils/patch_torch.py)."""
+
+MB = 10**6
+
+
+class TensorTransport:
+    """A :class:`~slime_core.weights.transports.Transport` through shared memory.
+
+    Arguments:
+        control: the engines, all of them on this machine.
+        gpus: UUID of the GPU of each process of each engine, one tuple an engine, in the order of ``control.urls``;
+            empty: not known, all of them read from /dev/shm.
+
+    Raises:
+        WeightSyncError: an engine runs elsewhere.
+    """
+
+    def __init__(self, control: EngineControl, *, gpus: Sequence[Sequence[str]] = ()) -> None:
+        _require_local(control.urls)
+        self._control = control
+        self._gpus = gpus or [[""] * ranks for ranks in control.ranks]
+        self._version = ""
+
+    def begin(self, version: str) -> None:
+        """See the protocol."""
+        self._version = version
+        self._control.begin_update()
+
+    def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
+        """See the protocol. What was shared is free again afterwards, also if an engine refused."""
+        with _shared(flatten(tensors), self._gpus) as copies:
+            payloads = [[_payload(bucket, copy) for copy in of_engine] for of_engine in copies]
+            self._control.update_from_tensor(payloads, version=self._version if last else None, flush_cache=last)
+
+    def end(self) -> None:
+        """See the protocol."""
+        self._control.end_update()
+
+    def close(self) -> None:
+        """See the protocol."""
+
+
+def _require_local(urls: Sequence[str]) -> None:
+    remote = [url for url in urls if not _is_here(urlsplit(url).hostname or "")]
+    if remote:
+        raise WeightSyncError(
+            f"Asked to publish weights through shared memory (--update-weight-transport tensor) to {remote[0]}; it is "
+            "not on the learner's machine. Choose distributed, or disk with a shared folder."
+        )
+
+
+def _is_here(host: str) -> bool:
+    """Whether ``host`` is an address of this machine: only those can be bound."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def _shared(flat: torch.Tensor, gpus: Sequence[Sequence[str]]) -> Iterator[list[list[torch.Tensor]]]:
+    """Copies of ``flat`` that each process of each engine can read; the engines free them within the block."""
+    devices = _visible_gpus() if flat.is_cuda else {}
+    copies = {uuid: flat.to(device) for uuid, device in devices.items() if any(uuid in ranks for ranks in gpus)}
+    if all(uuid in copies for ranks in gpus for uuid in ranks):
+        yield [[copies[uuid] for uuid in ranks] for ranks in gpus]
+    else:
+        host = flat.cpu()
+        with _named(host):
+            yield [[copies.get(uuid, host) for uuid in ranks] for ranks in gpus]
+    if copies:
+        _collect()
+
+
+@contextmanager
+def _named(flat: torch.Tensor) -> Iterator[None]:
+    """The bytes of ``flat`` are in a file of /dev/shm inside the block. Its name is removed after it, and its memory
+    when the last process closes it.
+
+    torch removes the name when its reference count reaches zero. The count is wrong once a server refuses a handle
+    without opening it, so one extra reference is counted here, and the name is removed explicitly.
+    """
+    free = shutil.disk_usage(SHARED).free
+    if flat.nbytes > free:  # writing to a full /dev/shm is no error but a SIGBUS
+        raise WeightSyncError(
+            f"Asked to share {flat.nbytes / MB:.1f} MB of weights; {SHARED} has {free / MB:.1f} MB free. Give it more "
+            "(docker run --shm-size), or lower --update-weight-buffer-size."
+        )
+    storage = flat.untyped_storage()
+    _, handle, _ = storage._share_filename_cpu_()  # what torch.multiprocessing's file_system strategy does
+    storage._shared_incref()
+    try:
+        yield
+    finally:
+        SHARED.joinpath(handle.decode().lstrip("/")).unlink(missing_ok=True)
+
+
+def _payload(bucket: Bucket, flat: torch.Tensor) -> str:
+    """The payload of one process of a server: base64 of a pickle, which can be read only once."""
+    from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
+
+    strategy = get_sharing_strategy()
+    # The other strategy passes file descriptors, which needs a common parent process: the server would die.
+    set_sharing_strategy("file_system")
+    try:
+        buffer = io.BytesIO()
+        _Pickler(buffer).dump({"flattened_tensor": flat, "metadata": list(_places(bucket))})
+    finally:
+        set_sharing_strategy(strategy)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _places(bucket: Bucket) -> Iterator[SimpleNamespace]:
+    """The attributes of ``FlattenedTensorMetadata`` (srt/weight_sync/tensor_bucket.py), one a weight."""
+    import torch
+
+    start = 0
+    for spec in bucket.specs:
+        yield SimpleNamespace(
+            name=spec.name,
+            shape=torch.Size(spec.shape),
+            dtype=getattr(torch, spec.dtype),
+            start_idx=start,
+            end_idx=start + spec.nbytes,
+            numel=spec.nbytes,
+        )
+        start += spec.nbytes
+
+
+class _Pickler(ForkingPickler):
+    """Names a GPU by its UUID; everything else as torch.multiprocessing does."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """What the pickle of a CUDA tensor holds; ``NotImplemented`` for anything else."""
+        import torch
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        if not (isinstance(value, torch.Tensor) and value.is_cuda):
+            return NotImplemented
+        rebuild, arguments = reduce_tensor(value)
+        uuid = str(torch.cuda.get_device_properties(value.device).uuid)
+        return rebuild, (*arguments[:DEVICE_ARGUMENT], uuid, *arguments[DEVICE_ARGUMENT + 1 :])
+
+
+def _visible_gpus() -> dict[str, torch.device]:
+    import torch
+
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    return {str(torch.cuda.get_device_properties(device).uuid): device for device in devices}
+
+
+def _collect() -> None:
+    import torch
+
+    torch.cuda.ipc_collect()  # frees blocks that the engines have closed
+
+
+class DiskTransport:
+    """A :class:`~slime_core.weights.transports.Transport` through a folder of its own inside ``folder``, which is
+    removed when the transport is closed; several runs may share ``folder``.
+
+    Only the version that the engines hold stays there, because a server that fails to load the next one reads it again.
+
+    Arguments:
+        control: the engines; they see ``folder`` under the same path, and may read what this user writes.
+        folder: made if it is missing.
+        template: folder whose config and tokenizer belong to the weights.
+        on_written: called with the folder of each version before any engine reads it.
+    """
+
+    def __init__(
+        self, control: EngineControl, *, folder: Path, template: Path, on_written: Callable[[Path], None] | None = None
+    ) -> None:
+        self._control = control
+        self._template = template
+        self._on_written = on_written
+        self._folder = folder.resolve()
+        self._own: Path | None = None
+        self._version = ""
+        self._held: Path | None = None
+
+    def begin(self, version: str) -> None:
+        """See the protocol."""
+        self._version = version
+        with self._writing():
+            if self._own is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._own = Path(tempfile.mkdtemp(prefix="slime-weights-", dir=self._folder))
+            self._draft = self._own / "draft"
+            shutil.rmtree(self._draft, ignore_errors=True)
+            self._export = HuggingFaceFolder(self._draft)
+
+    def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
+        """See the protocol."""
+        copies = [tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors]
+        with self._writing():
+            self._export.add(dict(zip(bucket.names, copies, strict=True)))
+            if last:
+                self._export.finish(template=self._template)
+
+    def end(self) -> None:
+        """See the protocol."""
+        whole, before = self._draft.with_name(f"version-{self._version}"), self._held
+        with self._writing():
+            shutil.rmtree(whole, ignore_errors=True)
+            self._draft.rename(whole)
+        self._held = whole
+        if self._on_written is not None:
+            self._on_written(whole)
+        self._load(whole)
+        if before is not None and before != whole:
+            shutil.rmtree(before, ignore_errors=True)
+
+    def close(self) -> None:
+        """See the protocol."""
+        if self._own is not None:
+            shutil.rmtree(self._own, ignore_errors=True)
+
+    def _load(self, folder: Path) -> None:
+        try:
+            self._control.update_from_disk(folder, version=self._version)
+        except WeightSyncError as error:
+            raise WeightSyncError(
+                f"Asked the engines to load version {self._version} from {folder}; {error} If they run on another "
+                "machine or in another container, they must see this folder under the same path: set "
+                "--update-weight-disk-dir to a shared one, or choose --update-weight-transport distributed."
+            ) from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """The block writes files; if it fails, everything that was written is removed.
+
+        Raises:
+            WeightSyncError: the block failed; says why.
+        """
+        from safetensors import SafetensorError
+
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            self.close()
+            raise WeightSyncError(
+                f"Asked to write version {self._version} of the weights to {self._folder}; {error}. Free there: "
+                f"{_free_mb(self._folder)} MB. Make room for two versions, or set --update-weight-disk-dir to a folder "
+                "that learner and engines see and that the learner may write."
+            ) from error
+
+
+def _free_mb(folder: Path) -> int:
+    existing = next(one for one in (folder, *folder.parents) if one.exists())
+    return shutil.disk_usage(existing).free // MB
