@@ -63,6 +63,13 @@ class AlgorithmConfig(Section):
         Positive | None, Conflicts("calculate_per_token_loss", because="each divides the loss in its own way")
     ] = None
     """Divide each response's loss by this many tokens, whatever its length (Dr. GRPO). None: by its own tokens."""
+    count_masked_rollouts: Annotated[
+        bool, Conflicts("calculate_per_token_loss", because="tokens are averaged, and masked rollouts have none")
+    ] = False
+    """Divide the loss of a step by all its rollouts, as slime does. False: by those that train a token.
+
+    Without it, where transforms or filters mask half of the rollouts, the others weigh twice as much.
+    """
     normalize_advantages: bool = False
     """Whiten the advantages over all trained tokens of a rollout: mean 0, variance 1."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0

@@ -8,8 +8,8 @@ Of a row ``z = logits / temperature``: its largest entry ``m``, ``S = sum_v exp(
 
 (Cover and Thomas, Elements of Information Theory, eq. 2.1; the derivatives follow from the softmax Jacobian.) Both
 terms of ``H`` are at least 0, so nothing cancels, and ``m`` is never added to ``log S``, which large logits would round
-away. A rank that holds part of the vocabulary has its own ``m``, ``S`` and ``E``; all ranks exchange them once, for all
-rows, and add them up in the same order.
+away. A logit of -inf adds 0 to ``H``, the limit of p log p. A rank that holds part of the vocabulary has its own ``m``,
+``S`` and ``E``; all ranks exchange them once, for all rows, and add them up in the same order.
 
 Truncated sampling (top-p, top-k) samples a token from a set ``K`` of the vocabulary:
 
@@ -221,6 +221,7 @@ def _gradient(
         gradient_rv = logs_rv.exp_().mul_(-rows.level_R[:, None])
     else:
         gradient_rv = logs_rv.exp()
+        logs_rv.clamp_(min=torch.finfo(logs_rv.dtype).min)  # 0 x inf is NaN
         gradient_rv.mul_(logs_rv.mul_(-rows.bend_R[:, None]).sub_(rows.level_R[:, None]))
     del logs_rv
     if ones_r is not None:
@@ -300,11 +301,13 @@ def _statistics(logits_TV: torch.Tensor, rows_R: torch.Tensor, how: _How) -> tor
     found_3R = logits_TV.new_zeros(3, len(rows_R), dtype=torch.promote_types(logits_TV.dtype, torch.float32))
     for start, end in how.blocks(len(rows_R)):
         shifted_rv = _numbers(logits_TV.index_select(0, rows_R[start:end]), how)
-        highest_r = shifted_rv.amax(dim=-1)
+        # Where all of a rank's part is -inf, the difference from its highest would be NaN.
+        highest_r = shifted_rv.amax(dim=-1).clamp_(min=torch.finfo(shifted_rv.dtype).min)
         shifted_rv.sub_(highest_r[:, None])
         found_3R[0, start:end] = highest_r
         if how.with_entropy:
             weights_rv = shifted_rv.exp()
+            shifted_rv.clamp_(min=torch.finfo(shifted_rv.dtype).min)  # 0 x inf is NaN
             found_3R[1, start:end] = weights_rv.sum(dim=-1)
             found_3R[2, start:end] = weights_rv.mul_(shifted_rv).sum(dim=-1)
             del weights_rv

@@ -71,6 +71,8 @@ OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "custom-tis-function-path",
             "custom-update-weight-post-write-path",
             "data-source-path",
+            "disable-rewards-normalization",
+
             "dynamic-sampling-filter-path",
             "eval-function-path",
             "group-rm",

@@ -34,7 +34,7 @@ from slime_core.rollout.components import run_all
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.group_generator import GroupGenerator, eval_sampling
 from slime_core.rollout.rewards.scoring import part_metrics
-from slime_core.rollout.rollout_batch import describe_failures
+from slime_core.rollout.rollout_batch import describe_failures, solved_generations
 from slime_core.track.samples import SampleWriter
 from slime_core.types import PromptGroup, Sample, Status
 
@@ -282,7 +282,7 @@ def score(samples: Sequence[Sample], *, key: str | None, threshold: float = 1.0)
         len(samples),
         truncated,
         by=_by_metadata(samples, rewards),
-        pass_at=pass_rates(_solved(samples, rewards, threshold), of_all=True),
+        pass_at=pass_rates(solved_generations(samples, rewards, threshold), of_all=True),
         lengths=_lengths(samples),
     )
 
@@ -311,19 +311,6 @@ def pass_rates(prompts: Iterable[Sequence[bool]], *, of_all: bool = False) -> di
     most = max((n for n, _ in counts), default=0)
     ks = sorted({1 << place for place in range(most.bit_length())} | ({most} if of_all and most else set()))
     return {k: statistics.fmean(pass_at(k, n=n, solved=solved) for n, solved in counts if n >= k) for k in ks}
-
-
-def _solved(samples: Sequence[Sample], rewards: Sequence[float], threshold: float) -> list[list[bool]]:
-    """Of each prompt, which of its generations solve it. Siblings that one generation fanned out into are one, which
-    solves the prompt if one of them does; a sample without a group is a prompt of its own."""
-    prompts: dict[object, dict[object, bool]] = defaultdict(dict)
-    for place, (sample, reward) in enumerate(zip(samples, rewards, strict=True)):
-        group = ("alone", place) if sample.group_index is None else sample.group_index
-        alone = ("sample", place) if sample.index is None else sample.index
-        generation = alone if sample.rollout_id is None else ("rollout", sample.rollout_id)
-        found = prompts[group]
-        found[generation] = found.get(generation, False) or reward >= threshold
-    return [list(found.values()) for found in prompts.values()]
 
 
 def _by_metadata(samples: Sequence[Sample], rewards: Sequence[float]) -> dict[str, dict[str, tuple[float, int]]]:

@@ -14,7 +14,7 @@ rollout on, transforms run over all groups that are left, and again from the sam
 from __future__ import annotations
 
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ from slime_core.rollout.rewards.scoring import part_metrics
 from slime_core.track.ledger import FAILED_GROUP, REQUEUED, STALE
 from slime_core.types import PromptGroup, Sample, Status
 
-__all__ = ["CollectedGroups", "RolloutBatch", "describe_failures"]
+__all__ = ["CollectedGroups", "RolloutBatch", "describe_failures", "solved_generations"]
 
 SURPLUS = "surplus"
 """Reason for dropping a group: accepted, but the batch is already full. Transforms that see the whole rollout decide
@@ -87,6 +87,7 @@ class CollectedGroups:
         self._key = reward_key
         self._drops_failed_groups = drops_failed_groups
         self.wanted = wanted
+        self._rewarded: list[PromptGroup] = []
         self._rewards: list[list[float]] = []
         self._raw: list[float] = []
         self._rest: list[Sample] = []
@@ -106,7 +107,9 @@ class CollectedGroups:
         """
         self.received += groups
         for group in groups:
-            self._rewards.append([sample.reward_value(self._key) for sample in group if sample.reward is not None])
+            rewarded = [sample for sample in group if sample.reward is not None]
+            self._rewarded.append(rewarded)
+            self._rewards.append([sample.reward_value(self._key) for sample in rewarded])
             self._take(group)
         late = self._transforms.late([one.early.samples for one in self._passed])
         for one, decided in zip(self._passed, late, strict=True):
@@ -186,8 +189,13 @@ class CollectedGroups:
         return Counter(reason for reason, _ in self._dropped_groups())
 
     def solved(self, threshold: float) -> list[list[bool]]:
-        """Of each group that came, which of its rewarded samples reach ``threshold``, before any transform."""
-        return [[value >= threshold for value in values] for values in self._rewards]
+        """Of each group that came, which of its generations reach ``threshold``, before any transform; siblings that
+        one generation fanned out into count once, as in evaluations."""
+        found = [
+            solved_generations(samples, rewards, threshold)
+            for samples, rewards in zip(self._rewarded, self._rewards, strict=True)
+        ]
+        return [one for groups in found for one in groups]
 
     def shortage(self, rounds: int) -> str:
         """Why the rollout is not full after so many rounds of replacements, and what to do."""
@@ -318,6 +326,19 @@ class RolloutBatch:
         self.groups.leave_out(stale, STALE if self._staleness.stale == "evict" else REQUEUED)
         self.groups.take(fresh)
         return len(stale)
+
+
+def solved_generations(samples: Sequence[Sample], rewards: Sequence[float], threshold: float) -> list[list[bool]]:
+    """Of each prompt, which of its generations solve it. Siblings that one generation fanned out into are one, which
+    solves the prompt if one of them does; a sample without a group is a prompt of its own."""
+    prompts: dict[object, dict[object, bool]] = defaultdict(dict)
+    for place, (sample, reward) in enumerate(zip(samples, rewards, strict=True)):
+        group = ("alone", place) if sample.group_index is None else sample.group_index
+        alone = ("sample", place) if sample.index is None else sample.index
+        generation = alone if sample.rollout_id is None else ("rollout", sample.rollout_id)
+        found = prompts[group]
+        found[generation] = found.get(generation, False) or reward >= threshold
+    return [list(found.values()) for found in prompts.values()]
 
 
 def describe_failures(samples: Sequence[Sample]) -> str:

@@ -68,7 +68,7 @@ class BatchPlan:
         hard: a sample that does not fit ends the run.
         flops: shards get equal work of this kind; None: equally many tokens.
         share_prompts: samples of a micro-batch with equal prompts share them, if that saves enough tokens.
-        per_token, token_divisor: see :func:`slime_core.rollout.shards.loss_weights` and
+        per_token, token_divisor, counts_masked: see :func:`slime_core.rollout.shards.loss_weights` and
             :func:`~slime_core.rollout.shards.loss_factor`.
     """
 
@@ -83,6 +83,7 @@ class BatchPlan:
     share_prompts: bool = False
     per_token: bool = False
     token_divisor: float | None = None
+    counts_masked: bool = False
 
     @classmethod
     def of(cls, config: RunConfig, folder: Path) -> BatchPlan:
@@ -104,6 +105,7 @@ class BatchPlan:
             share_prompts=_shares_prompts(config),
             per_token=algorithm.calculate_per_token_loss,
             token_divisor=algorithm.loss_token_divisor,
+            counts_masked=algorithm.count_masked_rollouts,
         )
 
     @property
@@ -253,15 +255,25 @@ def loss_divisor(samples: Sequence[Sample], mask_sums_B: NDArray[np.int64], *, p
     return max(int((np.bincount(_rollouts(samples), weights=mask_sums_B) > 0).sum()), 1)
 
 
-def loss_factor(samples: Sequence[Sample], mask_sums_B: NDArray[np.int64], *, token_divisor: float | None) -> float:
-    """What turns the mean over all trained tokens into a mean over rollouts of their summed losses, each divided by the
-    constant ``token_divisor`` instead of its own trained tokens (Dr. GRPO, 2503.20783, section 3.2).
+def loss_factor(
+    samples: Sequence[Sample],
+    mask_sums_B: NDArray[np.int64],
+    *,
+    token_divisor: float | None,
+    counts_masked: bool = False,
+) -> float:
+    """What the loss, and no metric, is multiplied by after it was averaged with :func:`loss_weights`.
 
-    Siblings that share a ``rollout_id`` share one sum. None: 1, there is nothing to turn.
+    Arguments:
+        token_divisor: turns the mean over all trained tokens into a mean over rollouts of their summed losses, each
+            divided by this constant instead of its own trained tokens (Dr. GRPO, 2503.20783, section 3.2). Siblings
+            that share a ``rollout_id`` share one sum. None: the mean of :func:`loss_weights` stays.
+        counts_masked: means over rollouts divide by all of them. False: by those with a trained token.
     """
+    trained = loss_divisor(samples, mask_sums_B, per_token=False)
+    rollouts = max(len(set(_rollouts(samples).tolist())), 1) if counts_masked else trained
     if token_divisor is None:
-        return 1.0
-    rollouts = loss_divisor(samples, mask_sums_B, per_token=False)
+        return trained / rollouts
     return loss_divisor(samples, mask_sums_B, per_token=True) / (token_divisor * rollouts)
 
 
@@ -396,7 +408,7 @@ def _planned(
         of_step = [samples[i] for i in step]
         weights_B[step] = loss_weights(of_step, sums_B[step], per_token=per_token)
         divisor = loss_divisor(of_step, sums_B[step], per_token=per_token)
-        factor = loss_factor(of_step, sums_B[step], token_divisor=plan.token_divisor)
+        factor = loss_factor(of_step, sums_B[step], token_divisor=plan.token_divisor, counts_masked=plan.counts_masked)
         for steps, micro_batches in zip(ranks, _cut(step, lengths, shared, plan), strict=True):
             steps.append(StepPlan(tuple(map(tuple, micro_batches)), divisor, factor))
     return weights_B, ranks

@@ -38,7 +38,9 @@ async def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: FakeEng
 
     def make(text: str, *flags: str) -> Sampler:
         Path("mine.py").write_text(textwrap.dedent(text))
-        shape = ("--rollout-batch-size", "2", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8")
+        shape: tuple[str, ...] = ("--rollout-batch-size", "2", "--rollout-max-response-len", "8")
+        if "--n-samples-per-prompt" not in flags:
+            shape += ("--n-samples-per-prompt", "2")
         argv = ("--plugin", "grpo", *shape, "--rollout-shuffle", "false", "--rm-type", "random", *flags)
         if "--custom-rm-path" in flags:
             argv = tuple(word for word in argv if word not in ("--rm-type", "random"))
@@ -118,6 +120,30 @@ async def test_shaped_rewards_are_advantages_and_the_plain_ones_are_logged(build
     sampled = await build(text, *paths).sample(0)
     assert sampled.shards[0].columns_B["advantages"].tolist() == [-3, -2, -1, 0]
     assert sampled.metrics["rollout/raw_reward"] == 1.5
+
+
+EIGHT = """
+    def reward(args, sample):
+        return float(sample.index != 7)
+
+    def shape(args, samples):
+        raw = [sample.get_reward_value(args) for sample in samples]
+        return raw, [one - 0.5 for one in raw]
+    """
+
+
+async def test_rewards_of_a_function_are_not_normalised_again(build) -> None:
+    # Groups (1, 1, 1, 1) and (1, 1, 1, 0): r - 1/2, by hand; normalised again the second would be (.5, .5, .5, -1.5).
+    flags = ("--custom-rm-path", "mine.py:reward", "--custom-reward-post-process-path", "mine.py:shape")
+    sampled = await build(EIGHT, *flags, "--n-samples-per-prompt", "4").sample(0)
+    assert sampled.shards[0].columns_B["advantages"].tolist() == [0.5] * 7 + [-0.5]
+
+
+async def test_rewards_are_advantages_where_normalisation_is_disabled(build) -> None:
+    sizes = ("--n-samples-per-prompt", "4")
+    flags = ("--custom-rm-path", "mine.py:reward", "--disable-rewards-normalization")
+    sampled = await build(EIGHT, *flags, *sizes).sample(0)
+    assert sampled.shards[0].columns_B["advantages"].tolist() == [1.0] * 7 + [0.0]
 
 
 @pytest.mark.parametrize("returned", ["[1.0, 2.0]", "([1.0], [1.0])", "([1.0] * 4, [float('nan')] * 4)", "None"])
@@ -322,3 +348,10 @@ async def test_an_evaluation_takes_numbers_of_numpy_and_named_rewards(build) -> 
     rewards = "[np.float32(0.5), {'acc': np.array(1.0), 'other': None}]"
     sampler = build(text % rewards, "--eval-function-path", "mine.py", "--reward-key", "acc")
     assert await sampler.evaluate(0) == {"eval/a": 0.75}
+
+
+async def test_the_reward_key_of_evaluations_holds_for_a_function_that_evaluates(build) -> None:
+    text = "def f(args, rollout_id, data_source): return {'a': {'rewards': [{'acc': 1.0, 'score': 0.25}]}}"
+    keys = ("--reward-key", "score", "--eval-reward-key", "acc")
+    assert (await build(text, "--eval-function-path", "mine.py", *keys).evaluate(0))["eval/a"] == 1.0
+    assert (await build(text, "--eval-function-path", "mine.py", *keys[:2]).evaluate(0))["eval/a"] == 0.25

@@ -40,6 +40,7 @@ def test_a_transform_activates_the_plugin_without_its_presets():
     [
         "--plugin grpo --sample-transforms drop_zero_std punish_overlong --overlong-buffer-len 4",
         "--advantage-estimator sft --sample-transforms punish_overlong --overlong-penalty-factor 0.5",
+        "--advantage-estimator gspo --eps-clip-c 3",
         "--advantage-estimator gspo --grpo.std-normalization false",
     ],
 )
@@ -64,6 +65,11 @@ def test_a_function_that_is_named_by_path_may_read_the_options(tmp_path: Path):
             "--plugin grpo --sample-transforms mask_truncated --overlong-penalty-factor 0.5",
             "overlong_penalty_factor = 0.5 has no effect: none of sample_transforms = mask_truncated reads it. Leave "
             "--overlong-penalty-factor out, or name a sample transform that reads it: punish_overlong",
+        ),
+        (
+            "--plugin grpo --advantage-estimator cispo --eps-clip-c 3",
+            "eps_clip_c = 3.0 has no effect with the policy loss 'cispo': it bounds the ratio of negative advantages, "
+            "and cispo bounds every ratio by --eps-clip and --eps-clip-high",
         ),
         (
             "--plugin grpo --sample-transforms punish_overlong --overlong-buffer-len 9 --rollout-max-response-len 8",

@@ -18,6 +18,15 @@ def test_an_estimator_that_whitens_is_not_whitened_again(name):
     ) in str(caught.value)
 
 
+def test_groups_of_one_under_a_group_baseline_are_refused():
+    line = (
+        "--plugin ppo --advantage-estimator reinforce_plus_plus_baseline --rollout-batch-size 8 --n-samples-per-prompt"
+    )
+    with pytest.raises(ConfigError, match="the reward of a group of one is its mean, so that nothing would be learned"):
+        _resolve([*line.split(), "1"])
+    _resolve([*line.split(), "2"])
+
+
 @pytest.mark.parametrize("line", ["--normalize-advantages", "--advantage-estimator reinforce_plus_plus --gamma 0.9"])
 def test_other_settings_are_accepted(line):
     _resolve(["--plugin", "ppo", *line.split()])

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_core.errors import EngineError
+from slime_core.errors import EngineError, RequestRefused
 from slime_core.generation.sampling import Kept
 
 __all__ = ["Truncation", "truncate"]
@@ -62,8 +62,17 @@ class Truncation:
             fields: SGLang's sampling parameters.
             most: tokens that are kept where there is no top_k; None: the mask is not needed.
             vocab_size: there are no more; None: unknown.
+
+        Raises:
+            RequestRefused: min_p goes with another cut, and how the engine combines them depends on its backend.
         """
         top_k, top_p, min_p = fields.get("top_k", -1), fields.get("top_p", 1.0), fields.get("min_p", 0.0)
+        if most is not None and min_p > 0 and (top_p < 1 or top_k != -1):
+            raise RequestRefused(
+                f"min_p {min_p:g} with top_p {top_p:g} and top_k {top_k}: with min_p, an engine cuts by its sampling "
+                "backend's rule (pytorch takes top_p of the whole mass, flashinfer of what top_k left), so what a "
+                "token was drawn from cannot be told. Train with min_p alone, or with top_p and top_k"
+            )
         is_cut = top_k != -1 or top_p < 1 or min_p > 0 or any(fields.get(name) for name in FORBID)
         if most is None or fields.get("temperature") == 0 or not is_cut:
             return None

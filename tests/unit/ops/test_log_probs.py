@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -222,3 +224,19 @@ def test_no_more_than_one_chunk_is_held_beyond_the_logits(chunk_size, entropy, d
     held = peak_rows(chunk_size=chunk_size, dtype=dtype, entropy=entropy)
     # Less than a row on top: the numbers that there are of each token and row.
     assert 0.49 * allowed < held < allowed + 0.7
+
+
+@pytest.mark.parametrize("chunk_size", CHUNKS)
+def test_a_logit_of_minus_infinity_adds_nothing_to_the_entropy_or_its_gradient(chunk_size):
+    # The limit of p log p is 0: the entropy of (1/2, 1/4, 1/4) in nats is 1.5 log 2, wherever a zero stands beside it.
+    probs_V = torch.tensor([0.5, 0.0, 0.25, 0.25], dtype=torch.float64)
+    logits_TV = probs_V.log()[None].requires_grad_() * 1
+    log_probs_U, entropy_U = log_probs_and_entropy(
+        logits_TV, rows_U=torch.tensor([0]), targets_U=torch.tensor([2]), chunk_size=chunk_size
+    )
+    assert log_probs_U.tolist() == pytest.approx([math.log(0.25)])
+    assert entropy_U.tolist() == pytest.approx([1.5 * math.log(2)])
+    found_TV = gradient(entropy_U.sum(), logits_TV)
+    # -p (log p + H): Cover and Thomas, eq. 2.1, through the softmax Jacobian.
+    expected = [-p * (math.log(p) + 1.5 * math.log(2)) if p else 0.0 for p in probs_V.tolist()]
+    assert found_TV[0].tolist() == pytest.approx(expected, abs=1e-12)

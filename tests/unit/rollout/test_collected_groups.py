@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.rollout.components import Transforms
+from slime_core.rollout.evaluation import pass_rates, score
 from slime_core.rollout.rollout_batch import CollectedGroups
 from slime_core.track.ledger import Journal, Recount
 from slime_core.track.samples import SampleWriter
@@ -59,3 +60,17 @@ def test_the_ledger_knows_where_they_ended(harvest, request, tmp_path: Path):
     trained = 3 - sum(second.values())
     assert found.groups == {("trained", ""): trained, **second}
     assert found.open == {}
+
+
+def test_siblings_of_one_generation_count_once_in_pass_rates_as_in_evaluations():
+    samples = [
+        Sample(group_index=0, index=0, rollout_id=0, reward=0.0),
+        Sample(group_index=0, index=0, rollout_id=0, reward=1.0),
+        Sample(group_index=0, index=1, reward=0.0),
+    ]
+    for sample in samples:
+        sample.status = Status.COMPLETED
+    found = CollectedGroups(Transforms(), wanted=1, reward_key=None)
+    found.take([samples])
+    assert found.solved(1.0) == [[True, False]]
+    assert pass_rates(found.solved(1.0)) == score(samples, key=None).pass_at == {1: 0.5, 2: 1.0}

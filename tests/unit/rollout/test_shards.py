@@ -134,6 +134,27 @@ def test_weights_times_trained_tokens_add_up_to_one(shapes, per_token):
     assert float((np.array(weights(samples, per_token=per_token)) * sums_B).sum()) == pytest.approx(expected, abs=1e-5)
 
 
+def test_masked_rollouts_count_in_the_divisor_where_that_is_wanted() -> None:
+    # slime: the sum of 4 rollouts' means over 4, masked ones included; ours by default: over the 3 that train.
+    samples = [Sample(tokens=[1] * 4, response_length=3) for _ in range(4)]
+    sums_B = np.array([3, 0, 1, 2])
+    assert loss_factor(samples, sums_B, token_divisor=None) == 1.0
+    assert loss_factor(samples, sums_B, token_divisor=None, counts_masked=True) == 3 / 4
+    weights_B = loss_weights(samples, sums_B, per_token=False) * (3 / 4)
+    assert (weights_B * np.maximum(sums_B, 1)).tolist() == pytest.approx([1 / 4] * 4)
+    # Dr. GRPO's constant: 6 tokens over 10 each and 4 rollouts.
+    assert loss_factor(samples, sums_B, token_divisor=10.0, counts_masked=True) == pytest.approx(6 / (10 * 4))
+
+
+@pytest.mark.parametrize(("counts_masked", "expected"), [(False, 1.0), (True, 0.5)])
+def test_a_plan_counts_masked_rollouts_in_each_step(counts_masked: bool, expected: float) -> None:
+    given = {"tokens": [1, 2, 3], "response_length": 2, "rollout_log_probs": [-1.0] * 2, "reward": 1.0}
+    samples = [Sample(group_index=0, index=i, remove_sample=i == 1, **given) for i in range(2)]
+    plan = BatchPlan(num_ranks=1, max_tokens=100, counts_masked=counts_masked)
+    (shard,) = make_shards(samples, np.ones(2, np.float32), plan, rollout=0, temperature=1.0)
+    assert [step.loss_factor for step in shard.steps] == [expected]
+
+
 def factor(samples: list[Sample], token_divisor: float | None) -> float:
     sums_B = np.array([mask.sum() for mask in loss_masks(samples)], np.int64)
     return loss_factor(samples, sums_B, token_divisor=token_divisor)

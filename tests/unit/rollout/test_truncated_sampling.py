@@ -17,7 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from slime_core.errors import EngineError
+from slime_core.errors import EngineError, RequestRefused
 from slime_core.generation import SamplingParams, joined, keep
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.learner.micro_batches import make_micro_batches as cut_batch
@@ -112,6 +112,14 @@ def test_a_response_without_tokens_kept_nothing() -> None:
 )
 def test_a_request_says_what_it_cuts(fields: dict[str, Any], most: int | None, cut: Truncation | None) -> None:
     assert Truncation.of(fields, most=most, vocab_size=1000) == cut
+
+
+@pytest.mark.parametrize("fields", [{"top_p": 0.9}, {"top_k": 5}, {"top_p": 0.9, "top_k": 5}])
+def test_min_p_beside_another_cut_is_refused_where_the_cut_is_recorded(fields: dict[str, Any]) -> None:
+    # sglang 0.5.23, layers/sampler.py: flashinfer renormalises after top_k before it takes top_p, pytorch does not.
+    with pytest.raises(RequestRefused, match="Train with min_p alone, or with top_p and top_k"):
+        Truncation.of({"min_p": 0.1, **fields}, most=64, vocab_size=1000)
+    assert Truncation.of({"min_p": 0.1, **fields}, most=None, vocab_size=1000) is None
 
 
 def test_no_more_are_requested_than_there_are() -> None:

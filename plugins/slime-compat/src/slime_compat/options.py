@@ -84,6 +84,7 @@ FunctionPath = Annotated[str, Field(min_length=1), AfterValidator(_not_shipped)]
 WHOLE = "the function takes whole responses, and context parallelism splits them over ranks"
 REPLACES = "the function replaces the policy loss"
 AVERAGES = "the function averages by itself"
+UNSHAPED = "what the function returns is trained as it is"
 
 
 class CompatOptions(PluginOptions):
@@ -153,6 +154,13 @@ class CompatOptions(PluginOptions):
         Provides("training_signal"),
     ] = None
     """fn(args, samples) -> (raw rewards, rewards): what trains instead of the plain rewards. None: those."""
+    disable_rewards_normalization: Annotated[
+        bool,
+        Flag("--disable-rewards-normalization"),
+        Provides("training_signal"),
+        Conflicts("custom_reward_post_process_path", "custom_convert_samples_to_train_data_path", because=UNSHAPED),
+    ] = False
+    """Train on the rewards as they are, without mean or standard deviation of a group. False: the estimator decides."""
     custom_convert_samples_to_train_data_path: Annotated[
         FunctionPath | None,
         Flag("--custom-convert-samples-to-train-data-path", section=SECTION),
@@ -321,6 +329,11 @@ class PathOptions:
     def group_rm(self) -> bool:
         """Whether a reward function is called with all samples of a group at once."""
         return self.plan.settings.get("compat.group_rm") is True
+
+    @property
+    def disable_rewards_normalization(self) -> bool:
+        """Whether rewards are advantages."""
+        return self.plan.settings.get("compat.disable_rewards_normalization") is True
 
     @cached_property
     def rollout_functions(self) -> PathFunctions:

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 
+NOT_NORMALISED = ("ppo", "reinforce_plus_plus")
+"""Estimators of slime that compare no rewards within a group."""
+
+
 @hookimpl
 def slime_register_advantage_estimators() -> Iterator[Component]:
     yield Component(
@@ -140,6 +144,12 @@ def slime_check(plan: RunPlan, options: CompatOptions, code: Mapping[str, Sequen
     check_training_functions(code)
     if options.custom_config_path is not None and not code:
         yield f"custom_config_path = {options.custom_config_path} has no effect: no function is named by path"
+    estimator = str(plan.settings.get("advantage_estimator")).rpartition(":")[2]
+    if options.disable_rewards_normalization and estimator in NOT_NORMALISED:
+        yield (
+            f"disable_rewards_normalization = true has no effect: advantage estimator {estimator!r} takes rewards as "
+            "they are. Leave --disable-rewards-normalization out"
+        )
     path, transport = options.custom_update_weight_post_write_path, weight_transport(plan)
     if path is not None and transport != "disk":
         yield (
@@ -186,7 +196,9 @@ def slime_after_collect(groups: list[PromptGroup], prompts: DataSource, options:
 
 @hookimpl
 def slime_before_shards(samples: list[Sample], options: CompatOptions | PathOptions) -> TrainSamples | None:
-    return None if isinstance(options, CompatOptions) else options.rollout_functions.trained(samples)
+    found = None if isinstance(options, CompatOptions) else options.rollout_functions.trained(samples)
+    as_they_are = options.disable_rewards_normalization
+    return TrainSamples(samples, rewards_are_advantages=True) if found is None and as_they_are else found
 
 
 @hookimpl

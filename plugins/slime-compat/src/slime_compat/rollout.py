@@ -122,7 +122,8 @@ class PathFunctions:
 
     def _values(self, loaded: Loaded, name: str, rewards: Sequence[Any]) -> list[float]:
         """The rewards of one evaluation set as numbers, whether named or not."""
-        key = self._options.plan.reward_key
+        plan = self._options.plan
+        key = plan.settings.get("eval_reward_key") or plan.reward_key
         found: list[Any] = [reward.get(key) if isinstance(reward, Mapping) else reward for reward in rewards]
         values: list[Any] = [
             one.item() if hasattr(one, "item") and getattr(one, "ndim", 0) == 0 else one for one in found
@@ -131,7 +132,7 @@ class PathFunctions:
         if wrong:
             raise PluginError(
                 f"{loaded.source}: rewards of {name!r} has {_shown(rewards[wrong[0]])} at place {wrong[0]}; accepted: "
-                f"numbers, or dicts with a number under --reward-key, which is {key!r}."
+                f"numbers, or dicts with a number under --eval-reward-key or --reward-key, which is {key!r}."
             )
         return [float(value) for value in values]
 

@@ -102,3 +102,11 @@ def slime_check(plan: RunPlan, options: GrpoOptions, trains: bool) -> Iterator[s
             f"overlong_buffer_len = {buffer} is above rollout_max_response_len = {longest}, whose end it is; give at "
             f"most {longest}, or leave it out"
         )
+    chosen = str(plan.settings.get("policy_loss") or plan.settings.get("advantage_estimator"))
+    bound = plan.settings.get("eps_clip_c")
+    if trains and bound is not None and chosen.removeprefix("grpo:") == "cispo":
+        yield (
+            f"eps_clip_c = {bound} has no effect with the policy loss 'cispo': it bounds the ratio of negative "
+            "advantages, and cispo bounds every ratio by --eps-clip and --eps-clip-high. Leave --eps-clip-c out, or "
+            "choose --policy-loss clipped"
+        )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
-from slime_core import AdvantageTraits, Component, RunPlan, hookimpl
+from slime_core import AdvantageTraits, Component, FunctionSource, RunPlan, hookimpl
 
 __all__: list[str] = []
 
@@ -52,8 +52,17 @@ def slime_presets() -> dict[str, object]:
 
 
 @hookimpl
-def slime_check(plan: RunPlan, trains: bool) -> Iterator[str]:
+def slime_check(plan: RunPlan, trains: bool, code: Mapping[str, Sequence[FunctionSource]]) -> Iterator[str]:
     name = str(plan.settings.get("advantage_estimator")).removeprefix("ppo:")
+    if code:
+        return  # what a function leaves of the rewards, such as advantages of its own, only the run shows
+    if trains and name == "reinforce_plus_plus_baseline" and plan.n_samples_per_prompt == 1:
+        yield (
+            "n_samples_per_prompt = 1: advantage estimator 'reinforce_plus_plus_baseline' subtracts the mean reward of "
+            "a group, and the reward of a group of one is its mean, so that nothing would be learned. Give "
+            "--n-samples-per-prompt at least 2, or --advantage-estimator reinforce_plus_plus, which compares with the "
+            "whole batch"
+        )
     if trains and name in WHITENED and plan.settings.get("normalize_advantages") is True:
         yield (
             f"normalize_advantages = true has no effect: advantage estimator {name!r} whitens its advantages itself. "
