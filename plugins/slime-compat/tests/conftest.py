@@ -24,7 +24,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         Path("mine.py").write_text(textwrap.dedent(text))
         options = handed([f"--{setting.replace('_', '-')}", f"mine.py{name}", *flags])
         if checked:
-            check_rollout_functions(options.sources, group_rm=options.group_rm)
+            check_rollout_functions(options.sources, group_rm=options.group_rm, has_model=True)
         return options
 
     return make

@@ -133,6 +133,58 @@ def test_a_class_made_with_a_dataset_may_hand_out_single_samples(write, request_
     assert (again[0].prompt, again[1].index, len(source)) == ("1+1", 5, 2)
 
 
+USERS = """
+    from slime.data import RolloutDataSource
+
+    class Mine(RolloutDataSource):
+        def __init__(self, dataset, args):
+            self.dataset = dataset
+
+        def get_samples(self, n):
+            assert len(self.dataset) == 5 and self.dataset[0].prompt == "0+1"
+            return self.dataset.sample(n)
+"""
+
+
+def test_a_dataset_draws_samples(write, request_of) -> None:
+    source = PathSource(write("data_source_path", USERS), RunView(prompts=request_of))
+    groups = source.next_groups(40)
+    assert set(prompts(groups)) == {f"{n}+1" for n in range(5)}
+    assert [len(group) for group in groups] == [2] * 40
+
+
+WITH_BUFFER = """
+    from slime.rollout.data_source import RolloutDataSourceWithBuffer
+
+    class Mine(RolloutDataSourceWithBuffer):
+        def buffer_filter(self, args, buffer, n):
+            buffer.sort(key=lambda group: -group[0].index)
+            return buffer[:n]
+"""
+
+
+def test_slimes_buffered_source_without_a_constructor_chooses_by_its_filter(write, request_of) -> None:
+    source = PathSource(write("data_source_path", WITH_BUFFER), RunView(prompts=request_of))
+    first = source.next_groups(3)
+    source.put_back(first)
+    assert prompts(source.next_groups(4)) == ["2+1", "1+1", "0+1", "3+1"]
+
+
+def test_a_class_without_a_constructor_is_made_without_arguments(write, request_of) -> None:
+    text = """
+    from slime.data import Sample
+
+    class Mine:
+        def get_samples(self, n):
+            return [Sample(prompt="1+1", label="2") for _ in range(n)]
+
+        def add_samples(self, samples):
+            pass
+    """
+    source = PathSource(write("data_source_path", text), RunView(prompts=request_of))
+    assert prompts(source.next_groups(2)) == ["1+1", "1+1"]
+
+
 def test_a_class_without_state_is_asked_again_when_resumed(write, request_of) -> None:
     options = write("data_source_path", BY_ARGS)
     source = PathSource(options, RunView(prompts=request_of))

@@ -123,6 +123,65 @@ async def test_a_function_over_a_list_that_lets_the_core_ask(write, context, eng
         assert len(sample.rollout_log_probs or ()) == sample.response_length == 11
 
 
+AS_PUBLISHED = """
+    from slime.data import Sample
+
+    async def custom_generate(args, samples, evaluation=False):
+        for sample in samples:
+            conversation = [{"role": "user", "content": sample.prompt}]
+            sample.response = await generate_single(conversation)
+            sample.loss_mask = [1, 0, 1, 1, 0]
+        return samples
+"""
+
+
+async def test_the_published_example_runs_without_an_import_and_its_loss_mask_is_kept(write, engine) -> None:
+    encoder = PromptEncoder(FOLDER, apply_chat_template=True)
+    async with GenerateClient(engine.url, timeout_s=60, vocab_size=16) as client:
+        options = write("custom_generate_function_path", AS_PUBLISHED)
+        samples = await generate(options, GenerateContext(client, encoder))
+    assert [list(sample.loss_mask or ()) for sample in samples] == [[1, 0, 1, 1, 0]] * 2
+    assert all(len(sample.rollout_log_probs or ()) == 5 for sample in samples)
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"), [("[1, 0]", "has 2 entries; its conversation has 5 response tokens, 5 of them drawn")]
+)
+async def test_a_loss_mask_that_does_not_fit_is_refused(write, context, mask: str, message: str) -> None:
+    text = f"""
+    async def custom_generate(args, sample, sampling_params):
+        sample.response = await generate_single(sample.prompt)
+        sample.loss_mask = {mask}
+        return sample
+    """
+    with pytest.raises(PluginError, match=message):
+        await generate(write("custom_generate_function_path", text), context)
+
+
+SLIMES = """
+    from slime.rollout.sglang_rollout import GenerateState, generate
+    from slime.utils.http_utils import post
+    from slime.utils.types import Sample
+
+    async def custom_generate(args, sample, sampling_params):
+        state = GenerateState(args)
+        sample = await generate(args, sample, sampling_params)
+        sample.metadata = {"text": state.tokenizer.decode(sample.tokens[-2:])}
+        if len(sample.tokens) < 12:
+            sample = await generate(args, sample, sampling_params)
+        return sample
+"""
+
+
+async def test_slimes_generate_fills_a_sample_and_goes_on_from_one_that_has_a_response(write, context) -> None:
+    samples = await generate(write("custom_generate_function_path", SLIMES), context)
+    for sample in samples:
+        assert sample.response_length == len(sample.rollout_log_probs or ()) == sum(sample.loss_mask or ()) == 10
+        assert len(sample.tokens) == 13
+        assert sample.status is Status.COMPLETED
+        assert list(sample.tokens[3:8])[-1] == END
+
+
 CHAT = """
     from slime_compat import generate_single
 

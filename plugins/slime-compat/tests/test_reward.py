@@ -90,7 +90,7 @@ def test_a_function_of_a_list_is_refused_without_group_rm_before_it_runs(write) 
         (LIST, ["--group-rm"]),
         (EITHER, []),
         (EITHER, ["--group-rm"]),
-        ("def f(args, sample): return score(sample)", ["--group-rm"]),
+        ("from math import fsum as score\ndef f(args, sample): return score(sample)", ["--group-rm"]),
         ("def f(args, sample): return [sample.index(one) for one in sample]", ["--group-rm"]),
     ],
 )

@@ -6,6 +6,7 @@
     arguments   ``args``, from which such functions read every setting
     forms, training    how the functions of each setting may be written, on either side
     signatures, check, reward_uses    whether a function takes what it will be passed, by its text
+    names, imports, outputs    slime's module names inside such files; whether their imports lead somewhere
     calling     awaits it or runs it in a thread; every failure says whose it is
 
     data, filters, generate, reward, rollout, train_data    the rollout side, an adapter or more a file

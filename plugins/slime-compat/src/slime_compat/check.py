@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slime_compat.imports import check_names
+from slime_compat.names import provided
 from slime_compat.options import PathOptions
 from slime_compat.signatures import Definition, Form, choose, defined, definitions, first_fit, mistake
 from slime_core import FunctionSource, boundary, load_function, own_definitions
@@ -81,7 +83,8 @@ def load_all_checked(options: PathOptions, setting: str, forms: Mapping[str, Seq
 
 
 def _load(source: FunctionSource, forms: Sequence[Form]) -> Loaded:
-    function = _chosen(source, forms) if source.attribute is None else load_function(source)
+    with provided(source):
+        function = _chosen(source, forms) if source.attribute is None else load_function(source)
     if not callable(function):
         raise PluginError(f"{source}: this is a {type(function).__name__}; {_accepted(forms)}.")
     with boundary(source, "reading its signature"):
@@ -111,6 +114,8 @@ def _check_text(source: FunctionSource, forms: Sequence[Form]) -> None:
         found = definitions(text, source.code.plugin.distribution)
     except (SyntaxError, ValueError) as error:
         raise PluginError(f"{source}: this is not Python: {error}. Correct the file.") from error
+    if source.content is not None:
+        check_names(source, text)
     if source.attribute is None:
         _check_only_one(source, found, forms)
     elif source.attribute not in found:

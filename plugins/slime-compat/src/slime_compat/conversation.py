@@ -83,11 +83,30 @@ class Trajectory:
             place = found + len(answer)
         return True
 
+    def _mask(self, sample: Sample) -> Mask:
+        """The function's own mask where it set one, which leaves answers or parts of them out."""
+        if sample.loss_mask is None:
+            return Mask(self.mask)
+        given = list(map(int, sample.loss_mask))
+        trains = [place for place, (one, own) in enumerate(zip(given, self.mask, strict=False)) if one and not own]
+        if len(given) != len(self.mask) or trains:
+            wrong = f"trains token {trains[0]}, which no engine drew" if trains else f"has {len(given)} entries"
+            raise PluginError(
+                f"sample {sample.index}: the loss_mask that the function set {wrong}; its conversation has "
+                f"{len(self.mask)} response tokens, {sum(self.mask)} of them drawn. Accepted: one entry a token, 1 "
+                "only where an engine drew it; or leave loss_mask unset."
+            )
+        return Mask(given)
+
     def fill(self, sample: Sample, tokenizer: Any) -> None:
-        """Record the conversation in ``sample``; a response that it has already is kept, for people and rewards."""
+        """Record the conversation in ``sample``; a response and a loss mask that it has already are kept.
+
+        Raises:
+            PluginError: the loss mask is of another length, or trains what no engine drew.
+        """
         sample.tokens = TokenIds([*self.prompt_ids, *self.ids])
         sample.response_length = len(self.ids)
-        sample.loss_mask, sample.rollout_log_probs = Mask(self.mask), LogProbs(self.log_probs)
+        sample.loss_mask, sample.rollout_log_probs = self._mask(sample), LogProbs(self.log_probs)
         sample.response = sample.response or tokenizer.decode(self.ids, skip_special_tokens=True)
         versions = [version for answer in self.answers for version in answer.weight_versions]
         sample.weight_versions, sample.weight_spans = list(dict.fromkeys(versions)), list(self.spans)
@@ -140,6 +159,25 @@ class Call:
         turn = {"role": "assistant", "content": str(answer)}
         trajectory.messages = messages + answer if isinstance(messages, str) else [*messages, turn]
         return answer
+
+    async def respond(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Sample:
+        """``sample`` with one turn of the model as its response; one that has a response goes on from its ids."""
+        trajectory = self._begun(cast("str | list[dict[str, Any]]", sample.prompt))
+        asked = int(sampling_params.get("max_new_tokens", self._sampling.max_new_tokens)) - sample.response_length
+        if sample.response_length:
+            trajectory.prompt_ids = list(sample.tokens)
+        try:
+            answer = await self._drawn(trajectory, {**sampling_params, "max_new_tokens": asked})
+        finally:
+            self.trajectories = [one for one in self.trajectories if one is not trajectory]
+        trajectory.take(answer)
+        if not sample.response_length:
+            trajectory.fill(sample, self.tokenizer)
+            return sample
+        spans = [{"version": name, "start": start, "end": end} for name, start, end in answer.weight_spans]
+        meta: dict[str, Any] = {"finish_reason": answer.finish_reason, "weight_versions": spans}
+        sample.append_response_tokens(tokens=answer.token_ids, log_probs=answer.log_probs, text=answer, meta_info=meta)
+        return sample
 
     async def _drawn(self, trajectory: Trajectory, sampling_params: Mapping[str, Any]) -> Answer:
         if not self._context.evaluation:

@@ -9,6 +9,7 @@ SourceView            the run's data source with slime's methods, for functions 
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import replace
 from typing import Any, cast
@@ -22,7 +23,34 @@ from slime_core.errors import PluginError
 from slime_core.prompts.numbered import Held, NumberedPrompts, requested
 from slime_core.types import PromptGroup, Sample
 
-__all__ = ["BufferedDataSource", "BufferedSource", "PathSource", "SourceView"]
+__all__ = [
+    "BufferedDataSource",
+    "BufferedSource",
+    "PathSource",
+    "PromptSamples",
+    "RolloutDataSource",
+    "SourceView",
+    "pop_first",
+]
+
+
+class PromptSamples(list[Sample]):
+    """The prompts as one sample each, in file order: a list that also draws."""
+
+    def __init__(self, samples: Sequence[Sample], *, seed: int) -> None:
+        super().__init__(samples)
+        self._random = random.Random(seed)
+
+    def sample(self, n: int) -> list[Sample]:
+        """``n`` prompts, each drawn from all of them; new samples, the same in every run with this seed."""
+        return [copy.deepcopy(one) for one in self._random.choices(self, k=n)]
+
+
+def pop_first(args: Any, rollout_id: int | None, buffer: list[PromptGroup], num_samples: int) -> list[PromptGroup]:
+    """The oldest groups of the buffer, which lose their place in it."""
+    chosen = buffer[:num_samples]
+    del buffer[: len(chosen)]
+    return chosen
 
 
 class BufferedDataSource:
@@ -36,11 +64,13 @@ class BufferedDataSource:
                 return buffer[:n]
 
     Arguments:
-        args: every setting; ``args.prompt_request`` says which prompts there are.
+        given: ``(args)`` or ``(dataset, args)``: every setting, of which ``args.prompt_request`` says which prompts
+            there are; and these prompts.
     """
 
-    def __init__(self, args: Any) -> None:
-        self.args = args
+    def __init__(self, *given: Any) -> None:
+        args = given[-1]
+        self.args, self.dataset = args, given[0] if len(given) > 1 else None
         self.prompts = NumberedPrompts(Held(args.prompt_request), args.prompt_request)
         self.buffer: list[PromptGroup] = []
 
@@ -52,6 +82,7 @@ class BufferedDataSource:
         """The next groups."""
         chosen = list(self.buffer_filter(self.args, self.buffer, num_samples)) if self.buffer else []
         taken = set(map(id, chosen))
+        # Functions of slime delete what they return from the buffer; others leave it there.
         self.buffer = [group for group in self.buffer if id(group) not in taken]
         return [*chosen, *self.prompts.next_groups(num_samples - len(chosen))]
 
@@ -73,6 +104,10 @@ class BufferedDataSource:
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+
+class RolloutDataSource(BufferedDataSource):
+    """The same without a choice among the groups that were added: the oldest come first."""
 
 
 class BufferedSource:
@@ -143,9 +178,10 @@ class PathSource:
         self._loaded = load_checked(options, "data_source_path", rollout_forms(group_rm=options.group_rm))
         self._request = requested(run)
         self._args = _arguments(options, self._request)
-        dataset = [self._dataset()] if "dataset" in self._loaded.form.passed else []
+        passed = self._loaded.form.passed
+        known = {"args": self._args, **({"dataset": self._dataset()} if "dataset" in passed else {})}
         with blamed(self._loaded.source, "making the class"):
-            self._made = self._loaded.function(*dataset, self._args)
+            self._made = self._loaded.function(*(known[name] for name in passed))
         self._begin()
 
     def _begin(self) -> None:
@@ -245,12 +281,13 @@ class PathSource:
         else:
             self._asked.append([n, 1])
 
-    def _dataset(self) -> list[Sample]:
+    def _dataset(self) -> PromptSamples:
         request = replace(self._request, n_samples_per_prompt=1, shuffle=False)
         prompts = NumberedPrompts(Held(request), request)
         # Without numbers: those of groups are of the run, and a prompt comes again each epoch.
         groups = prompts.next_groups(len(prompts))
-        return [replace(group[0], group_index=None, index=None) for group in groups]
+        samples = [replace(group[0], group_index=None, index=None) for group in groups]
+        return PromptSamples(samples, seed=request.seed)
 
     def _group(self, entry: Any) -> PromptGroup:
         """A group, or one sample that becomes as many as a group has; numbered where the class did not."""

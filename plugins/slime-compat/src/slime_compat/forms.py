@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from slime_compat.check import check_texts
+from slime_compat.check import check_texts, chosen_text
 from slime_compat.reward_uses import check_reward_uses
-from slime_compat.signatures import Form
+from slime_compat.signatures import Form, definitions
 from slime_core import FunctionSource
+from slime_core.errors import PluginError
 
 __all__ = ["check_rollout_functions", "rollout_forms"]
 
@@ -47,6 +49,7 @@ _SOURCE_METHODS = {
 _SOURCE = (
     Form("a class C(args) with get_samples(n) and add_samples(samples)", ("args",), methods=_SOURCE_METHODS),
     Form("a class C(dataset, args) with the same", ("dataset", "args"), methods=_SOURCE_METHODS),
+    Form("a class C() with the same", methods=_SOURCE_METHODS),
 )
 
 _ROLLOUT = Form(
@@ -90,20 +93,38 @@ _FORMS: Mapping[str, tuple[Form, ...]] = {
 }
 
 
-def check_rollout_functions(functions: Mapping[str, Sequence[FunctionSource]], *, group_rm: bool) -> None:
+def check_rollout_functions(
+    functions: Mapping[str, Sequence[FunctionSource]], *, group_rm: bool, has_model: bool
+) -> None:
     """Returns if nothing in the text of the functions keeps the rollout from calling them; runs none of it.
+
+    Arguments:
+        has_model: the run gives ``rm_model_path``.
 
     Raises:
         PluginError: see :func:`slime_compat.check.check_texts` and
-            :func:`slime_compat.reward_uses.check_reward_uses`.
+            :func:`slime_compat.reward_uses.check_reward_uses`; or a reward class needs a model, and none is given.
     """
     forms = rollout_forms(group_rm=group_rm)
     check_texts(functions, forms)
     rewards = functions.get("custom_rm_path", ())
     check_reward_uses(rewards, forms["custom_rm_path"], group_rm=group_rm)
+    for source in rewards if not has_model else ():
+        _refuse_missing_model(source, forms["custom_rm_path"])
+
+
+def _refuse_missing_model(source: FunctionSource, forms: Sequence[Form]) -> None:
+    text, name = chosen_text(source, forms)
+    found = definitions(text, source.path).get(name) if text is not None and name is not None else None
+    parameter = None if found is None or found.methods is None else found.signature.parameters.get("model_path")
+    if parameter is not None and parameter.default is parameter.empty:
+        raise PluginError(
+            f"{source}: {name} is built with model_path, and the run gives no model. Add --rm-model-path FOLDER, or "
+            "give the parameter a default."
+        )
 
 
 def rollout_forms(*, group_rm: bool) -> dict[str, Sequence[Form]]:
     """Setting -> the forms that its function may have in this run, the preferred one first."""
-    rewards = (_REWARDS, _REWARDS_AS_SAMPLE) if group_rm else (_ONE_REWARD, _REWARDS)
-    return {**_FORMS, "custom_rm_path": (*rewards, _REWARD_CLASS)}
+    first, *others = (_REWARDS, _REWARDS_AS_SAMPLE) if group_rm else (_ONE_REWARD, _REWARDS)
+    return {**_FORMS, "custom_rm_path": (replace(first, is_preferred=True), *others, _REWARD_CLASS)}

@@ -13,9 +13,19 @@ from typing import Any, Protocol
 
 from slime_core.errors import PluginError
 from slime_core.services import model_url
-from slime_core.types import SpecInfo
+from slime_core.types import Sample, SpecInfo
 
-__all__ = ["CALL", "Answer", "GenerateState", "InsideCall", "generate_single", "get_model_url", "post"]
+__all__ = [
+    "CALL",
+    "Answer",
+    "GenerateState",
+    "InsideCall",
+    "generate",
+    "generate_single",
+    "get",
+    "get_model_url",
+    "post",
+]
 
 Conversation = str | Sequence[Mapping[str, Any]]
 
@@ -66,6 +76,10 @@ class InsideCall(Protocol):
         """The next turn of ``conversation``."""
         ...
 
+    async def respond(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Sample:
+        """``sample`` with one turn of the model as its response."""
+        ...
+
 
 CALL: ContextVar[InsideCall | None] = ContextVar("slime_custom_generate", default=None)
 """The call of a custom generate function that the running code belongs to."""
@@ -100,6 +114,17 @@ async def generate_single(conversation: Conversation, sampling_params: Mapping[s
     return await _inside("generate_single").answer(conversation, sampling_params or {})
 
 
+async def generate(args: Any, sample: Sample, sampling_params: Mapping[str, Any]) -> Sample:
+    """``sample`` with one turn of the model as its response: what the run does without a function.
+
+    Raises:
+        PluginError: called outside a custom generate function, or with another temperature or cut than the run trains.
+        EngineError: no engine answered; left alone, the sample fails and the run goes on.
+    """
+    del args  # slime's functions pass it
+    return await _inside("generate").respond(sample, sampling_params)
+
+
 class GenerateState:
     """What slime's functions look up under this name.
 
@@ -123,6 +148,15 @@ async def post(url: str, payload: Any, headers: Mapping[str, str] | None = None)
     import aiohttp
 
     async with aiohttp.ClientSession() as session, session.post(url, json=payload, headers=headers) as response:
+        response.raise_for_status()
+        return await response.json(content_type=None)
+
+
+async def get(url: str, headers: Mapping[str, str] | None = None) -> Any:
+    """The JSON that ``url`` answers; raises as :func:`post`."""
+    import aiohttp
+
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as response:
         response.raise_for_status()
         return await response.json(content_type=None)
 

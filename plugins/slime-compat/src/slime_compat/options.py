@@ -363,7 +363,10 @@ class PathOptions:
         Raises:
             PluginError: see :func:`slime_core.load_function`.
         """
-        return load_function(self.sources[setting][0], fits=fits)
+        from slime_compat.names import provided
+
+        with provided(self.sources[setting][0]):
+            return load_function(self.sources[setting][0], fits=fits)
 
     def source(self, setting: str) -> FunctionSource:
         """Where the function of ``setting`` comes from, for messages."""

@@ -140,7 +140,7 @@ def slime_check(plan: RunPlan, options: CompatOptions, code: Mapping[str, Sequen
     from slime_compat.forms import check_rollout_functions
     from slime_compat.training import check_training_functions
 
-    check_rollout_functions(code, group_rm=options.group_rm)
+    check_rollout_functions(code, group_rm=options.group_rm, has_model=options.rm_model_path is not None)
     check_training_functions(code)
     if options.custom_config_path is not None and not code:
         yield f"custom_config_path = {options.custom_config_path} has no effect: no function is named by path"

@@ -50,6 +50,7 @@ class Form:
         foreign: names that mean another form.
         is_async: what it has to be; None: either.
         methods: method -> its form; then it has to be a class, and the rest describes its constructor.
+        is_preferred: of several functions in one file, the only one of this form is meant.
     """
 
     text: str
@@ -59,6 +60,7 @@ class Form:
     foreign: frozenset[str] = frozenset()
     is_async: bool | None = None
     methods: Mapping[str, Form] = field(default_factory=dict)
+    is_preferred: bool = False
 
 
 # --- What is defined -------------------------------------------------------------------------------------------------
@@ -145,10 +147,14 @@ def first_fit(definition: Definition, forms: Sequence[Form]) -> Form | None:
 
 
 def choose(candidates: Mapping[str, Definition], forms: Sequence[Form]) -> list[str]:
-    """Which of a module's functions and classes fit: by the very names of their parameters, or else by their number."""
+    """Which of a module's functions and classes fit: by the very names of their parameters, or else by their number.
+
+    Where several fit by their names and one has the preferred form, it is that one.
+    """
     fitting = {name: form for name, one in candidates.items() if (form := first_fit(one, forms)) is not None}
     exact = [name for name, form in fitting.items() if _is_exact(candidates[name], form)]
-    return exact or list(fitting)
+    preferred = [name for name in exact if fitting[name].is_preferred]
+    return (preferred if len(preferred) == 1 else exact) or list(fitting)
 
 
 def mistake(definition: Definition, form: Form) -> str | None:

@@ -1,0 +1,167 @@
+"""slime's module names, for files that a run names by path: what they import from ``slime`` is found here.
+
+    from slime.utils.types import Sample                          -> slime_core.types
+    from slime.rollout.sglang_rollout import GenerateState        -> slime_compat
+
+No package called ``slime`` is installed. A finder at the head of ``sys.meta_path`` answers for these names where a file
+named by path imports them, at its top or in a function, and for no other code. Modules are made when they are
+imported, so that a name costs what stands behind it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from slime_core import FunctionSource
+
+__all__ = ["ADVICE", "HELPERS", "NAMES", "advice_for", "provided"]
+
+HELPERS = ("generate_single",)
+"""Helpers of ``slime_compat`` that a file named by path finds without an import."""
+
+_TYPES = {"Sample": "slime_core.types:Sample"}
+_SOURCES = {
+    "RolloutDataSource": "slime_compat.data:RolloutDataSource",
+    "RolloutDataSourceWithBuffer": "slime_compat.data:BufferedDataSource",
+    "pop_first": "slime_compat.data:pop_first",
+}
+
+NAMES: Mapping[str, Mapping[str, str]] = {
+    "slime": {},
+    "slime.data": {**_TYPES, **_SOURCES},
+    "slime.utils": {},
+    "slime.utils.types": _TYPES,
+    "slime.utils.http_utils": {"post": "slime_compat.inside:post", "get": "slime_compat.inside:get"},
+    "slime.rollout": {},
+    "slime.rollout.base_types": {
+        "RolloutFnTrainOutput": "slime_compat.outputs:RolloutFnTrainOutput",
+        "RolloutFnEvalOutput": "slime_compat.outputs:RolloutFnEvalOutput",
+    },
+    "slime.rollout.data_source": _SOURCES,
+    "slime.rollout.sglang_rollout": {
+        "GenerateState": "slime_compat.inside:GenerateState",
+        "generate": "slime_compat.inside:generate",
+        "get_model_url": "slime_compat.inside:get_model_url",
+        "post": "slime_compat.inside:post",
+        **_TYPES,
+    },
+    "slime.rollout.rm_hub": {},
+    "slime.rollout.filter_hub": {},
+    "slime.rollout.filter_hub.base_types": {"DynamicFilterOutput": "slime_compat.outputs:DynamicFilterOutput"},
+    "slime.rollout.filter_hub.dynamic_sampling_filters": {
+        "check_reward_nonzero_std": "slime_compat.outputs:check_reward_nonzero_std",
+        "DynamicFilterOutput": "slime_compat.outputs:DynamicFilterOutput",
+    },
+    "slime.backends": {},
+    "slime.backends.megatron_utils": {},
+    "slime.backends.megatron_utils.loss": {"get_log_probs_and_entropy": "slime_compat.loss:get_log_probs_and_entropy"},
+}
+"""slime's module -> its name -> ``module:attribute`` of the counterpart."""
+
+ADVICE: Mapping[str, str] = {
+    "slime.rollout.rm_hub": "name the reward model: --rm-type NAME, or rm_type in a row's metadata; several are added "
+    "up with --rm-type 'math + 0.1 f1'",
+    "slime.rollout.sglang_rollout": "a rollout is made by the run; a function makes responses with generate(args, "
+    "sample, sampling_params), GenerateState and generate_single",
+    "slime.rollout.sft_rollout": "give --advantage-estimator sft with --generate-function from_messages or from_label",
+    "slime.rollout.fully_async_rollout": "give --async-buffer-size N",
+    "slime.rollout.on_policy_distillation": "give --use-opd",
+    "slime.utils.mask_utils": "give --generate-function from_messages with --loss-mask-type",
+    "slime.utils.ppo_utils": "slime_core.ops has kl.approximate_kl, returns and whitening",
+    "slime.utils.misc": "write what it does into the file",
+    "slime.utils.processing_utils": "GenerateState(args).tokenizer is the tokenizer",
+    "slime.backends.megatron_utils": "slime_core.ops and slime_core.modeling hold what plugins may import",
+    "slime.ray": "the run places and starts its processes",
+    "slime.agent": "a generate function drives the conversation with generate_single",
+}
+"""What to write in place of what a module of slime has and this plugin has not; the longest prefix counts."""
+
+
+def advice_for(module: str, name: str | None = None) -> str:
+    """What to write in place of ``name`` of ``module``, which have no counterpart; what there is in the module."""
+    known = sorted(NAMES.get(module, {}))
+    there = f"There are: {', '.join(known)}. " if known else ""
+    parts = module.split(".")
+    prefixes = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
+    text = next((ADVICE[prefix] for prefix in prefixes if prefix in ADVICE), "leave the import out")
+    return f"{there}In its place, {text}."
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Answers for slime's modules where the importing code stands in a file named by path."""
+
+    def __init__(self) -> None:
+        self.modules: set[str] = set()
+        self.loading = threading.local()
+
+    def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname not in NAMES or not self._is_asked():
+            return None
+        is_package = any(name.startswith(f"{fullname}.") for name in NAMES)
+        return ModuleSpec(fullname, self, origin="slime_compat", is_package=is_package)
+
+    def _is_asked(self) -> bool:
+        if getattr(self.loading, "depth", 0):
+            return True
+        frame = sys._getframe(2)
+        while frame is not None:
+            name = str(frame.f_globals.get("__name__", ""))
+            if not name.startswith("importlib") and name != "_frozen_importlib":
+                return name in self.modules
+            frame = frame.f_back  # type: ignore[assignment]
+        return False
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return _Names(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to run: a name is looked up when it is imported."""
+
+
+class _Names(ModuleType):
+    def __getattr__(self, name: str) -> object:
+        target = NAMES[self.__name__].get(name)
+        if target is None:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            raise AttributeError(f"{self.__name__}.{name} has no counterpart here. {advice_for(self.__name__, name)}")
+        module, _, attribute = target.partition(":")
+        found: object = getattr(importlib.import_module(module), attribute)
+        return found
+
+
+_FINDER = _Finder()
+
+
+@contextmanager
+def provided(source: FunctionSource) -> Iterator[None]:
+    """Code of ``source`` that is imported meanwhile finds slime's names; code in its functions does afterwards too."""
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+    module = source.code.plugin.entry_point
+    _FINDER.modules.add(module)
+    _FINDER.loading.depth = getattr(_FINDER.loading, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _FINDER.loading.depth -= 1
+        if not _FINDER.loading.depth:
+            _forget()
+    if source.content is not None and module in sys.modules:
+        import slime_compat
+
+        for name in HELPERS:
+            vars(sys.modules[module]).setdefault(name, getattr(slime_compat, name))
+
+
+def _forget() -> None:
+    """Other code finds no module called slime, as before."""
+    for name in [name for name, module in sys.modules.items() if isinstance(module, _Names)]:
+        del sys.modules[name]
