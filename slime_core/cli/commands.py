@@ -32,6 +32,7 @@ CORE_COMMANDS: Mapping[str, tuple[str, ...]] = {
 """The core's commands and what follows them; a distribution can add beside these, and cannot replace one."""
 
 OURS: Mapping[str, tuple[str, str]] = {
+    "plot": ("slime-plots", "charts of runs: in the terminal, and as SVG, PNG or PDF"),
     "plugins.new": ("slime-testing", "write a package with a plugin of one's own"),
     "plugins.check": ("slime-testing", "whether a plugin is sound: imports, hooks, contracts, metadata, files"),
 }

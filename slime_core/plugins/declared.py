@@ -127,6 +127,7 @@ OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "veto-threshold",
         ),
     },
+    "slime-plots": {"slime": ("plots",)},
     "slime-ppo": {
         "slime": ("ppo",),
         "slime.advantage_estimators": ("ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),

@@ -32,6 +32,7 @@ PLUGINS = {
     "slime-grpo",
     "slime-models",
     "slime-offpolicy",
+    "slime-plots",
     "slime-ppo",
     "slime-rewards",
     "slime-searchr1",

@@ -1,0 +1,104 @@
+"""From the ``metrics.jsonl`` of runs to charts: one chart a metric, one line a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from slime_core.errors import DataError
+
+__all__ = ["MAX_CHARTS", "METRICS_FILE", "Chart", "charts", "read"]
+
+METRICS_FILE = "metrics.jsonl"
+MAX_CHARTS = 12
+"""More charts fit neither a terminal nor a page."""
+
+Rows = Mapping[str, Mapping[int, float]]
+"""Metric -> step -> value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One metric of one or several runs: ``lines`` maps a run's name to its points ``(step, value)``, by step."""
+
+    metric: str
+    lines: Mapping[str, Sequence[tuple[int, float]]]
+
+
+def read(folder: Path) -> Rows:
+    """The metrics of the run in ``folder``.
+
+    A last line without its end is left out: the run may be writing it.
+
+    Raises:
+        DataError: no run is there, or a line is no row of metrics.
+    """
+    path = folder / METRICS_FILE
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path} cannot be read: {error}.\n"
+            f"Give the folder of a run, which has {METRICS_FILE}: slime plot outputs/RUN"
+        ) from error
+    found: dict[str, dict[int, float]] = {}
+    for number, line in enumerate(lines, start=1):
+        if line.endswith("\n"):
+            step, metrics = _row(path, number, line)
+            for metric, value in metrics.items():
+                found.setdefault(metric, {})[step] = value
+    return found
+
+
+def charts(runs: Mapping[str, Rows], patterns: Sequence[str] = ()) -> list[Chart]:
+    """The charts of ``runs``, in the order in which the runs wrote the metrics.
+
+    Arguments:
+        patterns: names of metrics, also as ``eval/*``; none: the reward, and one score for each evaluation set.
+
+    Raises:
+        DataError: a pattern matches no metric, or there are more than ``MAX_CHARTS`` charts.
+    """
+    known = list(dict.fromkeys(metric for rows in runs.values() for metric in rows))
+    unknown = [pattern for pattern in patterns if not any(fnmatchcase(metric, pattern) for metric in known)]
+    if unknown:
+        raise DataError(f"No run has a metric {unknown[0]!r}. They have: {', '.join(sorted(known)) or 'none'}.")
+    chosen = [metric for metric in known if _is_chosen(metric, patterns)]
+    if len(chosen) > MAX_CHARTS:
+        raise DataError(
+            f"{len(chosen)} metrics are selected; at most {MAX_CHARTS} are drawn at once. "
+            "Select fewer: --metric NAME ..."
+        )
+    return [
+        Chart(metric, {name: sorted(rows[metric].items()) for name, rows in runs.items() if metric in rows})
+        for metric in chosen
+    ]
+
+
+def _row(path: Path, number: int, line: str) -> tuple[int, dict[str, float]]:
+    try:
+        row = json.loads(line)
+        step = int(row.pop("step"))
+        return step, {metric: float(value) for metric, value in row.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(
+            f'{path}:{number} is no row of metrics, such as {{"step": 0, "train/loss": 0.5}}: {error!r}.\n'
+            "Remove the line, or give the folder of another run."
+        ) from error
+
+
+def _is_chosen(metric: str, patterns: Sequence[str]) -> bool:
+    if patterns:
+        return any(fnmatchcase(metric, pattern) for pattern in patterns)
+    return metric == "rollout/raw_reward" or _is_score(metric)
+
+
+def _is_score(metric: str) -> bool:
+    """Whether it is the score of an evaluation set: ``eval/aime``, not its details ``eval/aime-truncated_ratio``."""
+    name = metric.removeprefix("eval/")
+    if name in (metric, "weight_version") or "/" in name or "-pass@" in name:
+        return False
+    return not name.endswith(("-truncated_ratio", "-left_out", "-failed"))
