@@ -277,8 +277,11 @@ class ParallelConfig(Section):
 
     tensor_model_parallel_size: Count = 1
     """Tensor parallelism: ranks that share every matrix."""
-    sequence_parallel: Annotated[bool, Needs("tensor_model_parallel_size", because=SHARED_ACTIVATIONS)] = False
-    """Sequence parallelism: tensor-parallel ranks also share the activations between matrices."""
+    sequence_parallel: bool = False
+    """Sequence parallelism: tensor-parallel ranks also share the activations between matrices.
+
+    With tensor_model_parallel_size 1 it changes nothing, as in Megatron.
+    """
     pipeline_model_parallel_size: Count = 1
     """Pipeline parallelism: ranks that share the stack of layers."""
     num_virtual_stages_per_pipeline_rank: Annotated[

@@ -16,8 +16,9 @@ from pydantic import BaseModel, ValidationError
 
 from slime_core.config import check
 from slime_core.config.choices import Choice, NamedCode, choices
+from slime_core.config.described import context_length
 from slime_core.config.document import Document, read_document
-from slime_core.config.embedded import EMBEDDED_DEFAULTS, OF_EVALUATIONS
+from slime_core.config.embedded import ARITHMETIC, EMBEDDED_DEFAULTS, OF_EVALUATIONS
 from slime_core.config.engine_flags import ENGINES, engine_settings
 from slime_core.config.eval_file import read_eval_config
 from slime_core.config.flags import CommandLine, read_command_line
@@ -74,10 +75,11 @@ class Provenance:
 
     Arguments:
         layer: which layer said it.
-        where: the flag, the file with line, or the plugin; empty for the two kinds of default.
+        where: the flag, the file with line, the plugin, or the entry of the model's ``config.json``; empty for the two
+            kinds of default.
     """
 
-    layer: Literal["default", "embedded default", "preset", "file", "flag"]
+    layer: Literal["default", "embedded default", "model", "preset", "file", "flag"]
     where: str = ""
 
     def __str__(self) -> str:
@@ -349,10 +351,37 @@ class _Reading:
                 message = f"{key} is preset by {' and by '.join(value.by)}; say what it is to be with {flag}"
                 self.mistakes.append(Mistake(f"{message}, or take one of them away with --no-plugin NAME", key))
 
+    def follow_model(self) -> None:
+        """Lengths that nothing has said and that the model could not read follow from what it reads."""
+        folder = self.values.get("hf_checkpoint") or ARITHMETIC / "model"
+        longest = None if "hf_checkpoint" in self.broken else context_length(Path(folder))
+        if longest is None or {"rollout_max_response_len", "rollout_max_prompt_len"} & self.broken:
+            return
+        origin = Provenance("model", f"max_position_embeddings = {longest}")
+        response, prompt = self.settings["rollout_max_response_len"], self.settings["rollout_max_prompt_len"]
+        if response.key not in self.values and response.default >= longest:
+            self.values[response.key], self.provenance[response.key] = max(1, longest // 2), origin
+        left = longest - self.values.get(response.key, response.default)
+        if self.values.get("num_data_workers") and prompt.key not in self.values and left > 0:
+            self.values[prompt.key], self.provenance[prompt.key] = left, origin
+
+    def _fill_evaluation(self) -> None:
+        """The built-in model's own evaluation set, where a run of it asks for evaluations and names none."""
+        provided = [
+            key
+            for key, setting in self.settings.items()
+            if any(isinstance(entry, Provides) and "evaluation" in entry.parts for entry in setting.info.metadata)
+        ]
+        given = [*provided, "hf_checkpoint", "eval_prompt_data", "eval_datasets", "eval_config"]
+        if self.values.get("eval_interval") and not any(self.values.get(key) or key in self.broken for key in given):
+            self.values["eval_prompt_data"] = EMBEDDED_DEFAULTS["eval_prompt_data"]
+            self.provenance["eval_prompt_data"] = Provenance("embedded default")
+
     def fill_embedded(self) -> None:
         """Embedded defaults for what nothing has said, where neither a model nor prompts are named."""
         named = [*PROMPTS_OR_MODEL, *(key for key, setting in self.settings.items() if setting.names_prompts)]
         if any(self.values.get(key) not in (None, ()) or key in self.broken for key in named):
+            self._fill_evaluation()
             return
         # Where rollouts are read, no engine is there that could be evaluated.
         reads = self.values.get("debug_train_only") or self.values.get("load_debug_rollout_data") is not None
@@ -422,6 +451,7 @@ def _read_layers(
     if derive is not None:
         reading.read_derived(options, derive)
     reading.fill_embedded()
+    reading.follow_model()
     return reading
 
 

@@ -232,7 +232,10 @@ class DataConfig(Section):
     rollout_max_prompt_len: Count | None = None
     """Leave out prompts longer than this many tokens, and count them. None: keep all."""
     num_data_workers: Annotated[CountOrZero, Needs("rollout_max_prompt_len")] = 0
-    """Processes that count the tokens of prompts for rollout_max_prompt_len. 0: the sampler itself does."""
+    """Processes that count the tokens of prompts for rollout_max_prompt_len. 0: the sampler itself does.
+
+    Where they are given and rollout_max_prompt_len is not, it is what the model reads less rollout_max_response_len.
+    """
     on_bad_data: Literal["fail", "skip"] = "fail"
     """What to do with a row that cannot be read, or names what the run has not: end the run and name it, or leave it
     out, count it and name it in logs/bad-rows.log."""

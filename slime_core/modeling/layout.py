@@ -45,7 +45,8 @@ class ParallelLayout:
             context=settings.context_parallel_size,
             expert=settings.expert_model_parallel_size,
             virtual_pipeline=settings.num_virtual_stages_per_pipeline_rank,
-            sequence=settings.sequence_parallel,
+            # Megatron-core refuses it without tensor-parallel ranks, where Megatron's arguments turn it off.
+            sequence=settings.sequence_parallel and settings.tensor_model_parallel_size > 1,
         )
 
     def __post_init__(self) -> None:

@@ -124,6 +124,8 @@ OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "opsm-delta",
             "tis-clip",
             "tis-clip-low",
+            "tis-threshold",
+            "use-tis",
             "veto-threshold",
         ),
     },

@@ -75,10 +75,10 @@ def test_what_comes_near_is_named(flag, verdict, instead):
     assert set(instead) <= FLAGS
 
 
-def test_a_key_of_a_file_gets_the_decision_too(tmp_path):
-    (tmp_path / "run.toml").write_text("[algorithm]\nuse_tis = true\n")
+def test_a_key_of_a_file_is_told_the_decision_too(tmp_path):
+    (tmp_path / "run.toml").write_text("[rollout]\nrollout_seed = 1\n")
     with pytest.raises(
-        ConfigError, match=r"run.toml:2 .algorithm. use_tis: no such setting\n +--use-tis is called here --corrections"
+        ConfigError, match=r"run.toml:2 .rollout. rollout_seed: no such setting\n +--rollout-seed is called here --seed"
     ):
         load(["--config", str(tmp_path / "run.toml")], check_rules=False)
 

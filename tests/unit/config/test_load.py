@@ -135,3 +135,29 @@ def test_a_syntax_error_in_a_file_names_its_line_and_hides_no_other_mistake(tmp_
 def test_a_missing_file_is_a_mistake() -> None:
     with pytest.raises(ConfigError, match=r"--config missing\.toml: No such file or directory; accepted: the path"):
         load(["--config", "missing.toml"])
+
+
+# --- What follows from the model --------------------------------------------------------------------------------------
+
+
+def test_a_length_that_nothing_gives_and_the_model_cannot_read_is_half_of_what_it_reads(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1", "label": "2"}')
+    argv = ["--prompt-data", str(tmp_path / "train.jsonl")]
+    found = load(argv, check_rules=False)
+    assert found.config.rollout.rollout_max_response_len == 64
+    assert str(found.provenance["rollout_max_response_len"]) == "model max_position_embeddings = 128"
+    assert (
+        load([*argv, "--rollout-max-response-len", "9"], check_rules=False).config.rollout.rollout_max_response_len == 9
+    )
+
+
+def test_workers_that_count_tokens_count_against_what_the_model_reads():
+    found = load(["--num-data-workers", "4"], check_rules=False)
+    assert found.config.data.rollout_max_prompt_len == 128 - 8
+
+
+def test_the_built_in_model_is_evaluated_on_its_own_set_where_none_is_named(tmp_path):
+    argv = ["--prompt-data", str(tmp_path / "train.jsonl"), "--eval-interval", "50"]
+    assert [name for name, _ in load(argv, check_rules=False).config.eval.eval_prompt_data] == ["arithmetic"]
+    other = [*argv, "--hf-checkpoint", str(tmp_path)]
+    assert load(other, check_rules=False).config.eval.eval_prompt_data == ()

@@ -35,6 +35,8 @@ def slime_arguments(plan: RunPlan, extra: Mapping[str, Any], **derived: Any) -> 
     names = {name: name.removeprefix(OWN) for name in plan.settings if "." not in name or name.startswith(OWN)}
     values = {names[name]: _entry(value) for name, value in plan.settings.items() if name in names}
     values |= {name.partition(".")[2]: plan.settings.get(name, default) for name, default in OF_PLUGINS.items()}
+    bound = plan.settings.get("offpolicy.tis_threshold")  # another name of tis_clip
+    values["tis_clip"] = values["tis_threshold"] = values["tis_clip"] if bound is None else bound
     for flag, name in _slime_names(values).items():
         values[flag] = values[name]
     values["global_batch_size"] = plan.samples_per_step

@@ -144,6 +144,11 @@ def slime_check(plan: RunPlan, options: CompatOptions, code: Mapping[str, Sequen
     check_training_functions(code)
     if options.custom_config_path is not None and not code:
         yield f"custom_config_path = {options.custom_config_path} has no effect: no function is named by path"
+    if "custom_tis_function_path" in code and plan.settings.get("offpolicy.use_tis") is True:
+        yield (
+            "use_tis = true and custom_tis_function_path would correct twice: the function corrects in place of tis. "
+            "Leave --use-tis out"
+        )
     estimator = str(plan.settings.get("advantage_estimator")).rpartition(":")[2]
     if options.disable_rewards_normalization and estimator in NOT_NORMALISED:
         yield (

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slime_core import Flag, Needs, PluginOptions, UsedBy
+from slime_core import Conflicts, Flag, Needs, PluginOptions, UsedBy
 
 __all__ = ["OffPolicyOptions"]
 
@@ -23,6 +23,15 @@ class OffPolicyOptions(PluginOptions):
     """Largest importance ratio of learner to engine that correction tis or icepop lets count."""
     tis_clip_low: Annotated[PositiveOrZero, Flag("--tis-clip-low", section=SECTION), UsedBy("tis", "icepop")] = 0.0
     """Smallest importance ratio of learner to engine that correction tis or icepop lets count."""
+    use_tis: Annotated[bool, Flag("--use-tis")] = False
+    """The same as --corrections tis: truncated importance sampling between engine and learner."""
+    tis_threshold: Annotated[
+        Positive | None,
+        Flag("--tis-threshold"),
+        UsedBy("tis", "icepop"),
+        Conflicts("tis_clip", because="both are the largest ratio that counts"),
+    ] = None
+    """Another name of tis_clip. None: tis_clip says it."""
     mis_level: Annotated[
         Literal["token", "sequence", "geometric"], Flag("--mis-level", section=SECTION), UsedBy("mis")
     ] = "token"
@@ -44,3 +53,8 @@ class OffPolicyOptions(PluginOptions):
     """Correction veto leaves out a response with a token whose ratio of learner to engine is below this."""
     opsm_delta: Annotated[PositiveOrZero, Flag("--opsm-delta", section=SECTION), UsedBy("opsm")] = 1e-4
     """Correction opsm counts tokens of negative advantage 0 where their response was left by more nats a token."""
+
+    @property
+    def largest_ratio(self) -> float:
+        """What tis and icepop let count at most, under either of its names."""
+        return self.tis_clip if self.tis_threshold is None else self.tis_threshold

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from slime_core import Component, CorrectionTraits, hookimpl
+from slime_core import Component, CorrectionTraits, DerivedSetting, hookimpl
+from slime_core.types import JsonValue
 from slime_offpolicy.options import OffPolicyOptions
 
 __all__: list[str] = []
@@ -50,10 +51,18 @@ def slime_options() -> type[OffPolicyOptions]:
 
 
 @hookimpl
+def slime_settings(options: OffPolicyOptions, settings: Mapping[str, JsonValue]) -> Iterator[DerivedSetting]:
+    given = settings.get("corrections")
+    names = list(given) if isinstance(given, list) else []
+    if options.use_tis and "tis" not in names:
+        yield DerivedSetting("corrections", ["tis", *names], option="use_tis", replaces=True)
+
+
+@hookimpl
 def slime_check(options: OffPolicyOptions) -> Iterator[str]:
-    if options.tis_clip_low > options.tis_clip:
+    if options.tis_clip_low > options.largest_ratio:
         yield (
-            f"tis_clip_low = {options.tis_clip_low:g} is above tis_clip = {options.tis_clip:g}; the ratio is held "
+            f"tis_clip_low = {options.tis_clip_low:g} is above tis_clip = {options.largest_ratio:g}; the ratio is held "
             "between the two"
         )
     if options.mis_mode != "truncate" and options.mis_clip_low > options.mis_clip:
