@@ -72,7 +72,6 @@ OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "custom-update-weight-post-write-path",
             "data-source-path",
             "disable-rewards-normalization",
-
             "dynamic-sampling-filter-path",
             "eval-function-path",
             "group-rm",

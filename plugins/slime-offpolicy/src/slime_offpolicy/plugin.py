@@ -55,7 +55,7 @@ def slime_settings(options: OffPolicyOptions, settings: Mapping[str, JsonValue])
     given = settings.get("corrections")
     names = list(given) if isinstance(given, list) else []
     if options.use_tis and "tis" not in names:
-        yield DerivedSetting("corrections", ["tis", *names], option="use_tis", replaces=True)
+        yield DerivedSetting("corrections", ["tis", *names], option="use_tis", given="replace")
 
 
 @hookimpl
