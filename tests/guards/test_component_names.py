@@ -26,7 +26,7 @@ SHIPPED = ["grpo", "ppo", "searchr1", "models"]
 OTHER_MEANINGS = {
     ("config/model_args.py", "qwen3"): "model_type of a config.json",
     ("config/serving.py", "random"): "a policy of sglang-router",
-    ("prompts/held.py", "prompts"): "key of the data source's own state",
+    ("prompts/numbered.py", "prompts"): "key of the data source's own state",
 }
 """(file, word) -> what the word means there, where it is no component's name."""
 

@@ -68,6 +68,7 @@ CASES = (
     Case(("slime-grpo",), f"--advantage-estimator grpo {GENERATE}"),
     Case(("slime-models",), f"{PLAIN} {GENERATE} --plugin models"),
     Case(("slime-offpolicy",), f"{PLAIN} --corrections tis {GENERATE}"),
+    Case(("slime-plots",), f"{PLAIN} --plugin plots {GENERATE}"),
     Case(("slime-ppo",), f"--advantage-estimator ppo {GENERATE}"),
     Case(("slime-rewards",), f"{PLAIN} --rm-type math {GENERATE}"),
     Case(("slime-searchr1",), f"--advantage-estimator grpo --rm-type search_r1 {GENERATE}"),

@@ -28,7 +28,7 @@ SINGLES = {
         "    sample.response_length = len(ids)\n    sample.rollout_log_probs = LogProbs(answer.log_probs)",
         f"    {AGAIN}\n    sample.response_length = len(ids)\n"
         "    sample.rollout_log_probs = LogProbs([-0.5] * len(ids))",
-        "token_ids_are_those_that_the_engine_drew",
+        "token_ids_are_those_that_the_engine_sampled",
         "text that is encoded again gives other ids",
     ),
     "no log-probabilities": (LOG_PROBS, "pass", "log_probs_are_those_of_the_engine", "and none log-probabilities"),
@@ -181,13 +181,13 @@ SEVERAL = {
     "what a tool wrote is trained": (
         "[0] * len(found)",
         "[1] * len(found)",
-        "token_ids_are_those_that_the_engine_drew",
+        "token_ids_are_those_that_the_engine_sampled",
         "Mask what the engine did not draw",
     ),
     "history encoded again": (
         "generate([*prompt_ids, *ids]",
         "generate([*prompt_ids, *context.encoder.encode(context.encoder.decode(ids))] if ids else prompt_ids",
-        "token_ids_are_those_that_the_engine_drew",
+        "token_ids_are_those_that_the_engine_sampled",
         "which the engine did not draw behind those before them",
     ),
     "a mask of the drawn tokens only": (
@@ -223,7 +223,7 @@ def test_a_function_that_says_that_it_resumes_and_does_not_is_caught(name, first
     old, new, words = RESUMES[name]
     source = first_party("plugins/slime-testing/tests/by_hand.py", SINGLE)
     resuming = broken(source, 'GenerateTraits(scope="group")', 'GenerateTraits(scope="group", resumes=True)')
-    found = violation(GenerateFunctionSuite, broken(resuming, old, new), "what_was_ended_goes_on_from_its_tokens")
+    found = violation(GenerateFunctionSuite, broken(resuming, old, new), "an_aborted_turn_resumes_from_its_tokens")
     assert words in found
 
 
@@ -237,7 +237,7 @@ def test_a_broken_conversation_is_caught_by_the_property_that_names_it(name, bro
     ("prop", "words"),
     [
         (
-            "token_ids_are_those_that_the_engine_drew",
+            "token_ids_are_those_that_the_engine_sampled",
             "the traits say samples_from_engine=False, and the engine was asked",
         ),
         ("weight_versions_are_recorded", "was drawn from weights of the versions []"),

@@ -138,7 +138,7 @@ TRANSFORMS = {
     "a response cut": (
         DOUBLED,
         "sample.tokens = sample.tokens[:-1]",
-        "what_the_engine_drew_is_not_changed",
+        "what_the_engine_sampled_is_not_changed",
         "left with other tokens",
     ),
     "a reason without words": (

@@ -70,7 +70,7 @@ BROKEN = {
         "the_metrics_are_finite",
         "finite",
     ),
-    "forgets": ('self.made = state["made"]', "pass", "another_source_goes_on", "and that of the first one was"),
+    "forgets": ('self.made = state["made"]', "pass", "another_source_continues", "and that of the first one was"),
     "a state that JSON cannot hold": ('{"made": self.made}\\n\\n    def r', "{1, 2}\\n\\n    def r", "another", "JSON"),
     "fails": ("while batch.missing", "while batch.mising", "a_rollout_has_groups", "failed with AttributeError"),
 }
