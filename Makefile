@@ -38,21 +38,13 @@ RANK_TESTS := $(wildcard $(patsubst %,tests/%.py,engines/test_layouts e2e/test_b
 PYTEST := $(BIN)/python -m pytest
 TWO_FILES := -n 2 --dist loadfile
 
-# Tests of servers mostly wait, so the others run at the same time, at the lowest priority: servers then keep their time
-# limits. Each line of output starts with its part.
+# One part after the other: beside other tests, Ray's services missed their limit of 15 s to start.
 .PHONY: test
 test: setup ## all checks: lint, types, import contracts, tests
 	@$(MAKE) -j 2 --output-sync=target lint types contracts
-	@$(MAKE) -j 2 test-servers test-others
-
-.PHONY: test-servers
-test-servers: setup # one after the other: with two at a time, servers missed limits of SGLang and Ray
-	@$(PYTEST) $(addprefix --ignore ,$(RANK_TESTS)) tests/engines tests/e2e 2>&1 | sed -u 's/^/servers: /'
-
-.PHONY: test-others
-test-others: setup
-	@nice -n 19 $(PYTEST) $(TWO_FILES) tests/unit tests/guards tests/contracts tests/golden $(wildcard plugins/*/tests) 2>&1 | sed -u 's/^/others: /'
-	@nice -n 19 $(PYTEST) $(TWO_FILES) --no-loadscope-reorder $(RANK_TESTS) 2>&1 | sed -u 's/^/ranks: /'
+	$(PYTEST) $(TWO_FILES) tests/unit tests/guards tests/contracts tests/golden $(wildcard plugins/*/tests)
+	$(PYTEST) $(TWO_FILES) --no-loadscope-reorder $(RANK_TESTS)
+	$(PYTEST) $(addprefix --ignore ,$(RANK_TESTS)) tests/engines tests/e2e
 
 .PHONY: examples
 examples: setup ## property tests with ten times as many random examples as `make test`
