@@ -167,7 +167,7 @@ ROWS = {
         f"{RUN} --rollout-batch-size 8 --n-samples-per-prompt 4 --global-batch-size 10 --num-steps-per-rollout 3",
         (
             "rollout_batch_size x n_samples_per_prompt = 8 x 4 = 32, but "
-            "global_batch_size x num_steps_per_rollout = 10 x 3 = 30; they must be equal",
+            "global_batch_size x num_steps_per_rollout = 10 x 3 = 30. They must be equal",
         ),
     ),
     "a layout that does not divide the ranks": Row(
